@@ -1,0 +1,31 @@
+PYTHON ?= python3.11
+BIN := .venv/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+setup: .venv/installed  ## make .venv with everything pinned
+
+train: setup  ## train and evaluate the default experiment (parity); ARGS="model=lstm ..." overrides
+	$(BIN)/python -m scripts.train $(ARGS)
+
+lint: setup  ## check format, lint rules and import direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+test: setup lint  ## run the checks and the whole CPU test suite; ARGS goes to pytest
+	$(BIN)/pytest --numprocesses 2 -m 'not gpu' $(ARGS)
+
+clean:  ## remove the environment and every run
+	rm -rf .venv outputs multirun corpora
