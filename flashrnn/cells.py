@@ -1,0 +1,165 @@
+"""Cells: what one time step of a recurrent network does to one unit.
+
+A cell is written once, here or by a user, as a few lines of PyTorch. Every backend is made from these lines:
+the reference calls them, the kernels are printed from their trace. The recurrence (arXiv 2412.07752, eq. 1-2) is
+
+    g_t^(j) = x_t^(j) + R^(j) s_{t-1}^(0) + b^(j)      for every gate j: input, recurrent matrix, bias
+    s_t^(i) = P^(i)(g_t, s_{t-1})                      for every state i: the element-wise step P
+
+and a cell says P, and which gates have an input part and which a recurrent one.
+
+The letters used everywhere in this package: B batch, T time, G gates, N heads, D head size, S states;
+Gi and Gr are the numbers of gates with an input and with a recurrent part.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A recurrent cell, defined by its element-wise step.
+
+    Args:
+        name: how `get_cell` and configs refer to the cell once it is registered.
+        step: the step P. Its parameters are first the gates, then the states, by name; it returns the new states in
+            the same order (a tuple, or one tensor for a single state). It may use any element-wise PyTorch operation
+            and runs on tensors of any shape.
+        states: the names of the states; the first is the one that the recurrent matrix multiplies and that the
+            layer puts out. All states start at zero.
+        input_gates: the gates with an input part x (default: all).
+        recurrent_gates: the gates with a recurrent part R s (default: all). A gate in neither has its bias alone.
+
+    Raises:
+        ValueError: the names do not fit the signature of `step`.
+
+    Example:
+        >>> def step(i, f, z, o, h, c):
+        ...     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z)
+        ...     return torch.sigmoid(o) * torch.tanh(c), c
+        >>> lstm = Cell("my_lstm", step, states=("h", "c"))
+    """
+
+    name: str
+    step: Callable[..., Tensor | tuple[Tensor, ...]]
+    states: tuple[str, ...]
+    input_gates: tuple[str, ...] = ()
+    recurrent_gates: tuple[str, ...] = ()
+    gates: tuple[str, ...] = field(init=False)
+    key: str = field(init=False)  # unique in this process; a string, because operators take no Python objects
+
+    def __post_init__(self) -> None:
+        parameters = tuple(inspect.signature(self.step).parameters)
+        states = tuple(self.states)
+        gates = parameters[: len(parameters) - len(states)]
+        if not states or parameters[len(gates) :] != states or not gates:
+            raise ValueError(
+                f"cell {self.name!r}: step{parameters} must take the gates and then the states {states}, by these names"
+            )
+        reserved = [name for name in parameters if name.startswith(_RESERVED)]
+        if reserved:
+            raise ValueError(f"cell {self.name!r}: names {reserved} start with one of {_RESERVED}, which traces use")
+        set_field = object.__setattr__
+        set_field(self, "states", states)
+        set_field(self, "gates", gates)
+        for kind in ("input_gates", "recurrent_gates"):
+            names = tuple(getattr(self, kind)) or gates
+            unknown = set(names) - set(gates)
+            if unknown:
+                raise ValueError(f"cell {self.name!r}: {kind} {sorted(unknown)} are not among its gates {gates}")
+            set_field(self, kind, tuple(gate for gate in gates if gate in names))
+        set_field(self, "key", _unique_key(self.name))
+        _BY_KEY[self.key] = self
+
+    def __reduce__(self):
+        if _REGISTRY.get(self.name) is self:
+            return get_cell, (self.name,)
+        return Cell, (self.name, self.step, self.states, self.input_gates, self.recurrent_gates)
+
+    def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
+        """One step: `gates` in the order of `self.gates` and `states` -> the new states."""
+        new = self.step(*gates, *states)
+        new = (new,) if isinstance(new, Tensor) else tuple(new)
+        if len(new) != len(self.states):
+            raise ValueError(f"cell {self.name!r}: step returned {len(new)} states, but it has {self.states}")
+        return new
+
+
+_RESERVED = ("d_", "new_", "factor")
+_BY_KEY: dict[str, Cell] = {}
+_REGISTRY: dict[str, Cell] = {}
+
+
+def _unique_key(name: str) -> str:
+    key, number = name, 1
+    while key in _BY_KEY:
+        number += 1
+        key = f"{name}@{number}"
+    return key
+
+
+def register(cell: Cell) -> Cell:
+    """Make `cell` known under its name, so that configs and `function="..."` find it; a later cell of that name wins."""
+    if not isinstance(cell, Cell):
+        raise TypeError(f"register takes a flashrnn.Cell, not {type(cell).__name__}")
+    _REGISTRY[cell.name] = cell
+    return cell
+
+
+def get_cell(function: str | Cell) -> Cell:
+    """The cell itself, or the registered cell of that name."""
+    if isinstance(function, Cell):
+        return function
+    if function not in _REGISTRY:
+        raise ValueError(
+            f"unknown cell {function!r}; registered cells: {', '.join(cells())}. "
+            "Pass a flashrnn.Cell, or register yours with flashrnn.register(cell)"
+        )
+    return _REGISTRY[function]
+
+
+def cells() -> tuple[str, ...]:
+    """The names of all registered cells."""
+    return tuple(sorted(_REGISTRY))
+
+
+def cell_of_key(key: str) -> Cell:
+    """The cell of `Cell.key`."""
+    return _BY_KEY[key]
+
+
+def _elman(g, h):
+    return torch.tanh(g)
+
+
+def _gru(g, r, z, n, h):
+    r, z = torch.sigmoid(r), torch.sigmoid(z)
+    return z * h + (1 - z) * torch.tanh(n + r * g)
+
+
+def _lstm(i, f, z, o, h, c):
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _slstm(i, f, z, o, h, c, n, m):
+    """xLSTM (arXiv 2405.04517), eq. 8-17 with exponential input gate; m keeps the exponentials in range."""
+    log_f = logsigmoid(f)
+    new_m = torch.where(n == 0, i, torch.maximum(i, log_f + m))  # n is 0 only before the first step
+    i, f = torch.exp(i - new_m), torch.exp(log_f + m - new_m)
+    c = f * c + i * torch.tanh(z)
+    n = torch.clamp(f * n + i, min=1)
+    return torch.sigmoid(o) * c / n, c, n, new_m
+
+
+ELMAN = register(Cell("elman", _elman, states=("h",)))
+GRU = register(
+    Cell("gru", _gru, states=("h",), input_gates=("r", "z", "n"), recurrent_gates=("g", "r", "z"))
+)
+LSTM = register(Cell("lstm", _lstm, states=("h", "c")))
+SLSTM = register(Cell("slstm", _slstm, states=("h", "c", "n", "m")))

@@ -1,0 +1,1 @@
+"""Scalar graphs, and the printers that turn them into source code of each backend's language."""

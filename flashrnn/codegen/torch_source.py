@@ -1,0 +1,51 @@
+"""Scalar graphs as Python functions on PyTorch tensors."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from flashrnn.codegen.graph import Graph
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
+    "gt": ">", "ge": ">=", "and": "&", "or": "|",
+}  # fmt: skip
+_PREFIX = {"neg": "-", "not": "~"}
+_CLAMP = {"max": ("maximum", "min"), "min": ("minimum", "max")}
+
+
+def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str]) -> Callable:
+    """A function of tensors `arguments` that returns the tuple of the graph's outputs `results`.
+
+    An output that is a constant is returned as a float.
+    """
+    lines = [f"def function({', '.join(f'x_{name}' for name in arguments)}):"]
+    names: dict[int, str] = {}
+    for index in graph.needed(graph.outputs[r] for r in results):
+        node = graph.nodes[index]
+        if node.op == "input":
+            names[index] = f"x_{node.value}"
+        elif node.op == "const":
+            names[index] = f"float('{node.value}')" if abs(node.value) == float("inf") else repr(node.value)
+        else:
+            names[index] = f"v{index}"
+            is_constant = [graph.constant(a) is not None for a in node.args]
+            lines.append(f"    v{index} = {_expression(node.op, [names[a] for a in node.args], is_constant)}")
+    lines.append(f"    return ({', '.join(names[graph.outputs[r]] for r in results)},)")
+    scope: dict = {"torch": torch}
+    exec("\n".join(lines), scope)
+    return scope["function"]
+
+
+def _expression(op: str, args: list[str], is_constant: list[bool]) -> str:
+    if op in _INFIX:
+        return f"({args[0]} {_INFIX[op]} {args[1]})"
+    if op in _PREFIX:
+        return f"({_PREFIX[op]}{args[0]})"
+    if op in _CLAMP:
+        tensors, bound = _CLAMP[op]
+        if any(is_constant):
+            constant = is_constant.index(True)
+            return f"torch.clamp({args[1 - constant]}, {bound}={args[constant]})"
+        return f"torch.{tensors}({args[0]}, {args[1]})"
+    return f"torch.{op}({', '.join(args)})"

@@ -1,0 +1,53 @@
+"""From a problem to the backend that serves it, or to the reasons why none does."""
+
+import logging
+from functools import lru_cache
+
+from flashrnn.problem import Backend, Problem
+from flashrnn.reference import Reference
+
+logger = logging.getLogger("flashrnn")
+
+BACKENDS: tuple[Backend, ...] = (Reference(),)
+"""All backends, the one that `auto` prefers first."""
+
+
+class UnsupportedProblem(ValueError):
+    """The backend that was asked for cannot serve the problem."""
+
+
+def backends() -> tuple[str, ...]:
+    """The names of all backends."""
+    return tuple(backend.name for backend in BACKENDS)
+
+
+def check_backend(name: str) -> str:
+    """`name` if it is `auto` or a backend's name; raises ValueError otherwise."""
+    if name != "auto" and name not in backends():
+        raise ValueError(f"unknown backend {name!r}; allowed: auto, {', '.join(backends())}")
+    return name
+
+
+def choose(name: str, problem: Problem) -> Backend:
+    """The backend of that name, or for `auto` the first that serves the problem.
+
+    Raises UnsupportedProblem with the backend's own reason if a backend was named that does not serve the problem.
+    """
+    reasons = {}
+    for backend in BACKENDS:
+        if name in ("auto", backend.name):
+            reason = backend.supports(problem)
+            if reason is None:
+                if name == "auto":
+                    _log_choice(backend.name, problem._replace(batch=0, time=0))
+                return backend
+            reasons[backend.name] = reason
+    raise UnsupportedProblem("; ".join(f"backend {b!r}: {reason}" for b, reason in reasons.items()))
+
+
+@lru_cache(maxsize=None)
+def _log_choice(backend: str, problem: Problem) -> None:
+    logger.info(
+        "%s: %d heads of %d, %s on %s, by backend %s",
+        problem.cell.name, problem.heads, problem.head_dim, problem.dtype, problem.device, backend,
+    )  # fmt: skip

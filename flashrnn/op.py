@@ -1,0 +1,210 @@
+"""The PyTorch operator: the only door to the backends. Checks its input, then autograd, autocast, torch.compile."""
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell, cell_of_key, get_cell
+from flashrnn.dispatch import check_backend, choose
+from flashrnn.problem import Backend, Problem, States, state_dtype
+from flashrnn.reference import empty_aux
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def flashrnn(
+    Wx: Tensor,
+    R: Tensor,
+    b: Tensor,
+    states: Tensor | None = None,
+    function: str | Cell = "lstm",
+    backend: str = "auto",
+    dtype: torch.dtype | None = None,
+    reset: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run a recurrent cell over time (arXiv 2412.07752, eq. 1-2).
+
+    Args:
+        Wx: [B, T, Gi, N, D] input part of the gates, as an nn.Linear leaves it.
+        R: [Gr, N, D, D] recurrent matrices; the last axis is the previous state.
+        b: [G, N, D] biases.
+        states: [S, B, 1, N, D] initial states; zeros if None.
+        function: a registered cell's name or a `flashrnn.Cell`.
+        backend: a backend's name, or "auto" for the fastest that serves the problem.
+        dtype: of the computation's inputs and outputs; that of Wx if None, under autocast that of autocast. States
+            across time and sums are kept in float32 if it is a half type.
+        reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
+        cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
+            batch of one: another way to say `reset`.
+
+    Returns:
+        all states [S, B, T, N, D] and last states [S, B, 1, N, D], in `dtype`.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
+        UnsupportedProblem: the named backend cannot serve the problem; the message says why.
+    """
+    if reset is not None and cu_seqlens is not None:
+        raise ValueError("give either reset or cu_seqlens, not both")
+    if cu_seqlens is not None:
+        reset = reset_mask(cu_seqlens, Wx)
+    if states is not None:
+        if states.dim() != 5 or states.shape[2] != 1:
+            raise ValueError(f"states must be [S, B, 1, N, D], got {list(states.shape)}")
+        states = states.squeeze(2)
+    h, aux, last = recurrence(Wx, R, b, states, function, backend, dtype, reset, all_states=True)
+    every = torch.cat([h[None], aux.to(h.dtype)]) if len(aux) else h[None]
+    return every, last.to(h.dtype).unsqueeze(2)
+
+
+def recurrence(
+    Wx: Tensor,
+    R: Tensor,
+    b: Tensor,
+    states: Tensor | None,
+    function: str | Cell,
+    backend: str = "auto",
+    dtype: torch.dtype | None = None,
+    reset: Tensor | None = None,
+    all_states: bool = False,
+) -> States:
+    """As `flashrnn`, with what layers need: states [S, B, N, D] in and out, h apart from the other states.
+
+    The other states of every step are given only if `all_states`, or if a gradient is needed.
+    """
+    cell = get_cell(function)
+    check_backend(backend)
+    dtype = _io_dtype(Wx, dtype)
+    _check(cell, Wx, R, b, states, reset, dtype)
+    Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
+    if states is None:
+        states = Wx.new_zeros(len(cell.states), Wx.shape[0], *Wx.shape[3:], dtype=b.dtype)
+    else:
+        states = states.to(b.dtype)
+    needs_grad = torch.is_grad_enabled() and (
+        Wx.requires_grad or R.requires_grad or b.requires_grad or states.requires_grad
+    )
+    return States(*_forward(Wx, R, b, states, reset, cell.key, backend, all_states or needs_grad))
+
+
+def reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
+    """[B=1, T] mask of the first tokens of documents with cumulative lengths 0 = c_0 <= c_1 <= ... <= T."""
+    if Wx.shape[0] != 1 or cu_seqlens.dim() != 1:
+        raise ValueError(
+            f"cu_seqlens must be one-dimensional, for one packed sequence: batch size is {Wx.shape[0]}, "
+            f"cu_seqlens has shape {list(cu_seqlens.shape)}; for several sequences give reset [B, T]"
+        )
+    position = torch.arange(Wx.shape[1], device=Wx.device)
+    return torch.isin(position, cu_seqlens.to(Wx.device))[None]
+
+
+def _io_dtype(Wx: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    device = Wx.device.type
+    if dtype is None and Wx.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    dtype = dtype or Wx.dtype
+    if dtype not in _DTYPES:
+        raise TypeError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype}")
+    return dtype
+
+
+def _check(
+    cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None, dtype: torch.dtype
+) -> None:
+    if Wx.dim() != 5:
+        raise ValueError(f"Wx must be [B, T, gates with input, heads, head size], got {list(Wx.shape)}")
+    B, T, Gi, N, D = Wx.shape
+    if Gi != len(cell.input_gates):
+        raise ValueError(
+            f"Wx has {Gi} gates, but cell {cell.name!r} has input for {len(cell.input_gates)}: {cell.input_gates}"
+        )
+    if min(B, T, N, D) < 1:
+        raise ValueError(f"Wx must have at least one sequence, step, head and unit, got {list(Wx.shape)}")
+    expected = {
+        "R": (R, (len(cell.recurrent_gates), N, D, D)),
+        "b": (b, (len(cell.gates), N, D)),
+        "states": (states, (len(cell.states), B, N, D)),
+        "reset": (reset, (B, T)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must be {list(shape)} for Wx {list(Wx.shape)}, got {list(tensor.shape)}")
+        if tensor.device != Wx.device:
+            raise ValueError(f"{name} is on {tensor.device}, but Wx is on {Wx.device}; move them to one device")
+        if name != "reset" and not tensor.is_floating_point():
+            raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+    if reset is not None and reset.dtype != torch.bool:
+        raise TypeError(f"reset must be a bool tensor, got {reset.dtype}")
+
+
+def _backend(Wx: Tensor, cell: Cell, reset: Tensor | None, name: str, training: bool) -> Backend:
+    B, T, _, N, D = Wx.shape
+    return choose(name, Problem(cell, B, T, N, D, Wx.dtype, Wx.device, training, reset is not None))
+
+
+@torch.library.custom_op("flashrnn::forward", mutates_args=())
+def _forward(
+    Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, cell: str, backend: str, all_states: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    definition = cell_of_key(cell)
+    chosen = _backend(Wx, definition, reset, backend, all_states)
+    return tuple(chosen.forward(definition, Wx, R, b, states, reset, all_states))
+
+
+@_forward.register_fake
+def _(Wx, R, b, states, reset, cell, backend, all_states):
+    B, T, _, N, D = Wx.shape
+    return Wx.new_empty(B, T, N, D), empty_aux(cell_of_key(cell), Wx, all_states), torch.empty_like(states)
+
+
+@torch.library.custom_op("flashrnn::backward", mutates_args=())
+def _backward(
+    d_h: Tensor | None,
+    d_aux: Tensor | None,
+    d_last: Tensor | None,
+    Wx: Tensor,
+    R: Tensor,
+    b: Tensor,
+    states: Tensor,
+    reset: Tensor | None,
+    h: Tensor,
+    aux: Tensor,
+    cell: str,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    definition = cell_of_key(cell)
+    chosen = _backend(Wx, definition, reset, backend, training=True)
+    return tuple(chosen.backward(definition, States(d_h, d_aux, d_last), Wx, R, b, states, reset, h, aux))
+
+
+@_backward.register_fake
+def _(d_h, d_aux, d_last, Wx, R, b, states, reset, h, aux, cell, backend):
+    return tuple(x.new_empty(x.shape) for x in (Wx, R, b, states))
+
+
+def _setup_context(ctx, inputs, output):
+    Wx, R, b, states, reset, ctx.cell, ctx.backend, all_states = inputs
+    if not all_states:
+        raise RuntimeError("flashrnn::forward keeps no states for its gradient: call it with all_states=True")
+    h, aux, _ = output
+    ctx.save_for_backward(Wx, R, b, states, reset, h, aux)
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx, d_h, d_aux, d_last):
+    gradients = _backward(d_h, d_aux, d_last, *ctx.saved_tensors, ctx.cell, ctx.backend)
+    return (*gradients, None, None, None, None)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)
+
+
+def _no_double_backward(ctx, *_):
+    raise RuntimeError(
+        "flashrnn has no second derivative; use create_graph=False, or write the time loop in plain PyTorch operations"
+    )
+
+
+_backward.register_autograd(_no_double_backward)

@@ -1,0 +1,71 @@
+"""What a backend is asked to do, and what it gives back."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
+
+
+class Problem(NamedTuple):
+    """Everything that decides whether, and how well, a backend serves a call."""
+
+    cell: Cell
+    batch: int
+    time: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype  # of Wx, R and h
+    device: torch.device
+    training: bool  # states are kept for a backward pass
+    reset: bool  # states return to zero at document boundaries
+
+
+class States(NamedTuple):
+    """Results of the forward pass, or their gradients (None: not asked for)."""
+
+    h: Tensor  # [B, T, N, D], dtype of Wx: the first state after every step
+    aux: Tensor  # [S-1, B, T, N, D], state dtype: the others (T = 0 if not kept)
+    last: Tensor  # [S, B, N, D], state dtype: all states after the last step
+
+
+class Gradients(NamedTuple):
+    """Results of the backward pass, in the shapes and dtypes of the inputs."""
+
+    Wx: Tensor
+    R: Tensor
+    b: Tensor
+    states: Tensor
+
+
+class Backend(Protocol):
+    """One way to run the recurrence. Tensors come checked: shapes of `flashrnn.flashrnn`, states [S, B, N, D],
+    b and states in the state dtype; Wx may have batch and time swapped in memory."""
+
+    name: str
+
+    def supports(self, problem: Problem) -> str | None:
+        """None if this backend serves the problem, otherwise the reason why not."""
+
+    def forward(
+        self, cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, all_states: bool
+    ) -> States: ...
+
+    def backward(
+        self,
+        cell: Cell,
+        grads: States,
+        Wx: Tensor,
+        R: Tensor,
+        b: Tensor,
+        states: Tensor,
+        reset: Tensor | None,
+        h: Tensor,
+        aux: Tensor,
+    ) -> Gradients: ...
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of biases, of states across time and of sums: float32 for half types, otherwise `dtype` itself."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
