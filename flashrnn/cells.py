@@ -104,7 +104,7 @@ def _unique_key(name: str) -> str:
 
 
 def register(cell: Cell) -> Cell:
-    """Make `cell` known under its name, so that configs and `function="..."` find it; a later cell of that name wins."""
+    """Make `cell` known under its name to configs and `function="..."`; a later cell of that name wins."""
     if not isinstance(cell, Cell):
         raise TypeError(f"register takes a flashrnn.Cell, not {type(cell).__name__}")
     _REGISTRY[cell.name] = cell
@@ -158,8 +158,6 @@ def _slstm(i, f, z, o, h, c, n, m):
 
 
 ELMAN = register(Cell("elman", _elman, states=("h",)))
-GRU = register(
-    Cell("gru", _gru, states=("h",), input_gates=("r", "z", "n"), recurrent_gates=("g", "r", "z"))
-)
+GRU = register(Cell("gru", _gru, states=("h",), input_gates=("r", "z", "n"), recurrent_gates=("g", "r", "z")))
 LSTM = register(Cell("lstm", _lstm, states=("h", "c")))
 SLSTM = register(Cell("slstm", _slstm, states=("h", "c", "n", "m")))

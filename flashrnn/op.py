@@ -38,7 +38,8 @@ def flashrnn(
             batch of one: another way to say `reset`.
 
     Returns:
-        all states [S, B, T, N, D] and last states [S, B, 1, N, D], in `dtype`.
+        all states [S, B, T, N, D] in `dtype`, and last states [S, B, 1, N, D] in float32 for half types, so that a
+        sequence can be continued without loss.
 
     Raises:
         ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
@@ -54,7 +55,7 @@ def flashrnn(
         states = states.squeeze(2)
     h, aux, last = recurrence(Wx, R, b, states, function, backend, dtype, reset, all_states=True)
     every = torch.cat([h[None], aux.to(h.dtype)]) if len(aux) else h[None]
-    return every, last.to(h.dtype).unsqueeze(2)
+    return every, last.unsqueeze(2)
 
 
 def recurrence(

@@ -6,7 +6,7 @@ and the factors of the cell's gradient) is computed for many steps at once, the 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from flashrnn.codegen.torch_source import torch_function
 from flashrnn.problem import Gradients, Problem, States, state_dtype
 from flashrnn.trace import trace
 
-_CHUNK = 128  # time steps whose gradient factors are held at once
+_CHUNK = 2**16  # elements of a state whose gradient factors are held at once: few enough for a processor's cache
 
 
 class Reference:
@@ -68,8 +68,9 @@ class Reference:
         d_state = _last_gradient(cell, grads, previous[0])
         d_gates = torch.empty_like(pre)
         functions = _functions(cell)
-        for start in reversed(range(0, len(pre), _CHUNK)):
-            steps = slice(start, min(start + _CHUNK, len(pre)))
+        chunk_steps = max(1, _CHUNK // previous[0][0].numel())
+        for start in reversed(range(0, len(pre), chunk_steps)):
+            steps = slice(start, min(start + chunk_steps, len(pre)))
             chunk = [p[steps] for p in previous]
             recurrent = pre[steps, ..., : matrix.shape[1]] + chunk[0] @ matrix.transpose(1, 2)
             factors = functions.factors(*layout.split(pre[steps], recurrent), *chunk)
@@ -92,7 +93,7 @@ class _Layout:
         self.cell = cell
         others = tuple(gate for gate in cell.gates if gate not in cell.recurrent_gates)
         self.order = (*cell.recurrent_gates, *others)
-        self.with_input = [self.order.index(gate) for gate in cell.input_gates]
+        self.with_input = _as_slice([self.order.index(gate) for gate in cell.input_gates])
         self.from_cell = [cell.gates.index(gate) for gate in self.order]
         self.to_cell = [self.order.index(gate) for gate in cell.gates]
 
@@ -124,13 +125,19 @@ class _Layout:
         return Gradients(d_Wx.to(Wx.dtype).contiguous(), d_R.to(R.dtype).contiguous(), d_b.contiguous(), d_states)
 
 
+def _as_slice(indices: list[int]) -> list[int] | slice:
+    """`indices` as a slice where they are consecutive, because slices need no copy."""
+    consecutive = slice(indices[0], indices[0] + len(indices))
+    return consecutive if indices == list(range(consecutive.start, consecutive.stop)) else indices
+
+
 @dataclass(frozen=True)
 class _Functions:
     factors: Callable[..., tuple[Tensor, ...]]
     backward: Callable[..., tuple[list[Tensor], list[Tensor]]]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _functions(cell: Cell) -> _Functions:
     graphs = trace(cell)
     names = sorted(graphs.factors.outputs)

@@ -6,7 +6,7 @@ multiplications and additions that have to wait for ds_t.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch._decomp import core_aten_decompositions
@@ -35,7 +35,7 @@ class UntraceableCell(ValueError):
     """The step of a cell uses something that has no scalar graph."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def trace(cell: Cell) -> Trace:
     """Scalar graphs of `cell`; raises UntraceableCell naming the operator that has none."""
     names = (*cell.gates, *cell.states)

@@ -1,0 +1,41 @@
+"""Initial values of recurrent matrices and biases, as nn.LSTM has them and as xLSTM (arXiv 2405.04517) does."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from flashrnn.cells import Cell
+
+RECURRENT = ("standard", "zeros")
+BIAS = ("standard", "zeros", "powerlaw")
+
+
+def check_init(kind: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{kind} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+@torch.no_grad()
+def init_recurrent(R: Tensor, init: str) -> None:
+    """R [Gr, N, D, D]: "standard" is uniform in ±1/√D, as in nn.LSTM for one head; "zeros" is xLSTM's."""
+    if init == "zeros":
+        R.zero_()
+    else:
+        nn.init.uniform_(R, -1 / math.sqrt(R.shape[-1]), 1 / math.sqrt(R.shape[-1]))
+
+
+@torch.no_grad()
+def init_bias(b: Tensor, init: str, cell: Cell, block_index: int = 0, num_blocks: int = 1) -> None:
+    """b [G, N, D]: "standard" (uniform in ±1/√D), "zeros", or "powerlaw": zeros, but the forget gate's biases fall
+    from 5 (remembers) to -7 (forgets) over a head's units, the faster the deeper the block is in the model."""
+    if init == "standard":
+        nn.init.uniform_(b, -1 / math.sqrt(b.shape[-1]), 1 / math.sqrt(b.shape[-1]))
+        return
+    b.zero_()
+    if init == "powerlaw":
+        if "f" not in cell.gates:
+            raise ValueError(f"bias_init 'powerlaw' is for cells with a forget gate f; {cell.name!r} has {cell.gates}")
+        depth = block_index / max(num_blocks - 1, 1)
+        unit = torch.linspace(0, 1, b.shape[-1], dtype=b.dtype, device=b.device)
+        b[cell.gates.index("f")] = 5 - 12 * unit ** (0.3 + 1.3 * depth)

@@ -1,0 +1,272 @@
+"""Modules: `Recurrence`, the recurrent part alone, and `FlashRNN`, to use in place of nn.LSTM."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from flashrnn.cells import Cell, get_cell
+from flashrnn.dispatch import check_backend
+from flashrnn.initialization import BIAS, RECURRENT, check_init, init_bias, init_recurrent
+from flashrnn.op import recurrence
+
+
+class Recurrence(nn.Module):
+    """Recurrent matrices, biases and the time loop, without the input projection.
+
+    Args:
+        hidden_size: units of all heads together.
+        num_heads: heads with a recurrent matrix each; divides hidden_size.
+        function: a registered cell's name, or a `flashrnn.Cell`.
+        bias: learn biases (otherwise they are zero).
+        backend: a backend's name, or "auto".
+        recurrent_init: "standard" or "zeros"; bias_init: "zeros", "standard" or "powerlaw" (see `initialization`).
+        block_index, num_blocks: the place in the model, which "powerlaw" depends on.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        num_heads: int = 1,
+        function: str | Cell = "lstm",
+        bias: bool = True,
+        backend: str = "auto",
+        recurrent_init: str = "standard",
+        bias_init: str = "zeros",
+        block_index: int = 0,
+        num_blocks: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
+            raise ValueError(
+                f"num_heads must divide hidden_size, got hidden_size={hidden_size} and num_heads={num_heads}"
+            )
+        check_init("recurrent_init", recurrent_init, RECURRENT)
+        check_init("bias_init", bias_init, BIAS)
+        self.cell = get_cell(function)
+        self.backend = check_backend(backend)
+        self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, hidden_size // num_heads
+        self.recurrent_init, self.bias_init = recurrent_init, bias_init
+        self.block_index, self.num_blocks = block_index, num_blocks
+        options = {"device": device, "dtype": dtype}
+        self.R = nn.Parameter(
+            torch.empty(len(self.cell.recurrent_gates), num_heads, self.head_dim, self.head_dim, **options)
+        )
+        b = torch.zeros(len(self.cell.gates), num_heads, self.head_dim, **options)
+        if bias:
+            self.b = nn.Parameter(b)
+        else:
+            self.register_buffer("b", b, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_recurrent(self.R, self.recurrent_init)
+        if isinstance(self.b, nn.Parameter):
+            init_bias(self.b, self.bias_init, self.cell, self.block_index, self.num_blocks)
+
+    def forward(self, Wx: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Wx [B, T, Gi, N, D], initial state [S, B, N, D] (zeros if None), reset [B, T] bool (True: the state returns
+        to zero before that step) -> h [B, T, N, D] and the last state [S, B, N, D] (float32 for half types)."""
+        h, _, last = recurrence(Wx, self.R, self.b, state, self.cell, self.backend, reset=reset)
+        return h, last
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, num_heads={self.num_heads}, function={self.cell.name!r}, backend={self.backend!r}"
+
+
+class FlashRNN(nn.Module):
+    """A multi-layer, multi-head recurrent network with any cell; arguments, shapes and results as in nn.LSTM.
+
+    Args:
+        input_size, hidden_size: features of the input and of each direction's output.
+        num_heads: heads of every layer; a head's units see only that head's previous state. 1 is the usual RNN.
+        function: a registered cell's name ("elman", "gru", "lstm", "slstm", yours), or a `flashrnn.Cell`.
+        num_layers, bias, batch_first, dropout, bidirectional: as in nn.LSTM.
+        backend, recurrent_init, bias_init: as in `Recurrence`.
+
+    The parameters, and so the state_dict, are the same for every backend: per layer and direction
+    `input_l{k}.weight` [Gi*hidden_size, features], `recurrent_l{k}.R` [Gr, N, D, D] and `recurrent_l{k}.b` [G, N, D],
+    with the suffix `_reverse` on the module's name for the backward direction.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_heads: int = 1,
+        function: str | Cell = "lstm",
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        backend: str = "auto",
+        recurrent_init: str = "standard",
+        bias_init: str = "standard",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        if input_size < 1 or num_layers < 1:
+            raise ValueError(f"input_size and num_layers must be at least 1, got {input_size} and {num_layers}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout must be a probability, got {dropout}")
+        self.cell = get_cell(function)
+        self.input_size, self.hidden_size, self.num_heads = input_size, hidden_size, num_heads
+        self.num_layers, self.batch_first, self.dropout = num_layers, batch_first, dropout
+        self.bidirectional = bidirectional
+        self._directions = ("", "_reverse") if bidirectional else ("",)
+        for layer in range(num_layers):
+            features = input_size if layer == 0 else hidden_size * len(self._directions)
+            for suffix in self._directions:
+                gates = len(self.cell.input_gates)
+                linear = nn.Linear(features, gates * hidden_size, bias=False, device=device, dtype=dtype)
+                recurrent = Recurrence(
+                    hidden_size,
+                    num_heads=num_heads,
+                    function=self.cell,
+                    bias=bias,
+                    backend=backend,
+                    recurrent_init=recurrent_init,
+                    bias_init=bias_init,
+                    device=device,
+                    dtype=dtype,
+                )
+                self.add_module(f"input_l{layer}{suffix}", linear)
+                self.add_module(f"recurrent_l{layer}{suffix}", recurrent)
+
+    def forward(
+        self,
+        x: Tensor | PackedSequence,
+        states: Tensor | tuple[Tensor, ...] | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, ...]]:
+        """Run over a sequence.
+
+        Args:
+            x: [T, B, input_size], [B, T, input_size] if batch_first, [T, input_size] without a batch, or packed.
+            states: a tensor [num_layers * directions, B, hidden_size] per state of the cell, in a tuple if there are
+                several: (h, c) for an LSTM, h for a GRU. Zeros if None.
+            reset: [B, T] bool (any batch_first); True where a document starts: states return to zero there.
+
+        Returns:
+            out [T, B, directions * hidden_size] in the layout of x, and the last states in the layout of `states`
+            (in float32 if x is of a half type).
+        """
+        if isinstance(x, PackedSequence):
+            return self._forward_packed(x, states, reset)
+        if x.dim() not in (2, 3) or x.shape[-1] != self.input_size:
+            raise ValueError(f"x must be 2-D or 3-D with {self.input_size} features last, got {list(x.shape)}")
+        batched = x.dim() == 3
+        if not batched:
+            x, states = x.unsqueeze(0 if self.batch_first else 1), self._map(states, lambda s: s.unsqueeze(1))
+        out, states = self._run(x if self.batch_first else x.transpose(0, 1), states, reset)
+        out = out if self.batch_first else out.transpose(0, 1)
+        if not batched:
+            return out.squeeze(0 if self.batch_first else 1), self._map(states, lambda s: s.squeeze(1))
+        return out, states
+
+    def step(
+        self, x_t: Tensor, states: Tensor | tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+        """One time step: x_t [B, input_size] -> out [B, hidden_size] and the new states."""
+        if self.bidirectional:
+            raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
+        out, states = self._run(x_t.unsqueeze(1), states, None)
+        return out.squeeze(1), states
+
+    def _forward_packed(self, x: PackedSequence, states, reset):
+        padded, lengths = pad_packed_sequence(x, batch_first=True)
+        out, states = self._run(padded, states, reset, lengths.to(padded.device))
+        packed = pack_padded_sequence(out, lengths, batch_first=True, enforce_sorted=x.sorted_indices is None)
+        return packed, states
+
+    def _run(self, x: Tensor, states, reset: Tensor | None, lengths: Tensor | None = None):
+        """x [B, T, features] -> out [B, T, features] and states; sequences end at `lengths` [B] if given."""
+        initial = self._initial(x, states)
+        last = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction, suffix in enumerate(self._directions):
+                state = None if initial is None else initial[:, len(last)]
+                h, end = self._direction(f"l{layer}{suffix}", bool(direction), x, state, reset, lengths)
+                outputs.append(h)
+                last.append(end)
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+            if layer + 1 < self.num_layers:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+        stacked = torch.stack(last, dim=1).flatten(-2)  # [S, layers * directions, B, H]
+        states = stacked.unbind()
+        return x, states[0] if len(states) == 1 else states
+
+    def _direction(self, name: str, backward: bool, x: Tensor, state, reset, lengths) -> tuple[Tensor, Tensor]:
+        """One layer in one direction: x [B, T, features] -> h [B, T, H] and its last state [S, B, N, D]."""
+        linear, recurrent = self.get_submodule(f"input_{name}"), self.get_submodule(f"recurrent_{name}")
+        if backward:
+            order = _reversed_time(x, lengths)
+            x = _take_time(x, order)
+            reset = None if reset is None else _take_time(_document_ends(reset), order)
+        # A Linear keeps the layout of its input: the kernels read time-major gates as they are.
+        Wx = linear(x.transpose(0, 1)).transpose(0, 1) if not x.is_contiguous() else linear(x)
+        Wx = Wx.unflatten(-1, (len(self.cell.input_gates), self.num_heads, -1))
+        if lengths is None:
+            h, end = recurrent(Wx, state, reset)
+        else:
+            h, aux, _ = recurrence(
+                Wx, recurrent.R, recurrent.b, state, self.cell, recurrent.backend, reset=reset, all_states=True
+            )
+            every = torch.cat([h[None].to(aux.dtype), aux])
+            end = every[:, torch.arange(len(lengths), device=h.device), lengths - 1]
+        h = h.flatten(-2)
+        return (_take_time(h, order) if backward else h), end
+
+    def _initial(self, x: Tensor, states) -> Tensor | None:
+        """States as given by the user -> [S, layers * directions, B, N, D]."""
+        if states is None:
+            return None
+        names = self.cell.states
+        states = (states,) if isinstance(states, Tensor) else tuple(states)
+        expected = (self.num_layers * len(self._directions), x.shape[0], self.hidden_size)
+        if len(states) != len(names) or any(tuple(s.shape) != expected for s in states):
+            raise ValueError(
+                f"states must be {len(names)} tensor(s) {names} of shape {list(expected)}, "
+                f"got {[list(s.shape) for s in states]}"
+            )
+        return torch.stack(states).unflatten(-1, (self.num_heads, -1))
+
+    @staticmethod
+    def _map(states, function):
+        if states is None:
+            return None
+        return function(states) if isinstance(states, Tensor) else tuple(map(function, states))
+
+    @classmethod
+    def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, *, backend: str = "auto") -> "FlashRNN":
+        """A FlashRNN of one head with the weights, and so the results, of a PyTorch recurrent network."""
+        from flashrnn.from_torch import convert
+
+        return convert(cls, module, backend)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, dropout={self.dropout}"
+
+
+def _reversed_time(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """[B, T] indices that reverse every sequence in its own length and leave the padding where it is."""
+    B, T = x.shape[:2]
+    t = torch.arange(T, device=x.device).expand(B, T)
+    if lengths is None:
+        return T - 1 - t
+    return torch.where(t < lengths[:, None], lengths[:, None] - 1 - t, t)
+
+
+def _take_time(x: Tensor, order: Tensor) -> Tensor:
+    return x[torch.arange(x.shape[0], device=x.device)[:, None], order]
+
+
+def _document_ends(reset: Tensor) -> Tensor:
+    """[B, T] True where a document starts -> True where one ends, which is where it starts in reversed time."""
+    return torch.cat([reset[:, 1:], torch.zeros_like(reset[:, :1])], dim=1)
