@@ -1,0 +1,89 @@
+"""What all DataModules share: loaders whose place in the training data goes into the checkpoint."""
+
+import warnings
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from data.sampler import ResumableSampler
+
+
+class ResumableDataModule(L.LightningDataModule):
+    """A DataModule that continues with the very batch that follows the checkpoint, also in the middle of an epoch.
+
+    Its state is the position in the training data: the number of samples that all ranks together have trained on.
+    Use it with `Trainer(use_distributed_sampler=False)`; its samplers know their rank themselves.
+    """
+
+    def __init__(self, batch_size: int, num_workers: int, seed: int):
+        super().__init__()
+        for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0)):
+            if value < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self._position: Any = 0  # behind the batch that training took last
+        self._position_before: Any = 0  # in front of it
+        self._sampler: ResumableSampler | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.trainer.global_rank if self.trainer else 0
+
+    @property
+    def world_size(self) -> int:
+        return self.trainer.world_size if self.trainer else 1
+
+    def training_loader(self, dataset: Dataset, size: int | None) -> DataLoader:
+        """Batches in the order of a ResumableSampler; `dataset` maps an array of indices to a batch."""
+        self._sampler = ResumableSampler(
+            size,
+            self.batch_size,
+            seed=self.seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            consumed=self._position,
+        )
+        return self._loader(dataset, self._sampler)
+
+    def evaluation_loader(self, dataset: Dataset, size: int) -> DataLoader:
+        """Samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample."""
+        own = range(self.rank, size, self.world_size)
+        return self._loader(dataset, BatchSampler(own, self.batch_size, drop_last=False))
+
+    def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler) -> DataLoader:
+        # With batch_size=None the dataset gets all indices of a batch at once, and can make them in one go.
+        return DataLoader(
+            dataset,
+            sampler=batches,
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def on_before_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
+        # Lightning calls this with the batch that training takes now, whatever workers have fetched ahead.
+        if self.trainer.training:
+            self._position_before = self._position
+            self._position = self._next_position(batch)
+            if self._sampler is not None:
+                self._sampler.consumed = self._position
+        return batch
+
+    def _next_position(self, batch: dict) -> Any:
+        return self._position + self.batch_size * self.world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.trainer is not None:
+            progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+            if progress.ready > progress.processed:  # an exception broke the step off: its batch is not trained on
+                return {"position": self._position_before}
+        return {"position": self._position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._position = self._position_before = state_dict["position"]
+        # Lightning cannot know that the loader starts in the middle of the epoch by itself.
+        warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")

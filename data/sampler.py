@@ -1,0 +1,61 @@
+"""The order in which training takes its samples: the same for any number of workers and ranks, resumable anywhere."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch.utils.data import Sampler
+
+
+class ResumableSampler(Sampler[np.ndarray]):
+    """Yields the sample indices of one rank's batches, one array [batch_size] per batch, from sample `consumed` on.
+
+    A global batch is `world_size * batch_size` consecutive samples of one global order, and every rank takes its own
+    slice of it. With a `size`, the order is a new permutation of range(size) in every epoch, drawn from (seed, epoch);
+    what is left of an epoch after its last full global batch is dropped. With `size=None` the order is 0, 1, 2, ...
+    without end.
+
+    The whole state is `consumed`, the number of samples that training has taken on all ranks together. It is set from
+    outside, since only the training loop knows what it took: workers fetch ahead. Iterating yields the rest of the
+    epoch that `consumed` lies in; len() is that of a whole epoch.
+    """
+
+    def __init__(
+        self,
+        size: int | None,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        consumed: int = 0,
+    ):
+        if size is not None and size < batch_size * world_size:
+            raise ValueError(
+                f"there are {size} training samples, fewer than one global batch of {batch_size} x {world_size} ranks; "
+                "use a smaller batch_size or more data"
+            )
+        self.size = size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.consumed = consumed
+
+    def __len__(self) -> int:
+        if self.size is None:
+            raise TypeError("an infinite sampler has no length")  # what PyTorch and Lightning expect of one
+        return self.size // (self.batch_size * self.world_size)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        global_batch = self.batch_size * self.world_size
+        own = self.rank * self.batch_size
+        if self.size is None:
+            start = self.consumed + own
+            while True:
+                yield np.arange(start, start + self.batch_size)
+                start += global_batch
+        used = len(self) * global_batch
+        epoch, offset = divmod(self.consumed, used)
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
+        for start in range(offset + own, used, global_batch):
+            yield order[start : start + self.batch_size]

@@ -1,0 +1,129 @@
+"""State tracking: train on short sequences, evaluate on longer ones."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from data.module import ResumableDataModule
+from data.tasks import IGNORED, Task, get_task
+
+Supervision = Literal["per_position", "final"]
+
+# Samples are drawn in blocks, because setting up a generator takes longer than drawing a sequence. A sample is a
+# function of its index all the same: block index // BLOCK, row index % BLOCK.
+BLOCK = 128
+TRAIN, VALIDATION, TEST = range(3)  # distinct random streams
+
+
+class TaskSamples(Dataset):
+    """Maps indices [B] to a batch of sequences of one task: input_ids and labels, int64 [B, max_length].
+
+    Lengths are uniform in min_length ... max_length. Sequences stand at the front; behind their end the input is 0 and
+    the label -100. All batches have the same width, so that compiled models see one shape.
+    """
+
+    def __init__(self, task: Task, min_length: int, max_length: int, supervision: Supervision, stream: Sequence[int]):
+        self.task = task
+        self.min_length = min_length
+        self.max_length = max_length
+        self.supervision = supervision
+        self.stream = (*stream, min_length, max_length)
+
+    def __getitem__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        indices = np.asarray(indices)
+        tokens = np.empty((len(indices), self.max_length), dtype=np.int64)
+        labels = np.empty_like(tokens)
+        for block in np.unique(indices // BLOCK):
+            of_block = indices // BLOCK == block
+            block_tokens, block_labels = self._draw(int(block))
+            tokens[of_block] = block_tokens[indices[of_block] % BLOCK]
+            labels[of_block] = block_labels[indices[of_block] % BLOCK]
+        return {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
+
+    def _draw(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and labels [BLOCK, max_length]."""
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.stream, block])))
+        lengths = rng.integers(self.min_length, self.max_length, BLOCK, endpoint=True)
+        tokens, labels = self.task.draw(rng, (BLOCK, self.max_length))
+        padding = np.arange(self.max_length) >= lengths[:, None]
+        tokens = np.where(padding, 0, tokens)
+        labels = np.where(padding, IGNORED, labels)
+        if self.supervision == "final":
+            last = self.max_length - 1 - (labels != IGNORED)[:, ::-1].argmax(axis=1)  # of the scored positions
+            labels = np.where(np.arange(self.max_length) == last[:, None], labels, IGNORED)
+        return tokens, labels
+
+
+class StateTracking(ResumableDataModule):
+    """Endless training data of one task, and evaluation data of lengths beyond those of training.
+
+    Training lengths are uniform in min_length ... max_length. `eval_lengths` are the edges of the evaluation ranges:
+    (40, 64, 256) gives 40-63 and 64-256, both ends included (`eval_ranges`). Validation is one loader, uniform over all
+    of them; testing is one loader per range. Each evaluation loader holds `eval_batches * batch_size` sequences.
+
+    A sample is a pure function of (seed, split, lengths, index). Training needs `Trainer(max_steps=...)`.
+    """
+
+    def __init__(
+        self,
+        task: str = "parity",
+        *,
+        min_length: int = 1,
+        max_length: int = 40,
+        eval_lengths: Sequence[int] = (40, 64, 128, 256),
+        batch_size: int = 128,
+        eval_batches: int = 8,
+        supervision: Supervision = "per_position",
+        seed: int = 0,
+        num_workers: int = 0,
+    ):
+        super().__init__(batch_size, num_workers, seed)
+        edges = tuple(eval_lengths)
+        if not 1 <= min_length <= max_length:
+            raise ValueError(f"min_length={min_length}, max_length={max_length}: need 1 <= min_length <= max_length")
+        if len(edges) < 2 or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
+            raise ValueError(f"eval_lengths={list(edges)}: need two or more growing lengths, such as [40, 64, 128]")
+        if supervision not in get_args(Supervision):
+            raise ValueError(f"unknown supervision {supervision!r}; there are: {', '.join(get_args(Supervision))}")
+        if eval_batches < 1:
+            raise ValueError(f"eval_batches={eval_batches} must be at least 1")
+        self.task = get_task(task)
+        self.task.check()
+        self.min_length = min_length
+        self.max_length = max_length
+        self.eval_batches = eval_batches
+        self.supervision: Supervision = supervision
+        ends = [edge - 1 for edge in edges[1:-1]] + [edges[-1]]
+        self.eval_ranges: list[tuple[int, int]] = list(zip(edges[:-1], ends, strict=True))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.task.vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        return self.task.num_classes
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing."""
+        return self.task.chance
+
+    def train_dataloader(self) -> DataLoader:
+        return self.training_loader(self._samples(TRAIN, self.min_length, self.max_length), size=None)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._evaluation(VALIDATION, self.eval_ranges[0][0], self.eval_ranges[-1][1])
+
+    def test_dataloader(self) -> list[DataLoader]:
+        return [self._evaluation(TEST, low, high) for low, high in self.eval_ranges]
+
+    def _evaluation(self, split: int, low: int, high: int) -> DataLoader:
+        return self.evaluation_loader(self._samples(split, low, high), self.eval_batches * self.batch_size)
+
+    def _samples(self, split: int, low: int, high: int) -> TaskSamples:
+        return TaskSamples(self.task, low, high, self.supervision, (self.seed, split))
