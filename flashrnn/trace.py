@@ -5,16 +5,17 @@ gates and states alone, which a kernel computes before ds_t arrives (off the cha
 multiplications and additions that have to wait for ds_t.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from flashrnn.cells import Cell
-from flashrnn.codegen.graph import OPERATORS, Graph
+from flashrnn.codegen.graph import OPERATORS, TRUTH, Graph
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,33 @@ def trace(cell: Cell) -> Trace:
 
     new = _scalar_graph(cell, forward, (names, cotangents), [f"new_{state}" for state in cell.states])
     joint = _scalar_graph(cell, vjp, (names, cotangents), [f"d_{name}" for name in names])
-    factors, backward = _split(joint, cotangents)
+    factors, backward = _split(cell, joint, cotangents)
     return Trace(new, factors, backward)
+
+
+_aten = torch.ops.aten
+_ACTIVATIONS = get_decompositions(
+    [
+        _aten.elu, _aten.elu_backward, _aten.gelu, _aten.gelu_backward, _aten.hardtanh, _aten.hardtanh_backward,
+        _aten.leaky_relu, _aten.leaky_relu_backward, _aten.mish, _aten.mish_backward, _aten.silu, _aten.silu_backward,
+    ]
+)  # fmt: skip
+_DECOMPOSITIONS = {**core_aten_decompositions(), **_ACTIVATIONS}
 
 
 def _scalar_graph(cell: Cell, function, input_names, output_names: list[str]) -> Graph:
     # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero.
-    examples = [[torch.tensor(0.5 + 0.01 * k) for k in range(len(names))] for names in input_names]
+    options = {"dtype": torch.float64, "device": "cpu"}
+    examples = [[torch.tensor(0.5 + 0.01 * k, **options) for k in range(len(names))] for names in input_names]
+    function = torch.func.functionalize(function, remove="mutations")
     try:
-        module = make_fx(function, decomposition_table=core_aten_decompositions())(*examples)
+        # A trace is the same wherever it is asked for: at inference, under autocast.
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+            module = make_fx(function, decomposition_table=_DECOMPOSITIONS)(*examples)
     except Exception as error:
         raise UntraceableCell(
-            f"cell {cell.name!r} cannot be traced: {error}. A step may use element-wise PyTorch operations only, "
-            "and no Python branches on values (use torch.where)"
+            f"cell {cell.name!r} cannot be traced: a step may use element-wise PyTorch operations only, and no Python "
+            f"branches on values (use torch.where). PyTorch says: {error}"
         ) from error
     return _convert(cell, module, [name for names in input_names for name in names], output_names)
 
@@ -73,7 +88,8 @@ _ATEN = {
         "neg": "neg", "add": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow", "max": "maximum",
         "min": "minimum", "abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "sign": "sign sgn",
         "expm1": "expm1", "log1p": "log1p", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "sin": "sin",
-        "cos": "cos", "erf": "erf", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+        "cos": "cos", "erf": "erf", "eq": "eq", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+        "ne": "ne logical_xor bitwise_xor",
         "and": "logical_and bitwise_and", "or": "logical_or bitwise_or", "not": "logical_not bitwise_not",
         "where": "where",
     }.items()
@@ -81,7 +97,13 @@ _ATEN = {
 }  # fmt: skip
 assert set(_ATEN.values()) == set(OPERATORS)
 
-_PASS_THROUGH = {"clone", "detach", "alias", "_to_copy", "view", "lift_fresh_copy", "expand"}
+_PASS_THROUGH = {"clone", "detach", "alias", "view", "lift_fresh_copy", "expand"}
+_TAKES_TRUTH = {
+    "and": (0, 1),
+    "or": (0, 1),
+    "not": (0,),
+    "where": (0,),
+}  # operator -> its operands that are truth values
 
 
 def _convert(cell: Cell, module: GraphModule, input_names: list[str], output_names: list[str]) -> Graph:
@@ -106,12 +128,13 @@ def _convert(cell: Cell, module: GraphModule, input_names: list[str], output_nam
 
 def _convert_call(cell: Cell, graph: Graph, node: torch.fx.Node, operand) -> int:
     name = node.target.overloadpacket.__name__
-    args = node.args
+    args, options = node.args, dict(node.kwargs)
     if name in _ATEN:
         operands = [operand(a) for a in args]
-        if "alpha" in node.kwargs:
-            operands[1] = graph.add("mul", operands[1], graph.const(node.kwargs["alpha"]))
-        return graph.add(_ATEN[name], *operands)
+        if "alpha" in options:
+            operands[1] = graph.add("mul", operands[1], graph.const(options.pop("alpha")))
+        if not options:
+            return _add(graph, _ATEN[name], operands)
     match name:
         case "full" | "full_like":
             return graph.const(args[1])
@@ -119,7 +142,11 @@ def _convert_call(cell: Cell, graph: Graph, node: torch.fx.Node, operand) -> int
             return graph.const(args[0])
         case "zeros_like" | "ones_like":
             return graph.const(name == "ones_like")
-        case "copy_":
+        case "_efficientzerotensor":
+            return graph.const(0)
+        case "empty" | "empty_permuted":
+            return graph.const(math.nan)  # overwritten before it is read
+        case "copy":
             return operand(args[1])
         case "reciprocal":
             return graph.add("div", graph.const(1), operand(args[0]))
@@ -131,17 +158,38 @@ def _convert_call(cell: Cell, graph: Graph, node: torch.fx.Node, operand) -> int
             for op, bound in zip(("max", "min"), bounds, strict=False):
                 value = value if bound is None else graph.add(op, value, operand(bound))
             return value
+        case "_to_copy":
+            value, dtype = operand(args[0]), node.meta["val"].dtype
+            if dtype == torch.bool:
+                return _as_truth(graph, value)
+            if dtype.is_floating_point or graph.nodes[value].op in TRUTH:
+                return value
     if name in _PASS_THROUGH:
         return operand(args[0])
     raise UntraceableCell(
-        f"cell {cell.name!r} uses the operator {node.target}, which has no scalar form; "
+        f"cell {cell.name!r} uses the operator {node.target}{node.kwargs or ''}, which has no scalar form; "
         f"element-wise operators that have one: {', '.join(sorted(_ATEN))}, clamp, relu, reciprocal"
     )
 
 
-def _split(joint: Graph, cotangents: tuple[str, ...]) -> tuple[Graph, Graph]:
+def _add(graph: Graph, op: str, operands: list[int]) -> int:
+    """As `graph.add`, with truth values as the numbers 0 and 1 where `op` takes numbers, and the reverse."""
+    truths = _TAKES_TRUTH.get(op, ())
+    return graph.add(op, *((_as_truth if k in truths else _as_number)(graph, a) for k, a in enumerate(operands)))
+
+
+def _as_truth(graph: Graph, value: int) -> int:
+    return value if graph.nodes[value].op in TRUTH else graph.add("ne", value, graph.const(0))
+
+
+def _as_number(graph: Graph, value: int) -> int:
+    is_truth = graph.nodes[value].op in TRUTH
+    return graph.add("where", value, graph.const(1), graph.const(0)) if is_truth else value
+
+
+def _split(cell: Cell, joint: Graph, cotangents: tuple[str, ...]) -> tuple[Graph, Graph]:
     """`joint` as a graph of factors, free of cotangents, and a graph linear in the cotangents."""
-    linear = _Linear(joint, cotangents)
+    linear = _Linear(cell, joint, cotangents)
     terms = {name: linear.term(index) for name, index in joint.outputs.items()}
     outputs = {name: linear.value(term) for name, term in terms.items()}
     return linear.primal.extract(linear.factors), linear.backward.extract(outputs)
@@ -157,8 +205,8 @@ class _Linear:
     when the cotangents arrive.
     """
 
-    def __init__(self, joint: Graph, cotangents: tuple[str, ...]):
-        self.joint = joint
+    def __init__(self, cell: Cell, joint: Graph, cotangents: tuple[str, ...]):
+        self.cell, self.joint = cell, joint
         self.primal, self.backward = Graph(), Graph()
         self.factors: dict[str, int] = {}
         self._one = self.primal.const(1)
@@ -169,7 +217,7 @@ class _Linear:
             self._depends.append(node.value in cotangents or any(self._depends[a] for a in node.args))
 
     def factor(self, index: int) -> int:
-        return self.primal.copy(index, self.joint)
+        return self.primal.copy([index], self.joint)[index]
 
     def term(self, index: int) -> _Term:
         if index not in self._terms:
@@ -202,7 +250,7 @@ class _Linear:
                 first = self._scale(chosen[0], lambda f: self.primal.add("where", condition, f, self._zero))
                 second = self._scale(chosen[1], lambda f: self.primal.add("where", condition, self._zero, f))
                 return self._sum(first, second)
-        raise UntraceableCell(f"the gradient of the step is not linear in its cotangents: operator {node.op!r}")
+        raise UntraceableCell(f"cell {self.cell.name!r}: its gradient is not linear in what {node.op!r} is applied to")
 
     def _multiply(self, op: str, cotangent: int, factor: int) -> _Term:
         return self._scale(self.term(cotangent), lambda f: self.primal.add(op, f, self.factor(factor)))

@@ -1,30 +1,24 @@
 """Scalar graphs: what a cell computes for one unit, as a list of operations on single numbers."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-FOLD: dict[str, Callable[..., float]] = {
-    "neg": lambda a: -a,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b if b else math.copysign(math.inf, a) if a else math.nan,
-    "pow": lambda a, b: a**b,
-    "max": max,
-    "min": min,
-    "abs": abs,
-    "exp": math.exp,
-    "log": math.log,
-    "sqrt": math.sqrt,
-}
-"""How operations on constants alone are computed while a graph is built."""
+import torch
+from torch import Tensor
 
-OPERATORS = (
-    *FOLD, "sign", "expm1", "log1p", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf",
-    "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "where",
-)  # fmt: skip
-"""Every operator a printer must know; `where`, `and`, `or`, `not` and comparisons handle truth values."""
+OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "neg": torch.neg, "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow,
+    "max": torch.maximum, "min": torch.minimum, "abs": torch.abs, "sign": torch.sign, "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt, "exp": torch.exp, "expm1": torch.expm1, "log": torch.log, "log1p": torch.log1p,
+    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "sin": torch.sin, "cos": torch.cos, "erf": torch.erf,
+    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
+    "and": torch.logical_and, "or": torch.logical_or, "not": torch.logical_not,
+    "where": lambda condition, a, b: torch.where(condition != 0, a, b),
+}  # fmt: skip
+"""Every operator a printer must know, and what it does to constants (a constant truth value is 0 or 1)."""
+
+TRUTH = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})
+"""Operators whose result is a truth value, as `and`, `or`, `not` and the condition of `where` take it."""
 
 COMMUTATIVE = frozenset({"add", "mul", "max", "min", "eq", "ne", "and", "or"})
 
@@ -66,8 +60,9 @@ class Graph:
     def add(self, op: str, *args: int) -> int:
         """The node of `op` on `args`, simplified."""
         values = [self.constant(a) for a in args]
-        if op in FOLD and None not in values:
-            return self.const(FOLD[op](*values))
+        if None not in values:
+            operands = (torch.tensor(value, dtype=torch.float64, device="cpu") for value in values)
+            return self.const(OPERATORS[op](*operands).item())
         simple = self._simplify(op, args, values)
         if simple is not None:
             return simple
@@ -97,6 +92,12 @@ class Graph:
                 return self.add("mul", args[0], args[0])
             case "where", _, _, _ if args[1] == args[2]:
                 return args[1]
+            case "where", float(condition), _, _:
+                return args[1] if condition else args[2]
+            case ("and", 0.0, _) | ("or", _, 0.0) | ("and", _, 1.0) | ("or", 1.0, _):
+                return args[0]
+            case ("and", _, 0.0) | ("or", 0.0, _) | ("and", 1.0, _) | ("or", _, 1.0):
+                return args[1]
             case "neg", None if self.nodes[args[0]].op == "neg":
                 return self.nodes[args[0]].args[0]
         if op == "add":
@@ -105,19 +106,20 @@ class Graph:
                     return self.add("sub", a, self.nodes[b].args[0])
         return None
 
-    def copy(self, index: int, source: "Graph") -> int:
-        """Node `index` of `source`, with all it depends on, as a node of this graph."""
-        node = source.nodes[index]
-        if node.op in ("input", "const"):
-            return self._insert(node)
-        return self.add(node.op, *(self.copy(a, source) for a in node.args))
+    def copy(self, indices: Iterable[int], source: "Graph") -> dict[int, int]:
+        """Nodes `indices` of `source`, with all they depend on, as nodes of this graph: index there -> index here."""
+        here: dict[int, int] = {}
+        for index in source.needed(indices):
+            node = source.nodes[index]
+            leaf = node.op in ("input", "const")
+            here[index] = self._insert(node) if leaf else self.add(node.op, *(here[a] for a in node.args))
+        return here
 
     def extract(self, outputs: dict[str, int]) -> "Graph":
         """The part of this graph that `outputs` need, as a graph of its own."""
         part = Graph()
-        for index in self.needed(outputs.values()):
-            part.copy(index, self)
-        part.outputs = {name: part.copy(index, self) for name, index in outputs.items()}
+        here = part.copy(outputs.values(), self)
+        part.outputs = {name: here[index] for name, index in outputs.items()}
         return part
 
     def needed(self, outputs: Iterable[int]) -> list[int]:

@@ -1,5 +1,6 @@
 """Scalar graphs as Python functions on PyTorch tensors."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,13 +27,16 @@ def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str
         if node.op == "input":
             names[index] = f"x_{node.value}"
         elif node.op == "const":
-            names[index] = f"float('{node.value}')" if abs(node.value) == float("inf") else repr(node.value)
+            names[index] = f"({node.value!r})"
         else:
             names[index] = f"v{index}"
+            args = [names[a] for a in node.args]
             is_constant = [graph.constant(a) is not None for a in node.args]
-            lines.append(f"    v{index} = {_expression(node.op, [names[a] for a in node.args], is_constant)}")
-    lines.append(f"    return ({', '.join(names[graph.outputs[r]] for r in results)},)")
-    scope: dict = {"torch": torch}
+            if node.op == "where" and is_constant[1:] == [True, True]:
+                args[1] = f"x_{arguments[0]}.new_full((), {args[1]})"  # two numbers would give the default dtype
+            lines.append(f"    v{index} = {_expression(node.op, args, is_constant)}")
+    lines.append(f"    return ({''.join(names[graph.outputs[r]] + ', ' for r in results)})")
+    scope: dict = {"torch": torch, "inf": math.inf, "nan": math.nan}
     exec("\n".join(lines), scope)
     return scope["function"]
 
