@@ -81,12 +81,16 @@ class Cell:
             return get_cell, (self.name,)
         return Cell, (self.name, self.step, self.states, self.input_gates, self.recurrent_gates)
 
+    def __deepcopy__(self, memo) -> "Cell":
+        return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
+
     def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
         """One step: `gates` in the order of `self.gates` and `states` -> the new states."""
         new = self.step(*gates, *states)
-        new = (new,) if isinstance(new, Tensor) else tuple(new)
-        if len(new) != len(self.states):
-            raise ValueError(f"cell {self.name!r}: step returned {len(new)} states, but it has {self.states}")
+        new = tuple(new) if isinstance(new, tuple | list) else (new,)
+        if len(new) != len(self.states) or not all(isinstance(state, Tensor) for state in new):
+            types = ", ".join(type(state).__name__ for state in new)
+            raise ValueError(f"cell {self.name!r}: step must return a tensor for each of {self.states}, not ({types})")
         return new
 
 
@@ -150,8 +154,9 @@ def _lstm(i, f, z, o, h, c):
 def _slstm(i, f, z, o, h, c, n, m):
     """xLSTM (arXiv 2405.04517), eq. 8-17 with exponential input gate; m keeps the exponentials in range."""
     log_f = logsigmoid(f)
-    new_m = torch.where(n == 0, i, torch.maximum(i, log_f + m))  # n is 0 only before the first step
-    i, f = torch.exp(i - new_m), torch.exp(log_f + m - new_m)
+    first = n == 0  # n is 0 only before the first step, where c and n are forgotten whatever f is
+    new_m = torch.where(first, i, torch.maximum(i, log_f + m))
+    i, f = torch.exp(i - new_m), torch.exp(torch.where(first, 0.0, log_f + m - new_m))
     c = f * c + i * torch.tanh(z)
     n = torch.clamp(f * n + i, min=1)
     return torch.sigmoid(o) * c / n, c, n, new_m
