@@ -4,6 +4,7 @@ The backward walks the time loop by hand, without an autograd graph: all that do
 and the factors of the cell's gradient) is computed for many steps at once, the loop does the rest.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,9 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.codegen.torch_source import torch_function
 from flashrnn.problem import Gradients, Problem, States, state_dtype
-from flashrnn.trace import trace
+from flashrnn.trace import UntraceableCell, trace
+
+logger = logging.getLogger("flashrnn")
 
 _CHUNK = 2**16  # elements of a state whose gradient factors are held at once: few enough for a processor's cache
 
@@ -74,10 +77,10 @@ class Reference:
             chunk = [p[steps] for p in previous]
             recurrent = pre[steps, ..., : matrix.shape[1]] + chunk[0] @ matrix.transpose(1, 2)
             factors = functions.factors(*layout.split(pre[steps], recurrent), *chunk)
-            per_step = list(zip(*(f.unbind() for f in factors), strict=True))
+            factors = [f.unbind() for f in factors]
             for t in reversed(range(steps.start, steps.stop)):
                 d_new = [d if g is None else d + g[t] for d, g in zip(d_state, given, strict=True)]
-                d_gate, d_state = functions.backward(per_step[t - start], d_new)
+                d_gate, d_state = functions.backward([f[t - start] for f in factors], d_new)
                 torch.cat(d_gate, dim=-1, out=d_gates[t])
                 d_state[0] = d_state[0] + d_gates[t, ..., : matrix.shape[1]] @ matrix
                 if reset is not None:
@@ -133,13 +136,20 @@ def _as_slice(indices: list[int]) -> list[int] | slice:
 
 @dataclass(frozen=True)
 class _Functions:
+    """A cell's gradient in two parts: factors of gates and states, then, from them and d_new, (d_gates in the order of
+    `_Layout`, d_states)."""
+
     factors: Callable[..., tuple[Tensor, ...]]
     backward: Callable[..., tuple[list[Tensor], list[Tensor]]]
 
 
 @cache
 def _functions(cell: Cell) -> _Functions:
-    graphs = trace(cell)
+    try:
+        graphs = trace(cell)
+    except UntraceableCell as reason:
+        logger.warning("%s; its backward differentiates the step in every time step, which takes longer", reason)
+        return _functions_of_step(cell)
     names = sorted(graphs.factors.outputs)
     cotangents = [f"d_new_{state}" for state in cell.states]
     order = _Layout(cell).order
@@ -151,6 +161,21 @@ def _functions(cell: Cell) -> _Functions:
         return grads[: len(order)], grads[len(order) :]
 
     return _Functions(torch_function(graphs.factors, (*cell.gates, *cell.states), names), backward)
+
+
+def _functions_of_step(cell: Cell) -> _Functions:
+    """For a cell without scalar graphs: its gates and states are the factors, the rest is left to the step's vjp."""
+    layout, gates = _Layout(cell), len(cell.gates)
+
+    def factors(*gates_and_states):
+        return gates_and_states
+
+    def backward(factors, d_new):
+        _, vjp = torch.func.vjp(lambda *values: cell.update(values[:gates], values[gates:]), *factors)
+        grads = vjp(tuple(d_new))
+        return [grads[k] for k in layout.from_cell], list(grads[gates:])
+
+    return _Functions(factors, backward)
 
 
 def empty_aux(cell: Cell, Wx: Tensor, all_states: bool) -> Tensor:
