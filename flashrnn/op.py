@@ -95,6 +95,13 @@ def reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
             f"cu_seqlens must be one-dimensional, for one packed sequence: batch size is {Wx.shape[0]}, "
             f"cu_seqlens has shape {list(cu_seqlens.shape)}; for several sequences give reset [B, T]"
         )
+    if cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool:
+        raise TypeError(f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
+    # Looking at values would wait for a GPU, and cannot be compiled.
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = cu_seqlens.tolist()
+        if not ends or ends[0] != 0 or ends[-1] != Wx.shape[1] or ends != sorted(ends):
+            raise ValueError(f"cu_seqlens must rise from 0 to the time steps, {Wx.shape[1]}, got {ends}")
     position = torch.arange(Wx.shape[1], device=Wx.device)
     return torch.isin(position, cu_seqlens.to(Wx.device))[None]
 
@@ -145,19 +152,25 @@ def _backend(Wx: Tensor, cell: Cell, reset: Tensor | None, name: str, training: 
     return choose(name, Problem(cell, B, T, N, D, Wx.dtype, Wx.device, training, reset is not None))
 
 
+def _no_autocast(Wx: Tensor) -> torch.autocast:
+    """Inputs come in the dtypes that they are to be computed in: what autocast asks for is in `_io_dtype`."""
+    return torch.autocast(Wx.device.type, enabled=False)
+
+
 @torch.library.custom_op("flashrnn::forward", mutates_args=())
 def _forward(
     Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, cell: str, backend: str, all_states: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     definition = cell_of_key(cell)
     chosen = _backend(Wx, definition, reset, backend, all_states)
-    return tuple(chosen.forward(definition, Wx, R, b, states, reset, all_states))
+    with _no_autocast(Wx):
+        return tuple(chosen.forward(definition, Wx, R, b, states, reset, all_states))
 
 
 @_forward.register_fake
 def _(Wx, R, b, states, reset, cell, backend, all_states):
     B, T, _, N, D = Wx.shape
-    return Wx.new_empty(B, T, N, D), empty_aux(cell_of_key(cell), Wx, all_states), torch.empty_like(states)
+    return Wx.new_empty(B, T, N, D), empty_aux(cell_of_key(cell), Wx, all_states), states.new_empty(states.shape)
 
 
 @torch.library.custom_op("flashrnn::backward", mutates_args=())
@@ -177,7 +190,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     definition = cell_of_key(cell)
     chosen = _backend(Wx, definition, reset, backend, training=True)
-    return tuple(chosen.backward(definition, States(d_h, d_aux, d_last), Wx, R, b, states, reset, h, aux))
+    with _no_autocast(Wx):
+        return tuple(chosen.backward(definition, States(d_h, d_aux, d_last), Wx, R, b, states, reset, h, aux))
 
 
 @_backward.register_fake
