@@ -158,8 +158,7 @@ class FlashRNN(nn.Module):
         """
         if isinstance(x, PackedSequence):
             return self._forward_packed(x, states, reset)
-        if x.dim() not in (2, 3) or x.shape[-1] != self.input_size:
-            raise ValueError(f"x must be 2-D or 3-D with {self.input_size} features last, got {list(x.shape)}")
+        self._check_input(x, (2, 3))
         batched = x.dim() == 3
         if not batched:
             x, states = x.unsqueeze(0 if self.batch_first else 1), self._map(states, lambda s: s.unsqueeze(1))
@@ -175,10 +174,22 @@ class FlashRNN(nn.Module):
         """One time step: x_t [B, input_size] -> out [B, hidden_size] and the new states."""
         if self.bidirectional:
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
+        self._check_input(x_t, (2,))
         out, states = self._run(x_t.unsqueeze(1), states, None)
         return out.squeeze(1), states
 
+    def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:
+        if x.dim() not in dims or x.shape[-1] != self.input_size:
+            allowed = " or ".join(f"{d}-D" for d in dims)
+            raise ValueError(f"x must be {allowed} with {self.input_size} features last, got {list(x.shape)}")
+        if not x.is_floating_point():
+            raise TypeError(f"x must be a floating-point tensor, got {x.dtype}")
+        device = self.input_l0.weight.device
+        if x.device != device:
+            raise ValueError(f"x is on {x.device}, but the network is on {device}; move them to one device")
+
     def _forward_packed(self, x: PackedSequence, states, reset):
+        self._check_input(x.data, (2,))
         padded, lengths = pad_packed_sequence(x, batch_first=True)
         out, states = self._run(padded, states, reset, lengths.to(padded.device))
         packed = pack_padded_sequence(out, lengths, batch_first=True, enforce_sorted=x.sorted_indices is None)
@@ -208,7 +219,7 @@ class FlashRNN(nn.Module):
         if backward:
             order = _reversed_time(x, lengths)
             x = _take_time(x, order)
-            reset = None if reset is None else _take_time(_document_ends(reset), order)
+            reset = None if reset is None else _reversed_reset(reset, order)
         # A Linear keeps the layout of its input: the kernels read time-major gates as they are.
         Wx = linear(x.transpose(0, 1)).transpose(0, 1) if not x.is_contiguous() else linear(x)
         Wx = Wx.unflatten(-1, (len(self.cell.input_gates), self.num_heads, -1))
@@ -267,6 +278,7 @@ def _take_time(x: Tensor, order: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device)[:, None], order]
 
 
-def _document_ends(reset: Tensor) -> Tensor:
-    """[B, T] True where a document starts -> True where one ends, which is where it starts in reversed time."""
-    return torch.cat([reset[:, 1:], torch.zeros_like(reset[:, :1])], dim=1)
+def _reversed_reset(reset: Tensor, order: Tensor) -> Tensor:
+    """`reset` for reversed time: a document starts right after the step that is its neighbour's first one."""
+    first = _take_time(reset, order)
+    return torch.cat([torch.zeros_like(first[:, :1]), first[:, :-1]], dim=1)
