@@ -1,0 +1,123 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+from flashrnn import Cell, cells, flashrnn, get_cell, register
+from flashrnn.cells import _REGISTRY
+from tests.problems import BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
+
+
+def step(g, h):
+    return torch.tanh(g)
+
+
+@pytest.fixture
+def _registry():
+    """Takes back what the test registers."""
+    before = dict(_REGISTRY)
+    yield
+    _REGISTRY.clear()
+    _REGISTRY.update(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "gates", "input_gates", "recurrent_gates", "states"),
+    [
+        ("elman", "g", "g", "g", "h"),
+        ("gru", "grzn", "rzn", "grz", "h"),
+        ("lstm", "ifzo", "ifzo", "ifzo", "hc"),
+        ("slstm", "ifzo", "ifzo", "ifzo", "hcnm"),
+    ],
+)
+def test_gates_and_states_of_the_built_in_cells(name, gates, input_gates, recurrent_gates, states):
+    cell = get_cell(name)
+    assert (cell.name, *map("".join, (cell.gates, cell.input_gates, cell.recurrent_gates, cell.states))) == (
+        name, gates, input_gates, recurrent_gates, states,
+    )  # fmt: skip
+
+
+def test_slstm_equals_its_definition_without_stabiliser():
+    """h = o c / n of xLSTM's equations 8-14, whose exponentials stay in range for the gates drawn here."""
+    i, f, z, o = gates = torch.randn(4, 20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    states = [torch.zeros(5, dtype=torch.float64)] * 4
+    c = n = torch.zeros(5, dtype=torch.float64)
+    for t in range(20):
+        states = get_cell("slstm").update(list(gates[:, t]), list(states))
+        c = torch.sigmoid(f[t]) * c + torch.exp(i[t]) * torch.tanh(z[t])
+        n = torch.sigmoid(f[t]) * n + torch.exp(i[t])
+        torch.testing.assert_close(states[0], torch.sigmoid(o[t]) * c / n, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+@pytest.mark.parametrize("size", [-1e3, 1e3])
+def test_large_gates_give_finite_results_and_gradients(cell, size):
+    Wx = torch.full((1, 3, len(cell.input_gates), 1, 1), size, requires_grad=True)
+    R, b = torch.ones(len(cell.recurrent_gates), 1, 1, 1), torch.zeros(len(cell.gates), 1, 1)
+    every, _ = flashrnn(Wx, R, b, function=cell)
+    every.sum().backward()
+    assert every.isfinite().all()
+    assert Wx.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"states": ("c",)}, r"step\('g', 'h'\) must take the gates and then the states \('c',\)"),
+        ({"states": ("g", "h")}, "must take the gates and then the states"),
+        ({"states": ()}, "must take the gates and then the states"),
+        ({"states": ("h",), "input_gates": ("x",)}, r"input_gates \['x'\] are not among its gates \('g',\)"),
+        ({"states": ("h",), "recurrent_gates": ("h",)}, r"recurrent_gates \['h'\] are not among its gates"),
+        ({"step": lambda d_g, h: d_g, "states": ("h",)}, r"\['d_g'\] start with one of \('d_', 'new_', 'factor'\)"),
+    ],
+)
+def test_definition_that_does_not_fit_its_step(arguments, message):
+    with pytest.raises(ValueError, match=f"cell 'mine': .*{message}"):
+        Cell(**{"name": "mine", "step": step} | arguments)
+
+
+@pytest.mark.parametrize("new", [None, 1.0, (torch.zeros(2), torch.zeros(2))])
+def test_step_must_return_a_tensor_for_each_state(new):
+    cell = Cell("mine", lambda g, h: new, states=("h",))
+    with pytest.raises(ValueError, match=r"cell 'mine': step must return a tensor for each of \('h',\), not \("):
+        cell.update([torch.zeros(2)], [torch.zeros(2)])
+
+
+def test_unknown_cell_lists_the_registered_ones():
+    with pytest.raises(ValueError, match="unknown cell 'lstn'; registered cells: elman, gru, lstm, slstm"):
+        get_cell("lstn")
+
+
+@pytest.mark.usefixtures("_registry")
+def test_registered_cell_is_known_by_name_and_a_later_one_wins():
+    first = register(Cell("mine", step, states=("h",)))
+    assert get_cell("mine") is first
+    assert "mine" in cells()
+    second = register(Cell("mine", step, states=("h",)))
+    assert get_cell("mine") is second
+
+
+def test_register_takes_cells_alone():
+    with pytest.raises(TypeError, match=r"register takes a flashrnn.Cell, not function"):
+        register(step)
+
+
+def test_cells_of_one_name_have_keys_of_their_own():
+    first, second = (Cell("twin", step, states=("h",)) for _ in range(2))
+    assert first.key != second.key
+
+
+def test_copies_share_the_cell():
+    assert copy.deepcopy(MINIMAL_GATED) is MINIMAL_GATED
+    assert copy.copy(get_cell("gru")) is get_cell("gru")
+
+
+def test_pickle_of_a_registered_cell_is_its_name():
+    assert pickle.loads(pickle.dumps(get_cell("lstm"))) is get_cell("lstm")
+
+
+def test_pickle_of_a_users_cell_carries_its_definition():
+    again = pickle.loads(pickle.dumps(PEEPHOLE_LSTM))
+    for field in ("name", "step", "states", "gates", "input_gates", "recurrent_gates"):
+        assert getattr(again, field) == getattr(PEEPHOLE_LSTM, field)

@@ -1,0 +1,150 @@
+"""The oracle: its hand-walked backward against numerical derivatives and against autograd through a plain loop."""
+
+import logging
+from itertools import pairwise
+
+import pytest
+import torch
+
+from flashrnn import Cell, flashrnn, get_cell, reference
+from flashrnn.op import recurrence
+from tests.problems import (
+    BUILT_IN,
+    CELLS,
+    PEEPHOLE_LSTM,
+    Inputs,
+    cell_name,
+    plain_loop,
+    random_inputs,
+    random_reset,
+    reference_results,
+    results,
+)
+from tests.tolerances import assert_close
+
+LINEAR = Cell("linear", lambda g, h: 0.5 * h + g, states=("h",))
+NO_GRAPH = Cell("no_graph", lambda g, p, h, c: (torch.atan(g) * c, p - h), states=("h", "c"), recurrent_gates=("p",))
+
+
+def check_against_plain_loop(cell: Cell, inputs: Inputs, reset: torch.Tensor | None = None) -> None:
+    out = results(flashrnn, inputs, function=cell, reset=reset, backend="vanilla")
+    assert_close(out, results(plain_loop, inputs, function=cell, reset=reset), torch.float64)
+
+
+@pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_gradcheck(cell, with_reset):
+    """Outputs: all states and last states; inputs: Wx, R, b and the initial states."""
+    reset = torch.tensor([[False, True, False], [False, False, True]]) if with_reset else None
+    inputs = tuple(random_inputs(cell, 2, 3, 2, 2))
+    assert torch.autograd.gradcheck(lambda *x: flashrnn(*x, function=cell, reset=reset, backend="vanilla"), inputs)
+
+
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+@pytest.mark.parametrize("D", [1, 4, 17])
+@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("T", [1, 2, 63])
+def test_equals_autograd_through_a_plain_loop(cell, T, B, N, D):
+    check_against_plain_loop(cell, random_inputs(cell, B, T, N, D))
+
+
+@pytest.mark.parametrize("cell", [*CELLS, LINEAR], ids=cell_name)
+@pytest.mark.parametrize("steps", [1, 2, 7, 8])
+def test_chunks_of_the_backward(cell, steps, monkeypatch):
+    monkeypatch.setattr(reference, "_CHUNK", steps * 2 * 2 * 3)
+    check_against_plain_loop(cell, random_inputs(cell, 2, 7, 2, 3), random_reset(2, 7))
+
+
+@pytest.mark.parametrize("missing", [0, 1], ids=["last states alone", "all states alone"])
+@pytest.mark.parametrize("cell", [get_cell("slstm"), LINEAR], ids=cell_name)
+def test_gradient_of_one_output_alone(cell, missing):
+    inputs = random_inputs(cell, 2, 3, 2, 2)
+    out, ref = (
+        torch.autograd.grad(run(*inputs, function=cell)[1 - missing].sum(), inputs) for run in (flashrnn, plain_loop)
+    )
+    names = inputs._fields
+    assert_close(dict(zip(names, out, strict=True)), dict(zip(names, ref, strict=True)), torch.float64)
+
+
+def test_cell_without_a_scalar_graph_trains_and_says_that_it_is_slow(caplog):
+    reference._functions.cache_clear()
+    with caplog.at_level(logging.WARNING, "flashrnn"):
+        check_against_plain_loop(NO_GRAPH, random_inputs(NO_GRAPH, 2, 5, 2, 3))
+        check_against_plain_loop(NO_GRAPH, random_inputs(NO_GRAPH, 2, 5, 2, 3), random_reset(2, 5))
+    (record,) = caplog.records
+    assert "cell 'no_graph' uses the operator aten.atan.default" in record.getMessage()
+    assert "takes longer" in record.getMessage()
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_no_initial_states_are_zeros(cell):
+    Wx, R, b, states = random_inputs(cell, 2, 3, 2, 2)
+    for out, ref in zip(flashrnn(Wx, R, b, function=cell), flashrnn(Wx, R, b, 0 * states, cell), strict=True):
+        assert torch.equal(out, ref)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_resets_equal_documents_one_by_one(cell):
+    """Outputs and gradients: nothing, backward either, crosses the start of a document."""
+    cu_seqlens = torch.tensor([0, 0, 3, 4, 4, 9, 9])  # lengths 0, 3, 1, 0, 5, 0
+    inputs = random_inputs(cell, 1, 9, 2, 3)
+
+    def one_by_one(Wx, R, b, states):
+        documents = [Wx[:, start:end] for start, end in pairwise(cu_seqlens.tolist()) if start < end]
+        outputs = [flashrnn(x, R, b, 0 * states, cell) for x in documents]
+        return torch.cat([every for every, _ in outputs], dim=2), outputs[-1][1]
+
+    alone = results(one_by_one, inputs)
+    assert_close(results(flashrnn, inputs, function=cell, cu_seqlens=cu_seqlens), alone, torch.float64)
+    reset = torch.zeros(1, 9, dtype=torch.bool)
+    reset[0, [0, 3, 4]] = True
+    assert_close(results(flashrnn, inputs, function=cell, reset=reset), alone, torch.float64)
+
+
+def test_first_step_without_reset_continues_from_the_initial_states():
+    inputs = random_inputs(PEEPHOLE_LSTM, 1, 4, 1, 2)
+    reset = torch.tensor([[False, False, True, False]])
+    every, _ = flashrnn(*inputs, PEEPHOLE_LSTM, reset=reset)
+    assert torch.equal(every[:, :, :2], flashrnn(inputs.Wx[:, :2], *inputs[1:], PEEPHOLE_LSTM)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_lower_precision_is_within_its_bound(cell, dtype):
+    inputs = Inputs(*(x.to(dtype) for x in random_inputs(cell, 3, 20, 2, 16))).to(dtype)
+    assert_close(results(flashrnn, inputs, function=cell), reference_results(inputs, cell), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+def test_continuing_from_the_last_states_equals_the_uncut_sequence(cell, dtype):
+    Wx, R, b, states = random_inputs(cell, 2, 7, 2, 3, dtype)
+    every, last = flashrnn(Wx, R, b, states, cell)
+    first, between = flashrnn(Wx[:, :4], R, b, states, cell)
+    second, end = flashrnn(Wx[:, 4:], R, b, between, cell)
+    assert every.dtype == dtype
+    assert last.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert torch.equal(torch.cat([first, second], dim=2), every)
+    assert torch.equal(end, last)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_time_major_memory_gives_equal_results(cell):
+    inputs = random_inputs(cell, 3, 5, 2, 4)
+    time_major = inputs.Wx.detach().transpose(0, 1).contiguous().requires_grad_()
+
+    def from_time_major(Wx, *others, **options):
+        return flashrnn(Wx.transpose(0, 1), *others, **options)
+
+    out = results(from_time_major, inputs._replace(Wx=time_major), function=cell)
+    out["gradient of Wx"] = out["gradient of Wx"].transpose(0, 1)
+    for name, ref in results(flashrnn, inputs, function=cell).items():
+        assert torch.equal(out[name], ref), name
+
+
+def test_no_states_are_kept_without_a_gradient():
+    Wx, R, b, states = random_inputs(get_cell("slstm"), 2, 5, 1, 3)
+    with torch.no_grad():
+        assert recurrence(Wx, R, b, states.squeeze(2), "slstm").aux.shape == (3, 2, 0, 1, 3)
+    assert recurrence(Wx, R, b, states.squeeze(2), "slstm").aux.shape == (3, 2, 5, 1, 3)

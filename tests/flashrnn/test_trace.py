@@ -1,0 +1,132 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flashrnn import Cell, get_cell
+from flashrnn.codegen.torch_source import torch_function
+from flashrnn.trace import UntraceableCell, trace
+from tests.problems import CELLS, cell_name
+from tests.tolerances import assert_close
+
+
+def cell_of(activation) -> Cell:
+    return Cell("mine", lambda g, h: activation(g + 0.5 * h) + 0.1 * h, states=("h",))
+
+
+def values_of(cell: Cell) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(200, generator=generator, dtype=torch.float64) for _ in (*cell.gates, *cell.states)]
+    if "n" in cell.states:
+        n = len(cell.gates) + cell.states.index("n")
+        values[n] = 1 + values[n].abs()
+    return [value.requires_grad_() for value in values]
+
+
+def by_graphs(cell: Cell, values: list[torch.Tensor], d_new: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    graphs, names = trace(cell), (*cell.gates, *cell.states)
+    forward = torch_function(graphs.forward, names, list(graphs.forward.outputs))(*values)
+    factors = torch_function(graphs.factors, names, list(graphs.factors.outputs))(*values)
+    arguments = (*graphs.factors.outputs, *(f"d_new_{state}" for state in cell.states))
+    backward = torch_function(graphs.backward, arguments, list(graphs.backward.outputs))(*factors, *d_new)
+    out = dict(zip((*graphs.forward.outputs, *graphs.backward.outputs), (*forward, *backward), strict=True))
+    return {name: torch.as_tensor(value, dtype=torch.float64).expand(200) for name, value in out.items()}
+
+
+def by_autograd(cell: Cell, values: list[torch.Tensor], d_new: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    new = cell.update(values[: len(cell.gates)], values[len(cell.gates) :])
+    gradients = torch.autograd.grad(new, values, d_new, materialize_grads=True)
+    names = [f"new_{state}" for state in cell.states] + [f"d_{name}" for name in (*cell.gates, *cell.states)]
+    return dict(zip(names, (*new, *gradients), strict=True))
+
+
+def check_graphs(cell: Cell) -> None:
+    values = values_of(cell)
+    d_new = [torch.randn(200, generator=torch.Generator().manual_seed(1), dtype=torch.float64) for _ in cell.states]
+    assert_close(by_graphs(cell, values, d_new), by_autograd(cell, values, d_new), torch.float64)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_graphs_equal_the_step_and_its_gradient(cell):
+    check_graphs(cell)
+
+
+ACTIVATIONS = {
+    "relu": torch.relu, "relu6": F.relu6, "leaky_relu": F.leaky_relu, "elu": F.elu, "selu": F.selu, "celu": F.celu,
+    "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish,
+    "softplus": F.softplus, "softsign": F.softsign, "logsigmoid": F.logsigmoid, "hardtanh": F.hardtanh,
+    "hardswish": F.hardswish, "tanhshrink": F.tanhshrink, "threshold": lambda x: F.threshold(x, 0.1, 0.2),
+    "sin": torch.sin, "erf": torch.erf, "expm1": torch.expm1, "log1p": lambda x: torch.log1p(x * x),
+    "sqrt": lambda x: torch.sqrt(x * x + 1), "rsqrt": lambda x: torch.rsqrt(x * x + 1), "abs": torch.abs,
+    "reciprocal": lambda x: torch.reciprocal(x * x + 1), "sign": lambda x: torch.sign(x) * x,
+    "square": torch.square, "power": lambda x: (x * x + 1) ** x, "base": lambda x: (2.0**x) + x**3,
+    "clamp": lambda x: x.clamp(-0.5, 0.5), "clamp_min": lambda x: x.clamp(min=0.1),
+    "clamp_max": lambda x: x.clamp(max=0.1),
+    "maximum": lambda x: torch.maximum(x, 0.3 * x), "minimum": lambda x: torch.minimum(x, 0.3 * x),
+    "where": lambda x: torch.where((x > 0) & ~(x > 1) | (x < -1), x, 0.1), "xor": lambda x: ((x > 0) ^ (x > 1)) * x,
+    "truth_times_number": lambda x: (x > 0) * x, "truth_as_number": lambda x: (x > 0).to(x.dtype) - x,
+    "number_as_truth": lambda x: torch.where(torch.relu(x).bool(), x, 2 * x),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 0.2),
+    "alpha": lambda x: torch.add(x, x * x, alpha=0.5) - torch.sub(1.0, x, alpha=0.3),
+    "lerp": lambda x: torch.lerp(x, x * x, 0.3),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.5), "logaddexp": lambda x: torch.logaddexp(x, -x),
+    "detach": lambda x: x.detach() * x, "in_place": lambda x: (x * 1).mul_(2).add_(x).tanh_(),
+    "constant_tensor": lambda x: torch.tensor(0.25) * x + torch.full_like(x, 0.1) + x.new_zeros(()),
+    "constant_expression": lambda x: torch.sigmoid(torch.ones_like(x)) * x, "constant": torch.ones_like,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_element_wise_operations_have_graphs(activation):
+    check_graphs(cell_of(activation))
+
+
+def test_factors_are_made_before_the_gradient_arrives():
+    """The chain of dependent steps of an LSTM's backward has only a few multiplications."""
+    graphs = trace(get_cell("lstm"))
+    assert [node.op for node in graphs.backward.nodes].count("mul") <= 7
+    assert len(graphs.factors.outputs) <= 6
+    assert not any(name.startswith("d_") for name in graphs.factors.inputs)
+
+
+def test_a_trace_is_made_once():
+    assert trace(get_cell("gru")) is trace(get_cell("gru"))
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        torch.inference_mode,
+        torch.no_grad,
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: torch.device("meta"),
+    ],
+    ids=["inference_mode", "no_grad", "autocast", "default_device"],
+)
+def test_a_trace_is_the_same_wherever_it_is_made(context):
+    first, second = (Cell("mine", get_cell("slstm").step, get_cell("slstm").states) for _ in range(2))
+    with context():
+        inside = trace(first)
+    assert inside == trace(second)
+
+
+@pytest.mark.parametrize(
+    ("activation", "operator"),
+    [
+        (torch.lgamma, "aten.lgamma.default"),
+        (lambda x: torch.div(x, 0.3, rounding_mode="floor"), "aten.div.Tensor_mode{'rounding_mode': 'floor'}"),
+        (lambda x: x + x.to(torch.int64), "aten._to_copy.default{'dtype': torch.int64}"),
+        (lambda x: x - x.sum(), "aten.sum.dim_IntList"),
+    ],
+    ids=["lgamma", "floor_division", "integers", "sum"],
+)
+def test_operator_without_a_scalar_form_is_named(activation, operator):
+    with pytest.raises(UntraceableCell) as error:
+        trace(cell_of(activation))
+    assert f"cell 'mine' uses the operator {operator}, which has no scalar form" in str(error.value)
+    assert "sigmoid" in str(error.value)  # among those that have one
+
+
+@pytest.mark.parametrize("step", [lambda g, h: g if (h > 0).all() else h, lambda g, h: g * float(h)])
+def test_python_branch_on_values_is_refused(step):
+    with pytest.raises(UntraceableCell, match=r"cell 'mine' cannot be traced: .* no Python branches on values"):
+        trace(Cell("mine", step, states=("h",)))

@@ -1,0 +1,119 @@
+"""Random problems, cells as users write them, and the time loop written out: what backends are held against."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashrnn import Cell, cells, flashrnn, get_cell
+
+
+def _minimal_gated(u, r, f, h):
+    """A gate with both parts, one with a recurrent part alone, one with an input part alone."""
+    f = torch.sigmoid(f)
+    return f * h + (1 - f) * torch.tanh(u + torch.relu(r))
+
+
+def _peephole_lstm(i, f, z, o, p_i, p_f, p_o, h, c):
+    """The peepholes p are gates with a bias alone: weights that multiply the cell state."""
+    new_c = torch.sigmoid(f + p_f * c) * c + torch.sigmoid(i + p_i * c) * torch.tanh(z)
+    return torch.sigmoid(o + p_o * new_c) * torch.tanh(new_c), new_c
+
+
+def _leaky_elman(g, a, h):
+    """A leak rate of each unit's own."""
+    a = torch.sigmoid(a)
+    return (1 - a) * h + a * torch.tanh(g)
+
+
+MINIMAL_GATED = Cell("minimal_gated", _minimal_gated, states=("h",), input_gates=("u", "f"), recurrent_gates=("u", "r"))
+PEEPHOLE_LSTM = Cell(
+    "peephole_lstm",
+    _peephole_lstm,
+    states=("h", "c"),
+    input_gates=("i", "f", "z", "o"),
+    recurrent_gates=("i", "f", "z", "o"),
+)
+LEAKY_ELMAN = Cell("leaky_elman", _leaky_elman, states=("h",), input_gates=("g",), recurrent_gates=("g",))
+
+BUILT_IN = tuple(get_cell(name) for name in cells())
+CELLS = (*BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN)
+
+
+def cell_name(cell: Cell) -> str:
+    """For `pytest.mark.parametrize(..., ids=cell_name)`."""
+    return cell.name
+
+
+class Inputs(NamedTuple):
+    """The tensors that `flashrnn` takes and differentiates."""
+
+    Wx: Tensor  # [B, T, Gi, N, D]
+    R: Tensor  # [Gr, N, D, D]
+    b: Tensor  # [G, N, D]
+    states: Tensor  # [S, B, 1, N, D]
+
+    def to(self, dtype: torch.dtype) -> "Inputs":
+        """Copies that ask for gradients."""
+        return Inputs(*(x.detach().to(dtype, copy=True).requires_grad_() for x in self))
+
+
+def random_inputs(
+    cell: Cell, B: int, T: int, N: int, D: int, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Inputs:
+    """Inputs of the sizes of a trained network. A normaliser n starts above 1: sLSTM's step is not smooth at 0."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    states = randn(len(cell.states), B, 1, N, D)
+    if "n" in cell.states:
+        n = cell.states.index("n")
+        states[n] = 1 + states[n].abs()
+    R = randn(len(cell.recurrent_gates), N, D, D) / D**0.5
+    return Inputs(randn(B, T, len(cell.input_gates), N, D), R, randn(len(cell.gates), N, D), states).to(dtype)
+
+
+def random_reset(B: int, T: int, seed: int = 0) -> Tensor:
+    """[B, T] mask of document starts, about one in four steps."""
+    return torch.rand(B, T, generator=torch.Generator().manual_seed(seed)) < 0.25
+
+
+def plain_loop(
+    Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, function: Cell, reset: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `flashrnn`: equations 1 and 2 of arXiv 2412.07752 written out, for autograd to differentiate."""
+    B, T, _, N, D = Wx.shape
+    if states is None:
+        states = Wx.new_zeros(len(function.states), B, 1, N, D)
+    state, history = list(states.squeeze(2)), []
+    for t in range(T):
+        if reset is not None:
+            state = [torch.where(reset[:, t, None, None], 0.0, s) for s in state]
+        gates = []
+        for gate, bias in zip(function.gates, b, strict=True):
+            total = bias.expand(B, N, D)
+            if gate in function.input_gates:
+                total = total + Wx[:, t, function.input_gates.index(gate)]
+            if gate in function.recurrent_gates:
+                total = total + torch.einsum("nij,bnj->bni", R[function.recurrent_gates.index(gate)], state[0])
+            gates.append(total)
+        state = list(function.update(gates, state))
+        history.append(torch.stack(state))
+    return torch.stack(history, dim=2), history[-1].unsqueeze(2)
+
+
+def results(run, inputs: Inputs, seed: int = 0, **options) -> dict[str, Tensor]:
+    """Outputs of `run` (flashrnn, plain_loop) on `inputs`, and the gradients of a random mix of both outputs."""
+    every, last = run(*inputs, **options)
+    generator = torch.Generator().manual_seed(seed)
+    cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (every, last)]
+    gradients = torch.autograd.grad((every, last), inputs, cotangents)
+    names = [f"gradient of {field}" for field in inputs._fields]
+    return {"states": every.detach(), "last states": last.detach()} | dict(zip(names, gradients, strict=True))
+
+
+def reference_results(inputs: Inputs, function: Cell, **options) -> dict[str, Tensor]:
+    """`results` in float64 of the values that `inputs` have in their own dtype."""
+    return results(flashrnn, inputs.to(torch.float64), function=function, backend="vanilla", **options)
