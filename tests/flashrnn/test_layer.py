@@ -1,0 +1,243 @@
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+
+from flashrnn import Cell, FlashRNN, Recurrence, dispatch, flashrnn, get_cell
+from flashrnn.reference import Reference
+from tests.problems import BUILT_IN, CELLS, PEEPHOLE_LSTM, cell_name, random_inputs, random_reset
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+def as_tuple(states) -> tuple[torch.Tensor, ...]:
+    return (states,) if isinstance(states, torch.Tensor) else states
+
+
+def assert_equal(out, ref) -> None:
+    torch.testing.assert_close(out, ref, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_layer_is_a_linear_and_the_operator(cell):
+    rnn = FlashRNN(5, 6, num_heads=2, function=cell, batch_first=True, **DOUBLE)
+    x, S = randn(3, 4, 5), len(cell.states)
+    states = 1 + randn(S, 1, 3, 6).abs()
+    out, last = rnn(x, tuple(states))
+    Wx = (x @ rnn.input_l0.weight.T).reshape(3, 4, -1, 2, 3)
+    every, end = flashrnn(Wx, rnn.recurrent_l0.R, rnn.recurrent_l0.b, states.reshape(S, 3, 1, 2, 3), cell)
+    assert_equal(out, every[0].flatten(-2))
+    assert_equal(torch.stack(as_tuple(last)), end.reshape(S, 1, 3, 6))
+    assert isinstance(last, torch.Tensor) == (S == 1)
+
+
+def test_recurrence_is_the_operator():
+    module = Recurrence(6, num_heads=2, function="slstm", bias_init="standard", **DOUBLE)
+    Wx, _, _, states = random_inputs(get_cell("slstm"), 3, 4, 2, 3)
+    reset = random_reset(3, 4)
+    h, last = module(Wx, states.squeeze(2), reset)
+    every, end = flashrnn(Wx, module.R, module.b, states, "slstm", reset=reset)
+    assert torch.equal(h, every[0])
+    assert torch.equal(last, end.squeeze(2))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_steps_equal_the_whole_sequence(cell, num_layers):
+    rnn = FlashRNN(5, 6, num_heads=3, function=cell, num_layers=num_layers, **DOUBLE)
+    x, states = randn(7, 3, 5), None
+    out, last = rnn(x)
+    for t in range(7):
+        step, states = rnn.step(x[t], states)
+        assert_equal(step, out[t])
+    for state, end in zip(as_tuple(states), as_tuple(last), strict=True):
+        assert_equal(state, end)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_states_of_half_types_are_float32_and_continue_without_loss(dtype):
+    rnn = FlashRNN(5, 6, function="slstm", dtype=dtype)
+    x = randn(8, 2, 5, dtype=dtype)
+    out, last = rnn(x)
+    first, between = rnn(x[:3])
+    second, end = rnn(x[3:], between)
+    assert out.dtype == dtype
+    assert {state.dtype for state in last} == {torch.float32}
+    assert torch.equal(torch.cat([first, second]), out)
+    for state, whole in zip(end, last, strict=True):
+        assert torch.equal(state, whole)
+
+
+def test_bias_false_has_no_bias_parameters():
+    rnn = FlashRNN(5, 6, bias=False, **DOUBLE)
+    assert set(rnn.state_dict()) == {"input_l0.weight", "recurrent_l0.R"}
+    with torch.no_grad():
+        zero = FlashRNN(5, 6, **DOUBLE)
+        zero.load_state_dict(rnn.state_dict(), strict=False)
+        zero.recurrent_l0.b.zero_()
+    assert_equal(rnn(randn(4, 2, 5))[0], zero(randn(4, 2, 5))[0])
+
+
+def test_dropout_is_between_layers_and_in_training_alone():
+    rnn = FlashRNN(5, 6, num_layers=2, dropout=1.0, **DOUBLE)
+    x = randn(4, 2, 5)
+    trained, evaluated = rnn(x)[0], rnn.eval()(x)[0]
+    last = rnn.recurrent_l1
+    alone, _ = flashrnn(torch.zeros(2, 4, 4, 1, 6, **DOUBLE), last.R, last.b)
+    assert_equal(trained, alone[0].flatten(-2).transpose(0, 1))
+    assert not torch.allclose(trained, evaluated)
+
+
+@pytest.mark.parametrize("function", ["gru", "slstm"])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
+def test_reset_equals_documents_one_by_one(function, bidirectional):
+    rnn = FlashRNN(5, 6, function=function, num_layers=2, bidirectional=bidirectional, batch_first=True, **DOUBLE)
+    x = randn(1, 9, 5)
+    reset = torch.zeros(1, 9, dtype=torch.bool)
+    reset[0, [0, 4, 5]] = True
+    alone = [rnn(x[:, start:end])[0] for start, end in ((0, 4), (4, 5), (5, 9))]
+    assert_equal(rnn(x, reset=reset)[0], torch.cat(alone, dim=1))
+    time_first = copy.deepcopy(rnn)
+    time_first.batch_first = False
+    assert_equal(time_first(x.transpose(0, 1), reset=reset)[0], torch.cat(alone, dim=1).transpose(0, 1))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
+def test_reset_of_packed_sequences_ends_with_them(bidirectional):
+    rnn = FlashRNN(5, 6, bidirectional=bidirectional, batch_first=True, **DOUBLE)
+    sequences, states = [randn(3, 5), randn(6, 5)], (randn(1 + bidirectional, 2, 6), randn(1 + bidirectional, 2, 6))
+    reset = torch.tensor([[False, True, False, True, True, True], [False, False, False, False, True, False]])
+    packed, last = rnn(pack_sequence(sequences, enforce_sorted=False), states, reset)
+    out, _ = pad_packed_sequence(packed, batch_first=True)
+    for b, x in enumerate(sequences):
+        alone, end = rnn(x[None], tuple(s[:, b : b + 1] for s in states), reset[b : b + 1, : len(x)])
+        assert_equal(out[b : b + 1, : len(x)], alone)
+        assert_equal(last[1][:, b : b + 1], end[1])
+
+
+def test_packed_output_has_the_layout_of_the_input():
+    x = pack_padded_sequence(randn(5, 3, 4), [2, 5, 4], enforce_sorted=False)
+    out, _ = FlashRNN(4, 6, **DOUBLE)(x)
+    assert isinstance(out, PackedSequence)
+    for field in ("batch_sizes", "sorted_indices", "unsorted_indices"):
+        assert torch.equal(getattr(out, field), getattr(x, field))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_copies_and_pickles_equal_the_layer(cell):
+    rnn = FlashRNN(5, 6, num_heads=2, function=cell)
+    x = randn(4, 2, 5, dtype=torch.float32)
+    saved = io.BytesIO()
+    torch.save(rnn, saved)
+    saved.seek(0)
+    for other in (copy.deepcopy(rnn), pickle.loads(pickle.dumps(rnn)), torch.load(saved, weights_only=False)):
+        assert torch.equal(other(x)[0], rnn(x)[0])
+
+
+def test_state_dict_does_not_depend_on_the_backend(monkeypatch):
+    class Other(Reference):
+        name = "other"
+
+    monkeypatch.setattr(dispatch, "BACKENDS", (Other(), Reference()))
+    options = {"num_layers": 2, "bidirectional": True, "function": "gru"}
+    state_dicts = [FlashRNN(5, 6, backend=backend, **options).state_dict() for backend in ("auto", "other", "vanilla")]
+    suffixes = ("l0", "l0_reverse", "l1", "l1_reverse")
+    names = [f"{name}_{suffix}" for suffix in suffixes for name in ("input", "recurrent")]
+    keys = [f"{n}.{p}" for n in names for p in (("weight",) if n.startswith("input") else ("R", "b"))]
+    assert [list(state_dict) for state_dict in state_dicts] == [keys] * 3
+    assert list(state_dicts[0]["recurrent_l0.R"].shape) == [3, 1, 6, 6]
+    assert list(state_dicts[0]["recurrent_l0.b"].shape) == [4, 1, 6]
+
+
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+def test_meta_device(cell):
+    with torch.device("meta"):
+        rnn = FlashRNN(5, 6, num_layers=2, function=cell, bidirectional=True, bias_init="zeros")
+        out, states = rnn(torch.empty(7, 3, 5))
+    assert {p.device.type for p in rnn.parameters()} == {"meta"}
+    assert out.shape == (7, 3, 12)
+    assert [list(s.shape) for s in as_tuple(states)] == [[4, 3, 6]] * len(cell.states)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 4}, "num_heads must divide hidden_size, got hidden_size=6 and num_heads=4"),
+        ({"num_heads": 0}, "num_heads must divide hidden_size, got hidden_size=6 and num_heads=0"),
+        ({"input_size": 0}, "input_size and num_layers must be at least 1, got 0 and 1"),
+        ({"num_layers": 0}, "input_size and num_layers must be at least 1, got 5 and 0"),
+        ({"dropout": 1.5}, r"dropout must be a probability, got 1\.5"),
+        ({"function": "lstn"}, "unknown cell 'lstn'; registered cells: elman, gru, lstm, slstm"),
+        ({"backend": "cudnn"}, "unknown backend 'cudnn'; allowed: auto, "),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        FlashRNN(**{"input_size": 5, "hidden_size": 6} | options)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (torch.zeros(4, 2, 6), ValueError, r"x must be 2-D or 3-D with 5 features last, got \[4, 2, 6\]"),
+        (torch.zeros(1, 4, 2, 5), ValueError, r"x must be 2-D or 3-D with 5 features last, got \[1, 4, 2, 5\]"),
+        (torch.zeros(0, 2, 5), ValueError, r"at least one sequence, step, head and unit, got \[2, 0, 4, 1, 6\]"),
+        (torch.zeros(4, 2, 5).long(), TypeError, r"x must be a floating-point tensor, got torch.int64"),
+        (torch.zeros(4, 2, 5).to("meta"), ValueError, "x is on meta, but the network is on cpu; move them"),
+        (pack_sequence([torch.zeros(3, 6)]), ValueError, r"x must be 2-D with 5 features last, got \[3, 6\]"),
+    ],
+)
+def test_wrong_x(x, error, message):
+    with pytest.raises(error, match=message):
+        FlashRNN(5, 6)(x)
+
+
+@pytest.mark.parametrize(
+    ("states", "got"),
+    [
+        (torch.zeros(1, 2, 6), r"\[\[1, 2, 6\]\]"),
+        ((torch.zeros(1, 2, 6),) * 3, r"\[\[1, 2, 6\], \[1, 2, 6\], \[1, 2, 6\]\]"),
+        ((torch.zeros(1, 3, 6), torch.zeros(1, 3, 6)), r"\[\[1, 3, 6\], \[1, 3, 6\]\]"),
+        ((torch.zeros(2, 2, 6), torch.zeros(2, 2, 6)), r"\[\[2, 2, 6\], \[2, 2, 6\]\]"),
+    ],
+    ids=["one", "three", "batch", "layers"],
+)
+def test_wrong_states(states, got):
+    message = r"states must be 2 tensor\(s\) \('h', 'c'\) of shape \[1, 2, 6\], got " + got
+    with pytest.raises(ValueError, match=message):
+        FlashRNN(5, 6)(torch.zeros(4, 2, 5), states)
+    with pytest.raises(ValueError, match=message):
+        FlashRNN(5, 6).step(torch.zeros(2, 5), states)
+
+
+def test_wrong_step():
+    with pytest.raises(ValueError, match=r"x must be 2-D with 5 features last, got \[2, 1, 5\]"):
+        FlashRNN(5, 6).step(torch.zeros(2, 1, 5))
+    with pytest.raises(ValueError, match="a bidirectional network cannot be stepped"):
+        FlashRNN(5, 6, bidirectional=True).step(torch.zeros(2, 5))
+
+
+def test_representation_names_what_matters():
+    text = repr(FlashRNN(5, 6, num_heads=2, function=PEEPHOLE_LSTM, num_layers=1, dropout=0.1))
+    assert "5, 6, num_layers=1, dropout=0.1" in text
+    assert "6, num_heads=2, function='peephole_lstm', backend='auto'" in text
+
+
+def test_cells_of_one_name_do_not_share_anything():
+    """Two definitions of one name in one program, as in a notebook."""
+    first, second = (Cell("mine", step, ("h",)) for step in (lambda g, h: torch.tanh(g), lambda g, h: g - h))
+    torch.manual_seed(0)
+    a, b = FlashRNN(5, 6, function=first), FlashRNN(5, 6, function=second)
+    b.load_state_dict(a.state_dict())
+    x = randn(4, 2, 5, dtype=torch.float32)
+    a(x)[0].sum().backward()
+    b(x)[0].sum().backward()
+    assert not torch.allclose(a(x)[0], b(x)[0])
+    assert not torch.allclose(a.recurrent_l0.b.grad, b.recurrent_l0.b.grad)

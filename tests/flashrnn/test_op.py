@@ -1,0 +1,204 @@
+import pytest
+import torch
+
+from flashrnn import FlashRNN, flashrnn, get_cell
+from flashrnn.op import recurrence
+from tests.problems import BUILT_IN, CELLS, MINIMAL_GATED, cell_name, random_inputs, random_reset, results
+from tests.tolerances import assert_close, relative_error
+
+LSTM = get_cell("lstm")
+
+
+def operator_arguments(cell, B=2, T=3, N=2, D=3, *, with_reset):
+    Wx, R, b, states = random_inputs(cell, B, T, N, D)
+    states = states.detach().squeeze(2).transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    return Wx, R, b, states, random_reset(B, T) if with_reset else None
+
+
+@pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+def test_opcheck_forward(cell, with_reset):
+    """Schema, autograd registration, fake kernel and AOT dispatch; also for inputs with swapped axes in memory."""
+    Wx, R, b, states, reset = operator_arguments(cell, with_reset=with_reset)
+    Wx = Wx.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    torch.library.opcheck(torch.ops.flashrnn.forward, (Wx, R, b, states, reset, cell.key, "auto", True))
+
+
+def test_opcheck_forward_without_states():
+    arguments = [x.detach() for x in operator_arguments(LSTM, with_reset=False)[:4]]
+    torch.library.opcheck(torch.ops.flashrnn.forward, (*arguments, None, LSTM.key, "vanilla", False))
+
+
+@pytest.mark.parametrize("cell", [LSTM, get_cell("gru")], ids=cell_name)
+def test_opcheck_backward(cell):
+    *inputs, reset = operator_arguments(cell, with_reset=True)
+    inputs = [x.detach() for x in inputs]
+    h, aux, last = torch.ops.flashrnn.forward(*inputs, reset, cell.key, "auto", True)
+    arguments = (torch.ones_like(h), None, torch.ones_like(last), *inputs, reset, h, aux, cell.key, "auto")
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # its autograd is there to refuse
+    torch.library.opcheck(torch.ops.flashrnn.backward, arguments, test_utils=tests)
+
+
+class Network(torch.nn.Module):
+    """A recurrent network between other layers."""
+
+    def __init__(self, function, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn = FlashRNN(5, 6, num_heads=2, function=function, batch_first=True, **options)
+        self.head = torch.nn.Linear(12 if self.rnn.bidirectional else 6, 3)
+
+    def forward(self, x, reset):
+        out, states = self.rnn(torch.tanh(x), reset=reset)
+        return self.head(out), states
+
+
+def outputs_and_gradients(run, network: Network, x: torch.Tensor, reset) -> dict[str, torch.Tensor]:
+    network.zero_grad()
+    out, states = run(x, reset)
+    states = torch.stack(states) if isinstance(states, tuple) else states
+    (out.square().mean() + states.square().mean()).backward()
+    gradients = {f"gradient of {name}": p.grad.clone() for name, p in network.named_parameters()}
+    return {"out": out.detach(), "states": states.detach()} | gradients
+
+
+@pytest.mark.parametrize("function", ["slstm", "gru", MINIMAL_GATED], ids=["slstm", "gru", "minimal_gated"])
+def test_compiled_network_gives_equal_results(function):
+    torch.compiler.reset()
+    model = Network(function, num_layers=2, bidirectional=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for T in (7, 9):  # the second length compiles for any
+        x, reset = torch.randn(3, T, 5, generator=torch.Generator().manual_seed(T)), random_reset(3, T)
+        ref = outputs_and_gradients(model, model, x, reset)
+        assert_close(outputs_and_gradients(compiled, model, x, reset), ref, torch.float32)
+
+
+def test_network_compiled_by_inductor_gives_equal_results():
+    torch.compiler.reset()
+    model = Network("lstm")
+    x, reset = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0)), random_reset(3, 7)
+    ref = outputs_and_gradients(model, model, x, reset)
+    compiled = torch.compile(model, fullgraph=True)
+    assert_close(outputs_and_gradients(compiled, model, x, reset), ref, torch.float32)
+
+
+def test_compiled_operator_with_cu_seqlens_autocast_and_no_grad():
+    torch.compiler.reset()
+    Wx, R, b, states = random_inputs(LSTM, 1, 6, 2, 3, torch.float32)
+    cu_seqlens = torch.tensor([0, 2, 2, 6])
+
+    @torch.no_grad()
+    def run():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return flashrnn(Wx, R, b, states, cu_seqlens=cu_seqlens)
+
+    for out, ref in zip(torch.compile(run, fullgraph=True, backend="aot_eager")(), run(), strict=True):
+        assert torch.equal(out, ref)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_autocast_computes_as_its_dtype_asked_for_by_name(cell):
+    inputs = random_inputs(cell, 2, 20, 2, 8, torch.float32)
+    named = results(flashrnn, inputs, function=cell, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = results(flashrnn, inputs, function=cell)
+    assert cast["states"].dtype == torch.bfloat16
+    assert cast["last states"].dtype == cast["gradient of R"].dtype == torch.float32
+    for name, ref in named.items():
+        assert torch.equal(cast[name], ref), name
+
+
+def test_autocast_leaves_float64_alone():
+    inputs = random_inputs(LSTM, 2, 4, 1, 3)
+    ref = results(flashrnn, inputs, function=LSTM)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = results(flashrnn, inputs, function=LSTM)
+    for name in ref:
+        assert torch.equal(out[name], ref[name]), name
+
+
+def test_dtype_sets_that_of_computation_and_output():
+    inputs = random_inputs(LSTM, 2, 4, 1, 3, torch.float32)
+    every, last = flashrnn(*inputs, dtype=torch.float64)
+    assert every.dtype == last.dtype == torch.float64
+    assert relative_error(flashrnn(*inputs)[0], every) < 1e-6
+
+
+def test_double_backward_says_that_there_is_none():
+    inputs = random_inputs(LSTM, 1, 2, 1, 2)
+    (gradient,) = torch.autograd.grad(flashrnn(*inputs)[0].sum(), inputs.Wx, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"flashrnn has no second derivative; use create_graph=False"):
+        gradient.sum().backward()
+
+
+def test_works_in_inference_mode():
+    inputs = random_inputs(LSTM, 1, 2, 1, 2)
+    with torch.inference_mode():
+        out = flashrnn(*inputs)[0]
+    assert torch.equal(out, flashrnn(*inputs)[0])
+
+
+def test_meta_tensors_have_shapes_and_dtypes():
+    inputs = [x.to("meta") for x in random_inputs(get_cell("slstm"), 2, 5, 3, 4, torch.bfloat16)]
+    every, last = flashrnn(*inputs, function="slstm")
+    assert (every.shape, every.dtype, every.device.type) == ((4, 2, 5, 3, 4), torch.bfloat16, "meta")
+    assert (last.shape, last.dtype) == ((4, 2, 1, 3, 4), torch.float32)
+
+
+def bad(**changes):
+    """Arguments of an LSTM with B=2, T=3, N=2, D=4 in which something is wrong."""
+    Wx, R, b, states = random_inputs(LSTM, 2, 3, 2, 4, torch.float32)
+    return {"Wx": Wx, "R": R, "b": b, "states": states, "function": LSTM} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"Wx": torch.zeros(2, 3, 32)}, ValueError, r"Wx must be \[B, T, gates .*, got \[2, 3, 32\]"),
+        ({"Wx": torch.zeros(2, 3, 3, 2, 4)}, ValueError, r"Wx has 3 gates, but cell 'lstm' has input for 4: \('i', "),
+        ({"Wx": torch.zeros(2, 0, 4, 2, 4)}, ValueError, r"at least one sequence, step, .*, got \[2, 0, 4, 2, 4\]"),
+        ({"Wx": torch.zeros(0, 3, 4, 2, 4)}, ValueError, r"at least one sequence, step, .*, got \[0, 3, 4, 2, 4\]"),
+        ({"Wx": torch.zeros(2, 3, 4, 2, 4).long()}, TypeError, "dtype must be one of .*float64, got torch.int64"),
+        ({"dtype": torch.complex64}, TypeError, "dtype must be one of .*float64, got torch.complex64"),
+        ({"R": torch.zeros(4, 2, 4, 3)}, ValueError, r"R must be \[4, 2, 4, 4\] for Wx .*, got \[4, 2, 4, 3\]"),
+        ({"R": torch.zeros(4, 2, 4, 4).long()}, TypeError, "R must be a floating-point tensor, got torch.int64"),
+        ({"b": torch.zeros(8, 4)}, ValueError, r"b must be \[4, 2, 4\] for Wx \[2, 3, 4, 2, 4\], got \[8, 4\]"),
+        ({"b": torch.zeros(4, 2, 4).to("meta")}, ValueError, "b is on meta, but Wx is on cpu; move them to one device"),
+        ({"states": torch.zeros(2, 2, 2, 4)}, ValueError, r"states must be \[S, B, 1, N, D\], got \[2, 2, 2, 4\]"),
+        ({"states": torch.zeros(2, 3, 1, 2, 4)}, ValueError, r"states must be \[2, 2, 2, 4\] .*, got \[2, 3, 2, 4\]"),
+        ({"states": torch.zeros(2, 2, 1, 2, 4).to("meta")}, ValueError, "states is on meta, but Wx is on cpu"),
+        ({"reset": torch.zeros(2, 4).bool()}, ValueError, r"reset must be \[2, 3\] for Wx .*, got \[2, 4\]"),
+        ({"reset": torch.zeros(2, 3)}, TypeError, "reset must be a bool tensor, got torch.float32"),
+        ({"reset": torch.zeros(2, 3), "cu_seqlens": torch.tensor([0, 3])}, ValueError, "either reset or cu_seqlens"),
+        ({"cu_seqlens": torch.tensor([0, 3])}, ValueError, "for one packed sequence: batch size is 2"),
+        ({"function": "ltsm"}, ValueError, "unknown cell 'ltsm'; registered cells: elman, gru, lstm, slstm"),
+        ({"backend": "cudnn"}, ValueError, "unknown backend 'cudnn'; allowed: auto, .*vanilla"),
+    ],
+)
+def test_bad_input_is_one_clear_error(changes, error, message):
+    with pytest.raises(error, match=message):
+        flashrnn(**bad(**changes))
+
+
+@pytest.mark.parametrize(
+    ("cu_seqlens", "error", "message"),
+    [
+        ([1, 3], ValueError, r"cu_seqlens must rise from 0 to the time steps, 3, got \[1, 3\]"),
+        ([0, 2], ValueError, r"must rise from 0 to the time steps, 3, got \[0, 2\]"),
+        ([0, 2, 1, 3], ValueError, r"must rise from 0 to the time steps, 3, got \[0, 2, 1, 3\]"),
+        ([], TypeError, "cu_seqlens must be an integer tensor, got torch.float32"),
+        ([0.0, 3.0], TypeError, "cu_seqlens must be an integer tensor, got torch.float32"),
+        ([[0, 3]], ValueError, r"cu_seqlens must be one-dimensional.* has shape \[1, 2\]"),
+    ],
+)
+def test_wrong_cu_seqlens(cu_seqlens, error, message):
+    with pytest.raises(error, match=message):
+        flashrnn(**bad(Wx=torch.zeros(1, 3, 4, 2, 4), states=None, cu_seqlens=torch.tensor(cu_seqlens)))
+
+
+def test_states_of_layers_have_no_time_axis():
+    Wx, R, b, states = random_inputs(LSTM, 2, 3, 2, 4)
+    h, aux, last = recurrence(Wx, R, b, states.squeeze(2), LSTM)
+    every, end = flashrnn(Wx, R, b, states, LSTM)
+    assert torch.equal(torch.cat([h[None], aux]), every)
+    assert torch.equal(last.unsqueeze(2), end)
