@@ -4,6 +4,7 @@ import contextlib
 import glob
 import hashlib
 import json
+import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -68,7 +69,8 @@ class Corpus:
         streaming: a hub dataset is read while it is used; otherwise it is downloaded first. Local files are always
         read in place.
         """
-        rows = self._open(streaming)
+        with self._naming_errors():
+            rows = self._open(streaming)
         if rows.column_names is not None:
             if self.column not in rows.column_names:
                 raise self._missing_column(rows.column_names)
@@ -91,7 +93,7 @@ class Corpus:
 
     def texts(self, rows: Iterable[dict]) -> Iterator[str]:
         """The documents of `rows` that have any text."""
-        try:
+        with self._naming_errors():
             for number, row in enumerate(rows, 1):
                 if self.column not in row:
                     raise self._missing_column(row)
@@ -100,6 +102,11 @@ class Corpus:
                     raise ValueError(f"source {self.source!r}, row {number}: {self.column!r} is {text!r}, not text")
                 if text.strip():
                     yield text.encode("utf-8", "replace").decode()  # JSON may hold halves of a surrogate pair
+
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"source {self.source!r} cannot be read: {error}") from error
 
@@ -171,9 +178,11 @@ def _load_from_hub(corpus: Corpus, streaming: bool) -> datasets.Dataset | datase
 
 
 def _stdlib_files() -> list[str]:
-    root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-    return [str(path) for path in sorted(root.rglob("*.py")) if not left_out & set(path.relative_to(root).parts)]
+    files = []
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = set(subfolders) - {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+        files += [os.path.join(folder, name) for name in names if name.endswith(".py")]
+    return sorted(files)
 
 
 def _kind(name: str) -> str:

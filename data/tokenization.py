@@ -12,8 +12,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from data.corpora import check_hub, fingerprint
 
-# Set before the first use: otherwise every fork of a DataLoader worker prints a warning (those workers never tokenise).
+# The threads that encode do not survive a fork: a forked rank has to encode without them or would wait forever. Left to
+# itself, the library does the same, but prints a warning for every DataLoader worker.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
 TRAINED = re.compile(r"bpe:(\d+)")  # "bpe:2048": trained on the corpus, 2048 tokens
 SMALLEST_BPE = 257  # all bytes and the end of text

@@ -1,0 +1,145 @@
+import gzip
+import itertools
+import json
+import re
+import sysconfig
+
+import datasets
+import huggingface_hub
+import numpy as np
+import pytest
+
+from data.corpora import DOCUMENT_CHARS, Corpus, held_out
+
+TEXTS = [f"document {i}: " + "some text " * i for i in range(20)]
+
+
+def write_rows(path, rows):
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return str(path)
+
+
+def read(source, **arguments):
+    return list(Corpus(str(source), **arguments).read())
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+    def fail(*args, **kwargs):
+        raise OSError("Name or service not known")
+
+    for name in ("dataset_info", "model_info"):
+        monkeypatch.setattr(huggingface_hub.HfApi, name, fail)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz"])
+def test_json_lines(tmp_path, name):
+    rows = [{"text": text, "meta": {"set": "web"}} for text in TEXTS]
+    assert read(write_rows(tmp_path / name, rows)) == TEXTS
+
+
+def test_parquet_and_another_column(tmp_path):
+    datasets.Dataset.from_dict({"id": list(range(20)), "content": TEXTS}).to_parquet(tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", column="content") == TEXTS
+
+
+def test_text_files_of_a_glob_in_sorted_order_and_long_ones_in_pieces(tmp_path):
+    long = "line of text\n" * 5000
+    for name, text in (("b.txt", "second"), ("a.txt", "first"), ("c/d.txt", long), ("empty.txt", " \n")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    first, second, *pieces = read(tmp_path / "**" / "*.txt")
+    assert (first, second) == ("first", "second")
+    assert "".join(pieces) == long
+    assert len(pieces) == -(-len(long) // DOCUMENT_CHARS)
+    assert all(piece.endswith("text\n") for piece in pieces)
+
+
+def test_the_standard_library_without_its_tests():
+    files = Corpus("stdlib").files
+    root = sysconfig.get_path("stdlib")
+    assert f"{root}/argparse.py" in files
+    assert not any(re.search(r"/(tests?|site-packages)/", name.removeprefix(root)) for name in files)
+
+
+def test_max_bytes_cuts_behind_the_document_that_reaches_it(tmp_path):
+    corpus = Corpus(write_rows(tmp_path / "a.jsonl", [{"text": "ä" * 10}] * 5))  # 20 bytes each
+    assert [len(list(corpus.read(max_bytes))) for max_bytes in (1, 20, 21, 1000)] == [1, 1, 2, 5]
+
+
+def test_ranks_read_different_documents(tmp_path):
+    corpus = Corpus(write_rows(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS]))
+    parts = [corpus.texts(corpus.rows(rank=rank, world_size=3)) for rank in range(3)]
+    assert sorted(itertools.chain(*parts)) == sorted(TEXTS)
+
+
+def test_held_out_is_a_fraction_and_grows_with_it():
+    texts = [str(i) for i in range(10_000)]
+    small, large = ({text for text in texts if held_out(text, fraction)} for fraction in (0.01, 0.1))
+    np.testing.assert_allclose([len(small), len(large)], [100, 1000], rtol=0.25)
+    assert small < large
+
+
+def test_half_a_surrogate_pair_does_not_stop_the_reading(tmp_path):
+    (tmp_path / "a.jsonl").write_text(r'{"text": "half \ud83d of an emoji"}')
+    assert read(tmp_path / "a.jsonl") == ["half ? of an emoji"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("a.txt", b"", ValueError, r"a.txt' has no text"),
+        ("a.txt", b"\xff\xfe\xff", ValueError, r"a.txt is not UTF-8 text"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', ValueError, r"a.jsonl, line 2 is not JSON"),
+        ("a.jsonl", b'["x"]\n', ValueError, r'a.jsonl, line 1 is not a JSON object: \["x"\]'),
+        ("a.jsonl", b'{"content": "x"}\n', ValueError, r"no column 'text'; set `column` to one of: content"),
+        ("a.jsonl", b'{"text": null}\n', ValueError, r"row 1: 'text' is None, not text"),
+        ("a.parquet", b"nonsense", ValueError, r"a.parquet' cannot be read: .*not a parquet file"),
+        ("b.txt", b"x", FileNotFoundError, r"no file matches source '.*a.txt'"),
+    ],
+)
+def test_unreadable_files(tmp_path, name, content, error, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(error, match=message):
+        read(tmp_path / name.replace("b.txt", "a.txt"))
+
+
+def test_a_parquet_file_without_the_column(tmp_path):
+    datasets.Dataset.from_dict({"content": TEXTS}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="no column 'text'; set `column` to one of: content"):
+        read(tmp_path / "a.parquet")
+
+
+def test_a_folder_or_mixed_kinds(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder; name its files: '.*/\*\*/\*.txt'"):
+        read(tmp_path)
+    (tmp_path / "a.txt").write_text("x")
+    write_rows(tmp_path / "a.jsonl", [{"text": "x"}])
+    with pytest.raises(ValueError, match="mixes JSON lines and text files"):
+        read(tmp_path / "a.*")
+
+
+def test_zstandard_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("fsspec.compression.available_compressions", lambda: [None, "gzip"])
+    (tmp_path / "a.jsonl.zst").write_bytes(b"")
+    with pytest.raises(ValueError, match="pip install zstandard"):
+        read(tmp_path / "a.jsonl.zst")
+
+
+def test_no_network_fails_at_once_and_says_what_to_do(no_network, monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("would try for half a minute"))
+    with pytest.raises(
+        ConnectionError, match=r"'owner/name': cannot reach .* set HF_HUB_OFFLINE=1; else .* local path"
+    ):
+        read("owner/name")
+
+
+def test_offline_and_not_downloaded_before(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="'owner/name' cannot be loaded: not downloaded before"):
+        read("owner/name")

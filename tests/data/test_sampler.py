@@ -1,0 +1,53 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from data.sampler import ResumableSampler
+
+
+def epoch(sampler):
+    return [batch.tolist() for batch in sampler]
+
+
+@pytest.mark.parametrize("size", [None, 50])
+def test_ranks_share_the_batches_of_one_global_order(size):
+    alone = ResumableSampler(size, 6, seed=3, consumed=12)
+    ranks = [ResumableSampler(size, 2, seed=3, consumed=12, rank=rank, world_size=3) for rank in range(3)]
+    together = zip(*ranks, strict=size is not None)
+    for expected, parts in itertools.islice(zip(alone, together, strict=size is not None), 10):
+        np.testing.assert_array_equal(np.concatenate(parts), expected)
+
+
+def test_an_epoch_is_a_new_permutation_without_its_last_incomplete_batch():
+    sampler = ResumableSampler(50, 8, seed=0)
+    first = epoch(sampler)
+    sampler.consumed = 48
+    second = epoch(sampler)
+    for batches in (first, second):
+        assert len(batches) == len(sampler) == 6
+        assert len(set(itertools.chain(*batches))) == 48
+    assert first != second
+    assert first != epoch(ResumableSampler(50, 8, seed=1))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 6, 7, 11])
+def test_continues_behind_what_was_consumed(taken):
+    whole = ResumableSampler(50, 8, seed=0)
+    batches = epoch(whole)
+    whole.consumed = 48
+    batches += epoch(whole)
+    end_of_epoch = 6 if taken < 6 else 12
+    assert epoch(ResumableSampler(50, 8, seed=0, consumed=taken * 8)) == batches[taken:end_of_epoch]
+
+
+def test_counts_without_end():
+    sampler = ResumableSampler(None, 4, consumed=8)
+    assert [batch.tolist() for batch in itertools.islice(sampler, 2)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    with pytest.raises(TypeError, match="no length"):
+        len(sampler)
+
+
+def test_fewer_samples_than_a_global_batch():
+    with pytest.raises(ValueError, match=r"there are 7 training samples, fewer than one global batch of 4 x 2 ranks"):
+        ResumableSampler(7, 4, world_size=2)

@@ -1,0 +1,153 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from data import tasks
+from data.state_tracking import StateTracking
+
+
+def first_batches(loader: DataLoader, count: int) -> list[dict]:
+    return list(itertools.islice(loader, count))
+
+
+def lengths(batch: dict) -> np.ndarray:
+    return (batch["labels"] != tasks.IGNORED).sum(1).numpy()
+
+
+@pytest.fixture
+def new_task(monkeypatch):
+    """Registers a task for the duration of a test."""
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    return tasks.task
+
+
+def test_parity_labels_are_the_running_xor_and_padding_is_not_scored():
+    for batch in first_batches(StateTracking(max_length=9).train_dataloader(), 3):
+        assert batch["input_ids"].shape == batch["labels"].shape == (128, 9)
+        for bits, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+            length = 9 - labels.count(-100)
+            assert 1 <= length <= 9
+            assert labels[:length] == list(itertools.accumulate(bits[:length], lambda a, b: a ^ b))
+            assert bits[length:] == [0] * (9 - length)
+            assert labels[length:] == [-100] * (9 - length)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [7, 128, 300])
+def test_a_sample_depends_on_its_index_alone(batch_size, num_workers):
+    def samples(batch_size, num_workers):
+        loader = StateTracking(batch_size=batch_size, num_workers=num_workers).train_dataloader()
+        batches = first_batches(loader, -(-300 // batch_size))
+        return torch.cat([batch["labels"] for batch in batches])[:300]
+
+    assert samples(batch_size, num_workers).equal(samples(50, 0))
+
+
+def test_seeds_and_splits_give_other_samples():
+    arguments = {"min_length": 40, "max_length": 60, "eval_lengths": [40, 60]}
+    module, other_seed = StateTracking(**arguments), StateTracking(**arguments, seed=1)
+    loaders = [module.train_dataloader(), module.val_dataloader(), *module.test_dataloader()]
+    batches = [next(iter(loader))["input_ids"] for loader in [*loaders, other_seed.train_dataloader()]]
+    for one, other in itertools.combinations(batches, 2):
+        assert not one.equal(other)
+
+
+def test_training_lengths_are_uniform():
+    batches = first_batches(StateTracking(max_length=10).train_dataloader(), 100)
+    counts = np.bincount(np.concatenate([lengths(batch) for batch in batches]), minlength=11)
+    assert counts[0] == 0
+    np.testing.assert_allclose(counts[1:], 1280, atol=4 * 1280**0.5)
+
+
+def test_evaluation_ranges_meet_without_overlap():
+    module = StateTracking(eval_lengths=[40, 64, 128, 256], eval_batches=3, batch_size=100)
+    assert module.eval_ranges == [(40, 63), (64, 127), (128, 256)]
+    for (low, high), loader in zip(module.eval_ranges, module.test_dataloader(), strict=True):
+        found = np.concatenate([lengths(batch) for batch in loader])
+        assert len(loader) == 3
+        assert len(found) == 300
+        assert low <= found.min() < low + 8
+        assert high - 8 < found.max() <= high
+    found = np.concatenate([lengths(batch) for batch in module.val_dataloader()])
+    assert found.min() < 48
+    assert found.max() > 248
+
+
+def test_another_range_leaves_the_others_as_they_are():
+    few, more = StateTracking(eval_lengths=[40, 64, 129]), StateTracking(eval_lengths=[40, 64, 129, 300])
+    assert next(iter(few.test_dataloader()[0]))["input_ids"].equal(next(iter(more.test_dataloader()[0]))["input_ids"])
+
+
+def test_final_supervision_keeps_the_last_label():
+    every = next(iter(StateTracking().train_dataloader()))
+    final = next(iter(StateTracking(supervision="final").train_dataloader()))
+    assert final["input_ids"].equal(every["input_ids"])
+    last = torch.from_numpy(lengths(every) - 1)[:, None]
+    assert (lengths(final) == 1).all()
+    assert final["labels"].gather(1, last).equal(every["labels"].gather(1, last))
+
+
+def test_a_task_is_one_function(new_task):
+    @new_task(vocab_size=7, num_classes=5)
+    def every_second_sum(rng, shape):
+        tokens = rng.integers(0, 7, shape)
+        return tokens, np.where(np.arange(shape[1]) % 2, tokens.cumsum(1) % 5, tasks.IGNORED)
+
+    module = StateTracking("every_second_sum", supervision="final", min_length=2)
+    assert (module.vocab_size, module.num_classes, module.chance) == (7, 5, 0.2)
+    batch = next(iter(module.train_dataloader()))
+    assert (lengths(batch) == 1).all()  # also where the sequence ends with a position that is not scored
+    assert ((batch["labels"] != tasks.IGNORED).nonzero()[:, 1] % 2 == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("token", "label", "message"),
+    [(2, 0, "'broken' drew the token 2; allowed are 0 ... 1"), (0, -1, "'broken' drew the label -1")],
+)
+def test_a_task_with_values_out_of_range(new_task, token, label, message):
+    @new_task(vocab_size=2, num_classes=2)
+    def broken(rng, shape):
+        return np.full(shape, token), np.full(shape, label)
+
+    with pytest.raises(ValueError, match=message):
+        StateTracking("broken")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"task": "partiy"}, "unknown task 'partiy'; there are: .*parity"),
+        ({"min_length": 0}, "min_length=0"),
+        ({"min_length": 41}, "min_length=41, max_length=40"),
+        ({"eval_lengths": [40]}, r"eval_lengths=\[40\]: need two or more"),
+        ({"eval_lengths": [64, 40]}, r"eval_lengths=\[64, 40\]"),
+        ({"supervision": "last"}, "unknown supervision 'last'; there are: per_position, final"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"eval_batches": 0}, "eval_batches=0 must be at least 1"),
+        ({"num_workers": -1}, "num_workers=-1 must be at least 0"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        StateTracking(**arguments)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_resumes_exactly(fit, tmp_path, num_workers):
+    def module():
+        return StateTracking(batch_size=4, max_length=8, num_workers=num_workers)
+
+    uninterrupted = fit(module(), max_steps=5)
+    assert fit(module(), max_steps=5, ckpt_path=tmp_path / "step=3.ckpt") == uninterrupted[3:]
+
+
+def test_a_step_that_was_broken_off_is_taken_again(fit, tmp_path):
+    uninterrupted = fit(StateTracking(batch_size=4), max_steps=4)
+    with pytest.raises(RuntimeError, match="broken off"):
+        fit(StateTracking(batch_size=4), max_steps=4, fail_at=2)
+    resumed = fit(StateTracking(batch_size=4), max_steps=4, ckpt_path=tmp_path / "on_exception.ckpt")
+    assert resumed == uninterrupted[2:]

@@ -1,0 +1,374 @@
+import itertools
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from data import corpora, tokenization
+from data.packing import PackedBlocks, pack, token_dtype
+from data.text import Text
+
+WORDS = ["the", "state", "of", "a", "recurrent", "network", "is", "what", "it", "keeps", "of", "its", "past"]
+EMOJI = "🙂"
+
+
+def sentences(count):
+    rng = np.random.default_rng(0)
+    return [f"{i}: {' '.join(rng.choice(WORDS, 30))} {EMOJI}" for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """60 documents of about 80 tokens as JSON lines, in three files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rows = [json.dumps({"text": text, "meta": {"i": i}}) for i, text in enumerate(sentences(60))]
+    for i in range(3):
+        (folder / f"{i}.jsonl").write_text("\n".join(rows[20 * i : 20 * (i + 1)]))
+    return str(folder / "*.jsonl")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def make(corpus, cache):
+    """A Text module with its data ready; the cache is shared between tests."""
+
+    def build(**overrides):
+        defaults = {"tokenizer": "bpe:300", "context_length": 16, "batch_size": 4, "val_fraction": 0.2}
+        module = Text(**{"source": corpus, "cache_dir": str(cache), **defaults, **overrides})
+        module.prepare_data()
+        module.setup()
+        return module
+
+    return build
+
+
+def all_tokens(blocks):
+    return blocks.tokens().tolist()
+
+
+def in_file_order(blocks):
+    return blocks[range(len(blocks))]
+
+
+def test_blocks_hold_every_document_once_in_order(make):
+    module = make()
+    for blocks, validation in ((module.train_data, False), (module.val_data, True)):
+        expected = [text for text in sentences(60) if corpora.held_out(text, 0.2) == validation]
+        assert module.tokenizer.decode(all_tokens(blocks)) == "".join(text + "<|endoftext|>" for text in expected)
+        batch = in_file_order(blocks)
+        assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+        used = len(blocks) * 16
+        assert batch["input_ids"].flatten().tolist() == all_tokens(blocks)[:used]
+        assert batch["labels"].flatten().tolist() == all_tokens(blocks)[1 : used + 1]
+        assert len(all_tokens(blocks)) - used <= 16
+
+
+def test_reset_marks_the_first_token_of_a_document(make):
+    batch = in_file_order(make(reset_at_documents=True).train_data)
+    behind_the_end = batch["input_ids"][:, :-1] == 0
+    assert behind_the_end.sum() > 30
+    assert batch["reset"].dtype == torch.bool
+    assert batch["reset"][:, 1:].equal(behind_the_end)
+    assert not batch["reset"][:, 0].any()
+    assert "reset" not in in_file_order(make().train_data)
+
+
+def test_manifest_says_what_the_folder_holds(make):
+    module = make()
+    (folder,) = {path.parent for path in (module.train_data.path, module.val_data.path)}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert folder.name.endswith(manifest["hash"])
+    assert manifest["identity"]["tokenizer"] == "bpe:300"
+    assert manifest["vocab_size"] == module.vocab_size == module.num_classes == len(module.tokenizer)
+    assert manifest["dtype"] == "uint16"
+    splits = manifest["splits"]
+    assert splits["train"]["documents"] + splits["validation"]["documents"] == 60
+    assert splits["train"]["tokens"] == len(all_tokens(module.train_data))
+
+
+def test_packs_once(make, monkeypatch):
+    make()
+    monkeypatch.setattr(Text, "_build", lambda *args: pytest.fail("packed again"))
+    make(context_length=32, batch_size=2, seed=1, reset_at_documents=True, max_val_blocks=3)
+
+
+def test_another_source_or_tokenizer_gets_another_folder(make, corpus, tmp_path):
+    source = Path(corpus).parent
+    folders = set()
+
+    def add(**arguments):
+        folders.add(make(**arguments).train_data.path.parent)
+
+    add()
+    add(tokenizer="bpe:280")
+    add(val_fraction=0.3)
+    add(max_bytes=5000)
+    own = tmp_path / "0.jsonl"
+    shutil.copy(source / "0.jsonl", own)
+    add(source=str(own))
+    own.write_text(own.read_text() + '\n{"text": "one more"}\n')
+    add(source=str(own))
+    assert len(folders) == 6
+
+
+@pytest.mark.parametrize("damage", ["cut", "no tokens", "no manifest", "half a manifest"])
+def test_an_incomplete_cache_is_rebuilt(make, tmp_path, damage, caplog):
+    whole = make(cache_dir=str(tmp_path))
+    path, tokens = whole.train_data.path, all_tokens(whole.train_data)
+    manifest = path.parent / "manifest.json"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-10])
+    elif damage == "no tokens":
+        path.unlink()
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text()[:100])
+    assert all_tokens(make(cache_dir=str(tmp_path)).train_data) == tokens
+    assert "Packing" in caplog.text
+
+
+def test_of_many_processes_one_packs(corpus, tmp_path, monkeypatch):
+    builds = []
+    build = Text._build
+    monkeypatch.setattr(Text, "_build", lambda *args: (builds.append(1), build(*args)))
+    modules = [Text(corpus, tokenizer="bpe:300", cache_dir=str(tmp_path)) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(Text.prepare_data, modules))
+    assert len(builds) == 1
+
+
+def test_unigram_perplexity(make):
+    module = make()
+    train, validation = (in_file_order(data)["labels"].flatten() for data in (module.train_data, module.val_data))
+    probability = (torch.bincount(train, minlength=module.vocab_size) + 1).double()
+    probability /= probability.sum()
+    assert module.unigram_perplexity() == pytest.approx(float(probability[validation].log().mean().neg().exp()))
+
+
+def test_validation_is_limited(make):
+    module = make(max_val_blocks=6)
+    assert [len(batch["labels"]) for batch in module.val_dataloader()] == [4, 2]
+
+
+def test_the_order_is_that_of_no_workers(make):
+    batches = [[batch["input_ids"].tolist() for batch in make(num_workers=n).train_dataloader()] for n in (0, 2)]
+    assert batches[0] == batches[1]
+    assert len(batches[0]) == len(make().train_data) // 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("behind_the_epoch", [-2, 0, 1])
+def test_resumes_exactly_in_and_between_epochs(make, fit, tmp_path, behind_the_epoch, num_workers):
+    arguments = {"batch_size": 25, "num_workers": num_workers}
+    per_epoch = len(make(**arguments).train_dataloader())
+    taken, end = per_epoch + behind_the_epoch, 2 * per_epoch + 3
+    uninterrupted = fit(make(**arguments), max_steps=end)
+    resumed = fit(make(**arguments), max_steps=end, ckpt_path=tmp_path / f"step={taken}.ckpt")
+    assert resumed == uninterrupted[taken:]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"streaming": True, "max_val_blocks": 5}])
+def test_two_ranks_resume_exactly_on_data_of_their_own(make, fit, tmp_path, arguments):
+    uninterrupted = fit(make(**arguments), max_steps=6, devices=2)
+    assert uninterrupted[0] != uninterrupted[1]
+    resumed = fit(make(**arguments), max_steps=6, devices=2, ckpt_path=tmp_path / "step=4.ckpt")
+    assert resumed == [seen[4:] for seen in uninterrupted]
+
+
+class TestStreaming:
+    arguments = {"streaming": True, "max_val_blocks": 5}  # noqa: RUF012
+
+    def test_blocks_hold_the_training_documents_without_storing_them(self, make):
+        module = make(**self.arguments)
+        loader = iter(module.train_dataloader())
+        tokens = torch.cat([next(loader)["input_ids"].flatten() for _ in range(8)])
+        stored = make().train_data  # the same tokenizer: it was trained on the same text
+        assert tokens.tolist() == all_tokens(stored)[: len(tokens)]
+        assert not (module.val_data.path.parent / "train.bin").exists()
+
+    def test_validation_is_read_ahead(self, make):
+        module = make(**self.arguments)
+        assert len(module.val_data) == 5
+        assert all_tokens(module.val_data) == all_tokens(make().val_data)[: len(all_tokens(module.val_data))]
+
+    def test_starts_again_at_the_end(self, make):
+        module = make(**self.arguments, batch_size=64)
+        loader = iter(module.train_dataloader())
+        tokens = torch.cat([next(loader)["input_ids"].flatten() for _ in range(8)]).tolist()
+        once = all_tokens(make().train_data)
+        assert len(tokens) > 2 * len(once)
+        assert tokens == list(itertools.islice(itertools.cycle(once), len(tokens)))
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_resumes_exactly(self, make, fit, tmp_path, num_workers):
+        arguments = {**self.arguments, "batch_size": 32}
+        uninterrupted = fit(make(**arguments), max_steps=12)
+        module = make(**arguments, num_workers=num_workers)
+        assert fit(module, max_steps=12, ckpt_path=tmp_path / "step=7.ckpt") == uninterrupted[7:]
+
+    @pytest.mark.parametrize(
+        ("state", "message"),
+        [({"position": [0, 0]}, "a run on 2 ranks, this one has 1"), ({"position": 8}, "streaming=True now, but not")],
+    )
+    def test_a_checkpoint_that_does_not_fit(self, make, state, message):
+        with pytest.raises(ValueError, match=message):
+            make(**self.arguments).load_state_dict(state)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({}, "needs max_val_blocks"),
+            ({"max_val_blocks": 5, "num_workers": 2}, "num_workers=2: .* at most 1 worker"),
+            ({"max_val_blocks": 5, "max_bytes": 100}, "max_bytes=100"),
+        ],
+    )
+    def test_bad_arguments(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            Text(streaming=True, **arguments)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, streaming):
+    def load_dataset(name, subset, *, split, revision, streaming):
+        assert (name, subset, revision) == ("owner/name", "small", "v1")
+        texts = {"train": sentences(50), "validation": ["held out " * 40] * 3}[split]
+        dataset = datasets.Dataset.from_dict({"text": texts, "meta": [{"i": 0}] * len(texts)})
+        return dataset.to_iterable_dataset() if streaming else dataset
+
+    monkeypatch.setattr(corpora, "check_hub", lambda *args: None)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    module = make(
+        source="owner/name",
+        subset="small",
+        revision="v1",
+        val_split="validation",
+        streaming=streaming,
+        max_val_blocks=2,
+        cache_dir=str(tmp_path),
+    )
+    first = next(iter(module.train_dataloader()))["input_ids"]
+    assert len(first) == 4
+    assert module.tokenizer.decode(all_tokens(module.val_data)) == ("held out " * 40 + "<|endoftext|>") * 3
+    if streaming:
+        assert module.tokenizer.decode(first[0]).startswith("0: ")
+
+
+def test_ids_beyond_sixteen_bits(tmp_path):
+    assert [token_dtype(size) for size in (50_257, 65_536, 65_537)] == [np.uint16, np.uint16, np.uint32]
+    pack([("train", "x")], tmp_path, ["train"], lambda texts: [[65_536, 1]], 0, 65_537)
+    assert PackedBlocks(tmp_path / "train.bin", "uint32", 2)[[0]]["input_ids"].tolist() == [[65_536, 1]]
+
+
+def test_a_token_beyond_the_vocabulary(tmp_path):
+    with pytest.raises(ValueError, match="the tokenizer gave token 300, but its vocabulary ends at 299"):
+        pack([("train", "x")], tmp_path, ["train"], lambda texts: [[1, 300]], 0, 300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"context_length": 100_000}, ValueError, r"train.bin has \d+ tokens, fewer than one block .* = 100001"),
+        ({"val_fraction": 1e-6}, ValueError, r"validation.bin has 0 tokens, .* a larger val_fraction"),
+        ({"tokenizer": "bpe:256"}, ValueError, "'bpe:256': a byte-level BPE has at least 257 tokens"),
+        ({"val_split": "validation"}, ValueError, "is local; subset, split, val_split and revision are for hub"),
+        ({"val_fraction": 1.5}, ValueError, "val_fraction=1.5 must lie between 0 and 1"),
+        ({"context_length": 0}, ValueError, "context_length=0 must be at least 1"),
+        ({"max_val_blocks": 0}, ValueError, "max_val_blocks=0 must be at least 1"),
+        ({"source": "missing.txt"}, FileNotFoundError, "no file matches source 'missing.txt'"),
+    ],
+)
+def test_bad_arguments(make, arguments, error, message):
+    with pytest.raises(error, match=message):
+        make(**arguments)
+
+
+def test_more_in_a_batch_than_there_is(make):
+    with pytest.raises(ValueError, match="fewer than one global batch of 10000 x 1 ranks"):
+        make(batch_size=10_000).train_dataloader()
+
+
+def test_the_order_of_calls(corpus, tmp_path):
+    module = Text(corpus, cache_dir=str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"known after prepare_data\(\) and setup\(\)"):
+        _ = module.vocab_size
+    with pytest.raises(RuntimeError, match=r"prepare_data\(\) has to come before setup\(\)"):
+        module.setup()
+
+
+class TestTokenizer:
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory):
+        path = tmp_path_factory.mktemp("tokenizer")
+        tokenization.train(sentences(20), 300).save_pretrained(path)
+        return path
+
+    def test_a_local_folder(self, make, folder):
+        module = make(tokenizer=str(folder))
+        assert module.vocab_size == 300
+        assert module.tokenizer.get_vocab() == tokenization.load(str(folder)).get_vocab()
+
+    def test_a_trained_one_reproduces_any_text(self, folder):
+        tokenizer = tokenization.load(str(folder))
+        text = "ungesehen: \t\x00 ∂ 🙃"
+        (ids,) = tokenization.encoder(tokenizer)([text])
+        assert tokenizer.decode(ids) == text
+
+    def test_text_that_spells_the_end_of_text_does_not_end_it(self, folder):
+        tokenizer = tokenization.load(str(folder))
+        (ids,) = tokenization.encoder(tokenizer)(["a <|endoftext|> b"])
+        assert tokenizer.eos_token_id not in ids
+        assert tokenizer.eos_token_id in tokenizer("a <|endoftext|> b")["input_ids"]  # a prompt may still use it
+
+    def test_saved_truncation_does_not_cut_documents(self, folder):
+        tokenizer = tokenization.load(str(folder))
+        tokenizer.backend_tokenizer.enable_truncation(3)
+        (ids,) = tokenization.encoder(tokenizer)([sentences(1)[0]])
+        assert len(ids) > 30
+
+    def test_a_slow_tokenizer(self):
+        tokenizer = transformers.ByT5Tokenizer()
+        assert tokenization.encoder(tokenizer)(["ab"]) == [[100, 101]]
+        assert tokenization.vocab_size(tokenizer) == len(tokenizer)
+
+    def test_a_folder_without_its_vocabulary(self, tmp_path):
+        (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+        with pytest.raises(ValueError, match="does not know any word"):
+            tokenization.load(str(tmp_path))
+
+    def test_an_empty_folder(self, tmp_path):
+        with pytest.raises(ValueError, match=r"is not a folder that save_pretrained\(\) wrote"):
+            tokenization.load(str(tmp_path))
+
+    def test_no_end_of_text(self, tmp_path):
+        tokenizer = tokenization.train(sentences(5), 300)
+        tokenizer.eos_token = None
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="has no end-of-text token"):
+            tokenization.load(str(tmp_path))
+
+    def test_not_downloaded_and_offline(self, monkeypatch):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(
+            FileNotFoundError, match="'owner/name' is not in the local cache, and HF_HUB_OFFLINE is set"
+        ):
+            tokenization.load("owner/name")
+
+    def test_not_downloaded_and_no_network(self, monkeypatch):
+        def fail(*args, **kwargs):
+            raise OSError("Name or service not known")
+
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
+        with pytest.raises(ConnectionError, match="tokenizer 'owner/name': cannot reach"):
+            tokenization.load("owner/name")
