@@ -1,4 +1,5 @@
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -51,9 +52,9 @@ def test_slstm_equals_its_definition_without_stabiliser():
 
 
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
-@pytest.mark.parametrize("size", [-1e3, 1e3])
-def test_large_gates_give_finite_results_and_gradients(cell, size):
-    Wx = torch.full((1, 3, len(cell.input_gates), 1, 1), size, requires_grad=True)
+def test_large_gates_give_finite_results_and_gradients(cell):
+    signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=len(cell.input_gates))))
+    Wx = (1e3 * signs)[:, None, :, None, None].expand(-1, 3, -1, 1, 1).contiguous().requires_grad_()
     R, b = torch.ones(len(cell.recurrent_gates), 1, 1, 1), torch.zeros(len(cell.gates), 1, 1)
     every, _ = flashrnn(Wx, R, b, function=cell)
     every.sum().backward()

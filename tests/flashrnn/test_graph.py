@@ -119,6 +119,13 @@ def test_choice_between_two_constants_has_the_dtype_of_the_inputs(dtype):
     torch.testing.assert_close(out, torch.tensor([0.1, 0.2], dtype=dtype), rtol=0, atol=0)
 
 
+def test_power_of_a_negative_constant():
+    graph = Graph()
+    graph.outputs = {"out": graph.add("pow", graph.const(-2.0), graph.input("x"))}
+    (out,) = torch_function(graph, ("x",), ("out",))(torch.tensor([2.0, 3.0]))
+    assert out.tolist() == [4.0, -8.0]
+
+
 def test_constant_outputs_are_floats():
     graph = Graph()
     graph.outputs = {"one": graph.const(1.0), "x": graph.input("x")}

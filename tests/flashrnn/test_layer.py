@@ -99,14 +99,23 @@ def test_dropout_is_between_layers_and_in_training_alone():
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
 def test_reset_equals_documents_one_by_one(function, bidirectional):
     rnn = FlashRNN(5, 6, function=function, num_layers=2, bidirectional=bidirectional, batch_first=True, **DOUBLE)
-    x = randn(1, 9, 5)
+    x, S = randn(1, 9, 5), len(rnn.cell.states)
     reset = torch.zeros(1, 9, dtype=torch.bool)
-    reset[0, [0, 4, 5]] = True
-    alone = [rnn(x[:, start:end])[0] for start, end in ((0, 4), (4, 5), (5, 9))]
-    assert_equal(rnn(x, reset=reset)[0], torch.cat(alone, dim=1))
+    reset[0, [4, 5, 8]] = True
+    states = 1 + randn(S, 4 if bidirectional else 2, 1, 6).abs()
+    forward, backward = states.clone(), states.clone()  # initial states of the first document, and of the last
+    backward[:, ::2] = 0
+    if bidirectional:
+        forward[:, 1::2] = 0
+    else:
+        backward[:] = 0
+    documents = [(0, 4, forward), (4, 5, 0 * states), (5, 8, 0 * states), (8, 9, backward)]
+    alone = torch.cat([rnn(x[:, a:b], s.unbind() if S > 1 else s[0])[0] for a, b, s in documents], dim=1)
+    states = states.unbind() if S > 1 else states[0]
+    assert_equal(rnn(x, states, reset)[0], alone)
     time_first = copy.deepcopy(rnn)
     time_first.batch_first = False
-    assert_equal(time_first(x.transpose(0, 1), reset=reset)[0], torch.cat(alone, dim=1).transpose(0, 1))
+    assert_equal(time_first(x.transpose(0, 1), states, reset)[0], alone.transpose(0, 1))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
@@ -122,12 +131,18 @@ def test_reset_of_packed_sequences_ends_with_them(bidirectional):
         assert_equal(last[1][:, b : b + 1], end[1])
 
 
-def test_packed_output_has_the_layout_of_the_input():
-    x = pack_padded_sequence(randn(5, 3, 4), [2, 5, 4], enforce_sorted=False)
+@pytest.mark.parametrize("is_sorted", [False, True], ids=["unsorted", "sorted"])
+def test_packed_output_has_the_layout_of_the_input(is_sorted):
+    lengths = [5, 4, 2] if is_sorted else [2, 5, 4]
+    x = pack_padded_sequence(randn(5, 3, 4), lengths, enforce_sorted=is_sorted)
     out, _ = FlashRNN(4, 6, **DOUBLE)(x)
     assert isinstance(out, PackedSequence)
-    for field in ("batch_sizes", "sorted_indices", "unsorted_indices"):
-        assert torch.equal(getattr(out, field), getattr(x, field))
+    assert torch.equal(out.batch_sizes, x.batch_sizes)
+    if is_sorted:
+        assert out.sorted_indices is out.unsorted_indices is None
+    else:
+        assert torch.equal(out.sorted_indices, x.sorted_indices)
+        assert torch.equal(out.unsorted_indices, x.unsorted_indices)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)

@@ -127,6 +127,14 @@ def test_continuing_from_the_last_states_equals_the_uncut_sequence(cell, dtype):
     assert last.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert torch.equal(torch.cat([first, second], dim=2), every)
     assert torch.equal(end, last)
+    assert torch.equal(last[0, :, 0], every[0, :, -1].to(last.dtype))  # h goes on as it was put out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_biases_and_states_are_not_rounded_to_half_types(dtype):
+    Wx, R, b, states = random_inputs(get_cell("lstm"), 2, 1, 2, 3, torch.float32)
+    out, ref = (flashrnn(0 * Wx, 0 * R, b, states, dtype=d)[1] for d in (dtype, torch.float64))
+    assert_close({"c": out[1]}, {"c": ref[1]}, torch.float32)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
