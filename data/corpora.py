@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -93,15 +94,19 @@ class Corpus:
 
     def texts(self, rows: Iterable[dict]) -> Iterator[str]:
         """The documents of `rows` that have any text."""
-        with self._naming_errors():
-            for number, row in enumerate(rows, 1):
-                if self.column not in row:
-                    raise self._missing_column(row)
-                text = row[self.column]
-                if not isinstance(text, str):
-                    raise ValueError(f"source {self.source!r}, row {number}: {self.column!r} is {text!r}, not text")
-                if text.strip():
-                    yield text.encode("utf-8", "replace").decode()  # JSON may hold halves of a surrogate pair
+        rows = iter(rows)
+        for number in itertools.count(1):
+            with self._naming_errors():
+                row = next(rows, None)
+            if row is None:
+                return
+            if self.column not in row:
+                raise self._missing_column(row)
+            text = row[self.column]
+            if not isinstance(text, str):
+                raise ValueError(f"source {self.source!r}, row {number}: {self.column!r} is {text!r}, not text")
+            if text.strip():
+                yield text.encode("utf-8", "replace").decode()  # JSON may hold halves of a surrogate pair
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:

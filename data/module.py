@@ -9,6 +9,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from data.sampler import ResumableSampler
 
+# What Lightning guesses about loaders is wrong for these: they do resume, and a batch takes them a fraction of a ms.
+for guess in ("your dataloader is not resumable", "does not have many workers"):
+    warnings.filterwarnings("ignore", message=f".*{guess}", module="lightning")
+
 
 class ResumableDataModule(L.LightningDataModule):
     """A DataModule that continues with the very batch that follows the checkpoint, also in the middle of an epoch.
@@ -85,5 +89,3 @@ class ResumableDataModule(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position = self._position_before = state_dict["position"]
-        # Lightning cannot know that the loader starts in the middle of the epoch by itself.
-        warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")

@@ -142,6 +142,7 @@ class Text(ResumableDataModule):
             batch_size=None,
             num_workers=self.num_workers,
             multiprocessing_context="spawn" if self.num_workers else None,  # the tokenizer's threads die in a fork
+            persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
 

@@ -41,7 +41,7 @@ def test_a_sample_depends_on_its_index_alone(batch_size, num_workers):
     def samples(batch_size, num_workers):
         loader = StateTracking(batch_size=batch_size, num_workers=num_workers).train_dataloader()
         batches = first_batches(loader, -(-300 // batch_size))
-        return torch.cat([batch["labels"] for batch in batches])[:300]
+        return torch.cat([torch.stack([batch["input_ids"], batch["labels"]], 1) for batch in batches])[:300]
 
     assert samples(batch_size, num_workers).equal(samples(50, 0))
 

@@ -34,6 +34,14 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a saved tokenizer."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenization.train(sentences(20), 300).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
@@ -189,6 +197,10 @@ def test_two_ranks_resume_exactly_on_data_of_their_own(make, fit, tmp_path, argu
 class TestStreaming:
     arguments = {"streaming": True, "max_val_blocks": 5}  # noqa: RUF012
 
+    @pytest.fixture(autouse=True)
+    def _fewer_documents_at_once_than_there_are(self, monkeypatch):
+        monkeypatch.setattr("data.streaming.DOCUMENTS_AT_ONCE", 7)
+
     def test_blocks_hold_the_training_documents_without_storing_them(self, make):
         module = make(**self.arguments)
         loader = iter(module.train_dataloader())
@@ -307,12 +319,6 @@ def test_the_order_of_calls(corpus, tmp_path):
 
 
 class TestTokenizer:
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory):
-        path = tmp_path_factory.mktemp("tokenizer")
-        tokenization.train(sentences(20), 300).save_pretrained(path)
-        return path
-
     def test_a_local_folder(self, make, folder):
         module = make(tokenizer=str(folder))
         assert module.vocab_size == 300
