@@ -1,0 +1,44 @@
+"""ConstrINT: a solver for small integer constraint problems as they come up in the tiling of kernels.
+
+from flashrnn.constrint import Problem, ceil_div
+
+p = Problem("tiling")
+head_dim = p.variable("head_dim", 256, "head size")
+warps = p.variable("warps", range(1, 17), "warps per CTA")
+tile = p.variable("tile", [8, 16, 32, 64], "units of a warp", prefer="largest")
+p.add("cover", warps * tile >= head_dim)
+p.add("shared memory", warps * tile * head_dim * 2 + 1024 <= 227 * 1024, unit="bytes")
+print(p.minimize((warps * tile, warps)))  # the smallest padding, then the fewest warps
+"""
+
+from .conditions import AllOf, AnyOf, Comparison, Condition, all_of, any_of
+from .conflict import Infeasible
+from .expressions import Constant, Expression, Power, Product, Quotient, Remainder, Sum, Variable
+from .functions import Extremum, Lookup, ceil_div, lookup, maximum, minimum
+from .problem import Problem, Solution
+
+__all__ = [
+    "AllOf",
+    "AnyOf",
+    "Comparison",
+    "Condition",
+    "Constant",
+    "Expression",
+    "Extremum",
+    "Infeasible",
+    "Lookup",
+    "Power",
+    "Problem",
+    "Product",
+    "Quotient",
+    "Remainder",
+    "Solution",
+    "Sum",
+    "Variable",
+    "all_of",
+    "any_of",
+    "ceil_div",
+    "lookup",
+    "maximum",
+    "minimum",
+]

@@ -1,0 +1,149 @@
+"""Conditions compiled to Python functions that say whether they can still hold for given bounds of the variables.
+
+A test is a function of three lists over the variables: smallest value L, largest value H, divisor S. It returns False
+only if no choice of values within them satisfies its condition, and decides exactly when every L = H. Bounds only widen
+when an L falls or an H rises, and then a test can only turn from False to True. So a test that reads L but not H of
+some variable is monotone in it: with that variable fixed, True up to some value and False beyond. Propagation finds
+that value by bisection; which of L, H, S a test reads is recorded while its source is written.
+
+Compiling costs about 40 µs per condition, a test 0.1 to 0.5 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from . import domains
+from .conditions import AllOf, AnyOf, Comparison, Condition
+from .expressions import Constant, Expression, Product, Remainder, Sum, Variable
+from .source import Bounds, Source, compile_functions
+
+Test = Callable[[Bounds, Bounds, Bounds], bool]
+Objective = Callable[[Bounds, Bounds, Bounds], tuple[int, ...]]
+
+UP_TO, FROM, ANY = "up to", "from", "any"  # which values of one variable a test can let pass
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A compiled test and what is known of it.
+
+    shapes: the variables it reads, each with the shape of the values that pass.
+    reads: (list, variable) for each of L, H, S that it reads.
+    one_sided: every variable is read at one end only; test(H, L, S) then says whether all values left satisfy it.
+    sleeps: it removes no value while more than one of its variables is undecided.
+    """
+
+    test: Test
+    shapes: tuple[tuple[int, str], ...]
+    reads: frozenset[tuple[str, int]]
+    one_sided: bool
+    sleeps: bool
+
+
+def compile_conditions(conditions: Sequence[Condition], position: Mapping[Variable, int]) -> list[list[Check]]:
+    """For each condition the checks that it consists of; `position` says where in L, H, S a variable stands."""
+    sources = []
+    for number, condition in enumerate(conditions):
+        for part in _parts(condition):
+            source = Source(position)
+            sources.append((number, source, part(source)))
+    tests = compile_functions([(source.lines, result) for _, source, result in sources])
+    checks: list[list[Check]] = [[] for _ in conditions]
+    for test, (number, source, _) in zip(tests, sources, strict=True):
+        checks[number].append(_check(test, source.reads, _only_inequations(conditions[number])))
+    return checks
+
+
+def compile_objective(expressions: tuple[Expression, ...], position: Mapping[Variable, int]) -> Objective:
+    """The function that gives the lower bounds of the expressions."""
+    source = Source(position)
+    sides = "".join(f"{source.side(expression, False)}, " for expression in expressions)
+    function: Objective = compile_functions([(source.lines, f"({sides})")])[0]
+    return function
+
+
+def _check(test: Test, reads: set[tuple[str, int]], sleeps: bool) -> Check:
+    shapes = []
+    for index in sorted({index for _, index in reads}):
+        lists = {name for name, i in reads if i == index}
+        shapes.append((index, UP_TO if lists == {"L"} else FROM if lists == {"H"} else ANY))
+    return Check(test, tuple(shapes), frozenset(reads), all(shape is not ANY for _, shape in shapes), sleeps)
+
+
+def _parts(condition: Condition) -> Iterator[Callable[[Source], str]]:
+    """A condition as tests that all have to pass: small ones prune more, and fewer events wake each."""
+    if isinstance(condition, AllOf):
+        for part in condition.parts:
+            yield from _parts(part)
+    elif isinstance(condition, Comparison) and condition.relation == "==" and not is_divisibility(condition):
+        left, right = condition.left, condition.right
+        yield lambda source: _comparison(source, Comparison(left, "<=", right))
+        yield lambda source: _comparison(source, Comparison(left, ">=", right))
+        # The two bounds imply the rest where one side is a sum without common divisor: it can take any value.
+        if not any(isinstance(side, Sum) and _common_divisor(side) == 1 for side in (left, right)):
+            yield lambda source: _equal_multiple(source, left, right)
+    else:
+        yield lambda source: _can_hold(source, condition)
+
+
+def _can_hold(source: Source, condition: Condition) -> str:
+    """Source of whether a condition can hold."""
+    if isinstance(condition, AllOf | AnyOf):
+        word = " and " if isinstance(condition, AllOf) else " or "
+        return f"({word.join(_can_hold(source, part) for part in condition.parts)})"
+    assert isinstance(condition, Comparison)
+    return _comparison(source, condition)
+
+
+def _comparison(source: Source, condition: Comparison) -> str:
+    left, relation, right = condition.left, condition.relation, condition.right
+    if relation in ("<=", "<"):
+        return f"{source.side(left, False)} {relation} {source.side(right, True)}"
+    if relation in (">=", ">"):
+        return f"{source.side(left, True)} {relation} {source.side(right, False)}"
+    if relation == "!=":
+        (a, b), (c, d) = source.ends(left), source.ends(right)
+        return f"not ({a} == {b} == {c} == {d})"
+    if is_divisibility(condition):
+        dividend, divisor = left.operands
+        arguments = (source.both(dividend), source.divisor(dividend), source.both(divisor), source.divisor(divisor))
+        return f"divisible({', '.join(arguments)})"
+    return _equal_multiple(source, left, right)
+
+
+def _equal_multiple(source: Source, left: Expression, right: Expression) -> str:
+    """Source of whether both sides' ranges share a number that their divisors divide."""
+    (a, b), (c, d) = source.ends(left), source.ends(right)
+    return f"shares_multiple(max({a}, {c}), min({b}, {d}), {source.divisor(left)}, {source.divisor(right)})"
+
+
+def is_divisibility(condition: Comparison) -> bool:
+    """Whether it reads a % b == 0."""
+    return condition.relation == "==" and isinstance(condition.left, Remainder) and condition.right.bounds == (0, 0)
+
+
+def _common_divisor(expression: Expression) -> int:
+    """A number that divides every value of the expression."""
+    if isinstance(expression, Constant):
+        return abs(expression.value)
+    if isinstance(expression, Variable):
+        return domains.divisor(expression.domain)
+    if isinstance(expression, Product | Sum):
+        parts = [_common_divisor(operand) for operand in expression.operands]
+        if isinstance(expression, Sum):
+            return gcd(*parts)
+        whole = 1
+        for part in parts:
+            whole *= part
+        return whole
+    return 1
+
+
+def _only_inequations(condition: Condition) -> bool:
+    """Whether it consists of != alone; each of those says nothing until both its sides have one value."""
+    if isinstance(condition, AnyOf):
+        return all(_only_inequations(part) for part in condition.parts)
+    return isinstance(condition, Comparison) and condition.relation == "!="

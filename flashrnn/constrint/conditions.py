@@ -1,0 +1,112 @@
+"""Conditions on integer expressions: comparisons, conjunctions (`&`, `all_of`) and alternatives (`|`, `any_of`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .text import AND, COMPARISON, OR, PAPER, PYTHON, Style, bracketed
+
+if TYPE_CHECKING:
+    from .expressions import Expression, Variable
+
+
+class Condition:
+    """Something that holds or does not once every variable has a value."""
+
+    __slots__ = ()
+
+    def variables(self) -> Iterator[Variable]:
+        """The variables in it, in order of appearance, with repetitions."""
+        raise NotImplementedError
+
+    def write(self, style: Style) -> tuple[str, int]:
+        raise NotImplementedError
+
+    def __and__(self, other: Condition) -> Condition:
+        return all_of(self, other)
+
+    def __or__(self, other: Condition) -> Condition:
+        return any_of(self, other)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"'{self}' is a condition, true or false only once it is solved: combine conditions with & and | "
+            "(each in brackets), or all_of and any_of; and, or, not, if and chains like 1 <= x <= 8 cannot work"
+        )
+
+    def __repr__(self) -> str:
+        return self.write(PYTHON)[0]
+
+    def __str__(self) -> str:
+        return self.write(PAPER)[0]
+
+
+class Comparison(Condition):
+    """left `relation` right, the relation being one of <=, <, >=, >, ==, !=."""
+
+    __slots__ = ("left", "relation", "right")
+
+    def __init__(self, left: Expression, relation: str, right: Expression) -> None:
+        self.left, self.relation, self.right = left, relation, right
+
+    def variables(self) -> Iterator[Variable]:
+        yield from self.left.variables()
+        yield from self.right.variables()
+
+    def write(self, style: Style) -> tuple[str, int]:
+        left, right = self.left.write(style)[0], self.right.write(style)[0]
+        return f"{left} {style.relations[self.relation]} {right}", COMPARISON
+
+
+class _Several(Condition):
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[Condition, ...]) -> None:
+        self.parts = parts
+
+    def variables(self) -> Iterator[Variable]:
+        for part in self.parts:
+            yield from part.variables()
+
+
+class AllOf(_Several):
+    """Every part holds."""
+
+    __slots__ = ()
+
+    def write(self, style: Style) -> tuple[str, int]:
+        # Python's & binds tighter than a comparison, so its parts are always bracketed there.
+        at_least = COMPARISON if style.paper else COMPARISON + 1
+        return style.both.join(bracketed(part, at_least, style) for part in self.parts), AND
+
+
+class AnyOf(_Several):
+    """At least one part holds."""
+
+    __slots__ = ()
+
+    def write(self, style: Style) -> tuple[str, int]:
+        at_least = COMPARISON if style.paper else COMPARISON + 1
+        return style.either.join(bracketed(part, at_least, style) for part in self.parts), OR
+
+
+def all_of(*conditions: Condition) -> Condition:
+    """The conjunction; the same as `c1 & c2 & ...`."""
+    return _several(AllOf, "all_of", conditions)
+
+
+def any_of(*conditions: Condition) -> Condition:
+    """The alternative; the same as `c1 | c2 | ...`."""
+    return _several(AnyOf, "any_of", conditions)
+
+
+def _several(kind: type[_Several], name: str, conditions: tuple[Condition, ...]) -> Condition:
+    if not conditions:
+        raise ValueError(f"{name}() needs at least one condition")
+    parts: list[Condition] = []
+    for condition in conditions:
+        if not isinstance(condition, Condition):
+            raise TypeError(f"{name}: {condition!r} is not a condition; write comparisons like x * y <= 64")
+        parts += condition.parts if isinstance(condition, kind) else (condition,)
+    return parts[0] if len(parts) == 1 else kind(tuple(parts))

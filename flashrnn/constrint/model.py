@@ -1,0 +1,79 @@
+"""A fixed set of variables and compiled constraints: what is propagated, searched and examined for conflicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .checks import Check, compile_conditions, compile_objective
+from .conditions import Comparison, Condition
+from .domains import Domain
+from .expressions import Constant, Expression, Variable
+from .propagation import Network, State
+from .search import Search
+from .text import PAPER, with_unit
+
+Values = dict[Variable, int]
+
+
+@dataclass(slots=True, eq=False)
+class Constraint:
+    """A named condition and the unit of its two sides; its checks once a model with it was made."""
+
+    name: str
+    condition: Condition
+    unit: str
+    checks: list[Check] | None = None
+
+    @property
+    def text(self) -> str:
+        """The condition as on paper, a constant limit with its unit."""
+        condition = self.condition
+        if isinstance(condition, Comparison) and isinstance(condition.right, Constant) and self.unit:
+            relation = PAPER.relations[condition.relation]
+            return f"{condition.left} {relation} {with_unit(condition.right.value, self.unit)}"
+        return str(condition)
+
+
+class Model:
+    """Variables and constraints; every call starts from the variables' whole domains."""
+
+    def __init__(self, variables: Sequence[Variable], constraints: Sequence[Constraint]) -> None:
+        self.variables, self.constraints = tuple(variables), tuple(constraints)
+        self._position = {variable: i for i, variable in enumerate(variables)}
+        fresh = [constraint for constraint in constraints if constraint.checks is None]
+        compiled = compile_conditions([constraint.condition for constraint in fresh], self._position)
+        for constraint, checks in zip(fresh, compiled, strict=True):
+            constraint.checks = checks
+        self.network = Network(len(variables), [constraint.checks or [] for constraint in constraints])
+
+    def propagated(self) -> State | None:
+        """The domains after propagation of every constraint, or None if one of them is left empty."""
+        state = State.of([variable.domain for variable in self.variables])
+        return state if self.network.propagate(state) else None
+
+    def domains(self) -> dict[Variable, Domain] | None:
+        state = self.propagated()
+        return None if state is None else dict(zip(self.variables, state.domains, strict=True))
+
+    def solutions(self, order: Sequence[Variable] = ()) -> Iterator[Values]:
+        """All solutions, depth first."""
+        state = self.propagated()
+        if state is not None:
+            yield from map(self._values, self._search(order).depth_first(state))
+
+    def best(self, objective: tuple[Expression, ...], order: Sequence[Variable] = ()) -> Iterator[Values]:
+        """All solutions, the one with the smallest objective first."""
+        state = self.propagated()
+        if state is not None:
+            bound = compile_objective(objective, self._position)
+            yield from map(self._values, self._search(order, objective).best_first(state, bound))
+
+    def _search(self, order: Sequence[Variable], objective: tuple[Expression, ...] = ()) -> Search:
+        first = [self._position[variable] for variable in order]
+        largest_first = [variable.prefer == "largest" for variable in self.variables]
+        of_objective = {self._position[variable] for expression in objective for variable in expression.variables()}
+        return Search(self.network, first, largest_first, of_objective)
+
+    def _values(self, state: State) -> Values:
+        return dict(zip(self.variables, state.low, strict=True))

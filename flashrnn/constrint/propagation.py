@@ -1,0 +1,137 @@
+"""Pruning of domains to a fixed point (Global ARC-Reduce of the FlashRNN paper, arXiv 2412.07752)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from .checks import ANY, UP_TO, Check, Test
+from .domains import Domain, divisor
+from .source import Bounds
+
+# Domains up to this size are tested value by value where a test is not monotone; larger ones once search has cut them.
+VALUE_BY_VALUE = 512
+
+
+class State:
+    """The domains of all variables, with their smallest values, largest values and divisors beside them."""
+
+    __slots__ = ("divisor", "domains", "high", "low")
+
+    def __init__(self, domains: list[Domain], low: Bounds, high: Bounds, divisor: Bounds) -> None:
+        self.domains, self.low, self.high, self.divisor = domains, low, high, divisor
+
+    @classmethod
+    def of(cls, domains: Sequence[Domain]) -> State:
+        return cls(list(domains), [d[0] for d in domains], [d[-1] for d in domains], [divisor(d) for d in domains])
+
+    def copy(self) -> State:
+        return State(self.domains[:], self.low[:], self.high[:], self.divisor[:])
+
+
+class Network:
+    """The checks of numbered constraints, and who reads what of each variable."""
+
+    def __init__(self, size: int, constraints: Sequence[Sequence[Check]]) -> None:
+        self.checks = [(check, number) for number, checks in enumerate(constraints) for check in checks]
+        self.pruned_by: set[int] = set()  # the constraints that have removed a value so far
+        # For each variable the checks to be run again when its smallest value, largest value or divisor changes.
+        self.readers: dict[str, list[list[int]]] = {table: [[] for _ in range(size)] for table in "LHS"}
+        for place, (check, _) in enumerate(self.checks):
+            for table, index in check.reads:
+                self.readers[table][index].append(place)
+
+    def propagate(self, state: State, woken: Iterable[int] | None = None) -> bool:
+        """Removes values that a check does not let pass until none is left to remove; False if a domain is empty.
+
+        `woken` are the checks to begin with, all of them if it is None. A run of a check costs a test or two, and
+        for each of its undecided variables another, or log2(domain) where it prunes, or the domain where not monotone.
+        """
+        queued = set(range(len(self.checks)) if woken is None else woken)
+        queue = sorted(queued)  # a heap: checks run in the order in which their constraints were added
+        low, high, divisors = state.low, state.high, state.divisor
+        while queue:
+            place = heappop(queue)
+            queued.discard(place)
+            check, number = self.checks[place]
+            test = check.test
+            if not test(low, high, divisors):
+                self.pruned_by.add(number)
+                return False
+            if check.one_sided and test(high, low, divisors):
+                continue
+            undecided = [(index, shape) for index, shape in check.shapes if low[index] != high[index]]
+            if check.sleeps and len(undecided) > 1:
+                continue
+            for index, shape in undecided:
+                domain = state.domains[index]
+                kept = _passing(test, state, index, shape)
+                if len(kept) == len(domain):
+                    continue
+                self.pruned_by.add(number)
+                if not kept:
+                    return False
+                for other in self.assign(state, index, kept):
+                    if other not in queued:
+                        queued.add(other)
+                        heappush(queue, other)
+        return True
+
+    def assign(self, state: State, index: int, domain: Domain) -> list[int]:
+        """Gives a variable a smaller domain and returns the checks to be run again, some perhaps twice."""
+        woken: list[int] = []
+        state.domains[index] = domain
+        if state.low[index] != domain[0]:
+            state.low[index] = domain[0]
+            woken += self.readers["L"][index]
+        if state.high[index] != domain[-1]:
+            state.high[index] = domain[-1]
+            woken += self.readers["H"][index]
+        if self.readers["S"][index]:
+            step = divisor(domain)
+            if step != state.divisor[index]:
+                state.divisor[index] = step
+                woken += self.readers["S"][index]
+        return woken
+
+
+def _passing(test: Test, state: State, index: int, shape: str) -> Domain:
+    """The values of a variable that pass a test, which the domain as a whole does."""
+    domain = state.domains[index]
+    if shape is ANY:
+        return _filtered(test, state, index, domain)
+    if shape is UP_TO:
+        return domain[: _count(test, state, state.low, index, domain)]
+    return domain[len(domain) - _count(test, state, state.high, index, domain[::-1]) :]
+
+
+def _count(test: Test, state: State, bound: Bounds, index: int, values: Domain) -> int:
+    """How many values, from the first on, pass a test that is monotone in the variable and reads it in `bound` only."""
+    first = bound[index]
+    passing, failing = 1, len(values)  # the first value passes, since the whole domain does
+    probe = failing - 1  # the last value comes first: most often nothing is to be removed
+    while passing < failing:
+        bound[index] = values[probe]
+        if test(state.low, state.high, state.divisor):
+            passing = probe + 1
+        else:
+            failing = probe
+        probe = (passing + failing) // 2
+    bound[index] = first
+    return passing
+
+
+def _filtered(test: Test, state: State, index: int, domain: Domain) -> Domain:
+    """The values that pass a test of any shape."""
+    if len(domain) > VALUE_BY_VALUE:
+        return domain
+    low, high, divisors = state.low, state.high, state.divisor
+    before = low[index], high[index], divisors[index]
+    kept = []
+    for value in domain:
+        low[index] = high[index] = value
+        divisors[index] = abs(value)
+        if test(low, high, divisors):
+            kept.append(value)
+    low[index], high[index], divisors[index] = before
+    return domain if len(kept) == len(domain) else tuple(kept)

@@ -1,0 +1,90 @@
+"""Search for solutions: domains are halved and pruned until every variable has one value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from heapq import heappop, heappush
+from math import inf
+
+from .checks import Objective
+from .propagation import Network, State
+
+# Deciding what the objective depends on raises its lower bound. With this weight, found by trial on tilings
+# (tests/constrint/tilings.py), the search for an optimum opens a fifth fewer states than without, at times a tenth.
+OBJECTIVE_WEIGHT = 8
+
+
+class Search:
+    """One network of checks, with the variables to be decided first and the preferred end of each domain.
+
+    Variables outside the order follow it, each time the one with the smallest domain for the number of checks on it;
+    those of the objective count as if they had more of them.
+    """
+
+    def __init__(
+        self, network: Network, order: Sequence[int], largest_first: Sequence[bool], of_objective: Collection[int]
+    ) -> None:
+        self.network, self.order, self.largest_first = network, order, largest_first
+        readers = zip(*(network.readers[table] for table in "LHS"), strict=True)
+        self.degree = [
+            (OBJECTIVE_WEIGHT if index in of_objective else 1) * (1 + sum(map(len, lists)))
+            for index, lists in enumerate(readers)
+        ]
+
+    def depth_first(self, root: State) -> Iterator[State]:
+        """All solutions below a propagated state, preferred values first."""
+        stack: list[Iterator[State]] = [iter([root])]
+        while stack:
+            state = next(stack[-1], None)
+            if state is None:
+                stack.pop()
+                continue
+            index = self._undecided(state)
+            if index is None:
+                yield state
+            else:
+                stack.append(self._children(state, index))
+
+    def best_first(self, root: State, objective: Objective) -> Iterator[State]:
+        """All solutions, the smallest objective first; among equals in the order of depth_first.
+
+        No state is opened whose lower bound exceeds the objective of the solution that is returned next.
+        """
+
+        def bound(state: State) -> tuple[int, ...]:
+            return objective(state.low, state.high, state.divisor)
+
+        # The path (which child at each turn) orders equal bounds as depth-first search would.
+        heap: list[tuple[tuple[int, ...], tuple[int, ...], State]] = [(bound(root), (), root)]
+        while heap:
+            _, path, state = heappop(heap)
+            index = self._undecided(state)
+            if index is None:
+                yield state
+                continue
+            for turn, child in enumerate(self._children(state, index)):
+                heappush(heap, (bound(child), (*path, turn), child))
+
+    def _undecided(self, state: State) -> int | None:
+        """The variable to be decided next, None if each has one value."""
+        low, high = state.low, state.high
+        for index in self.order:
+            if low[index] != high[index]:
+                return index
+        chosen, least = None, inf
+        for index, domain in enumerate(state.domains):
+            if low[index] != high[index] and len(domain) / self.degree[index] < least:
+                chosen, least = index, len(domain) / self.degree[index]
+        return chosen
+
+    def _children(self, state: State, index: int) -> Iterator[State]:
+        """The two halves of a variable's domain, preferred first, each pruned; those left empty are dropped."""
+        domain = state.domains[index]
+        middle = len(domain) // 2
+        halves = [domain[:middle], domain[middle:]]
+        if self.largest_first[index]:
+            halves.reverse()
+        for half in halves:
+            child = state.copy()
+            if self.network.propagate(child, self.network.assign(child, index, half)):
+                yield child

@@ -1,0 +1,112 @@
+"""Solver against brute force and against CP-SAT on random small problems."""
+
+from itertools import islice
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flashrnn.constrint import Infeasible, Problem
+from tests.constrint.cp_sat import solve_with_cp_sat
+from tests.constrint.random_problems import brute_force, evaluated, expressions, problems
+
+EXAMPLES = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def as_set(solutions) -> set[tuple[tuple[str, int], ...]]:
+    return {tuple(solution.items()) for solution in solutions}
+
+
+@EXAMPLES
+@given(problems())
+def test_solutions_are_those_of_brute_force(problem: Problem):
+    found = list(problem.solutions())
+    assert as_set(found) == as_set(brute_force(problem))
+    assert len(as_set(found)) == len(found)
+
+
+@EXAMPLES
+@given(problems(), st.data())
+def test_best_sorts_all_solutions_by_objective(problem: Problem, data):
+    objective = tuple(data.draw(st.lists(expressions(problem.variables), min_size=1, max_size=2)))
+    values = [tuple(evaluated(e, point) for e in objective) for point in brute_force(problem)]
+    assert [tuple(map(solution.value, objective)) for solution in problem.best(objective)] == sorted(values)
+    if values:
+        assert tuple(map(problem.minimize(objective).value, objective)) == min(values)
+        assert tuple(map(problem.maximize(objective).value, objective)) == max(values)
+
+
+@EXAMPLES
+@given(problems(max_constraints=6))
+def test_conflict_is_infeasible_and_irreducible(problem: Problem):
+    if brute_force(problem):
+        problem.solve()
+        return
+    with pytest.raises(Infeasible) as error:
+        problem.solve()
+    conflict = error.value.conflict
+    assert not brute_force(problem, only=conflict)
+    for name in conflict:
+        assert brute_force(problem, only=conflict, without=name)
+        assert f"{name}: " in str(error.value)
+
+
+@EXAMPLES
+@given(problems(), st.data())
+def test_order_and_preference_decide_which_solution_comes_first(problem: Problem, data):
+    order = data.draw(st.permutations(problem.variables))
+
+    def rank(solution) -> tuple[int, ...]:
+        return tuple(solution[v.name] * (-1 if v.prefer == "largest" else 1) for v in order)
+
+    assert [dict(s) for s in problem.solutions(order)] == sorted(brute_force(problem), key=rank)
+
+
+@EXAMPLES
+@given(problems())
+def test_propagation_loses_no_solution(problem: Problem):
+    solutions = brute_force(problem)
+    if not solutions:
+        return
+    domains = problem.domains()
+    assert all(solution[name] in domain for solution in solutions for name, domain in domains.items())
+
+
+@EXAMPLES
+@given(problems(), st.data())
+def test_bounds_contain_every_value(problem: Problem, data):
+    expression = data.draw(expressions(problem.variables))
+    if not isinstance(expression, int):
+        low, high = expression.bounds
+        assert all(low <= evaluated(expression, point) <= high for point in brute_force(problem))
+
+
+@EXAMPLES
+@given(problems(), st.data())
+def test_excluding_the_best_gives_the_next_best(problem: Problem, data):
+    objective = data.draw(expressions(problem.variables))
+    expected = [solution.value(objective) for solution in islice(problem.best(objective), 3)]
+    for value in expected:
+        best = problem.minimize(objective)
+        assert best.value(objective) == value
+        problem.exclude(best)
+    if len(expected) < 3:
+        with pytest.raises(Infeasible):
+            problem.solve()
+
+
+@settings(EXAMPLES, max_examples=100)
+@given(problems(), st.data())
+def test_cp_sat_finds_the_same_optimum(problem: Problem, data):
+    objective = tuple(data.draw(st.lists(expressions(problem.variables), min_size=1, max_size=2)))
+    objective = tuple(e for e in objective if not isinstance(e, int))
+    theirs, ours = solve_with_cp_sat(problem, objective), next(problem.best(objective), None)
+    assert (theirs is None) == (ours is None)
+    if theirs is not None:
+        assert [theirs.value(e) for e in objective] == [ours.value(e) for e in objective]
+        assert dict(theirs) in brute_force(problem)
