@@ -100,23 +100,31 @@ def _passing(test: Test, state: State, index: int, shape: str) -> Domain:
     domain = state.domains[index]
     if shape is ANY:
         return _filtered(test, state, index, domain)
+    low, high = state.low, state.high
+    # A test of these shapes reads the variable in one list only, and the value there passes.
+    bound, farthest = (low, high[index]) if shape is UP_TO else (high, low[index])
+    passing = bound[index]
+    bound[index] = farthest
+    all_pass = test(low, high, state.divisor)
+    bound[index] = passing
+    if all_pass:  # most often
+        return domain
     if shape is UP_TO:
-        return domain[: _count(test, state, state.low, index, domain)]
-    return domain[len(domain) - _count(test, state, state.high, index, domain[::-1]) :]
+        return domain[: _count(test, state, bound, index, domain)]
+    return domain[len(domain) - _count(test, state, bound, index, domain[::-1]) :]
 
 
 def _count(test: Test, state: State, bound: Bounds, index: int, values: Domain) -> int:
-    """How many values, from the first on, pass a test that is monotone in the variable and reads it in `bound` only."""
+    """How many values pass a test that reads the variable in `bound`; the first does, the last does not."""
     first = bound[index]
-    passing, failing = 1, len(values)  # the first value passes, since the whole domain does
-    probe = failing - 1  # the last value comes first: most often nothing is to be removed
+    passing, failing = 1, len(values) - 1
     while passing < failing:
+        probe = (passing + failing) // 2
         bound[index] = values[probe]
         if test(state.low, state.high, state.divisor):
             passing = probe + 1
         else:
             failing = probe
-        probe = (passing + failing) // 2
     bound[index] = first
     return passing
 

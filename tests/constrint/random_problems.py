@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ OPERATIONS: list[Callable[[Expression, Expression], Expression]] = [
     ceil_div,
     minimum,
     maximum,
+    lambda a, b: maximum(a, b, 3),
     lambda a, b: a**2,
     lambda a, b: b**3,
     lambda a, b: 2 ** minimum(b, 12),
@@ -87,7 +89,7 @@ def conditions(draw: st.DrawFn, variables: tuple[Variable, ...], depth: int = 1)
     return applied(draw(st.sampled_from(RELATIONS)), a + variable, b, otherwise=variable == variable)
 
 
-def applied(operation, a, b, otherwise):
+def applied(operation: Callable[[Any, Any], Any], a: Any, b: Any, otherwise: Any) -> Any:
     """The operation, unless it divides by zero, has a negative exponent or gives numbers beyond CP-SAT's."""
     try:
         result = operation(a, b)

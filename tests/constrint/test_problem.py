@@ -147,6 +147,21 @@ class TestInfeasible:
             "no solution:\n  shared memory: needs at least 251 KiB, at most 227 KiB (2·x·y ≤ 227 KiB)"
         )
 
+    @pytest.mark.parametrize(
+        ("value", "unit", "text"),
+        [
+            (1000, "bytes", "1000 bytes"),
+            (1536, "bytes", "1.5 KiB"),
+            (3 << 20, "bytes", "3 MiB"),
+            (4096, "registers", "4096 registers"),
+            (4096, "", "4096"),
+        ],
+    )
+    def test_units(self, problem, value, unit, text):
+        x = problem.variable("x", value)
+        problem.add("c", x <= 1, unit=unit)
+        assert f"c: needs at least {text}, at most" in reason(problem)
+
     def test_conflict_is_named_without_innocent_constraints(self, problem):
         size = problem.variable("head_dim", 4096)
         tile, other = problem.variable("tile", range(1, 1025)), problem.variable("other", range(9))
