@@ -10,7 +10,8 @@ from .checks import Objective
 from .propagation import Network, State
 
 # Deciding what the objective depends on raises its lower bound. With this weight, found by trial on tilings
-# (tests/constrint/tilings.py), the search for an optimum opens a fifth fewer states than without, at times ten times fewer.
+# (tests/constrint/tilings.py), the search for an optimum opens a fifth fewer states than without, at times ten times
+# fewer.
 OBJECTIVE_WEIGHT = 8
 
 
