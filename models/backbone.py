@@ -1,0 +1,106 @@
+"""The GPT-2 backbone with any mixer in the place of attention."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from models.block import Block
+
+States = list[tuple[Tensor, ...]]  # one tuple per block, as its mixer defines it
+
+
+def check_ids(name: str, ids: Tensor, number: int, ignore: int | None = None) -> None:
+    """Raise if `ids` holds anything outside 0 ... number - 1; on a GPU this waits for the device."""
+    outside = (ids < 0) | (ids >= number)
+    if ignore is not None:
+        outside &= ids != ignore
+    if outside.any():
+        raise ValueError(
+            f"{name} holds {ids[outside][0].item()}, but the model knows 0 to {number - 1}: "
+            "the model must be built with the vocab_size and num_classes of its data"
+        )
+
+
+class SequenceModel(nn.Module):
+    """Token embedding, `num_blocks` residual blocks, norm, output layer (untied; no positional embedding).
+
+    Args:
+        vocab_size: number of input token ids.
+        mixer: builds the mixer of one block: `mixer(d_model, block_index=..., num_blocks=...)`, for example
+            `functools.partial(RNNMixer, function="slstm", num_heads=12)`.
+        num_classes: size of the output layer; None is `vocab_size`, a language model.
+        d_model: width.
+        num_blocks: number of blocks.
+        embedding_std: standard deviation of the initial embeddings; None is that of all other weights.
+
+    Initialised as GPT-2: weights normal with standard deviation sqrt(2 / 5d), which is near its 0.02 at d = 768 and
+    grows as the width shrinks; those that write to the residual stream are divided by sqrt(2 num_blocks).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        mixer: Callable[..., nn.Module],
+        num_classes: int | None = None,
+        d_model: int = 768,
+        num_blocks: int = 12,
+        embedding_std: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(mixer):
+            raise TypeError(
+                f"mixer={mixer!r}: expected something that builds a mixer, "
+                "such as functools.partial(models.mixers.RNNMixer, function='lstm', num_heads=12)"
+            )
+        for name, value in {"vocab_size": vocab_size, "d_model": d_model, "num_blocks": num_blocks}.items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be positive")
+        self.vocab_size = vocab_size
+        self.num_classes = num_classes or vocab_size
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.blocks = nn.ModuleList(
+            Block(d_model, mixer(d_model, block_index=index, num_blocks=num_blocks)) for index in range(num_blocks)
+        )
+        self.norm = nn.LayerNorm(d_model, bias=False)
+        self.head = nn.Linear(d_model, self.num_classes, bias=False)
+        std = math.sqrt(2 / (5 * d_model))
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                writes_residual = name.endswith(("mlp.down", "mixer.out"))
+                nn.init.normal_(module.weight, std=std / math.sqrt(2 * num_blocks) if writes_residual else std)
+        nn.init.normal_(self.embedding.weight, std=std if embedding_std is None else embedding_std)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        states: States | None = None,
+        reset: Tensor | None = None,
+        return_states: bool = False,
+    ) -> Tensor | tuple[Tensor, States]:
+        """Logits for every position, and with `return_states` the states after the last one.
+
+        Args:
+            input_ids: int64 [B, T].
+            states: what an earlier call returned, to go on from there; None starts anew.
+            reset: bool [B, T], True where a new document starts.
+
+        Returns:
+            logits [B, T, num_classes], or (logits, states).
+        """
+        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+            raise ValueError(f"input_ids have shape {list(input_ids.shape)}: expected [B, T] with T > 0")
+        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_ids("input_ids", input_ids, self.vocab_size)
+        if states is None:
+            states = [None] * len(self.blocks)
+        elif len(states) != len(self.blocks):
+            raise ValueError(f"states of {len(states)} blocks, but the model has {len(self.blocks)}")
+        x = self.embedding(input_ids)
+        new_states = []
+        for block, state in zip(self.blocks, states, strict=True):
+            x, state = block(x, state, reset)
+            new_states.append(state)
+        logits = self.head(self.norm(x))
+        return (logits, new_states) if return_states else logits

@@ -1,0 +1,34 @@
+"""The pre-norm residual block of the backbone."""
+
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """d -> 4 d -> d with GELU: 8 d² parameters."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, 4 * d_model, bias=False)
+        self.act = nn.GELU()
+        self.down = nn.Linear(4 * d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)). The mixer sees x [B, T, d] and carries the block's state."""
+
+    def __init__(self, d_model: int, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer_norm = nn.LayerNorm(d_model, bias=False)
+        self.mixer = mixer
+        self.mlp_norm = nn.LayerNorm(d_model, bias=False)
+        self.mlp = MLP(d_model)
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, ...] | None, reset: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        y, state = self.mixer(self.mixer_norm(x), state, reset)
+        x = x + y
+        return x + self.mlp(self.mlp_norm(x)), state

@@ -1,0 +1,15 @@
+"""Mixers: the part of a block that moves information along time.
+
+A mixer is an nn.Module built as `Mixer(d_model, block_index=..., num_blocks=...)` and called as
+
+    forward(x [B, T, d], state=None, reset=None) -> (y [B, T, d], new_state)
+
+`state` is a tuple of tensors with the batch first, what the mixer remembers of earlier calls: feeding a sequence in
+pieces, each with the state that the piece before it returned, gives what feeding it at once gives. `reset` [B, T] is
+True where a new document starts: nothing from before such a step is seen at it or after it.
+"""
+
+from models.mixers.attention import AttentionMixer
+from models.mixers.rnn import RNNMixer
+
+__all__ = ["AttentionMixer", "RNNMixer"]

@@ -1,0 +1,72 @@
+"""Causal self-attention with rotary position embedding and a key-value cache."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def rotate(x: Tensor, first_position: int, base: float) -> Tensor:
+    """Rotary embedding: x [B, N, T, D] at positions first_position ... first_position + T - 1.
+
+    Angles are computed here in float32, not kept in a buffer: there is nothing to lose when a model is built on the
+    meta device or moved to another dtype, and torch.compile fuses them into the product.
+    """
+    T, D = x.shape[-2:]
+    frequencies = base ** (-torch.arange(0, D, 2, device=x.device, dtype=torch.float32) / D)
+    positions = torch.arange(first_position, first_position + T, device=x.device, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)  # [T, D/2]
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class AttentionMixer(nn.Module):
+    """Multi-head causal self-attention, 4 d² parameters.
+
+    The state is (keys [B, N, L, D], values [B, N, L, D], document [B, L]) of the L tokens so far; `document` counts the
+    resets, and a token attends to tokens of its own document only.
+
+    Args:
+        d_model: width of input and output.
+        num_heads: number of heads; d_model / num_heads must be even (rotary embedding turns pairs).
+        rope_base: base of the rotary frequencies.
+        block_index, num_blocks: place in the backbone (part of the mixer interface, unused here).
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int = 12, rope_base: float = 10_000.0, block_index: int = 0, num_blocks: int = 1
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or d_model % (2 * num_heads):
+            raise ValueError(
+                f"d_model={d_model} with num_heads={num_heads}: d_model must be an even multiple of num_heads "
+                "(rotary embedding needs an even head size)"
+            )
+        self.num_heads = num_heads
+        self.rope_base = rope_base
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        B, T, d = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4)  # [B, N, T, D]
+        past = 0 if state is None else state[0].shape[-2]
+        q, k = rotate(q, past, self.rope_base), rotate(k, past, self.rope_base)
+
+        document = reset.cumsum(dim=1, dtype=torch.int32) if reset is not None else q.new_zeros(B, T, dtype=torch.int32)
+        if state is None:
+            seen = document
+        else:
+            document = document + state[2][:, -1:]
+            k = torch.cat((state[0], k), dim=-2)
+            v = torch.cat((state[1], v), dim=-2)
+            seen = torch.cat((state[2], document), dim=-1)
+        if state is None and reset is None:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            causal = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(diagonal=past)
+            same_document = document[:, :, None] == seen[:, None, :]
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=(causal & same_document)[:, None])
+        return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v, seen)

@@ -1,0 +1,116 @@
+"""A recurrent mixer: one linear map to the gates, the recurrence of any cell, a norm per head."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flashrnn import Cell, Recurrence, get_cell
+
+# Which gates the causal convolution feeds. xLSTM feeds the input and forget gates of its sLSTM, which decide what is
+# kept, and leaves the values to be stored and read out (z, o) raw; the GRU's counterparts are r and z.
+CONV_GATES = {"slstm": ("i", "f"), "lstm": ("i", "f"), "gru": ("r", "z")}
+
+
+class CausalConv(nn.Module):
+    """Depthwise causal convolution over time, then SiLU. Its state is the last width - 1 inputs, [B, width - 1, d]."""
+
+    def __init__(self, d_model: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(d_model, width))
+        nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
+
+    def forward(self, x: Tensor, state: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        B, T, d = x.shape
+        past = self.width - 1
+        padded = torch.cat((x.new_zeros(B, past, d) if state is None else state, x), dim=1)
+        if reset is not None:
+            # Steps since the last reset; `past` or more where there was none, so that the state counts in full.
+            step = torch.arange(T, device=x.device)
+            start = torch.where(reset, step, -past).cummax(dim=1).values  # [B, T]
+            age = step - start
+        y = x.new_zeros(())
+        for lag in range(self.width):
+            term = padded[:, past - lag : past - lag + T] * self.weight[:, past - lag]
+            y = y + (term if reset is None else term * (age >= lag)[..., None])
+        state = padded[:, T:]
+        if reset is not None:  # what was before the last document does not reach the next call
+            steps_of_state = torch.arange(T - past, T, device=x.device)
+            state = state * (steps_of_state >= start[:, -1:])[..., None]
+        return F.silu(y), state
+
+
+class RNNMixer(nn.Module):
+    """y = norm(recurrence(gates(x))): Gi d² parameters for the gates and Gr d² / N for the recurrence; no output map.
+
+    The state is (recurrent state [B, S, N, D],), and with a convolution also its last inputs [B, width - 1, d].
+
+    Args:
+        d_model: width of input and output, num_heads times the head size.
+        num_heads: heads of the recurrence, each with its own recurrent matrices and its own norm.
+        function: the cell, by registered name or as a flashrnn.Cell.
+        conv_width: width of a causal convolution with SiLU in front of some of the gates; 0 is none, xLSTM takes 4.
+        conv_gates: names of the gates that the convolution feeds; None takes CONV_GATES, all for any other cell.
+        backend, recurrent_init, bias_init: see flashrnn.Recurrence.
+        block_index, num_blocks: place in the backbone, for initialisations that depend on it.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 1,
+        function: str | Cell = "lstm",
+        conv_width: int = 0,
+        conv_gates: tuple[str, ...] | None = None,
+        backend: str = "auto",
+        recurrent_init: str = "standard",
+        bias_init: str = "zeros",
+        block_index: int = 0,
+        num_blocks: int = 1,
+    ) -> None:
+        super().__init__()
+        cell = get_cell(function)
+        if num_heads < 1 or d_model % num_heads:
+            raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}")
+        if conv_width < 0:
+            raise ValueError(f"conv_width={conv_width}: expected 0 (no convolution) or a positive width")
+        if conv_gates is None:
+            conv_gates = CONV_GATES.get(cell.name, cell.input_gates)
+        if unknown := set(conv_gates) - set(cell.input_gates):
+            raise ValueError(
+                f"conv_gates: cell {cell.name!r} has no input gate {sorted(unknown)}; it has {list(cell.input_gates)}"
+            )
+        self.num_heads = num_heads
+        self.conv_fed = [gate in conv_gates for gate in cell.input_gates]
+        self.conv = CausalConv(d_model, conv_width) if conv_width else None
+        self.gates = nn.Linear(d_model, len(cell.input_gates) * d_model, bias=False)
+        self.recurrence = Recurrence(
+            d_model,
+            num_heads=num_heads,
+            function=cell,
+            backend=backend,
+            recurrent_init=recurrent_init,
+            bias_init=bias_init,
+            block_index=block_index,
+            num_blocks=num_blocks,
+        )
+        self.norm_weight = nn.Parameter(torch.ones(d_model))
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        B, T, d = x.shape
+        N, D = self.num_heads, d // self.num_heads
+        new_state = ()
+        if self.conv is None:
+            gates = self.gates(x)
+        else:
+            convolved, conv_state = self.conv(x, None if state is None else state[1], reset)
+            new_state = (conv_state,)
+            weights = self.gates.weight.view(-1, d, d)
+            inputs = (convolved if fed else x for fed in self.conv_fed)
+            gates = torch.cat([F.linear(i, w) for i, w in zip(inputs, weights, strict=True)], dim=-1)
+        recurrent = None if state is None else state[0].transpose(0, 1)
+        h, last = self.recurrence(gates.view(B, T, -1, N, D), recurrent, reset)
+        y = F.layer_norm(h, (D,)) * self.norm_weight.view(N, D)
+        return y.reshape(B, T, d), (last.transpose(0, 1), *new_state)

@@ -1,0 +1,110 @@
+"""The backbone: the paper's sizes, initialisation, state in and out, and wrong input."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from models.backbone import SequenceModel
+from models.mixers import AttentionMixer, RNNMixer
+
+MIXERS = {
+    "lstm": partial(RNNMixer, function="lstm", num_heads=2),
+    "slstm_conv": partial(RNNMixer, function="slstm", num_heads=2, conv_width=4),
+    "attention": partial(AttentionMixer, num_heads=2),
+}
+
+
+def tiny(mixer="lstm", **options):
+    torch.manual_seed(0)
+    return SequenceModel(11, MIXERS[mixer], **{"d_model": 16, "num_blocks": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("mixer", "millions"),
+    [
+        (partial(AttentionMixer, num_heads=12), 162),
+        (partial(RNNMixer, function="lstm", num_heads=12), 164),
+        (partial(RNNMixer, function="slstm", num_heads=12), 164),
+        (partial(RNNMixer, function="lstm", num_heads=1), 190),
+        (partial(RNNMixer, function="slstm", num_heads=1), 190),
+    ],
+)
+def test_parameter_counts_of_the_paper(mixer, millions):
+    """Whole millions, as the table of arXiv 2412.07752 cuts them off: the matrices alone are 164.49 and 190.44 M."""
+    with torch.device("meta"):
+        model = SequenceModel(50_257, mixer, d_model=768, num_blocks=12)
+    assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == millions
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_token_by_token_equals_parallel(mixer):
+    model = tiny(mixer).double()
+    input_ids = torch.randint(11, (3, 9))
+    reset = torch.rand(3, 9) < 0.2
+    expected = model(input_ids, reset=reset)
+    states, steps = None, []
+    for t in range(9):
+        logits, states = model(input_ids[:, t : t + 1], states, reset[:, t : t + 1], return_states=True)
+        steps.append(logits)
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected)
+
+
+def test_recurrent_state_does_not_grow():
+    model = tiny("slstm_conv")
+    shapes = []
+    for T in (1, 50):
+        _, states = model(torch.zeros(3, T, dtype=torch.int64), return_states=True)
+        shapes.append([part.shape for state in states for part in state])
+    assert shapes[0] == shapes[1]
+
+
+def test_compiles_without_graph_breaks():
+    model = tiny("slstm_conv")
+    input_ids = torch.randint(11, (3, 9))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(input_ids), model(input_ids))
+
+
+def test_initialisation():
+    model = tiny("attention", d_model=64, num_blocks=8)
+    std = (2 / (5 * 64)) ** 0.5
+    for block in model.blocks:
+        assert block.mlp.up.weight.std().item() == pytest.approx(std, rel=0.05)
+        assert block.mlp.down.weight.std().item() == pytest.approx(std / 4, rel=0.05)
+        assert block.mixer.out.weight.std().item() == pytest.approx(std / 4, rel=0.05)
+    assert model.embedding.weight.std().item() == pytest.approx(std, rel=0.1)
+    unit = tiny(d_model=64, embedding_std=1.0)
+    assert unit.embedding.weight.std().item() == pytest.approx(1.0, rel=0.1)
+
+
+def test_classes_other_than_tokens():
+    assert tiny(num_classes=3)(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize("token", [11, -1])
+def test_token_outside_the_vocabulary(token):
+    with pytest.raises(ValueError, match=rf"input_ids holds {token}, but the model knows 0 to 10"):
+        tiny()(torch.tensor([[1, token]]))
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (3,)])
+def test_wrong_shape(shape):
+    with pytest.raises(ValueError, match="expected \\[B, T\\] with T > 0"):
+        tiny()(torch.zeros(shape, dtype=torch.int64))
+
+
+def test_wrong_number_of_states():
+    with pytest.raises(ValueError, match="states of 1 blocks, but the model has 2"):
+        tiny()(torch.zeros(1, 1, dtype=torch.int64), states=[()])
+
+
+def test_mixer_must_build_something():
+    with pytest.raises(TypeError, match="mixer='lstm': expected something that builds a mixer"):
+        SequenceModel(11, "lstm")
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "d_model", "num_blocks"])
+def test_sizes_are_positive(name):
+    with pytest.raises(ValueError, match=f"{name}=0 must be positive"):
+        SequenceModel(**{"vocab_size": 11, "mixer": MIXERS["lstm"], "d_model": 16, name: 0})

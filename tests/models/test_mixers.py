@@ -1,0 +1,123 @@
+"""Mixers: pieces with a carried state give what the whole sequence gives, and documents do not see each other."""
+
+import pytest
+import torch
+
+import flashrnn
+from models.mixers import AttentionMixer, RNNMixer
+
+B, T, d, N = 3, 11, 16, 2
+
+MIXERS = {
+    "attention": lambda: AttentionMixer(d, num_heads=N),
+    **{cell: lambda cell=cell: RNNMixer(d, num_heads=N, function=cell) for cell in ("elman", "gru", "lstm", "slstm")},
+    "slstm_conv": lambda: RNNMixer(d, num_heads=N, function="slstm", conv_width=4),
+    "gru_conv": lambda: RNNMixer(d, num_heads=N, function="gru", conv_width=2),
+}
+
+
+@pytest.fixture(params=MIXERS)
+def mixer(request):
+    torch.manual_seed(0)
+    return MIXERS[request.param]().double()
+
+
+@pytest.fixture(params=["no_reset", "reset"])
+def reset(request):
+    if request.param == "no_reset":
+        return None
+    return torch.rand(B, T, generator=torch.Generator().manual_seed(1)) < 0.3
+
+
+def in_pieces(mixer, x, reset, lengths):
+    outputs, state, start = [], None, 0
+    for length in lengths:
+        piece = slice(start, start + length)
+        y, state = mixer(x[:, piece], state, None if reset is None else reset[:, piece])
+        outputs.append(y)
+        start += length
+    return torch.cat(outputs, dim=1), state
+
+
+@pytest.mark.parametrize("lengths", [[1] * T, [2, 7, 2]], ids=["steps", "pieces"])
+def test_pieces_equal_the_whole(mixer, reset, lengths):
+    x = torch.randn(B, T, d, dtype=torch.float64)
+    whole, state_of_whole = mixer(x, reset=reset)
+    pieces, state = in_pieces(mixer, x, reset, lengths)
+    torch.testing.assert_close(pieces, whole)
+    for ours, expected in zip(state, state_of_whole, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_a_document_is_computed_as_if_alone(mixer):
+    x = torch.randn(B, T, d, dtype=torch.float64)
+    reset = torch.zeros(B, T, dtype=torch.bool)
+    reset[:, 4] = True
+    together, _ = mixer(x, reset=reset)
+    alone, _ = mixer(x[:, 4:])
+    torch.testing.assert_close(together[:, 4:], alone)
+
+
+def test_causal(mixer):
+    x = torch.randn(B, T, d, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 6:] += 1
+    torch.testing.assert_close(mixer(x)[0][:, :6], mixer(changed)[0][:, :6])
+
+
+def test_heads_are_normalised_apart():
+    """Scaling what one head puts out changes nothing: no mean or variance is shared between heads."""
+    torch.manual_seed(0)
+    mixer = RNNMixer(d, num_heads=N, function="lstm").double()
+    y, _ = mixer(torch.randn(B, T, d, dtype=torch.float64))
+    heads = y.view(B, T, N, d // N)
+    torch.testing.assert_close(heads.mean(-1), torch.zeros(B, T, N, dtype=torch.float64))
+    assert (heads.std(-1, correction=0) - 1).abs().max() < 0.1
+
+
+def test_convolution_feeds_only_its_gates():
+    """With all weights of the convolution-fed gates at zero, the convolution has no influence; else it has."""
+    torch.manual_seed(0)
+    mixer = RNNMixer(d, function="slstm", conv_width=4).double()
+    x = torch.randn(B, T, d, dtype=torch.float64)
+
+    def influence_of_convolution():
+        before, _ = mixer(x)
+        with torch.no_grad():
+            mixer.conv.weight.mul_(2)
+        return (mixer(x)[0] - before).abs().max().item()
+
+    assert influence_of_convolution() > 0
+    with torch.no_grad():
+        mixer.gates.weight.view(4, d, d)[:2] = 0  # i and f, by the order i, f, z, o
+    assert influence_of_convolution() == 0
+
+
+def test_own_cell_and_own_convolution_gates():
+    def step(a, b, h):
+        return torch.tanh(a) * torch.sigmoid(b) + h / 2
+
+    cell = flashrnn.Cell("ours", step, states=("h",))
+    assert RNNMixer(d, function=cell, conv_width=2).conv_fed == [True, True]
+    assert RNNMixer(d, function=cell, conv_width=2, conv_gates=("b",)).conv_fed == [False, True]
+
+
+def test_no_biases_in_the_projections():
+    names = {name for name, _ in RNNMixer(d, function="slstm").named_parameters()}
+    assert names == {"gates.weight", "recurrence.R", "recurrence.b", "norm_weight"}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: RNNMixer(768, num_heads=7), "d_model=768 is not divisible by num_heads=7"),
+        (lambda: RNNMixer(d, function="lsmt"), "unknown cell 'lsmt'.*elman.*lstm"),
+        (lambda: RNNMixer(d, conv_width=-1), "conv_width=-1"),
+        (lambda: RNNMixer(d, function="gru", conv_width=4, conv_gates=("i",)), r"'gru' has no input gate \['i'\].*'r'"),
+        (lambda: AttentionMixer(768, num_heads=7), "d_model=768 with num_heads=7"),
+        (lambda: AttentionMixer(6, num_heads=2), "even head size"),
+    ],
+)
+def test_bad_arguments(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
