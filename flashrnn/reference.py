@@ -33,21 +33,22 @@ class Reference:
     def forward(
         self, cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, all_states: bool
     ) -> States:
-        layout = _Layout(cell)
-        pre = layout.input_and_bias(Wx, b)  # [T, N, B, G*D]
+        layout, T = _Layout(cell), Wx.shape[1]
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
-        state = list(states.transpose(1, 2).unbind())  # S x [N, B, D]
-        history: list[list[Tensor]] = []
-        for t, pre_t in enumerate(pre.unbind()):
-            if reset is not None:
-                state = [s.masked_fill(reset[:, t, None], 0.0) for s in state]
-            recurrent = torch.baddbmm(pre_t[..., : weight.shape[2]], state[0], weight)
-            state = list(cell.update(layout.split(pre_t, recurrent), state))
-            state[0] = state[0].to(Wx.dtype).to(pre.dtype)
-            history.append(state if all_states else state[:1])
-        columns = [torch.stack(column).permute(2, 0, 1, 3) for column in zip(*history, strict=True)]  # [B, T, N, D]
-        h = columns[0].to(Wx.dtype).contiguous()
-        aux = torch.stack(columns[1:]) if len(columns) > 1 else empty_aux(cell, Wx, all_states)
+        h, aux = Wx.new_empty(*Wx.shape[:2], *Wx.shape[3:]), empty_aux(cell, Wx, all_states)
+        state = list(states.transpose(1, 2).clone(memory_format=torch.contiguous_format))  # S x [N, B, D]
+        for steps in _chunks(Wx):
+            pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
+            for t, pre_t in zip(range(T)[steps], pre.unbind(1), strict=True):
+                if reset is not None:
+                    state = [s.masked_fill(reset[:, t, None], 0.0) for s in state]
+                recurrent = torch.baddbmm(pre_t[..., : weight.shape[2]], state[0], weight)
+                state = list(cell.update(layout.split(pre_t, recurrent), state))
+                state[0] = state[0].to(Wx.dtype).to(pre.dtype)
+                h[:, t] = state[0].transpose(0, 1)
+                if all_states:
+                    for every, new in zip(aux, state[1:], strict=True):
+                        every[:, t] = new.transpose(0, 1)
         return States(h, aux, torch.stack(state).transpose(1, 2).contiguous())
 
     def backward(
@@ -62,35 +63,44 @@ class Reference:
         h: Tensor,
         aux: Tensor,
     ) -> Gradients:
-        layout = _Layout(cell)
-        dtype = state_dtype(Wx.dtype)
-        pre = layout.input_and_bias(Wx, b)
+        layout, functions, T = _Layout(cell), _functions(cell), Wx.shape[1]
         matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]
-        previous = _previous_states(states, reset, h, aux)  # S x [T, N, B, D]
-        given = [None if g is None else g.to(dtype).permute(1, 2, 0, 3) for g in _per_state(cell, grads)]
-        d_state = _last_gradient(cell, grads, previous[0])
-        d_gates = torch.empty_like(pre)
-        functions = _functions(cell)
-        chunk_steps = max(1, _CHUNK // previous[0][0].numel())
-        for start in reversed(range(0, len(pre), chunk_steps)):
-            steps = slice(start, min(start + chunk_steps, len(pre)))
-            chunk = [p[steps] for p in previous]
-            recurrent = pre[steps, ..., : matrix.shape[1]] + chunk[0] @ matrix.transpose(1, 2)
-            factors = functions.factors(*layout.split(pre[steps], recurrent), *chunk)
-            factors = [f.unbind() for f in factors]
-            for t in reversed(range(steps.start, steps.stop)):
-                d_new = [d if g is None else d + g[t] for d, g in zip(d_state, given, strict=True)]
-                d_gate, d_state = functions.backward([f[t - start] for f in factors], d_new)
-                torch.cat(d_gate, dim=-1, out=d_gates[t])
-                d_state[0] = d_state[0] + d_gates[t, ..., : matrix.shape[1]] @ matrix
+        recurrent_gates = slice(matrix.shape[1])  # of the last axis
+        given = [None if g is None else g.to(b.dtype).permute(2, 1, 0, 3) for g in _per_state(cell, grads)]
+        d_last = torch.zeros_like(states) if grads.last is None else grads.last
+        d_state = list(d_last.transpose(1, 2).contiguous().unbind())
+        d_Wx, d_matrix, d_bias = Wx.new_empty(Wx.shape), torch.zeros_like(matrix), 0.0
+        for steps in reversed(_chunks(Wx)):
+            pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
+            previous = _previous_states(states, reset, h, aux, steps)  # [S, N, t, B, D]
+            h_before = previous[0].flatten(1, 2)
+            recurrent = torch.baddbmm(pre[..., recurrent_gates].flatten(1, 2), h_before, matrix.transpose(1, 2))
+            gates = layout.split(pre, recurrent.view_as(pre[..., recurrent_gates]))
+            factors = [f.unbind(1) for f in functions.factors(*gates, *previous)]
+            d_gates = torch.empty_like(pre)
+            for k, t in reversed(list(enumerate(range(T)[steps]))):
+                d_new = [d if g is None else d + g[:, t] for d, g in zip(d_state, given, strict=True)]
+                d_gate, d_state = functions.backward([f[k] for f in factors], d_new)
+                torch.cat(d_gate, dim=-1, out=d_gates[:, k])
+                d_state[0] = torch.baddbmm(d_state[0], d_gates[:, k, :, recurrent_gates], matrix)
                 if reset is not None:
                     d_state = [d.masked_fill(reset[:, t, None], 0.0) for d in d_state]
-        d_states = torch.stack(d_state).transpose(1, 2).contiguous()
-        return layout.gradients(d_gates, previous[0], Wx, R, d_states)
+            d_Wx[:, steps] = layout.input_gradient(d_gates)
+            d_matrix.baddbmm_(d_gates[..., recurrent_gates].flatten(1, 2).transpose(1, 2), h_before)
+            d_bias = d_bias + d_gates.sum((1, 2))
+        d_R, d_b = layout.parameter_gradients(d_matrix, d_bias)
+        return Gradients(d_Wx, d_R.to(R.dtype), d_b, torch.stack(d_state).transpose(1, 2).contiguous())
+
+
+def _chunks(Wx: Tensor) -> list[slice]:
+    """Slices of time whose gates and factors stay in a processor's cache."""
+    B, T, _, N, D = Wx.shape
+    steps = max(1, _CHUNK // (B * N * D))
+    return [slice(start, min(start + steps, T)) for start in range(0, T, steps)]
 
 
 class _Layout:
-    """The reference's own order of axes and gates: [T, N, B, G*D], gates with a recurrent part first."""
+    """The reference's own order of axes and gates: [N, T, B, G*D], gates with a recurrent part first."""
 
     def __init__(self, cell: Cell):
         self.cell = cell
@@ -102,8 +112,9 @@ class _Layout:
 
     def input_and_bias(self, Wx: Tensor, b: Tensor) -> Tensor:
         B, T, _, N, D = Wx.shape
-        pre = b[self.from_cell].transpose(0, 1)[None, :, None].expand(T, N, B, -1, D).clone()
-        pre[:, :, :, self.with_input] += Wx.permute(1, 3, 0, 2, 4).to(b.dtype)
+        pre = b.new_empty(N, T, B, len(self.order), D)
+        pre[:] = b[self.from_cell].transpose(0, 1)[:, None, None]
+        pre[:, :, :, self.with_input] += Wx.permute(3, 1, 0, 2, 4)
         return pre.flatten(3)
 
     def recurrent_matrix(self, R: Tensor) -> Tensor:
@@ -117,15 +128,16 @@ class _Layout:
         gates = (*sums, *rest)
         return [gates[k] for k in self.to_cell]
 
-    def gradients(self, d_gates: Tensor, h_previous: Tensor, Wx: Tensor, R: Tensor, d_states: Tensor) -> Gradients:
-        """From d_gates [T, N, B, G*D] in this layout and h_{t-1} [T, N, B, D]."""
+    def input_gradient(self, d_gates: Tensor) -> Tensor:
+        """[N, T, B, G*D] in this layout -> [B, T, Gi, N, D]."""
         d_gates = d_gates.unflatten(-1, (len(self.order), -1))
-        d_recurrent = d_gates[..., : R.shape[0], :].flatten(3).transpose(0, 1).flatten(1, 2)  # [N, T*B, Gr*D]
-        d_R = d_recurrent.transpose(1, 2) @ h_previous.transpose(0, 1).flatten(1, 2)
-        d_R = d_R.unflatten(1, (R.shape[0], -1)).transpose(0, 1)
-        d_Wx = d_gates[:, :, :, self.with_input].permute(2, 0, 3, 1, 4)
-        d_b = d_gates.sum((0, 2)).transpose(0, 1)[self.to_cell]
-        return Gradients(d_Wx.to(Wx.dtype).contiguous(), d_R.to(R.dtype).contiguous(), d_b.contiguous(), d_states)
+        return d_gates[:, :, :, self.with_input].permute(2, 1, 3, 0, 4)
+
+    def parameter_gradients(self, d_matrix: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, Gr*D, D] and [N, G*D] in this layout -> d_R [Gr, N, D, D] and d_b [G, N, D]."""
+        D = d_matrix.shape[2]
+        d_R = d_matrix.unflatten(1, (-1, D)).transpose(0, 1).contiguous()
+        return d_R, d_bias.unflatten(1, (-1, D)).transpose(0, 1)[self.to_cell].contiguous()
 
 
 def _as_slice(indices: list[int]) -> list[int] | slice:
@@ -184,23 +196,19 @@ def empty_aux(cell: Cell, Wx: Tensor, all_states: bool) -> Tensor:
     return Wx.new_empty(len(cell.states) - 1, B, T if all_states else 0, N, D, dtype=state_dtype(Wx.dtype))
 
 
-def _previous_states(states: Tensor, reset: Tensor | None, h: Tensor, aux: Tensor) -> list[Tensor]:
-    """The states before every step, S x [T, N, B, D]."""
-    result = []
-    for initial, column in zip(states.unbind(), (h, *aux.unbind()), strict=True):
-        shifted = torch.cat([initial[:, None], column[:, :-1].to(initial.dtype)], dim=1)
-        if reset is not None:
-            shifted = shifted.masked_fill(reset[:, :, None, None], 0.0)
-        result.append(shifted.permute(1, 2, 0, 3).contiguous())
+def _previous_states(states: Tensor, reset: Tensor | None, h: Tensor, aux: Tensor, steps: slice) -> Tensor:
+    """The states before each of `steps`, [S, N, t, B, D]."""
+    S, B, N, D = states.shape
+    result = states.new_empty(S, N, steps.stop - steps.start, B, D)
+    first = int(steps.start == 0)  # the sequence's first step has the initial states before it
+    result[:, :, :first] = states.transpose(1, 2)[:, :, None]
+    for room, every in zip(result, (h, *aux), strict=True):
+        room[:, first:] = every[:, steps.start + first - 1 : steps.stop - 1].permute(2, 1, 0, 3)
+    if reset is not None:
+        result.masked_fill_(reset[:, steps].T[:, :, None], 0.0)
     return result
 
 
 def _per_state(cell: Cell, grads: States) -> list[Tensor | None]:
     aux = [None] * (len(cell.states) - 1) if grads.aux is None else list(grads.aux.unbind())
     return [grads.h, *aux]
-
-
-def _last_gradient(cell: Cell, grads: States, like: Tensor) -> list[Tensor]:
-    if grads.last is None:
-        return [torch.zeros_like(like[0]) for _ in cell.states]
-    return list(grads.last.transpose(1, 2).unbind())

@@ -43,6 +43,7 @@ def trace(cell: Cell) -> Trace:
     cotangents = tuple(f"d_new_{state}" for state in cell.states)
 
     def forward(primals, _):
+        primals = [value.clone() for value in primals]  # a step may work in place
         return cell.update(primals[: len(cell.gates)], primals[len(cell.gates) :])
 
     def vjp(primals, cotangents):

@@ -77,6 +77,18 @@ def test_cell_without_a_scalar_graph_trains_and_says_that_it_is_slow(caplog):
     assert "takes longer" in record.getMessage()
 
 
+def test_step_may_work_in_place():
+    def step(i, f, z, o, h, c):
+        c.mul_(f.sigmoid_()).add_(i.sigmoid_() * z.tanh_())
+        return o.sigmoid_() * torch.tanh(c), c
+
+    inputs = random_inputs(get_cell("lstm"), 1, 5, 1, 3)
+    before = [x.detach().clone() for x in inputs]
+    out = results(flashrnn, inputs, function=Cell("in_place", step, states=("h", "c")))
+    assert_close(out, results(flashrnn, inputs, function="lstm"), torch.float64)
+    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
 def test_no_initial_states_are_zeros(cell):
     Wx, R, b, states = random_inputs(cell, 2, 3, 2, 2)
