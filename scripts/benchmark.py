@@ -83,7 +83,7 @@ def _kept_bytes(forward: Callable[[], torch.Tensor]) -> int:
 
 
 def processor_time(functions: dict[str, Callable], rounds: int = 50, warmup: int = 5) -> dict[str, dict[str, float]]:
-    """Milliseconds that every function keeps the processor busy, so that other programs do not count; called in turns."""
+    """Milliseconds of processor time of every function, called in turns: the load of other programs does not count."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(warmup + rounds):
         for name, function in functions.items():
@@ -107,7 +107,7 @@ def provenance(name: str) -> dict:
     models = [line.split(":")[1].strip() for line in _run("cat /proc/cpuinfo").splitlines() if "model name" in line]
     return {
         "command": f"python -m scripts.benchmark {name}",
-        "commit": _run("git rev-parse HEAD"),
+        "commit": _run("git describe --always --dirty --abbrev=40"),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "machine": {
             "processor": models[0] if models else platform.processor(),
@@ -122,11 +122,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=sorted(BENCHMARKS))
     name = parser.parse_args().name
-    result = provenance(name) | {"what": BENCHMARKS[name].__doc__, "rows": BENCHMARKS[name]()}
+    rows = BENCHMARKS[name]()
+    result = {"what": " ".join(BENCHMARKS[name].__doc__.split())} | provenance(name) | {"rows": rows}
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    for row in result["rows"]:
+    for row in rows:
         print(json.dumps(row))
     print(path)
 
