@@ -1,14 +1,15 @@
 """From a problem to the backend that serves it, or to the reasons why none does."""
 
 import logging
-from functools import lru_cache
+from functools import cache
 
+from flashrnn.cuda.backend import CudaFused
 from flashrnn.problem import Backend, Problem
 from flashrnn.reference import Reference
 
 logger = logging.getLogger("flashrnn")
 
-BACKENDS: tuple[Backend, ...] = (Reference(),)
+BACKENDS: tuple[Backend, ...] = (CudaFused(), Reference())
 """All backends, the one that `auto` prefers first."""
 
 
@@ -45,7 +46,7 @@ def choose(name: str, problem: Problem) -> Backend:
     raise UnsupportedProblem("; ".join(f"backend {b!r}: {reason}" for b, reason in reasons.items()))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _log_choice(backend: str, problem: Problem) -> None:
     logger.info(
         "%s: %d heads of %d, %s on %s, by backend %s",

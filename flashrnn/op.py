@@ -5,8 +5,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell, cell_of_key, get_cell
 from flashrnn.dispatch import check_backend, choose
-from flashrnn.problem import Backend, Problem, States, state_dtype
-from flashrnn.reference import empty_aux
+from flashrnn.problem import Backend, Problem, States, empty_aux, rows_like, state_dtype
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -81,7 +80,7 @@ def recurrence(
     if states is None:
         states = Wx.new_zeros(len(cell.states), Wx.shape[0], *Wx.shape[3:], dtype=b.dtype)
     else:
-        states = states.to(b.dtype)
+        states = torch.cat([states[:1].to(dtype).to(b.dtype), states[1:].to(b.dtype)])  # h is of dtype at every step
     needs_grad = torch.is_grad_enabled() and (
         Wx.requires_grad or R.requires_grad or b.requires_grad or states.requires_grad
     )
@@ -170,7 +169,7 @@ def _forward(
 @_forward.register_fake
 def _(Wx, R, b, states, reset, cell, backend, all_states):
     B, T, _, N, D = Wx.shape
-    return Wx.new_empty(B, T, N, D), empty_aux(cell_of_key(cell), Wx, all_states), states.new_empty(states.shape)
+    return rows_like(Wx, N, D), empty_aux(cell_of_key(cell), Wx, all_states), states.new_empty(states.shape)
 
 
 @torch.library.custom_op("flashrnn::backward", mutates_args=())
@@ -196,7 +195,7 @@ def _backward(
 
 @_backward.register_fake
 def _(d_h, d_aux, d_last, Wx, R, b, states, reset, h, aux, cell, backend):
-    return tuple(x.new_empty(x.shape) for x in (Wx, R, b, states))
+    return rows_like(Wx, *Wx.shape[2:]), *(x.new_empty(x.shape) for x in (R, b, states))
 
 
 def _setup_context(ctx, inputs, output):

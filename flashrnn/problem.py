@@ -69,3 +69,28 @@ class Backend(Protocol):
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of biases, of states across time and of sums: float32 for half types, otherwise `dtype` itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def is_time_major(x: Tensor) -> bool:
+    """Whether [B, T, ...] has time outermost in memory."""
+    return x.shape[0] > 1 and x.stride(0) < x.stride(1)
+
+
+def rows_like(x: Tensor, *inner: int) -> Tensor:
+    """An empty tensor [B, T, *inner] of x's dtype, with batch and time in memory as x [B, T, ...] has them."""
+    B, T = x.shape[:2]
+    return x.new_empty(T, B, *inner).transpose(0, 1) if is_time_major(x) else x.new_empty(B, T, *inner)
+
+
+def as_rows(x: Tensor, like: Tensor) -> Tensor:
+    """x [B, T, ...], dense, with batch and time in memory as `like` has them; x itself if it is already so."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1) if is_time_major(like) else x.contiguous()
+
+
+def empty_aux(cell: Cell, Wx: Tensor, all_states: bool) -> Tensor:
+    """Room for the states behind the first: [S-1, B, T, N, D], without time steps if they are not wanted."""
+    B, T, _, N, D = Wx.shape
+    shape, dtype = (len(cell.states) - 1, T if all_states else 0), state_dtype(Wx.dtype)
+    if is_time_major(Wx):
+        return Wx.new_empty(*shape, B, N, D, dtype=dtype).transpose(1, 2)
+    return Wx.new_empty(shape[0], B, shape[1], N, D, dtype=dtype)

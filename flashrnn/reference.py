@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.codegen.torch_source import torch_function
-from flashrnn.problem import Gradients, Problem, States, state_dtype
+from flashrnn.problem import Gradients, Problem, States, empty_aux, rows_like, state_dtype
 from flashrnn.trace import UntraceableCell, trace
 
 logger = logging.getLogger("flashrnn")
@@ -35,7 +35,7 @@ class Reference:
     ) -> States:
         layout, T = _Layout(cell), Wx.shape[1]
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
-        h, aux = Wx.new_empty(*Wx.shape[:2], *Wx.shape[3:]), empty_aux(cell, Wx, all_states)
+        h, aux = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states)
         state = list(states.transpose(1, 2).clone(memory_format=torch.contiguous_format))  # S x [N, B, D]
         for steps in _chunks(Wx):
             pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
@@ -69,7 +69,7 @@ class Reference:
         given = [None if g is None else g.to(b.dtype).permute(2, 1, 0, 3) for g in _per_state(cell, grads)]
         d_last = torch.zeros_like(states) if grads.last is None else grads.last
         d_state = list(d_last.transpose(1, 2).contiguous().unbind())
-        d_Wx, d_matrix, d_bias = Wx.new_empty(Wx.shape), torch.zeros_like(matrix), 0.0
+        d_Wx, d_matrix, d_bias = rows_like(Wx, *Wx.shape[2:]), torch.zeros_like(matrix), 0.0
         for steps in reversed(_chunks(Wx)):
             pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
             previous = _previous_states(states, reset, h, aux, steps)  # [S, N, t, B, D]
@@ -188,12 +188,6 @@ def _functions_of_step(cell: Cell) -> _Functions:
         return [grads[k] for k in layout.from_cell], list(grads[gates:])
 
     return _Functions(factors, backward)
-
-
-def empty_aux(cell: Cell, Wx: Tensor, all_states: bool) -> Tensor:
-    """Room for the states behind the first: [S-1, B, T, N, D], without time steps if they are not wanted."""
-    B, T, _, N, D = Wx.shape
-    return Wx.new_empty(len(cell.states) - 1, B, T if all_states else 0, N, D, dtype=state_dtype(Wx.dtype))
 
 
 def _previous_states(states: Tensor, reset: Tensor | None, h: Tensor, aux: Tensor, steps: slice) -> Tensor:

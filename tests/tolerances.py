@@ -15,11 +15,24 @@ def relative_error(out: Tensor, ref: Tensor) -> float:
     return (error / norm if norm > 0 else error).item()
 
 
-def assert_close(results: Mapping[str, Tensor], references: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Every result is as near to its reference as computing in `dtype` allows."""
+def assert_close(
+    results: Mapping[str, Tensor],
+    references: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    peers: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Every result is as near to its reference as computing in `dtype` allows.
+
+    `peers` are results of the reference in `dtype` itself. Where a gradient is not continuous (the branches of a max),
+    rounding alone costs more than the bound. The peer rounds h, a kernel rounds R h as well and has approximate
+    functions: three errors of the same size, so it may be off by three times as much as its peer.
+    """
     assert results.keys() == references.keys()
     for name, out in results.items():
         assert out.shape == references[name].shape, f"{name}: {list(out.shape)}, not {list(references[name].shape)}"
     errors = {name: relative_error(out, references[name]) for name, out in results.items()}
-    wrong = {name: error for name, error in errors.items() if not error <= BOUNDS[dtype]}  # nan is wrong too
-    assert not wrong, f"relative errors above {BOUNDS[dtype]:g}: " + ", ".join(f"{k} {e:.2e}" for k, e in wrong.items())
+    bounds = dict.fromkeys(results, BOUNDS[dtype])
+    for name, peer in (peers or {}).items():
+        bounds[name] = max(bounds[name], 3 * relative_error(peer, references[name]))
+    wrong = {name: error for name, error in errors.items() if not error <= bounds[name]}  # nan is wrong too
+    assert not wrong, "relative errors: " + ", ".join(f"{k} {e:.2e} > {bounds[k]:.2e}" for k, e in wrong.items())

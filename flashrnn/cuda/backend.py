@@ -1,0 +1,155 @@
+"""Backend `cuda_fused`: the whole time loop in one kernel, R on the chip."""
+
+import itertools
+import logging
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
+from flashrnn.cuda import tiling
+from flashrnn.cuda.build import build
+from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.source import Variant, prelude, recurrent_only
+from flashrnn.gpu import device_gpu
+from flashrnn.problem import Gradients, Problem, States, as_rows, empty_aux, is_time_major, rows_like
+
+logger = logging.getLogger("flashrnn")
+
+_ATTEMPTS = 6  # tilings that are compiled before the best of those with spills is taken
+_SPILLED = 32  # bytes of a thread's registers that may be put aside while a kernel starts
+
+
+class CudaFused:
+    name = "cuda_fused"
+
+    def supports(self, problem: Problem) -> str | None:
+        if problem.device.type != "cuda":
+            return f"it runs on CUDA GPUs, not on {problem.device.type}"
+        if torch.version.hip:
+            return "it needs an NVIDIA GPU"
+        if problem.head_dim % 2:
+            return f"head sizes must be even, got {problem.head_dim}"
+        if problem.dtype not in (torch.bfloat16, torch.float16):
+            return f"it computes in bfloat16 and float16, not in {problem.dtype}"
+        if find_spec("cuda.core") is None or find_spec("cuda.bindings") is None:
+            return "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
+        gpu = device_gpu(problem.device.index or 0)
+        if gpu.capability < (8, 0):
+            return f"it needs compute capability 8.0, {gpu.name} has {gpu.capability}"
+        for direction in ("forward", "backward") if problem.training else ("forward",):
+            reason = tiling.infeasible(direction, problem.cell, problem.heads, problem.head_dim, gpu)
+            if reason:
+                return f"{direction} does not fit on the chip: {reason}"
+        return None
+
+    def forward(
+        self, cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, all_states: bool
+    ) -> States:
+        B, T, _, N, D = Wx.shape
+        Wx = _aligned(as_rows(Wx, Wx))
+        variant = Variant(reset=reset is not None, all_states=all_states and len(cell.states) > 1, d_aux=False)
+        h, aux, last = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), torch.empty_like(states)
+        kernel, tiles = _kernel("forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
+        arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, last)
+        kernel(tiles * N, *arguments, B, T, *_row_strides(Wx))
+        return States(h, aux, last)
+
+    def backward(
+        self,
+        cell: Cell,
+        grads: States,
+        Wx: Tensor,
+        R: Tensor,
+        b: Tensor,
+        states: Tensor,
+        reset: Tensor | None,
+        h: Tensor,
+        aux: Tensor,
+    ) -> Gradients:
+        B, T, _, N, D = Wx.shape
+        Wx = _aligned(as_rows(Wx, Wx))
+        variant = Variant(reset=reset is not None, all_states=True, d_aux=grads.aux is not None)
+        kernel, tiles = _kernel("backward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
+        h_before = _previous(h, states[0], reset)
+        d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(recurrent_only(cell)), N, D)
+        gradients = _gate_views(cell, d_Wx, d_u)
+        _recurrent_sums(gradients, R, h_before)
+        d_h = rows_like(Wx, N, D).zero_() if grads.h is None else _aligned(as_rows(grads.h, Wx))
+        d_b, d_states = b.new_empty(tiles, *b.shape), torch.empty_like(states)
+        inputs = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, d_h)
+        d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
+        more = (d_aux, _contiguous(grads.last), d_Wx, d_u, d_b, d_states)
+        kernel(tiles * N, *inputs, *more, B, T, *_row_strides(Wx))
+        return Gradients(d_Wx, _outer_products(gradients, h_before), d_b.sum(0), d_states)
+
+
+@cache
+def _kernel(
+    direction: str, cell: Cell, D: int, N: int, B: int, dtype: torch.dtype, variant: Variant, device: int
+) -> tuple[LoadedKernel, int]:
+    """The kernel for a problem, and its number of batch tiles."""
+    gpu = device_gpu(device)
+    candidates = []
+    for choice in itertools.islice(tiling.tilings(direction, cell, N, D, B, gpu), _ATTEMPTS):
+        source = prelude(cell, N, D, dtype, choice, variant)
+        candidates.append((build(source, f"{direction}.cuh", f"flashrnn_{direction}", gpu.arch), choice))
+        if candidates[-1][0].spilled <= _SPILLED:
+            break
+    binary, choice = min(candidates, key=lambda candidate: candidate[0].spilled)
+    logger.info("%s of %s, %d heads of %d: %s, compiled %d", direction, cell.name, N, D, choice, len(candidates))
+    shared = tiling.shared_bytes(direction, cell, choice)
+    return load(binary, device, choice.threads, shared, choice.cluster), -(-B // (8 * choice.batch_tiles))
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x where asynchronous copies of 16 bytes can start from."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _row_strides(Wx: Tensor) -> tuple[int, int]:
+    """Distance of batch and time steps in rows of [.., N, D]."""
+    B, T = Wx.shape[:2]
+    return (1, B) if is_time_major(Wx) else (T, 1)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[B, T, ...] -> [B*T, ...] in memory order."""
+    return (x.transpose(0, 1) if is_time_major(x) else x).flatten(0, 1)
+
+
+def _previous(h: Tensor, initial: Tensor, reset: Tensor | None) -> Tensor:
+    """h before every step, [B, T, N, D] in the memory order of h."""
+    before = rows_like(h, *h.shape[2:])
+    before[:, 0] = initial
+    before[:, 1:] = h[:, :-1]
+    return before if reset is None else before.masked_fill_(reset[:, :, None, None], 0)
+
+
+def _gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
+    """Where the sums, and then the gradients, of every recurrent gate stand: Gr x [N, B*T, D]."""
+    only = recurrent_only(cell)
+    views = []
+    for gate in cell.recurrent_gates:
+        view = d_u[:, :, only.index(gate)] if gate in only else d_Wx[:, :, cell.input_gates.index(gate)]
+        views.append(_flat(view).transpose(0, 1))
+    return views
+
+
+def _recurrent_sums(sums: list[Tensor], R: Tensor, h_before: Tensor) -> None:
+    """Writes R h into `sums`, for all steps at once, at the speed of the tensor cores."""
+    h = _flat(h_before).transpose(0, 1)  # [N, B*T, D]
+    for to, matrix in zip(sums, R.transpose(2, 3), strict=True):
+        torch.bmm(h, matrix, out=to)
+
+
+def _outer_products(d_gates: list[Tensor], h_before: Tensor) -> Tensor:
+    """d_R [Gr, N, D, D]: the sum over all steps and sequences of the gate's gradient times the h it saw."""
+    h = _flat(h_before).transpose(0, 1)
+    return torch.stack([d_gate.transpose(1, 2) @ h for d_gate in d_gates])

@@ -1,0 +1,303 @@
+// The backward time loop of one head and batch tile: R stays on chip, transposed.
+//
+// A block computes the gates' gradients dg_t of its units and multiplies them by its rows of R, which gives a part of
+// the gradient of h_{t-1} for all units of the head. With one block that is the sum; with CLUSTER > 1 every block
+// sends each other one its part, and adds up what it receives. The factors of the cell's gradient, which depend on
+// gates and states alone, are computed while that is under way.
+#pragma once
+#include "tiles.cuh"
+
+constexpr int K_TILES = GR * UNITS / 16;
+constexpr int M_TILES = PADDED / 16 / WARPS;  // tiles of 16 units of the head that a warp multiplies for
+static_assert(M_TILES * WARPS * 16 == PADDED && (CLUSTER > 1 || K_SPLITS == 1));
+using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
+
+constexpr int GS = GR > GU ? GI : 0;                                      // rows of d_x with sums, and those between
+constexpr int SLOTS = GI + GS + GU;                                       // inputs and recurrent sums of gates
+constexpr int GATE_BYTES = GR * UNITS * SEQS * 2;                         // dg of a step, for the product
+constexpr int ROW_BYTES = SEQS * 32;                                      // 16 units of 2 bytes
+constexpr int INPUT_ROWS = SLOTS + 1 + 2 * (STATES - 1) + USES_H;            // gates, d_h, states (float), h
+constexpr int INPUT_BYTES = UNIT_TILES * INPUT_ROWS * ROW_BYTES;          // of a step
+constexpr int INBOX_BYTES = CLUSTER == 1 ? 0 : PADDED * SEQS * 2;         // partial sums from all blocks
+constexpr int SHARED_BYTES = 2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * INBOX_BYTES + WARPS * Weights::BYTES + 16;
+
+// Sends every block its part of c, the sums over this block's gates. A lane's part of a 16 x 8 tile is two words, the
+// sums of two units for one sequence each; the upper half of the warp swaps them, so that the receivers, who want the
+// same word of every lane, read from different banks.
+DEVICE void send_sums(const float (&c)[M_TILES][BATCH_TILES][4], u32 inbox, u32 barrier, const Place& place) {
+#pragma unroll
+  for (int m = 0; m < M_TILES; m++) {
+    int tile = place.warp * M_TILES + m, rank = tile / UNIT_TILES;
+    u32 to = remote_address(inbox, rank), signal = remote_address(barrier, rank);
+#pragma unroll
+    for (int n = 0; n < BATCH_TILES; n++) {
+      int slot = ((place.rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + place.lane;
+      u32 even = pack(c[m][n][0], c[m][n][2]), odd = pack(c[m][n][1], c[m][n][3]);
+      send(to + slot * 8, place.lane < 16 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
+    }
+  }
+}
+
+DEVICE void receive_sums(float (&sum)[CELLS], const u32* inbox, const Place& place) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) sum[q] = 0;
+#pragma unroll
+  for (int w = 0; w < WORDS; w++) {
+    int cell = place.split * CELLS + w * PER_WORD, odd = cell / 2 % 2 ^ place.lane / 16;
+#pragma unroll
+    for (int rank = 0; rank < CLUSTER; rank++) {
+      int slot = ((rank * UNIT_TILES + place.unit_tile) * BATCH_TILES + cell / 4) * 32 + place.lane;
+      float2 pair = unpack(inbox[slot * 2 + odd]);
+      if constexpr (PER_WORD == 2) sum[2 * w] += pair.x, sum[2 * w + 1] += pair.y;
+      else sum[w] += cell % 2 ? pair.y : pair.x;
+    }
+  }
+}
+
+// As flashrnn_forward, and: d_h [B, T, N, D], d_aux as aux, d_last as last (null: zero) ->
+// d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u [B, T, GU, N, D]: both come with the recurrent
+// gates' sums R h, and leave with gradients; d_bias [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
+                  const float* __restrict__ initial, const unsigned char* __restrict__ reset,
+                  const scalar* __restrict__ h, const float* __restrict__ aux, const scalar* __restrict__ d_h,
+                  const float* __restrict__ d_aux, const float* __restrict__ d_last, scalar* d_x,
+                  scalar* d_u, float* __restrict__ d_bias, float* __restrict__ d_initial, i64 B, i64 T, i64 row_b, i64 row_t) {
+  extern __shared__ __align__(128) char memory[];
+  scalar* operand = reinterpret_cast<scalar*>(memory);
+  char* inputs = memory + 2 * GATE_BYTES;
+  u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
+  char* fragments = reinterpret_cast<char*>(inbox) + 2 * INBOX_BYTES;
+  const u32 barriers = shared_address(fragments + WARPS * Weights::BYTES);
+  const Place place;
+
+  Weights weights;
+  weights.load(fragments, place, [&](int f, int row, int column) {
+    int k = f / M_TILES * 16 + row, from = place.rank * UNITS + k % UNITS;
+    int to = (place.warp * M_TILES + f % M_TILES) * 16 + column;
+    return from < D && to < D ? R + ((k / UNITS * HEADS + place.head) * D + from) * D + to : nullptr;
+  });
+
+  bool valid[CELLS];
+  i64 sequence[CELLS], element[CELLS];  // where the lane's cells stand in [.., B, N, D]
+  float d_state[STATES][CELLS], b[GATES][CELLS], d_b[GATES][CELLS] = {};
+  bool keep_next[CELLS];  // d_h of step t + 1 reaches step t
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    sequence[q] = place.sequence0 + place.sequence(q);
+    valid[q] = place.unit(q) < D && sequence[q] < B;
+    keep_next[q] = true;
+    element[q] = place.head * D + place.unit(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++)
+      d_state[i][q] = valid[q] && d_last ? d_last[(i * B + sequence[q]) * ROW + element[q]] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? bias[j * ROW + element[q]] : 0;
+  }
+  for (int i = threadIdx.x; i < GATE_BYTES; i += THREADS) operand[i] = to_scalar(0);  // no step after the last one
+
+  // Gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step.
+  const u32 input_tile = shared_address(inputs) + place.unit_tile * INPUT_ROWS * ROW_BYTES;
+  const i64 head = place.head * D;
+  TileLoader<2, GI, ROW * 2> x_loader;
+  TileLoader<2, GS, ROW * 2> sum_loader;  // sums of gates with an input, in d_x
+  TileLoader<2, GU, ROW * 2> u_loader;    // of those without, in d_u
+  TileLoader<2, 1, 0> d_h_loader, h_loader;
+  TileLoader<4, 1, 0> aux_loader[STATES];
+  constexpr u32 SUM_TILE = GI * ROW_BYTES, U_TILE = (SLOTS - GU) * ROW_BYTES, D_H_TILE = SLOTS * ROW_BYTES;
+  constexpr u32 AUX_TILE = D_H_TILE + ROW_BYTES, H_TILE = AUX_TILE + 2 * (STATES - 1) * ROW_BYTES;
+  auto last_row = [&](i64 n, i64 back) { return n * row_b + (T - 1 - back) * row_t; };
+  x_loader.start(input_tile, place, B, [&](i64 n) { return x + last_row(n, 0) * GI * ROW + head; });
+  sum_loader.start(input_tile + SUM_TILE, place, B, [&](i64 n) { return d_x + last_row(n, 0) * GI * ROW + head; });
+  u_loader.start(input_tile + U_TILE, place, B, [&](i64 n) { return d_u + last_row(n, 0) * GU * ROW + head; });
+  d_h_loader.start(input_tile + D_H_TILE, place, B, [&](i64 n) { return d_h + last_row(n, 0) * ROW + head; });
+  h_loader.start(input_tile + H_TILE, place, B, [&](i64 n) { return h + last_row(n, 1) * ROW + head; });
+  auto start_aux = [&](bool first_step) {
+#pragma unroll
+    for (int i = 0; i < STATES - 1; i++)
+      aux_loader[i].start(input_tile + AUX_TILE + 2 * i * ROW_BYTES, place, B, [&](i64 n) {
+        return head + (first_step ? initial + ((i + 1) * B + n) * ROW : aux + (i * B * T + last_row(n, 1)) * ROW);
+      });
+  };
+  start_aux(T == 1);
+  i64 back = -2 * row_t * ROW, x_back = back * GI, u_back = back * GU, aux_back = 2 * back;
+  keep(back), keep(x_back), keep(u_back), keep(aux_back);
+  auto load_input = [&](i64 t, int stage) {
+    if (t >= 0) {
+      x_loader.load(stage * INPUT_BYTES, x_back);
+      sum_loader.load(stage * INPUT_BYTES, x_back);
+      u_loader.load(stage * INPUT_BYTES, u_back);
+      d_h_loader.load(stage * INPUT_BYTES, back);
+      if (STATES > 1 && t == 0 && T > 1) start_aux(true);
+#pragma unroll
+      for (int i = 0; i < STATES - 1; i++) aux_loader[i].load(stage * INPUT_BYTES, aux_back);
+      if (USES_H && t > 0) h_loader.load(stage * INPUT_BYTES, back);
+    }
+    copy_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) load_input(T - 1 - i, i);
+  copy_wait<STAGES - 2>();
+  if constexpr (CLUSTER > 1) {
+    if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
+    cluster_sync();
+  }
+  __syncthreads();
+
+  int stage = 0;
+  // The gradient that h of a step gets through R from the step after it, number `step` of the loop.
+  auto recurrent_gradient = [&](float (&sum)[CELLS], i64 step) {
+    if constexpr (CLUSTER == 1) {
+      float c[1][BATCH_TILES][4];
+      product<1, K_TILES>(c, weights, shared_address(operand) + (step & 1) * GATE_BYTES, place);
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) sum[q] = c[0][q / 4][q % 2 * 2 + q / 2 % 2];
+    } else {
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) sum[q] = 0;
+      if (step >= 0) {
+        barrier_wait(barriers + (step & 1) * 8, (step >> 1) & 1);
+        receive_sums(sum, inbox + (step & 1) * (INBOX_BYTES / 4), place);
+      }
+    }
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) sum[q] = keep_next[q] ? sum[q] : 0;
+  };
+
+  // Results of a step leave once the next one has begun its product.
+  PackedCells d_gate[GATES] = {};
+  scalar *x_to[WORDS], *u_to[WORDS];
+  u32 gate_operand[WORDS];
+  i64 x_step = -row_t * GI * ROW, u_step = -row_t * GU * ROW;
+  keep(x_step), keep(u_step);
+#pragma unroll
+  for (int w = 0; w < WORDS; w++) {
+    i64 row = last_row(sequence[w * PER_WORD], 0);
+    x_to[w] = d_x + row * GI * ROW + element[w * PER_WORD], u_to[w] = d_u + row * GU * ROW + element[w * PER_WORD];
+  }
+  operand_addresses(gate_operand, shared_address(operand), place.rank * UNITS, place);
+  auto store_results = [&](i64 step) {
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, valid);
+      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, (SUM_SLOT_OF[j] - GI - GS) * ROW, valid);
+    }
+    if (step > 0) {
+#pragma unroll
+      for (int w = 0; w < WORDS; w++) x_to[w] += x_step, u_to[w] += u_step;
+    }
+  };
+  for (i64 step = 0; step < T; step++) {
+    const i64 t = T - 1 - step;
+    const char* tile = inputs + stage * INPUT_BYTES + place.unit_tile * INPUT_ROWS * ROW_BYTES;
+    const scalar* halves = reinterpret_cast<const scalar*>(tile);
+    const float* floats = reinterpret_cast<const float*>(tile + AUX_TILE);
+    float v[SLOTS + 1][CELLS], old[STATES][CELLS], d_from_next[CELLS];
+    if constexpr (CLUSTER == 1) recurrent_gradient(d_from_next, step - 1);
+#pragma unroll
+    for (int j = 0; j < SLOTS + 1; j++) read_cells(v[j], halves, j, place);
+#pragma unroll
+    for (int i = 1; i < STATES; i++) read_cells(old[i], floats, i - 1, place);
+    if constexpr (USES_H) {
+      read_cells(old[0], halves, INPUT_ROWS - 1, place);
+      if (t == 0) {
+#pragma unroll
+        for (int q = 0; q < CELLS; q++) old[0][q] = valid[q] ? initial[sequence[q] * ROW + element[q]] : 0;
+      }
+    }
+    store_results(step);  // at the first step, into the place of the first results
+    load_input(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
+
+    float factors[CELLS][FACTORS];
+    bool keep[CELLS];
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) {
+      float g[GATES], s[STATES];
+      keep[q] = !RESET || !valid[q] || !reset[sequence[q] * T + t];
+#pragma unroll
+      for (int i = 0; i < STATES; i++) s[i] = keep[q] && (i > 0 || USES_H) ? old[i][q] : 0;
+#pragma unroll
+      for (int j = 0; j < GATES; j++) {
+        g[j] = b[j][q];
+        if (INPUT_OF[j] >= 0) g[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
+        if (SUM_SLOT_OF[j] >= 0) g[j] += v[SUM_SLOT_OF[j] >= 0 ? SUM_SLOT_OF[j] : 0][q];
+      }
+      cell_factors(g, s, factors[q]);
+    }
+    if constexpr (CLUSTER > 1) recurrent_gradient(d_from_next, step - 1);
+
+    float d_g_all[GATES][CELLS];
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) {
+      float d_new[STATES], d_g[GATES], d_old[STATES];
+#pragma unroll
+      for (int i = 0; i < STATES; i++) {
+        d_new[i] = d_state[i][q];
+        if (HAS_D_AUX && i > 0 && valid[q])
+          d_new[i] += d_aux[((i - 1) * B * T + sequence[q] * row_b + t * row_t) * ROW + element[q]];
+      }
+      d_new[0] += v[SLOTS][q] + d_from_next[q];
+      cell_backward(factors[q], d_new, d_g, d_old);
+#pragma unroll
+      for (int j = 0; j < GATES; j++) {
+        d_g_all[j][q] = FINITE_AT_ZERO || valid[q] ? d_g[j] : 0;
+        d_b[j][q] += d_g_all[j][q];
+      }
+#pragma unroll
+      for (int i = 0; i < STATES; i++) d_state[i][q] = keep[q] ? d_old[i] : 0;
+      keep_next[q] = keep[q];
+    }
+
+    const u32 buffer = (step & 1) * GATE_BYTES;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      d_gate[j].pack(d_g_all[j]);
+      if (RECURRENT_OF[j] >= 0) d_gate[j].store_operand(gate_operand, buffer + RECURRENT_OF[j] * UNITS * SEQS * 2);
+    }
+    copy_wait<STAGES - 2>();
+    if (CLUSTER > 1 && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES);
+    __syncthreads();
+    if constexpr (CLUSTER > 1) {
+      float c[M_TILES][BATCH_TILES][4];
+      product<M_TILES, K_TILES>(c, weights, shared_address(operand) + buffer, place);
+      send_sums(c, shared_address(inbox) + (step & 1) * INBOX_BYTES, barriers + (step & 1) * 8, place);
+    }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+
+  store_results(T);
+  float d_first[CELLS];
+  recurrent_gradient(d_first, T - 1);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) d_state[0][q] += d_first[q];
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 0; i < STATES; i++)
+      if (valid[q]) d_initial[(i * B + sequence[q]) * ROW + element[q]] = d_state[i][q];
+
+  // Biases: the sum over this tile's sequences, which four lanes t, and with K_SPLITS > 1 several warps, hold.
+  float* totals = reinterpret_cast<float*>(memory);
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < GATES; j++)
+#pragma unroll
+    for (int odd = 0; odd < 2; odd++) {
+      float sum = 0;
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) sum += place.unit(q) % 2 == odd ? d_b[j][q] : 0;
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (place.t == 0) totals[(place.split * GATES + j) * UNITS + place.unit_tile * 16 + 2 * place.g + odd] = sum;
+    }
+  __syncthreads();
+  const i64 batch_tile = place.sequence0 / SEQS;
+  for (int i = threadIdx.x; i < GATES * UNITS; i += THREADS) {
+    int gate = i / UNITS, unit = place.rank * UNITS + i % UNITS;
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < K_SPLITS; k++) sum += totals[k * GATES * UNITS + i];
+    if (unit < D) d_bias[(batch_tile * GATES + gate) * ROW + place.head * D + unit] = sum;
+  }
+  if constexpr (CLUSTER > 1) cluster_sync();
+}

@@ -1,0 +1,95 @@
+// Instructions and small types that the fused kernels share. Everything here is one instruction or a few.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+#define DEVICE __device__ __forceinline__
+
+#ifdef SCALAR_BF16
+using scalar = __nv_bfloat16;
+DEVICE float to_float(scalar x) { return __bfloat162float(x); }
+DEVICE scalar to_scalar(float x) { return __float2bfloat16_rn(x); }
+DEVICE u32 pack(float low, float high) {
+  __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<u32*>(&pair);
+}
+DEVICE float2 unpack(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
+#define MMA_TYPE "bf16"
+#else
+using scalar = __half;
+DEVICE float to_float(scalar x) { return __half2float(x); }
+DEVICE scalar to_scalar(float x) { return __float2half_rn(x); }
+DEVICE u32 pack(float low, float high) {
+  __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<u32*>(&pair);
+}
+DEVICE float2 unpack(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
+#define MMA_TYPE "f16"
+#endif
+
+// c[16 x 8] += a[16 x 16] b[16 x 8]. Lane (g, t) = (lane / 4, lane % 4) holds c = rows g, g, g+8, g+8 and
+// columns 2t, 2t+1, 2t, 2t+1; a[r] = row g + 8 (r % 2), columns 2t + 8 (r / 2) and the next; b[r] = rows
+// 2t + 8 r and the next, column g.
+DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+// Four (two) 8 x 8 matrices of 2-byte elements; every lane gives the address of one row of 16 bytes.
+DEVICE void load_four_matrices(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+DEVICE void load_two_matrices(u32& r0, u32& r1, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
+}
+
+// Copies BYTES (4, 8 or 16) from global to shared memory without waiting; zeros if not `valid`.
+template <int BYTES>
+DEVICE void copy_async(u32 to, const void* from, bool valid) {
+  int bytes = valid ? BYTES : 0;
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+  }
+}
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+
+// A word of read-only memory, zero for a null pointer; in program order, so that few addresses are alive at a time.
+DEVICE u32 load_word(const void* from) {
+  u32 word;
+  asm volatile("{.reg .pred p; setp.ne.u64 p, %1, 0; mov.u32 %0, 0; @p ld.global.nc.u32 %0, [%1];}" : "=r"(word) : "l"(from));
+  return word;
+}
+
+// Keeps the compiler from computing x anew wherever it is used.
+DEVICE void keep(i64& x) { asm volatile("" : "+l"(x)); }
+DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }
+
+DEVICE void store_shared(u32 address, u32 word) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory"); }
+DEVICE void store_shared(u32 address, u16 half) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(half) : "memory"); }
+
+// A barrier among THREADS threads that use the same id.
+template <int THREADS>
+DEVICE void group_barrier(int id) {
+  if constexpr (THREADS == 32) {
+    __syncwarp();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+  }
+}
+

@@ -1,0 +1,107 @@
+"""The text that stands before a kernel's source: sizes as constants, and the cell's printed functions."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from flashrnn.cells import Cell
+from flashrnn.codegen.cuda_source import cell_functions
+from flashrnn.codegen.torch_source import torch_function
+from flashrnn.trace import trace
+
+
+def recurrent_only(cell: Cell) -> tuple[str, ...]:
+    """The gates without an input, whose sums the backward keeps apart."""
+    return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one head is laid over warps and blocks; names and meaning as in kernels/tiles.cuh."""
+
+    unit_tiles: int
+    k_splits: int
+    batch_tiles: int
+    cluster: int
+    stages: int
+    register_fragments: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.unit_tiles * self.k_splits
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What else the kernels are compiled for."""
+
+    reset: bool
+    all_states: bool
+    d_aux: bool
+
+
+def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, tiling: Tiling, variant: Variant) -> str:
+    """The source before a kernel's header: constants and the cell's functions."""
+    constants = {
+        "HEADS": heads,
+        "D": head_dim,
+        "UNIT_TILES": tiling.unit_tiles,
+        "K_SPLITS": tiling.k_splits,
+        "BATCH_TILES": tiling.batch_tiles,
+        "CLUSTER": tiling.cluster,
+        "STAGES": tiling.stages,
+        "REGISTER_FRAGMENTS": tiling.register_fragments,
+        "GATES": len(cell.gates),
+        "GR": len(cell.recurrent_gates),
+        "GI": len(cell.input_gates),
+        "GU": len(recurrent_only(cell)),
+        "STATES": len(cell.states),
+        "FACTORS": max(1, len(trace(cell).factors.outputs)),
+        "RESET": variant.reset,
+        "ALL_STATES": variant.all_states,
+        "HAS_D_AUX": variant.d_aux,
+        "FINITE_AT_ZERO": _finite_at_zero(cell),
+        "USES_H": cell.states[0] in trace(cell).factors.inputs,
+    }
+    tables = {
+        "INPUT_OF": [_index(cell.input_gates, gate) for gate in cell.gates],
+        "RECURRENT_OF": [_index(cell.recurrent_gates, gate) for gate in cell.gates],
+        "SUM_SLOT_OF": [_sum_slot(cell, gate) for gate in cell.gates],
+    }
+    lines = ["#define SCALAR_BF16"] if dtype == torch.bfloat16 else []
+    lines += [f"constexpr int {name} = {int(value)};" for name, value in constants.items()]
+    lines += [
+        f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()
+    ]
+    return "\n".join([*lines, '#include "math.cuh"', cell_functions(cell)])
+
+
+def _index(names: tuple[str, ...], name: str) -> int:
+    return names.index(name) if name in names else -1
+
+
+def sum_rows(cell: Cell) -> int:
+    """Gates of which the backward reads recurrent sums: all with an input, if one of them has a sum, and the others."""
+    only = recurrent_only(cell)
+    return len(only) + (len(cell.input_gates) if len(cell.recurrent_gates) > len(only) else 0)
+
+
+def _sum_slot(cell: Cell, gate: str) -> int:
+    """Where the backward finds the recurrent sum of a gate: behind the inputs, in the same order, then the others."""
+    only, inputs = recurrent_only(cell), cell.input_gates
+    if gate in only:
+        return len(inputs) + sum_rows(cell) - len(only) + only.index(gate)
+    return len(inputs) + inputs.index(gate) if gate in cell.recurrent_gates else -1
+
+
+@cache
+def _finite_at_zero(cell: Cell) -> bool:
+    """Whether padding, which is all zeros, stays finite: then it needs no masks."""
+    graphs, names = trace(cell), (*cell.gates, *cell.states)
+    zeros = [torch.zeros((), dtype=torch.float64)] * len(names)
+    values = []
+    for graph in (graphs.forward, graphs.factors):
+        values += torch_function(graph, names, list(graph.outputs))(*zeros)
+    return all(math.isfinite(value) for value in values)

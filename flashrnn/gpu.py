@@ -1,0 +1,63 @@
+"""What a GPU has: from the driver, or by name without one."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Limits that decide how a recurrent kernel can be laid out."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_per_block: int  # bytes, the most that a block can ask for
+    registers: int = 65536  # 32-bit, per multiprocessor
+    registers_per_thread: int = 255
+    threads_per_block: int = 1024
+
+    @property
+    def clusters(self) -> bool:
+        """Whether blocks can form clusters with distributed shared memory."""
+        return self.capability >= (9, 0) and self.capability[0] != 12
+
+    @property
+    def cluster_sizes(self) -> tuple[int, ...]:
+        """Numbers of blocks that a cluster can have (16 by a kernel's explicit consent)."""
+        return (1, 2, 4, 8, 16) if self.clusters else (1,)
+
+    @property
+    def arch(self) -> str:
+        """The compiler's name for the architecture, with the instructions of this very generation."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+_KIB = 1024
+NAMED = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("A100", (8, 0), 108, 163 * _KIB),
+        Gpu("RTX 3090", (8, 6), 82, 99 * _KIB),
+        Gpu("RTX 4090", (8, 9), 128, 99 * _KIB),
+        Gpu("H100", (9, 0), 132, 227 * _KIB),
+        Gpu("H200", (9, 0), 132, 227 * _KIB),
+        Gpu("B200", (10, 0), 148, 227 * _KIB),
+    )
+}
+"""GPUs by name, by NVIDIA's data sheets and the compute capability table of the CUDA programming guide."""
+
+
+def named_gpu(name: str) -> Gpu:
+    if name not in NAMED:
+        raise ValueError(f"unknown GPU {name!r}; known by name: {', '.join(NAMED)}")
+    return NAMED[name]
+
+
+@cache
+def device_gpu(index: int) -> Gpu:
+    """The GPU behind torch.device("cuda", index), as its driver describes it."""
+    p = torch.cuda.get_device_properties(index)
+    return Gpu(p.name, (p.major, p.minor), p.multi_processor_count, p.shared_memory_per_block_optin)
