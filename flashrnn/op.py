@@ -168,8 +168,7 @@ def _forward(
 
 @_forward.register_fake
 def _(Wx, R, b, states, reset, cell, backend, all_states):
-    B, T, _, N, D = Wx.shape
-    return rows_like(Wx, N, D), empty_aux(cell_of_key(cell), Wx, all_states), states.new_empty(states.shape)
+    return rows_like(Wx, *Wx.shape[3:]), empty_aux(cell_of_key(cell), Wx, all_states), states.new_empty(states.shape)
 
 
 @torch.library.custom_op("flashrnn::backward", mutates_args=())

@@ -63,16 +63,15 @@ def test_steps_equal_the_whole_sequence(cell, num_layers):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_states_of_half_types_are_float32_and_continue_without_loss(dtype):
-    rnn = FlashRNN(5, 6, function="slstm", dtype=dtype)
-    x = randn(8, 2, 5, dtype=dtype)
-    out, last = rnn(x)
-    first, between = rnn(x[:3])
-    second, end = rnn(x[3:], between)
-    assert out.dtype == dtype
-    assert {state.dtype for state in last} == {torch.float32}
-    assert torch.equal(torch.cat([first, second]), out)
-    for state, whole in zip(end, last, strict=True):
-        assert torch.equal(state, whole)
+    module = Recurrence(6, function="slstm", dtype=dtype)
+    Wx = randn(2, 8, 4, 1, 6, dtype=dtype)
+    h, last = module(Wx)
+    first, between = module(Wx[:, :3])
+    second, end = module(Wx[:, 3:], between)
+    assert h.dtype == dtype
+    assert last.dtype == torch.float32
+    assert torch.equal(torch.cat([first, second], dim=1), h)
+    assert torch.equal(end, last)
 
 
 def test_bias_false_has_no_bias_parameters():
