@@ -104,11 +104,18 @@ def plain_loop(
     return torch.stack(history, dim=2), history[-1].unsqueeze(2)
 
 
-def results(run, inputs: Inputs, seed: int = 0, **options) -> dict[str, Tensor]:
-    """Outputs of `run` (flashrnn, plain_loop) on `inputs`, and the gradients of a random mix of both outputs."""
+def results(run, inputs: Inputs, seed: int = 0, of_h: bool = False, **options) -> dict[str, Tensor]:
+    """Outputs of `run` (flashrnn, plain_loop) on `inputs`, and the gradients of a random mix of both outputs.
+
+    `of_h`: of the first state alone. The other states of an sLSTM depend on its stabiliser m, whose gradient jumps
+    where the branches of a max meet; h, which is what a layer puts out, does not depend on m.
+    """
     every, last = run(*inputs, **options)
     generator = torch.Generator().manual_seed(seed)
     cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (every, last)]
+    if of_h:
+        for cotangent in cotangents:
+            cotangent[1:] = 0
     gradients = torch.autograd.grad((every, last), inputs, cotangents)
     names = [f"gradient of {field}" for field in inputs._fields]
     return {"states": every.detach(), "last states": last.detach()} | dict(zip(names, gradients, strict=True))

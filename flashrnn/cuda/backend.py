@@ -19,7 +19,7 @@ from flashrnn.problem import Gradients, Problem, States, as_rows, empty_aux, is_
 logger = logging.getLogger("flashrnn")
 
 _ATTEMPTS = 6  # tilings that are compiled before the best of those with spills is taken
-_SPILLED = 32  # bytes of a thread's registers that may be put aside while a kernel starts
+_SPILLED = 96  # bytes of a thread's registers that may be put aside while R is loaded, before the time loop
 
 
 class CudaFused:

@@ -20,7 +20,7 @@ from flashrnn.trace import trace
 # Clock cycles on an H100, fitted to the runs in docs/kernels.md.
 _MMA = 6  # one 16x8x16 product on one of an SM's four tensor cores
 _READ = 4  # a warp reads 16 bytes per lane of shared memory
-_WARP = {"forward": 220, "backward": 420}  # a warp's instructions in a step, apart from those of its cells
+_WARP = {"forward": 330, "backward": 420}  # a warp's instructions in a step, apart from those of its cells
 _CELL = {"forward": 80, "backward": 160}  # the element-wise step of one cell per lane
 _SECOND_TILE = 300  # what two batch tiles in one block cost besides the work of both
 _REDUCE = 150  # adding up the sums of a tile's warps
