@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics.aggregation import CatMetric, MeanMetric
+from torchmetrics.aggregation import CatMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -39,11 +40,12 @@ class SequenceModule(LightningModule):
         self.optim = optim
         if compile:
             self.model.compile()
-        self.eval_loss = MeanMetric()
+        self.eval_loss = SumMetric(nan_strategy="disable")  # summed over the scored labels, which eval_labels counts
+        self.eval_labels = SumMetric()
         self.eval_accuracy = MulticlassAccuracy(
             model.num_classes, average="micro", ignore_index=IGNORE, validate_args=False
         )
-        self.eval_sequences = CatMetric()
+        self.eval_sequences = CatMetric(nan_strategy="disable")
         self.test_sequences = torch.empty(0, 3)
 
     def configure_optimizers(self) -> dict:
@@ -89,11 +91,16 @@ class SequenceModule(LightningModule):
         return loss
 
     def configure_gradient_clipping(
-        self, optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: GradClipAlgorithmType | None = None,
     ) -> None:
         """Clip by norm, once per optimizer step; here because the norm is what we log, and it is computed once."""
-        if gradient_clip_algorithm not in (None, "norm"):
-            raise ValueError(f"trainer.gradient_clip_algorithm={gradient_clip_algorithm!r}: only 'norm' is supported")
+        if gradient_clip_algorithm not in (None, GradClipAlgorithmType.NORM):
+            raise ValueError(
+                f"trainer.gradient_clip_algorithm={gradient_clip_algorithm.value}: only 'norm' is supported"
+            )
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip_val or float("inf"))
         self._steps += 1
         if self._logs_this_step:
@@ -125,17 +132,19 @@ class SequenceModule(LightningModule):
         """Update the metrics; right answers, bool [B, T]."""
         loss, logits = self._loss(batch, batch_idx)
         answers, labels = logits.argmax(-1), batch["labels"]
-        self.eval_loss.update(loss, weight=(labels != IGNORE).sum())
+        number = (labels != IGNORE).sum()
+        self.eval_loss.update(loss * number)
+        self.eval_labels.update(number)
         self.eval_accuracy.update(answers, labels)
         return answers == labels
 
     def _eval_epoch_end(self, name: str) -> None:
-        loss = self.eval_loss.compute()
+        loss = self.eval_loss.compute() / self.eval_labels.compute()
         self._check_finite(name, loss)
         accuracy = self.eval_accuracy.compute()
         self.log_dict({f"{name}/loss": loss, f"{name}/perplexity": loss.exp(), f"{name}/accuracy": accuracy})
-        self.eval_loss.reset()
-        self.eval_accuracy.reset()
+        for metric in (self.eval_loss, self.eval_labels, self.eval_accuracy):
+            metric.reset()
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         self._eval_step(batch, batch_idx)

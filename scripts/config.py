@@ -1,0 +1,61 @@
+"""Configs: resolvers, their way into the run folder and the checkpoint, and errors in one line."""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+CONFIGS = str(Path(__file__).parents[1] / "configs")
+
+
+def accumulate(global_batch_size: int | None, batch_size: int, devices: int, num_nodes: int) -> int:
+    """Batches to accumulate so that one optimizer step sees `global_batch_size` sequences."""
+    if global_batch_size is None:
+        return 1
+    if not isinstance(devices, int) or devices < 1:
+        raise ValueError(f"trainer.devices={devices}: with global_batch_size set it must be the number of devices")
+    together = batch_size * devices * num_nodes
+    if global_batch_size % together:
+        raise ValueError(
+            f"global_batch_size={global_batch_size} is no multiple of data.batch_size={batch_size} x "
+            f"trainer.devices={devices} x trainer.num_nodes={num_nodes} = {together}"
+        )
+    return global_batch_size // together
+
+
+OmegaConf.register_new_resolver("accumulate", accumulate)
+OmegaConf.register_new_resolver("product", lambda a, b: a * b)
+
+
+def prepare_process(threads: int | None) -> None:
+    """Threads of PyTorch, and Lightning's messages cut down to warnings that a user can act on."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*logs directory .* exists and is not empty")  # the run's own folder
+    warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run has a folder of its own
+    warnings.filterwarnings("ignore", message=".*does not have many workers")  # our batches cost next to nothing
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback."""
+    from hydra.errors import HydraException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, ArithmeticError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR"):
+            raise
+        while isinstance(error, HydraException | OmegaConfBaseException) and error.__cause__ is not None:
+            error = error.__cause__  # Hydra wraps what a constructor raised
+        sys.exit(f"error: {error}\n(HYDRA_FULL_ERROR=1 shows where)")

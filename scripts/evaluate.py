@@ -1,0 +1,93 @@
+"""Evaluate a checkpoint; its model and its data are built from the config saved in it.
+
+    python -m scripts.evaluate ckpt=PATH [KEY=VALUE ...]
+
+PATH is a checkpoint file or the folder of a run. Every other KEY=VALUE changes the run's own config, for example
+data.eval_lengths=[40,64,128,256,512] or trainer.accelerator=cpu. State tracking: accuracy per range of lengths, as a
+table, JSON and a plot. Text: validation perplexity. Results go to a new folder evaluate_<time> in that of the run.
+"""
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+from scripts.config import one_line_errors, prepare_process
+
+if TYPE_CHECKING:
+    from lightning import LightningDataModule, Trainer
+
+    from models.lightning_module import SequenceModule
+
+
+def evaluate(trainer: "Trainer", module: "SequenceModule", datamodule: "LightningDataModule") -> dict:
+    """What a trained model can do on the data it is evaluated on; scripts.report shows it."""
+    from data.state_tracking import StateTracking
+
+    if not isinstance(datamodule, StateTracking):
+        metrics = trainer.validate(module, datamodule=datamodule, verbose=False)[0]
+        unigram = None if datamodule.streaming else datamodule.unigram_perplexity()
+        return {"perplexity": metrics["val/perplexity"], "unigram_perplexity": unigram}
+
+    trainer.test(module, datamodule=datamodule, verbose=False)
+    loader, length, right = module.test_sequences.unbind(dim=1)
+    ranges = []
+    for index, (low, high) in enumerate(datamodule.eval_ranges):
+        of_range = right[loader == index]
+        ranges.append({"lengths": [low, high], "accuracy": of_range.mean().item(), "sequences": len(of_range)})
+    return {
+        "task": datamodule.task.name,
+        "chance": datamodule.chance,
+        "training_lengths": [datamodule.min_length, datamodule.max_length],
+        "ranges": ranges,
+        "accuracy_by_length": {int(n): right[length == n].mean().item() for n in length.unique()},
+    }
+
+
+def config_with(saved: dict, overrides: list[str]) -> DictConfig:
+    """The saved config with KEY=VALUE overrides; keys that it does not have are an error."""
+    config = OmegaConf.create(saved)
+    OmegaConf.set_struct(config, True)
+    for override in overrides:
+        try:
+            config.merge_with_dotlist([override])
+        except (ConfigAttributeError, ConfigKeyError) as error:
+            parent = OmegaConf.select(config, override.partition("=")[0].rpartition(".")[0] or ".")
+            keys = ", ".join(parent) if isinstance(parent, DictConfig) else ""
+            raise ValueError(f"unknown key in {override!r}; allowed there: {keys or ', '.join(config)}") from error
+    return config
+
+
+def main(ckpt: str, overrides: list[str]) -> dict:
+    """Evaluate the checkpoint `ckpt` and leave the results in a new folder of its run."""
+    from hydra.utils import instantiate
+
+    from models.lightning_module import SequenceModule
+    from scripts import checkpoint, report
+
+    file = checkpoint.find(ckpt)
+    content = checkpoint.load(file)
+    config = config_with(content["config"], ["trainer.accelerator=auto", *overrides])
+    prepare_process(config.threads)
+    datamodule = instantiate(config.data)
+    module = SequenceModule(instantiate(config.model))
+    module.load_state_dict(content["state_dict"])
+    one_device = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "enable_checkpointing": False}
+    result = evaluate(instantiate(config.trainer, **one_device), module, datamodule)
+    folder = (file.parent.parent if file.parent.name == "checkpoints" else file.parent) / f"evaluate_{time.time():.0f}"
+    report.save(folder, result, config, step=content["global_step"])
+    report.show(result, {"checkpoint": file, "results": folder})
+    return result
+
+
+if __name__ == "__main__":
+    arguments = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
+    if {"-h", "--help"} & arguments.keys():
+        print(__doc__)
+        sys.exit()
+    if "ckpt" not in arguments:
+        sys.exit(f"error: ckpt=PATH is missing\n\n{__doc__}")
+    with one_line_errors():
+        main(arguments.pop("ckpt"), [f"{key}={value}" for key, value in arguments.items()])

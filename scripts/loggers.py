@@ -1,0 +1,19 @@
+"""Loggers that need more than their constructor."""
+
+import os
+
+import wandb
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_info
+
+
+def wandb_logger(save_dir: str, project: str, name: str) -> WandbLogger:
+    """A WandbLogger that never asks for a login: without a key and without WANDB_MODE it logs offline."""
+    mode = os.environ.get("WANDB_MODE")
+    if mode is None and not wandb.login(prompt=False):
+        mode = "offline"
+        rank_zero_info(
+            f"wandb: no key found, logging offline to {save_dir}/wandb; upload it with `wandb sync`, "
+            "or run `wandb login`, or set WANDB_API_KEY or WANDB_MODE before the next run"
+        )
+    return WandbLogger(save_dir=save_dir, project=project, name=name, mode=mode)

@@ -1,0 +1,76 @@
+"""Train the model of a config, then evaluate it.
+
+    python -m scripts.train [experiment=NAME] [GROUP=OPTION ...] [KEY=VALUE ...]
+
+configs/train.yaml says what there is; everything that a run makes goes to outputs/<name>/<time>.
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+from omegaconf import DictConfig
+
+from scripts.config import CONFIGS, one_line_errors, prepare_process
+
+if TYPE_CHECKING:
+    from lightning import LightningDataModule
+
+
+def fit_model_to_data(model: DictConfig, datamodule: "LightningDataModule") -> None:
+    """Set the sizes of the model's vocabulary and output that the config leaves open."""
+    for key in ("vocab_size", "num_classes"):
+        needed = getattr(datamodule, key)
+        model[key] = model[key] or needed
+        if model[key] < needed:
+            raise ValueError(f"model.{key}={model[key]}, but the data has {needed}; null takes that of the data")
+
+
+def train(config: DictConfig) -> dict:
+    """Train and evaluate; the result of scripts.evaluate. Everything is left in config.run_dir."""
+    from hydra.utils import instantiate
+    from lightning import seed_everything
+    from lightning.pytorch.callbacks import TQDMProgressBar
+
+    from models.lightning_module import SequenceModule
+    from scripts import checkpoint, report
+    from scripts.evaluate import evaluate
+
+    prepare_process(config.threads)
+    resume = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name)
+    folder = Path(config.run_dir)
+    seed_everything(config.seed, verbose=False)
+    datamodule = instantiate(config.data)
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    fit_model_to_data(config.model, datamodule)
+    if resume:
+        checkpoint.check_resumable(resume, config)
+        print(f"resuming from {resume}")
+
+    module = SequenceModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
+    callbacks = [instantiate(config.checkpoint), checkpoint.RunRecord(config)]
+    if config.trainer.enable_progress_bar:
+        callbacks.append(TQDMProgressBar(refresh_rate=10))
+    trainer = instantiate(config.trainer, logger=instantiate(config.logger) or False, callbacks=callbacks)
+    start = time.perf_counter()
+    trainer.fit(module, datamodule=datamodule, ckpt_path=resume or None, weights_only=True)
+    seconds = time.perf_counter() - start
+
+    result = evaluate(trainer, module, datamodule)
+    if trainer.is_global_zero:
+        parameters = sum(parameter.numel() for parameter in module.model.parameters())
+        report.save(folder, result, config, parameters=parameters, step=trainer.global_step, training_seconds=seconds)
+        report.show(result, {"checkpoint": checkpoint.find(config.run_dir), "results": folder})
+    return result
+
+
+@hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")
+def main(config: DictConfig) -> None:
+    with one_line_errors():
+        train(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What the training module computes, logs and refuses."""
+
+import csv
+from functools import partial
+
+import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from models.backbone import SequenceModel
+from models.lightning_module import SequenceModule
+from models.mixers import RNNMixer
+from models.optim import adamw_cosine
+
+SETTINGS = {"lr": 0.01, "final_lr": 0.001, "warmup_steps": 2, "total_steps": 6}
+
+
+def tiny_module(**options):
+    torch.manual_seed(0)
+    model = SequenceModel(5, partial(RNNMixer, function="lstm"), num_classes=3, d_model=8, num_blocks=1)
+    return SequenceModule(model, partial(adamw_cosine, **SETTINGS), **options)
+
+
+def batch(seed=0, B=4, T=7):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (B, T), generator=generator)
+    for row in range(B):
+        labels[row, T - row :] = -100
+    return {"input_ids": torch.randint(5, (B, T), generator=generator), "labels": labels}
+
+
+def loader(*batches):
+    return DataLoader(batches, batch_size=None)
+
+
+def tiny_trainer(folder, **options):
+    settings = {
+        "max_steps": 6,
+        "accelerator": "cpu",
+        "log_every_n_steps": 2,
+        "gradient_clip_val": 1e-3,
+        "logger": CSVLogger(folder, name="", version=""),
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return Trainer(**{**settings, **options})
+
+
+def test_everything_is_logged(tmp_path):
+    module = tiny_module()
+    train = loader(*map(batch, range(12)))
+    tiny_trainer(tmp_path, accumulate_grad_batches=2).fit(module, train, loader(batch(99)))
+    rows = list(csv.DictReader(open(tmp_path / "metrics.csv")))
+    logged = [row for row in rows if row["train/loss"]]
+    assert [int(row["step"]) for row in logged] == [1, 3, 5]
+    for row in logged:
+        assert float(row["train/perplexity"]) == pytest.approx(torch.tensor(float(row["train/loss"])).exp().item())
+        assert 0 <= float(row["train/accuracy"]) <= 1
+        # before clipping, so larger than the limit
+        assert float(row["train/gradient_norm"]) > 1e-3
+        tokens_per_step = 2 * 4 * 7
+        speed = tokens_per_step / float(row["train/step_time"])
+        assert float(row["train/tokens_per_second"]) == pytest.approx(speed, rel=1e-4)
+    assert [float(row["train/lr"]) for row in logged] == pytest.approx([0.005, 0.00868, 0.00232], rel=1e-2)
+    (validated,) = [row for row in rows if row["val/loss"]]
+    assert float(validated["val/perplexity"]) == pytest.approx(torch.tensor(float(validated["val/loss"])).exp().item())
+
+
+def test_gradients_are_clipped(tmp_path):
+    norms = []
+
+    class Watching(SequenceModule):
+        def on_before_zero_grad(self, optimizer):
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            if gradients:
+                norms.append(torch.nn.utils.get_total_norm(gradients).item())
+
+    module = tiny_module()
+    watching = Watching(module.model, module.optim)
+    tiny_trainer(tmp_path, max_steps=2).fit(watching, loader(batch(0), batch(1), batch(2)))
+    assert norms
+    assert max(norms) <= 1e-3 * (1 + 1e-4)
+
+
+def test_validation_weighs_every_scored_label_the_same(tmp_path):
+    module = tiny_module()
+    batches = [batch(0, B=4), batch(1, B=1, T=3), batch(2, B=2, T=20)]
+    (metrics,) = tiny_trainer(tmp_path).validate(module, loader(*batches), verbose=False)
+    with torch.no_grad():
+        logits = torch.cat([module.model(b["input_ids"]).flatten(0, 1) for b in batches])
+    labels = torch.cat([b["labels"].flatten() for b in batches])
+    scored = labels != -100
+    loss = F.cross_entropy(logits[scored].double(), labels[scored]).item()
+    accuracy = (logits.argmax(-1) == labels)[scored].double().mean().item()
+    assert metrics["val/loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["val/accuracy"] == pytest.approx(accuracy)
+
+
+def test_test_reports_the_last_position_of_each_sequence(tmp_path):
+    module = tiny_module()
+    batches = batch(0), batch(1)
+    tiny_trainer(tmp_path).test(module, [loader(b) for b in batches], verbose=False)
+    expected = []
+    for index, b in enumerate(batches):
+        answers = module.model(b["input_ids"]).argmax(-1)
+        for row, length in enumerate((7, 6, 5, 4)):
+            right = answers[row, length - 1] == b["labels"][row, length - 1]
+            expected.append([index, length, float(right)])
+    torch.testing.assert_close(module.test_sequences, torch.tensor(expected))
+
+
+def test_reset_reaches_the_model(tmp_path):
+    module = tiny_module()
+    plain = batch()
+    reset = torch.rand(plain["labels"].shape) < 0.5
+    losses = []
+    for b in (plain, {**plain, "reset": reset}):
+        losses.append(tiny_trainer(tmp_path).validate(module, loader(b), verbose=False)[0]["val/loss"])
+    assert losses[0] != losses[1]
+
+
+def test_compiled_model_keeps_its_state_dict():
+    assert tiny_module(compile=True).state_dict().keys() == tiny_module().state_dict().keys()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_training_stops_when_the_loss_is_not_finite(tmp_path, value):
+    module = tiny_module()
+    with torch.no_grad():
+        module.model.head.weight[0, 0] = value
+    with pytest.raises(FloatingPointError, match="the training loss is nan at step 0: lower optim.lr"):
+        tiny_trainer(tmp_path).fit(module, loader(batch()))
+    with pytest.raises(FloatingPointError, match="the val loss is nan"):
+        tiny_trainer(tmp_path).validate(module, loader(batch()))
+
+
+@pytest.mark.parametrize(("key", "value"), [("input_ids", 5), ("labels", 3)])
+def test_batches_must_fit_the_model(tmp_path, key, value):
+    wrong = batch()
+    wrong[key][0, 0] = value
+    with pytest.raises(ValueError, match=f"{key} holds {value}, but the model knows 0 to {value - 1}"):
+        tiny_trainer(tmp_path).fit(tiny_module(), loader(wrong))
+
+
+def test_only_clipping_by_norm(tmp_path):
+    with pytest.raises(ValueError, match="gradient_clip_algorithm=value: only 'norm'"):
+        tiny_trainer(tmp_path, gradient_clip_algorithm="value").fit(tiny_module(), loader(batch()))

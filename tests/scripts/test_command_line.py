@@ -1,0 +1,57 @@
+"""The commands as a user types them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.conftest import SHORT, TINY
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(module, *arguments, folder):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_train_several_models_then_evaluate_one(tmp_path):
+    trained = run("scripts.train", "-m", "model=elman,lstm", *TINY["parity"], *SHORT, folder=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.count("Accuracy of the label at the last position") == 2
+    (sweep,) = (tmp_path / "outputs" / "parity").iterdir()
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0_elman", "1_lstm"}
+    made = {path.name for path in (sweep / "1_lstm").iterdir()}
+    assert {"config.yaml", "checkpoints", "metrics.csv", "eval.json", "accuracy.png"} <= made
+    assert str(sweep / "1_lstm" / "checkpoints" / "last.ckpt") in trained.stdout
+
+    evaluated = run("scripts.evaluate", f"ckpt={sweep}/1_lstm", "data.eval_lengths=[6,14]", folder=tmp_path)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert "6-14" in evaluated.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        ("scripts.train", ["model=lsmt"], "Could not find 'model/lsmt'"),
+        ("scripts.train", ["optim.learning_rate=1"], "Key 'learning_rate' is not in struct"),
+        ("scripts.train", ["data.min_length=50"], "error: min_length=50, max_length=40"),
+        ("scripts.evaluate", ["ckpt=nowhere"], "error: there is no checkpoint at nowhere"),
+    ],
+)
+def test_wrong_input_ends_in_a_few_lines(tmp_path, module, arguments, message):
+    ended = run(module, *arguments, folder=tmp_path)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(ended.stderr.splitlines()) < 25
+
+
+@pytest.mark.parametrize("module", ["scripts.train", "scripts.evaluate"])
+def test_help(tmp_path, module):
+    helped = run(module, "--help", folder=tmp_path)
+    assert helped.returncode == 0
+    assert "ckpt" in helped.stdout

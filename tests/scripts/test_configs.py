@@ -1,0 +1,103 @@
+"""Every config composes and builds what it names; wrong keys and values are told in one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from scripts.config import CONFIGS, accumulate, one_line_errors
+from tests.scripts.conftest import config
+
+
+def options(group):
+    return sorted(file.stem for file in Path(CONFIGS, group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+@pytest.mark.parametrize("model", [name for name in options("model") if name != "rnn"])
+def test_experiments_compose_with_every_model(experiment, model):
+    composed = config(f"experiment={experiment}", f"model={model}", "run_dir=.")
+    OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    composed.model.vocab_size = composed.model.vocab_size or 10
+    with torch.device("meta"):
+        built = instantiate(composed.model)
+    assert len(built.blocks) == composed.model.num_blocks
+
+
+@pytest.mark.parametrize("trainer", options("trainer"))
+def test_trainers_compose(trainer):
+    OmegaConf.to_container(config(f"trainer={trainer}", "run_dir=."), resolve=True)
+
+
+def test_slimpajama_is_the_run_of_the_paper():
+    composed = config("experiment=slimpajama_160m", "run_dir=.")
+    with torch.device("meta"):
+        model = instantiate(composed.model)
+    assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == 164
+    assert model.vocab_size == 50_257
+    assert composed.data.context_length == 1024
+    optim = {key: composed.optim[key] for key in ("lr", "final_lr", "warmup_steps", "total_steps")}
+    assert optim == {"lr": 1e-3, "final_lr": 1e-4, "warmup_steps": 750, "total_steps": 30_000}
+    assert composed.trainer.precision == "bf16-mixed"
+    assert composed.trainer.accumulate_grad_batches * composed.data.batch_size * composed.trainer.devices == 512
+
+
+def test_validation_interval_counts_optimizer_steps():
+    composed = config("experiment=slimpajama_160m", "run_dir=.")
+    assert composed.trainer.accumulate_grad_batches == 2
+    assert composed.trainer.val_check_interval == 2 * composed.val_every
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_experiments_say_their_command(experiment):
+    text = Path(CONFIGS, "experiment", f"{experiment}.yaml").read_text()
+    command = "python -m scripts.train" + ("" if experiment == "parity" else f" experiment={experiment}")
+    assert command in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [((None, 64, "auto", 1), 1), ((512, 64, 8, 1), 1), ((512, 32, 8, 1), 2), ((512, 32, 1, 2), 8)],
+)
+def test_accumulate(arguments, expected):
+    assert accumulate(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((512, 60, 8, 1), r"global_batch_size=512 is no multiple of data.batch_size=60 x trainer.devices=8"),
+        ((32, 32, 8, 1), "= 256"),
+        ((512, 32, "auto", 1), "trainer.devices=auto"),
+        ((512, 32, -1, 1), "trainer.devices=-1"),
+    ],
+)
+def test_accumulate_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        accumulate(*arguments)
+
+
+def test_unknown_option_lists_the_options():
+    with pytest.raises(MissingConfigException, match=r"model/lsmt[\s\S]*elman[\s\S]*transformer"):
+        config("model=lsmt")
+
+
+def test_unknown_key():
+    with pytest.raises(ConfigCompositionException, match=r"optim\.learning_rate"):
+        config("optim.learning_rate=1")
+
+
+def test_one_line_errors(monkeypatch):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    composed = config("model.mixer.function=lsmt", "model.vocab_size=2", "run_dir=.")
+    with (
+        pytest.raises(SystemExit, match=r"^error: unknown cell 'lsmt'; registered cells: .*\n.HYDRA_FULL_ERROR=1"),
+        one_line_errors(),
+    ):
+        instantiate(composed.model)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(Exception, match="unknown cell"), one_line_errors():
+        instantiate(composed.model)

@@ -1,0 +1,86 @@
+"""A checkpoint alone is enough to evaluate it, also on other data than its run's; wrong ones are told in one line."""
+
+import json
+
+import pytest
+import torch
+
+from scripts import checkpoint
+from scripts.evaluate import config_with, main
+from scripts.train import train
+
+
+def test_from_the_checkpoint_alone(tiny_config):
+    """Same data, same numbers as at the end of training."""
+    config = tiny_config("parity", "model=gru")
+    trained = train(config)
+    file = checkpoint.find(config.run_dir)
+    elsewhere = file.rename(file.parents[4] / "kept.ckpt")
+    assert main(str(elsewhere), []) == trained
+
+
+def test_other_lengths_from_a_run_folder(tiny_config):
+    config = tiny_config("parity")
+    train(config)
+    result = main(config.run_dir, ["data.eval_lengths=[6,9,20]"])
+    assert [part["lengths"] for part in result["ranges"]] == [[6, 8], [9, 20]]
+    (folder,) = checkpoint.Path(config.run_dir).glob("evaluate_*")
+    saved = json.loads((folder / "eval.json").read_text())
+    assert saved["ranges"] == result["ranges"]
+    assert saved["config"]["data"]["eval_lengths"] == [6, 9, 20]
+    assert (folder / "accuracy.png").is_file()
+
+
+def test_text(tiny_config):
+    config = tiny_config("text_tiny")
+    trained = train(config)
+    assert main(config.run_dir, []) == pytest.approx(trained)
+
+
+def test_overrides_reach_the_config():
+    saved = {"data": {"eval_lengths": [40, 64], "seed": 0}, "seed": 0}
+    changed = config_with(saved, ["data.eval_lengths=[40,64,512]", "seed=3"])
+    assert changed == {"data": {"eval_lengths": [40, 64, 512], "seed": 0}, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("override", "allowed"),
+    [("data.eval_length=[1]", "eval_lengths, seed"), ("sed=1", "data, seed"), ("dota.seed=1", "data, seed")],
+)
+def test_unknown_key(override, allowed):
+    saved = {"data": {"eval_lengths": [40, 64], "seed": 0}, "seed": 0}
+    with pytest.raises(ValueError, match=rf"unknown key in '.*'; allowed there: {allowed}$"):
+        config_with(saved, [override])
+
+
+def test_missing_checkpoint(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"no checkpoint at .*nowhere.ckpt: expected a .ckpt file or the folder"
+    ):
+        main(str(tmp_path / "nowhere.ckpt"), [])
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*checkpoints/last.ckpt"):
+        main(str(tmp_path), [])
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
+def test_damaged_checkpoint(tmp_path, content):
+    file = tmp_path / "damaged.ckpt"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"damaged.ckpt is damaged or no checkpoint of ours"):
+        main(str(file), [])
+
+
+def test_truncated_checkpoint(tiny_config):
+    config = tiny_config("parity")
+    train(config)
+    file = checkpoint.find(config.run_dir)
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"last.ckpt is damaged"):
+        main(str(file), [])
+
+
+@pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2]])
+def test_checkpoint_of_something_else(tmp_path, content):
+    torch.save(content, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"other.ckpt is damaged or no checkpoint of ours: it was not written"):
+        main(str(tmp_path / "other.ckpt"), [])

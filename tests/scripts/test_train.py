@@ -1,0 +1,120 @@
+"""A run leaves what it promises, goes on where it was cut off, and says clearly what is wrong."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from scripts import checkpoint
+from scripts.train import train
+
+
+def metrics(folder):
+    return list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+
+
+def losses(folder):
+    return {int(row["step"]): row["train/loss"] for row in metrics(folder) if row["train/loss"]}
+
+
+@pytest.mark.parametrize("model", ["slstm", "transformer"])
+def test_parity_run_leaves_everything(tiny_config, model):
+    config = tiny_config("parity", f"model={model}")
+    result = train(config)
+    folder = Path(config.run_dir)
+    saved = json.loads((folder / "eval.json").read_text())
+    assert [part["lengths"] for part in result["ranges"]] == [[6, 8], [9, 12]]
+    assert saved["ranges"] == result["ranges"]
+    assert saved["chance"] == 0.5
+    assert saved["step"] == 8
+    assert set(saved["accuracy_by_length"]) <= {str(length) for length in range(6, 13)}
+    assert (folder / "accuracy.png").stat().st_size > 10_000
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    assert list(losses(folder)) == list(range(8))
+    resolved = OmegaConf.load(folder / "config.yaml")
+    assert resolved.model.vocab_size == 2
+    assert resolved.optim.total_steps == 8
+
+
+def test_text_run_reports_perplexity_beside_unigram(tiny_config):
+    result = train(tiny_config("text_tiny"))
+    assert 1 < result["perplexity"] < 400
+    assert 1 < result["unigram_perplexity"] < 400
+
+
+@pytest.mark.parametrize("experiment", ["parity", "text_tiny"])
+def test_resumes_exactly(tiny_config, experiment):
+    """Cut off in the middle of an epoch and gone on (text: into the next epoch), the run is that in one piece."""
+    keep = ["checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1"]
+    whole = tiny_config(experiment, *keep, run="whole")
+    train(whole)
+    whole_folder = Path(whole.run_dir)
+    resumed = tiny_config(experiment, f"ckpt_path={whole_folder}/checkpoints/step_3.ckpt", run="resumed")
+    train(resumed)
+    resumed_folder = Path(resumed.run_dir)
+    expected = {step: loss for step, loss in losses(whole_folder).items() if step >= 3}
+    assert losses(resumed_folder) == expected
+    ends = [checkpoint.load(checkpoint.find(str(folder))) for folder in (whole_folder, resumed_folder)]
+    for name, weight in ends[0]["state_dict"].items():
+        assert torch.equal(weight, ends[1]["state_dict"][name]), name
+
+
+def test_last_is_the_latest_run_and_can_be_lengthened(tiny_config):
+    train(tiny_config("parity", "optim.total_steps=20", run="first"))
+    longer = tiny_config("parity", "optim.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", run="second")
+    train(longer)
+    assert list(losses(Path(longer.run_dir))) == [8, 9, 10, 11]
+
+
+def test_resuming_another_model_is_refused(tiny_config):
+    train(tiny_config("parity", run="first"))
+    with pytest.raises(ValueError, match=r"(?s)holds another model.*'d_model': 8.*'d_model': 16"):
+        train(tiny_config("parity", "ckpt_path=last", "model.d_model=16", run="second"))
+
+
+def test_a_finished_run_is_not_resumed(tiny_config):
+    train(tiny_config("parity", run="first"))
+    with pytest.raises(ValueError, match=r"is at step 8, so nothing is left of trainer\.max_steps=8"):
+        train(tiny_config("parity", "ckpt_path=last", run="second"))
+
+
+def test_nothing_to_resume(tiny_config):
+    with pytest.raises(FileNotFoundError, match="ckpt_path=last: there is no checkpoint under outputs/parity"):
+        train(tiny_config("parity", "ckpt_path=last"))
+
+
+def test_model_too_small_for_the_data(tiny_config):
+    with pytest.raises(ValueError, match=r"model\.vocab_size=1, but the data has 2"):
+        train(tiny_config("parity", "model.vocab_size=1"))
+
+
+def test_diverging_run_ends_with_a_message(tiny_config):
+    with pytest.raises(FloatingPointError, match=r"loss is nan at step .*: lower optim.lr"):
+        train(tiny_config("parity", "optim.lr=1e38", "trainer.gradient_clip_val=null"))
+
+
+def test_accumulation_takes_more_batches_per_step(tiny_config):
+    config = tiny_config("parity", "global_batch_size=12")
+    assert config.trainer.accumulate_grad_batches == 3
+    train(config)
+    assert [int(row["step"]) for row in metrics(Path(config.run_dir)) if row["val/loss"]] == [3, 7]
+    assert checkpoint.load(checkpoint.find(config.run_dir))["StateTracking"]["position"] == 8 * 12
+
+
+def test_wandb_without_a_key_is_offline(tiny_config, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    config = tiny_config("parity", "logger=wandb")
+    train(config)
+    assert list(Path(config.run_dir).glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_no_logger(tiny_config):
+    config = tiny_config("parity", "logger=none")
+    assert not math.isnan(train(config)["ranges"][0]["accuracy"])
+    assert not (Path(config.run_dir) / "metrics.csv").exists()
