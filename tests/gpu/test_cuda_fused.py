@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashrnn import Cell, flashrnn, get_cell
+from flashrnn import Cell, FlashRNN, flashrnn, get_cell
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.problem import Problem
 from tests.problems import CELLS, Inputs, cell_name, random_inputs, random_reset, reference_results, results
@@ -72,6 +72,37 @@ def test_reruns_are_bitwise_equal(D):
     first = results(flashrnn, inputs, function=LSTM, backend="cuda_fused")
     second = results(flashrnn, inputs, function=LSTM, backend="cuda_fused")
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_compiled_layer_gives_the_same_results_under_autocast():
+    torch.manual_seed(0)
+    layer = FlashRNN(64, 128, num_heads=2, function="slstm", batch_first=True, device="cuda", backend="cuda_fused")
+    compiled = torch.compile(layer, fullgraph=True)
+    x = torch.randn(4, 33, 64, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        out, expected = compiled(x)[0], layer(x)[0]
+        assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected)
+    gradients = [torch.autograd.grad(y.float().square().sum(), layer.parameters()) for y in (out, expected)]
+    assert_close(*({str(k): g for k, g in enumerate(gs)} for gs in gradients), torch.bfloat16)
+    assert {g.dtype for g in gradients[0]} == {torch.float32}
+
+
+def test_two_streams_at_once_for_a_long_time():
+    small, wide = on_gpu(LSTM, 8, 16, 2, 64, torch.bfloat16), on_gpu(LSTM, 8, 16, 1, 512, torch.bfloat16)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    expected = [flashrnn(*inputs, backend="cuda_fused")[0].detach() for inputs in (small, wide)]
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        for _ in range(5000):
+            for stream, inputs in zip(streams, (small, wide), strict=True):
+                with torch.cuda.stream(stream):
+                    last = flashrnn(*inputs, backend="cuda_fused")[0]
+                    if inputs is small:
+                        first = last
+    torch.cuda.synchronize()
+    assert torch.equal(first, expected[0])
+    assert torch.equal(last, expected[1])
 
 
 def test_a_cuda_graph_captures_forward_and_backward():
