@@ -142,7 +142,8 @@ class SequenceModule(LightningModule):
         loss = self.eval_loss.compute() / self.eval_labels.compute()
         self._check_finite(name, loss)
         accuracy = self.eval_accuracy.compute()
-        self.log_dict({f"{name}/loss": loss, f"{name}/perplexity": loss.exp(), f"{name}/accuracy": accuracy})
+        results = {f"{name}/loss": loss, f"{name}/perplexity": loss.exp(), f"{name}/accuracy": accuracy}
+        self.log_dict(results, sync_dist=True)  # the same on all ranks already; Lightning wants to be told
         for metric in (self.eval_loss, self.eval_labels, self.eval_accuracy):
             metric.reset()
 

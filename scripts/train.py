@@ -29,6 +29,7 @@ def fit_model_to_data(model: DictConfig, datamodule: "LightningDataModule") -> N
 
 def train(config: DictConfig) -> dict:
     """Train and evaluate; the result of scripts.evaluate. Everything is left in config.run_dir."""
+    start = time.perf_counter()
     from hydra.utils import instantiate
     from lightning import seed_everything
     from lightning.pytorch.callbacks import TQDMProgressBar
@@ -54,14 +55,12 @@ def train(config: DictConfig) -> dict:
     if config.trainer.enable_progress_bar:
         callbacks.append(TQDMProgressBar(refresh_rate=10))
     trainer = instantiate(config.trainer, logger=instantiate(config.logger) or False, callbacks=callbacks)
-    start = time.perf_counter()
     trainer.fit(module, datamodule=datamodule, ckpt_path=resume or None, weights_only=True)
-    seconds = time.perf_counter() - start
-
     result = evaluate(trainer, module, datamodule)
     if trainer.is_global_zero:
         parameters = sum(parameter.numel() for parameter in module.model.parameters())
-        report.save(folder, result, config, parameters=parameters, step=trainer.global_step, training_seconds=seconds)
+        seconds = time.perf_counter() - start  # with loading libraries and data, training, evaluation
+        report.save(folder, result, config, parameters=parameters, step=trainer.global_step, seconds=seconds)
         report.show(result, {"checkpoint": checkpoint.find(config.run_dir), "results": folder})
     return result
 

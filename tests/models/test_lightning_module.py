@@ -54,7 +54,7 @@ def test_everything_is_logged(tmp_path):
     module = tiny_module()
     train = loader(*map(batch, range(12)))
     tiny_trainer(tmp_path, accumulate_grad_batches=2).fit(module, train, loader(batch(99)))
-    rows = list(csv.DictReader(open(tmp_path / "metrics.csv")))
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     logged = [row for row in rows if row["train/loss"]]
     assert [int(row["step"]) for row in logged] == [1, 3, 5]
     for row in logged:
@@ -132,7 +132,7 @@ def test_training_stops_when_the_loss_is_not_finite(tmp_path, value):
     module = tiny_module()
     with torch.no_grad():
         module.model.head.weight[0, 0] = value
-    with pytest.raises(FloatingPointError, match="the training loss is nan at step 0: lower optim.lr"):
+    with pytest.raises(FloatingPointError, match=r"the training loss is nan at step 0: lower optim\.lr"):
         tiny_trainer(tmp_path).fit(module, loader(batch()))
     with pytest.raises(FloatingPointError, match="the val loss is nan"):
         tiny_trainer(tmp_path).validate(module, loader(batch()))

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from scripts import checkpoint
 from tests.scripts.conftest import SHORT, TINY
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,22 @@ def test_train_several_models_then_evaluate_one(tmp_path):
     evaluated = run("scripts.evaluate", f"ckpt={sweep}/1_lstm", "data.eval_lengths=[6,14]", folder=tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
     assert "6-14" in evaluated.stdout
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """Equal lengths, so that the mean over ranks is the mean over labels: the same weights up to rounding."""
+    settings = ["model=lstm", *TINY["parity"], *SHORT, "data.min_length=6", "logger=none"]
+    ddp = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=2"]
+    weights = []
+    for name, devices in (("one", []), ("two", ddp)):
+        ended = run("scripts.train", *settings, *devices, f"name={name}", folder=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        (folder,) = (tmp_path / "outputs" / name).iterdir()
+        weights.append(checkpoint.load(checkpoint.find(str(folder)))["state_dict"])
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(
+            weights[1][name], weight, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 @pytest.mark.parametrize(
