@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from flashrnn.cells import Cell
-from flashrnn.codegen.graph import Graph
+from flashrnn.codegen.graph import TRUTH, Graph
 from flashrnn.trace import trace
 
 _INFIX = {
@@ -12,7 +12,6 @@ _INFIX = {
     "and": "&&", "or": "||",
 }  # fmt: skip
 _PREFIX = {"neg": "-", "not": "!"}
-_TRUTH = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
 
 
 def device_function(
@@ -32,7 +31,7 @@ def device_function(
             values[index] = _literal(node.value)
         else:
             values[index] = f"v{index}"
-            kind = "bool" if node.op in _TRUTH else "float"
+            kind = "bool" if node.op in TRUTH else "float"
             lines.append(f"  const {kind} v{index} = {_expression(node.op, [values[a] for a in node.args])};")
     for array, names in outputs.items():
         lines += [f"  {array}[{k}] = {values[graph.outputs[element]]};" for k, element in enumerate(names)]

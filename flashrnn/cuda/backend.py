@@ -1,7 +1,5 @@
 """Backend `cuda_fused`: the whole time loop in one kernel, R on the chip."""
 
-import itertools
-import logging
 from functools import cache
 from importlib.util import find_spec
 
@@ -10,16 +8,12 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cuda import tiling
-from flashrnn.cuda.build import build
+from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.source import Variant, prelude, recurrent_only
+from flashrnn.cuda.source import Variant, recurrent_only
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import Gradients, Problem, States, as_rows, empty_aux, is_time_major, rows_like
-
-logger = logging.getLogger("flashrnn")
-
-_ATTEMPTS = 6  # tilings that are compiled before the best of those with spills is taken
-_SPILLED = 96  # bytes of a thread's registers that may be put aside while R is loaded, before the time loop
+from flashrnn.trace import UntraceableCell, trace
 
 
 class CudaFused:
@@ -34,11 +28,15 @@ class CudaFused:
             return f"head sizes must be even, got {problem.head_dim}"
         if problem.dtype not in (torch.bfloat16, torch.float16):
             return f"it computes in bfloat16 and float16, not in {problem.dtype}"
-        if find_spec("cuda.core") is None or find_spec("cuda.bindings") is None:
+        if not (_installed("cuda.core") and _installed("cuda.bindings")):
             return "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
         gpu = device_gpu(problem.device.index or 0)
         if gpu.capability < (8, 0):
-            return f"it needs compute capability 8.0, {gpu.name} has {gpu.capability}"
+            return f"it needs compute capability 8.0, {gpu.name} has {'.'.join(map(str, gpu.capability))}"
+        try:
+            trace(problem.cell)
+        except UntraceableCell as error:
+            return str(error)
         for direction in ("forward", "backward") if problem.training else ("forward",):
             reason = tiling.infeasible(direction, problem.cell, problem.heads, problem.head_dim, gpu)
             if reason:
@@ -91,17 +89,16 @@ def _kernel(
     direction: str, cell: Cell, D: int, N: int, B: int, dtype: torch.dtype, variant: Variant, device: int
 ) -> tuple[LoadedKernel, int]:
     """The kernel for a problem, and its number of batch tiles."""
-    gpu = device_gpu(device)
-    candidates = []
-    for choice in itertools.islice(tiling.tilings(direction, cell, N, D, B, gpu), _ATTEMPTS):
-        source = prelude(cell, N, D, dtype, choice, variant)
-        candidates.append((build(source, f"{direction}.cuh", f"flashrnn_{direction}", gpu.arch), choice))
-        if candidates[-1][0].spilled <= _SPILLED:
-            break
-    binary, choice = min(candidates, key=lambda candidate: candidate[0].spilled)
-    logger.info("%s of %s, %d heads of %d: %s, compiled %d", direction, cell.name, N, D, choice, len(candidates))
+    binary, choice = compile_best(direction, cell, N, D, B, dtype, variant, device_gpu(device))
     shared = tiling.shared_bytes(direction, cell, choice)
     return load(binary, device, choice.threads, shared, choice.cluster), -(-B // (8 * choice.batch_tiles))
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Compiles kernels with NVRTC and keeps the binaries on disk.
 
 A binary is stored under a hash of everything that shaped it, with a readable record beside it. Both are written to a
-temporary name and renamed, so that several processes may build the same kernel at once.
+temporary name and renamed, so that several processes may build the same kernel at once. A binary that its record does
+not vouch for is built again.
 """
 
 import hashlib
@@ -9,13 +10,15 @@ import io
 import json
 import os
 import re
-import tempfile
-from dataclasses import asdict, dataclass
+import warnings
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from uuid import uuid4
 
 KERNELS = Path(__file__).parent / "kernels"
+_OPTIONS = {"std": "c++17", "device_as_default_execution_space": True, "ptxas_options": ["-v"]}
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,28 @@ class Binary:
 
 def cache_folder() -> Path:
     """Where binaries are kept: $FLASHRNN_CACHE, or flashrnn in the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "flashrnn"
-    return Path(os.environ.get("FLASHRNN_CACHE", default))
+    if chosen := os.environ.get("FLASHRNN_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashrnn"
 
 
+@cache
 def build(prelude: str, header: str, entry: str, arch: str) -> Binary:
     """The kernel `entry` of kernels/`header`, compiled after `prelude` for `arch`, from the cache if it is there."""
-    identity = {"entry": entry, "arch": arch, "compiler": _compiler(), "kernels": _sources_hash(), "prelude": prelude}
+    source = f'{prelude}\n#include "{header}"\n'
+    identity = {
+        "entry": entry,
+        "arch": arch,
+        "compiler": _compiler(),
+        "options": _OPTIONS,
+        "kernels": _sources_hash(),
+        "source": source,
+    }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = cache_folder() / f"{entry}-{arch}-{key}.cubin"
     cached = _read(path, entry)
     if cached is None:
-        code, log = _compile(f'{prelude}\n#include "{header}"\n', entry, arch)
+        code, log = _compile(source, entry, arch)
         cached = Binary(code, entry, *_resources(log), path)
         _write(cached, identity)
     return cached
@@ -51,16 +64,13 @@ def build(prelude: str, header: str, entry: str, arch: str) -> Binary:
 def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
     from cuda.core import Program, ProgramOptions
 
-    options = ProgramOptions(
-        arch=arch,
-        std="c++17",
-        include_path=[str(KERNELS), *_cuda_headers()],
-        device_as_default_execution_space=True,
-        ptxas_options=["-v"],
-    )
-    log = io.StringIO()
-    program = Program(source, "c++", options)
-    return program.compile("cubin", logs=log).code, log.getvalue()
+    headers, log = [str(KERNELS), *_cuda_headers()], io.StringIO()
+    try:
+        program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=headers, **_OPTIONS))
+        return program.compile("cubin", logs=log).code, log.getvalue()
+    except Exception as error:
+        error.add_note(f"while compiling {entry} for {arch} with {_compiler()}")
+        raise
 
 
 def _cuda_headers() -> list[str]:
@@ -100,25 +110,42 @@ def _resources(log: str) -> tuple[int, int]:
 
 
 def _read(path: Path, entry: str) -> Binary | None:
+    """The binary at `path`; None if it is not there, or not what `_write` wrote."""
     try:
         code, record = path.read_bytes(), json.loads(path.with_suffix(".json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
-        return None
-    if record.get("sha256") != hashlib.sha256(code).hexdigest():
-        return None
-    return Binary(code, entry, record["registers"], record["spilled"], path)
+        if record["sha256"] == hashlib.sha256(code).hexdigest():
+            return Binary(code, entry, record["registers"], record["spilled"], path)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
 def _write(binary: Binary, identity: dict) -> None:
-    resources = {k: v for k, v in asdict(binary).items() if k in ("registers", "spilled")}
+    """Stores the binary and its record; a folder that takes no files costs time at the next start, nothing else."""
+    resources = {"registers": binary.registers, "spilled": binary.spilled}
     record = {"sha256": hashlib.sha256(binary.code).hexdigest(), **resources, **identity}
-    binary.path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(binary.path, binary.code)
-    _replace(binary.path.with_suffix(".json"), json.dumps(record, indent=2).encode())
+    try:
+        binary.path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(binary.path, binary.code)
+        _replace(binary.path.with_suffix(".json"), json.dumps(record, indent=2).encode())
+    except OSError as error:
+        _warn_not_kept(binary.path.parent, error.strerror)
+
+
+@cache
+def _warn_not_kept(folder: Path, reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels cannot be kept in {folder} ({reason}), so every process compiles them again; "
+        "set FLASHRNN_CACHE to a folder that can be written to",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _replace(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -15,8 +15,9 @@ class LoadedKernel:
         from cuda.bindings import driver
         from cuda.core import Device, ObjectCode
 
-        Device(device).set_current()
-        self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
+        with torch.cuda.device(device):  # which puts back the caller's
+            Device(device).set_current()
+            self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
         self.device, self.threads, self.shared_bytes, self.cluster = device, threads, shared_bytes, cluster
         attribute = driver.CUfunction_attribute
         values = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
@@ -38,7 +39,9 @@ class LoadedKernel:
             shmem_size=self.shared_bytes,
         )
         values = [_argument(a) for a in arguments]
-        launch(_stream(torch.cuda.current_stream(self.device).cuda_stream), config, self._kernel, *values)
+        stream = _stream(torch.cuda.current_stream(self.device).cuda_stream)
+        with torch.cuda.device(self.device):  # the default stream is that of the current device
+            launch(stream, config, self._kernel, *values)
 
 
 @cache

@@ -42,8 +42,13 @@ class Variant:
     d_aux: bool
 
 
-def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, tiling: Tiling, variant: Variant) -> str:
-    """The source before a kernel's header: constants and the cell's functions."""
+def prelude(
+    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, tiling: Tiling, variant: Variant, shared_bytes: int
+) -> str:
+    """The source before a kernel's header: constants and the cell's functions.
+
+    The kernel computes its shared memory itself and compares with `shared_bytes`, which it will be launched with.
+    """
     constants = {
         "HEADS": heads,
         "D": head_dim,
@@ -64,6 +69,7 @@ def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, tiling: T
         "HAS_D_AUX": variant.d_aux,
         "FINITE_AT_ZERO": _finite_at_zero(cell),
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
+        "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     tables = {
         "INPUT_OF": [_index(cell.input_gates, gate) for gate in cell.gates],

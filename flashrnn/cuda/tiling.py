@@ -52,7 +52,8 @@ def pose(
     """The problem, and what to minimise."""
     p = Problem(f"{direction} of {cell.name}, head size {head_dim}, on {gpu.name}")
     gates = len(cell.recurrent_gates)
-    cluster = p.variable("cluster", gpu.cluster_sizes, "blocks that share a head")
+    at_once = {size: gpu.multiprocessors * (16 if size == 1 else 15) // 16 // size for size in gpu.cluster_sizes}
+    cluster = p.variable("cluster", [size for size in at_once if at_once[size]], "blocks that share a head")
     unit_tiles = p.variable("unit_tiles", range(1, 17), "tiles of 16 units per block")
     k_splits = p.variable("k_splits", [1, 2, 4], "warps per tile")
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
@@ -62,20 +63,19 @@ def pose(
     fragments = gates * (cluster * unit_tiles // k_splits)
 
     p.add("units of the head", 16 * unit_tiles * cluster >= head_dim)
-    p.add("no idle block", 16 * unit_tiles * (cluster - 1) < head_dim)
     p.add("threads", 32 * warps <= gpu.threads_per_block)
     p.add("whole fragments", (cluster * unit_tiles) % k_splits == 0)
     p.add("fragments of R", register_fragments <= fragments)
     p.add("barriers of unit tiles", (k_splits == 1) | (unit_tiles <= 15))
     if direction == "backward":
         p.add("units per warp", cluster % k_splits == 0)
-    need = register_fragments * 4 + register_need(direction, cell, 4 * batch_tiles // k_splits, batch_tiles)
+    sums = (gates if direction == "forward" else maximum(4, cluster // k_splits)) * batch_tiles
+    need = register_fragments * 4 + register_need(direction, cell, 4 * batch_tiles // k_splits, sums)
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * warps <= gpu.registers, unit="registers")
     shared = _shared_bytes(direction, cell, cluster, unit_tiles, k_splits, batch_tiles, stages, register_fragments)
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
-    at_once = {size: gpu.multiprocessors * (16 if size == 1 else 15) // 16 // size for size in gpu.cluster_sizes}
     waves = ceil_div(heads * ceil_div(batch, 8 * batch_tiles), lookup(cluster, at_once))
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     products = fragments * batch_tiles * per_core * _MMA
@@ -86,15 +86,16 @@ def pose(
     step += lookup(cluster, {size: exchange * (size > 1) for size in gpu.cluster_sizes})
     if direction == "forward":
         step += lookup(k_splits, {1: 0, 2: _REDUCE, 4: _REDUCE})
-    return p, (waves * step, warps * cluster, -register_fragments)
+    idle = minimum(16 * unit_tiles * (cluster - 1) // head_dim, 1)  # whether there is a block without units
+    return p, (idle, waves * step, warps * cluster, -register_fragments)
 
 
-def register_need(direction: str, cell: Cell, cells: Operand, batch_tiles: Operand) -> Expression:
-    """Registers of a thread besides those for R, about: sums, addresses, and the values of `cells` cells."""
+def register_need(direction: str, cell: Cell, cells: Operand, sums: Operand) -> Expression:
+    """Registers of a thread besides those for R, about: addresses, `sums` tiles of sums, values of `cells` cells."""
     gates, states = len(cell.gates), len(cell.states)
     if direction == "forward":
-        return 44 + 4 * len(cell.recurrent_gates) * batch_tiles + (gates + 2 * states) * cells
-    return 38 + 16 * batch_tiles + (2 * gates + 3 * states) * cells
+        return 44 + 4 * sums + (gates + 2 * states) * cells
+    return 38 + 4 * sums + (2 * gates + 3 * states) * cells
 
 
 def shared_bytes(direction: str, cell: Cell, tiling: Tiling) -> int:

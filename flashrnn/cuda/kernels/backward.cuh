@@ -20,6 +20,7 @@ constexpr int INPUT_ROWS = SLOTS + 1 + 2 * (STATES - 1) + USES_H;            // 
 constexpr int INPUT_BYTES = UNIT_TILES * INPUT_ROWS * ROW_BYTES;          // of a step
 constexpr int INBOX_BYTES = CLUSTER == 1 ? 0 : PADDED * SEQS * 2;         // partial sums from all blocks
 constexpr int SHARED_BYTES = 2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * INBOX_BYTES + WARPS * Weights::BYTES + 16;
+static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the shared memory differently");
 
 // Sends every block its part of c, the sums over this block's gates. A lane's part of a 16 x 8 tile is two words, the
 // sums of two units for one sequence each; the upper half of the warp swaps them, so that the receivers, who want the

@@ -17,6 +17,7 @@ constexpr int SUM_FLOATS = K_SPLITS == 1 ? 0 : WARPS * K_SPLITS * CELLS * 32 * G
 constexpr int OUTBOX_BYTES = CLUSTER == 1 ? 0 : UNITS * SEQS * 2;
 constexpr int SHARED_BYTES =
     2 * STATE_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS * 4 + OUTBOX_BYTES + WARPS * Weights::BYTES + 16;
+static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the shared memory differently");
 
 // The sums of the K_SPLITS warps of a unit tile: c (this warp's part of all of the lane's cells) -> u, complete, for
 // the lane's own cells.

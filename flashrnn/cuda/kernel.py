@@ -1,0 +1,41 @@
+"""From a problem to its compiled kernel: tilings are compiled, the best first, until one does not spill."""
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from flashrnn.cells import Cell
+from flashrnn.cuda import tiling
+from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.source import Tiling, Variant, prelude
+from flashrnn.gpu import Gpu
+
+logger = logging.getLogger("flashrnn")
+
+_ATTEMPTS = 6  # tilings that are compiled before the one of them that spills least is taken
+SPILLED = 96  # bytes of a thread's registers that may be put aside while R is loaded, before the time loop
+
+
+def compile_best(
+    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, variant: Variant, gpu: Gpu
+) -> tuple[Binary, Tiling]:
+    """The kernel of that direction ("forward" or "backward") and its tiling; needs no GPU."""
+    tried: list[tuple[Binary, Tiling]] = []
+    for choice in tiling.tilings(direction, cell, heads, head_dim, batch, gpu):
+        if any(_needs_as_many_registers(choice, other) for _, other in tried):
+            continue
+        shared_bytes = tiling.shared_bytes(direction, cell, choice)
+        source = prelude(cell, heads, head_dim, dtype, choice, variant, shared_bytes)
+        tried.append((build(source, f"{direction}.cuh", f"flashrnn_{direction}", gpu.arch), choice))
+        if tried[-1][0].spilled <= SPILLED or len(tried) == _ATTEMPTS:
+            break
+    binary, choice = min(tried, key=lambda candidate: candidate[0].spilled)
+    logger.info("%s of %s, %d heads of %d: %s, compiled %d", direction, cell.name, heads, head_dim, choice, len(tried))
+    return binary, choice
+
+
+def _needs_as_many_registers(choice: Tiling, other: Tiling) -> bool:
+    """Whether it only loads ahead otherwise, or keeps more of R in registers."""
+    same_layout = replace(choice, stages=other.stages, register_fragments=other.register_fragments) == other
+    return same_layout and choice.register_fragments >= other.register_fragments
