@@ -73,12 +73,17 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     prepare_process(config.threads)
     datamodule = instantiate(config.data)
     module = SequenceModule(instantiate(config.model))
-    module.load_state_dict(content["state_dict"])
+    try:
+        module.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {file} do not fit this model: {error}") from error
     one_device = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "enable_checkpointing": False}
     result = evaluate(instantiate(config.trainer, **one_device), module, datamodule)
-    folder = (file.parent.parent if file.parent.name == "checkpoints" else file.parent) / f"evaluate_{time.time():.0f}"
-    report.save(folder, result, config, step=content["global_step"])
-    report.show(result, {"checkpoint": file, "results": folder})
+    folder = (file.parent.parent if file.parent.name == "checkpoints" else file.parent) / time.strftime(
+        "evaluate_%Y-%m-%d_%H-%M-%S"
+    )
+    places = report.save(folder, result, config, step=content["global_step"])
+    report.show(result, {"checkpoint": file, **places})
     return result
 
 

@@ -24,14 +24,17 @@ def environment() -> dict:
     }
 
 
-def save(folder: Path, result: dict, config: DictConfig, **facts: float) -> None:
-    """Write eval.json and, for accuracies, accuracy.png."""
+def save(folder: Path, result: dict, config: DictConfig, **facts: float) -> dict[str, Path]:
+    """Write eval.json and, for accuracies, accuracy.png; where they are."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"name": config.name, **facts, **result, "environment": environment()}
     content["config"] = OmegaConf.to_container(config, resolve=True)
-    (folder / "eval.json").write_text(json.dumps(content, indent=2) + "\n")
+    places = {"results": folder / "eval.json"}
+    places["results"].write_text(json.dumps(content, indent=2) + "\n")
     if "ranges" in result:
-        plot(result, folder / "accuracy.png")
+        places["plot"] = folder / "accuracy.png"
+        plot(result, places["plot"])
+    return places
 
 
 def plot(result: dict, file: Path) -> None:

@@ -60,8 +60,8 @@ def train(config: DictConfig) -> dict:
     if trainer.is_global_zero:
         parameters = sum(parameter.numel() for parameter in module.model.parameters())
         seconds = time.perf_counter() - start  # with loading libraries and data, training, evaluation
-        report.save(folder, result, config, parameters=parameters, step=trainer.global_step, seconds=seconds)
-        report.show(result, {"checkpoint": checkpoint.find(config.run_dir), "results": folder})
+        places = report.save(folder, result, config, parameters=parameters, step=trainer.global_step, seconds=seconds)
+        report.show(result, {"checkpoint": checkpoint.find(config.run_dir), "logs": folder, **places})
     return result
 
 

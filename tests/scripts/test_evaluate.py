@@ -53,6 +53,13 @@ def test_unknown_key(override, allowed):
         config_with(saved, [override])
 
 
+def test_weights_of_another_model(tiny_config):
+    config = tiny_config("parity")
+    train(config)
+    with pytest.raises(ValueError, match=r"last.ckpt do not fit this model: [\s\S]*size mismatch"):
+        main(config.run_dir, ["model.d_model=16"])
+
+
 def test_missing_checkpoint(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"no checkpoint at .*nowhere.ckpt: expected a .ckpt file or the folder"
