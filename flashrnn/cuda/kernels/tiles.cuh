@@ -180,7 +180,11 @@ DEVICE void operand_addresses(u32 (&to)[WORDS], u32 address, int first, const Pl
 template <int TOTAL, int IN_REGISTERS, bool TRANSPOSED>
 struct Fragments {
   static constexpr int BYTES = (TOTAL - IN_REGISTERS) * 32 * 16;  // of shared memory, per warp
-  u32 registers[IN_REGISTERS > 0 ? IN_REGISTERS : 1][4];
+  // Both kinds take turns, so that products from registers hide the reading of the others.
+  static DEVICE constexpr int register_index(int f) { return f * IN_REGISTERS / TOTAL; }
+  static DEVICE constexpr bool in_registers(int f) { return register_index(f + 1) > register_index(f); }
+  static DEVICE constexpr int shared_offset(int f) { return (f - register_index(f)) * 512; }
+  u32 registers[IN_REGISTERS + 1][4];
   u32 shared;  // address of this lane's part
 
   // tile(f, row, column) points at element (row, column) of R's tile, two elements of a row at a time, null outside R.
@@ -203,22 +207,37 @@ struct Fragments {
       }
 #pragma unroll
       for (int r = 0; r < 4; r++)
-        if (f < IN_REGISTERS) registers[f < IN_REGISTERS ? f : 0][r] = value[r];
-      if (f >= IN_REGISTERS) {
+        if (in_registers(f)) registers[register_index(f)][r] = value[r];
+      if (!in_registers(f)) {
         asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
-                     ::"r"(shared + (f - IN_REGISTERS) * 512), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+                     ::"r"(shared + shared_offset(f)), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
                      : "memory");
       }
     }
   }
-  DEVICE void multiply(float (&c)[4], int f, u32 b0, u32 b1) const {
-    if (f < IN_REGISTERS) {
-      mma(c, registers[f < IN_REGISTERS ? f : 0], b0, b1);
-    } else {
-      u32 a[4];
-      asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                   : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(shared + (f - IN_REGISTERS) * 512));
-      mma(c, a, b0, b1);
+  // Shared fragments on their way to registers: AHEAD of them, so that their latency hides behind products.
+  static constexpr int AHEAD = TOTAL > IN_REGISTERS ? 3 : 0;
+  struct Queue {
+    u32 words[AHEAD + 1][4];
+  };
+  DEVICE void fetch(Queue& queue, int shared_fragment) const {
+    if (shared_fragment >= TOTAL - IN_REGISTERS) return;
+    u32(&a)[4] = queue.words[shared_fragment % (AHEAD + 1)];
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(shared + shared_fragment * 512));
+  }
+  DEVICE void start(Queue& queue) const {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) fetch(queue, i);
+  }
+  // c[n] += fragment f x b[n]; fragments come in order.
+  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int f, const u32 (&b)[BATCH_TILES][4], int half) const {
+    const int in_shared = f - register_index(f);
+    if (!in_registers(f)) fetch(queue, in_shared + AHEAD);
+#pragma unroll
+    for (int n = 0; n < BATCH_TILES; n++) {
+      if (in_registers(f)) mma(c[n], registers[register_index(f)], b[n][2 * half], b[n][2 * half + 1]);
+      else mma(c[n], queue.words[in_shared % (AHEAD + 1)], b[n][2 * half], b[n][2 * half + 1]);
     }
   }
 };
@@ -229,22 +248,21 @@ template <int M, int K_TILES, class F>
 DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, u32 address, const Place& place) {
   constexpr int SPLIT = M * BATCH_TILES >= 4 || K_TILES < 2 ? 1 : 4 / (M * BATCH_TILES);
   float part[SPLIT][M][BATCH_TILES][4] = {};
-  u32 row = address + ((place.lane / 8) * SEQS + place.lane % 8) * 16;
+  const u32 row = address + ((place.lane / 8) * SEQS + place.lane % 8) * 16;
+  typename F::Queue queue;
+  fragments.start(queue);
 #pragma unroll
   for (int k = 0; k < K_TILES; k += 2) {
-    bool last = k + 1 == K_TILES;
+    u32 b[BATCH_TILES][4];
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++) {
-      u32 b[4];
-      if (last) load_two_matrices(b[0], b[1], row + (k * 2 * SEQS + n * 8) * 16);
-      else load_four_matrices(b, row + (k * 2 * SEQS + n * 8) * 16);
-#pragma unroll
-      for (int m = 0; m < M; m++) fragments.multiply(part[k % SPLIT][m][n], k * M + m, b[0], b[1]);
-      if (!last) {
-#pragma unroll
-        for (int m = 0; m < M; m++) fragments.multiply(part[(k + 1) % SPLIT][m][n], (k + 1) * M + m, b[2], b[3]);
-      }
+      if (k + 1 == K_TILES) load_two_matrices(b[n][0], b[n][1], row + (k * 2 * SEQS + n * 8) * 16);
+      else load_four_matrices(b[n], row + (k * 2 * SEQS + n * 8) * 16);
     }
+#pragma unroll
+    for (int half = 0; half < 2 && k + half < K_TILES; half++)
+#pragma unroll
+      for (int m = 0; m < M; m++) fragments.multiply(queue, part[(k + half) % SPLIT][m], (k + half) * M + m, b, half);
   }
 #pragma unroll
   for (int m = 0; m < M; m++)
