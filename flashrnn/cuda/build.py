@@ -69,8 +69,7 @@ def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
         program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=headers, **_OPTIONS))
         return program.compile("cubin", logs=log).code, log.getvalue()
     except Exception as error:
-        error.add_note(f"while compiling {entry} for {arch} with {_compiler()}")
-        raise
+        raise RuntimeError(f"{entry} does not compile for {arch} with {_compiler()}: {error}") from error
 
 
 def _cuda_headers() -> list[str]:

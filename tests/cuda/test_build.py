@@ -1,0 +1,207 @@
+"""NVRTC and the cache of binaries, with a kernel of one line."""
+
+import errno
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from flashrnn.cuda import build as module
+from flashrnn.cuda.build import Binary, build, cache_folder
+
+KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
+
+
+def twice(prelude: str = KERNEL, arch: str = "sm_90a") -> Binary:
+    return build(prelude, "common.cuh", "twice", arch)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, new_process) -> Path:
+    """An empty cache folder."""
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiled(monkeypatch) -> list[str]:
+    """The architectures of all compilations, one after the other."""
+    calls, compile_ = [], module._compile
+
+    def counting(source: str, entry: str, arch: str):
+        calls.append(arch)
+        return compile_(source, entry, arch)
+
+    monkeypatch.setattr(module, "_compile", counting)
+    return calls
+
+
+def test_binary_and_record(folder):
+    binary = twice()
+    assert binary.code[:4] == b"\x7fELF"
+    assert 0 < binary.registers < 32
+    assert binary.spilled == 0
+    assert sorted(folder.iterdir()) == [binary.path, binary.path.with_suffix(".json")]
+    assert binary.path.read_bytes() == binary.code
+    record = json.loads(binary.path.with_suffix(".json").read_text())
+    assert record["source"] == f'{KERNEL}\n#include "common.cuh"\n'
+    assert (record["arch"], record["registers"], record["spilled"]) == ("sm_90a", binary.registers, 0)
+    assert record["compiler"].startswith("nvrtc ")
+
+
+def test_a_binary_is_compiled_once(folder, compiled, new_process):
+    first = twice()
+    assert twice() is first
+    new_process()
+    assert twice() == first
+    assert compiled == ["sm_90a"]
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+DAMAGE = {
+    "binary truncated": lambda cubin, record: _truncated(cubin),
+    "binary of another kernel": lambda cubin, record: cubin.write_bytes(twice(KERNEL.replace("2", "3")).code),
+    "binary lost": lambda cubin, record: cubin.unlink(),
+    "record truncated": lambda cubin, record: _truncated(record),
+    "record lost": lambda cubin, record: record.unlink(),
+    "record empty": lambda cubin, record: record.write_text("{}"),
+    "record of zeros": lambda cubin, record: record.write_bytes(bytes(100)),
+    "record without registers": lambda cubin, record: record.write_text(
+        json.dumps({"sha256": hashlib.sha256(cubin.read_bytes()).hexdigest()})
+    ),
+    "record of something else": lambda cubin, record: record.write_text("[1, 2]"),
+    "record not readable": lambda cubin, record: (record.unlink(), record.symlink_to(record.name)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_entry_is_built_again(folder, compiled, new_process, damage):
+    first = twice()
+    damage(first.path, first.path.with_suffix(".json"))
+    new_process()
+    compiled.clear()
+    assert twice() == first
+    assert len(compiled) == 1
+    new_process()
+    assert twice() == first
+    assert len(compiled) == 1
+
+
+def test_everything_that_shapes_a_binary_is_in_its_name(folder, tmp_path, monkeypatch, new_process):
+    paths = {"": twice().path, "prelude": twice(f"{KERNEL} // other").path, "arch": twice(arch="sm_80").path}
+    new_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_OPTIONS", {**module._OPTIONS, "std": "c++20"})
+        paths["options"] = twice().path
+    new_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_compiler", lambda: "nvrtc 12.8")
+        paths["compiler"] = twice().path
+    new_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "KERNELS", tmp_path / "kernels")
+        shutil.copytree(Path(module.__file__).parent / "kernels", module.KERNELS)
+        (module.KERNELS / "cluster.cuh").open("a").write("// changed\n")
+        module._sources_hash.cache_clear()
+        paths["kernels"] = twice().path
+    module._sources_hash.cache_clear()
+    assert len(set(paths.values())) == len(paths), paths
+    new_process()
+    assert twice().path == paths[""]
+
+
+EIGHTH = f"""
+import hashlib, sys
+sys.path.insert(0, {str(Path(module.__file__).parent)!r})  # as a module of its own, so that PyTorch is not imported
+import build, cuda.core
+print("ready", flush=True)
+input()
+binary = build.build({KERNEL!r}, "common.cuh", "twice", "sm_90a")
+print(hashlib.sha256(binary.code).hexdigest(), binary.registers)
+"""
+
+
+def test_eight_processes_at_once(folder, compiled):
+    command = [sys.executable, "-c", EIGHTH]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **streams) for _ in range(8)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n", process.communicate()[1]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    results = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8, results
+    binary = twice()
+    assert compiled == []
+    expected = f"{hashlib.sha256(binary.code).hexdigest()} {binary.registers}\n"
+    assert [output for output, _ in results] == [expected] * 8
+    assert sorted(folder.iterdir()) == [binary.path, binary.path.with_suffix(".json")]
+
+
+def test_folder_that_takes_no_files_warns_once(tmp_path, monkeypatch, new_process):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept in .*file/cache \(Not a directory\).* set FLASHRNN_CACHE"):
+        first = twice()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert twice() is first
+        assert twice(arch="sm_80").code
+
+
+def test_disk_that_is_full_leaves_no_files(folder, monkeypatch):
+    write = Path.write_bytes
+
+    def half(path: Path, content: bytes) -> None:
+        write(path, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        assert twice().registers > 0
+    assert list(folder.iterdir()) == []
+
+
+def test_mistake_in_a_cell_gives_the_log_of_the_compiler(folder):
+    wrong = 'extern "C" __global__ void twice(float* x) { x[0] = unheard_of(x[1]); }'
+    with pytest.raises(
+        RuntimeError, match=r'twice does not compile for sm_90a with nvrtc (?s:.*)"unheard_of" is undef'
+    ):
+        twice(wrong)
+    assert not folder.exists()
+
+
+def test_unknown_architecture_is_named(folder):
+    with pytest.raises(RuntimeError, match=r"twice does not compile for sm_77 with nvrtc (?s:.*)invalid value"):
+        twice(arch="sm_77")
+
+
+def test_missing_headers_say_which_package_has_them(folder, monkeypatch):
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"no CUDA headers \(cuda_bf16.h\) .* pip install nvidia-cuda-runtime"):
+        twice()
+
+
+def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("FLASHRNN_CACHE", "/mine")
+    assert cache_folder() == Path("/mine")
+    monkeypatch.setenv("FLASHRNN_CACHE", "~/mine")
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.setenv("FLASHRNN_CACHE", "")
+    assert cache_folder() == Path("/xdg/flashrnn")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_folder() == tmp_path / ".cache" / "flashrnn"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("FLASHRNN_CACHE")
+    assert cache_folder() == tmp_path / ".cache" / "flashrnn"
