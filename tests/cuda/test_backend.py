@@ -1,0 +1,117 @@
+"""What `cuda_fused` does without a GPU: reasons why it cannot serve, and the products around its kernels."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashrnn import Cell, get_cell
+from flashrnn.cuda import backend
+from flashrnn.cuda.backend import CudaFused
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import Problem, rows_like
+from tests.problems import CELLS, cell_name, random_reset
+
+PROBLEM = Problem(get_cell("lstm"), 16, 100, 12, 64, torch.bfloat16, torch.device("cuda", 0), True, False)
+
+
+@pytest.fixture(autouse=True)
+def _h100(monkeypatch):
+    use_gpu(monkeypatch, named_gpu("H100"))
+
+
+def use_gpu(monkeypatch, gpu):
+    monkeypatch.setattr(backend, "device_gpu", lambda index: gpu)
+
+
+def reason(**changes) -> str | None:
+    return CudaFused().supports(PROBLEM._replace(**changes))
+
+
+def test_a_problem_that_is_served():
+    assert reason() is None
+    assert reason(dtype=torch.float16, head_dim=22, heads=1, batch=1, time=1) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"device": torch.device("cpu")}, "it runs on CUDA GPUs, not on cpu"),
+        ({"head_dim": 63}, "head sizes must be even, got 63"),
+        ({"dtype": torch.float32}, "it computes in bfloat16 and float16, not in torch.float32"),
+    ],
+    ids=["device", "head size", "dtype"],
+)
+def test_reasons_of_the_problem(changes, expected):
+    assert reason(**changes) == expected
+
+
+@pytest.mark.parametrize("missing", ["cuda", "cuda.core", "cuda.bindings"])
+def test_packages_that_are_not_installed(monkeypatch, missing):
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    if missing == "cuda":
+        monkeypatch.setitem(sys.modules, "cuda", None)  # a package that is not there
+    else:
+        find_spec = backend.find_spec
+        monkeypatch.setattr(backend, "find_spec", lambda name: None if name == missing else find_spec(name))
+    assert reason() == "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
+
+
+def test_gpu_that_is_too_old(monkeypatch):
+    use_gpu(monkeypatch, replace(named_gpu("A100"), name="V100", capability=(7, 0)))
+    assert reason() == "it needs compute capability 8.0, V100 has 7.0"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_cell_without_a_scalar_graph(training):
+    cell = Cell("sorted", lambda g, h: torch.lgamma(g + h), ("h",))
+    assert reason(cell=cell, training=training).startswith("cell 'sorted' uses the operator aten.lgamma.default")
+
+
+def test_head_that_does_not_fit_says_what_is_missing():
+    lines = reason(head_dim=1024).split("\n")
+    assert lines[0].startswith("forward does not fit on the chip: no solution")
+    assert any(line.startswith("  shared memory: needs at least ") for line in lines[1:])
+    assert all(line.startswith("  ") for line in lines[1:])
+
+
+def test_only_training_needs_the_backward_to_fit(monkeypatch):
+    monkeypatch.setattr(
+        backend.tiling, "infeasible", lambda direction, *_: "too wide" if direction == "backward" else None
+    )
+    assert reason() == "backward does not fit on the chip: too wide"
+    assert reason(training=False) is None
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_products_before_and_after_the_loop(cell, time_major):
+    """R h of all steps goes where the gates' gradients will be; d_R is made of those and of the h before every step."""
+    B, T, N, D = 3, 5, 2, 4
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    Gi = len(cell.input_gates)
+    Wx = randn(T, B, Gi, N, D).transpose(0, 1) if time_major else randn(B, T, Gi, N, D)
+    h, R = rows_like(Wx, N, D).copy_(randn(B, T, N, D)), randn(len(cell.recurrent_gates), N, D, D)
+    initial, reset = randn(B, N, D), random_reset(B, T)
+
+    before = torch.cat([initial[:, None], h[:, :-1]], 1)
+    assert torch.equal(backend._previous(h, initial, None), before)
+    before[reset] = 0
+    assert torch.equal(backend._previous(h, initial, reset), before)
+
+    gates = [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
+    d_Wx, d_u = rows_like(Wx, Gi, N, D), rows_like(Wx, len(gates), N, D)
+    views = backend._gate_views(cell, d_Wx, d_u)
+    backend._recurrent_sums(views, R, backend._previous(h, initial, reset))
+    sums = torch.einsum("gnij,btnj->btgni", R, before)
+    for k, gate in enumerate(cell.recurrent_gates):
+        found = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
+        torch.testing.assert_close(found, sums[:, :, k])
+    d_R = backend._outer_products(views, backend._previous(h, initial, reset))
+    torch.testing.assert_close(d_R, torch.einsum("btgni,btnj->gnij", sums, before))

@@ -1,0 +1,32 @@
+from dataclasses import replace
+
+import pytest
+
+from flashrnn.gpu import NAMED, named_gpu
+
+ARCHITECTURES = {
+    "A100": "sm_80", "RTX 3090": "sm_86", "RTX 4090": "sm_89", "H100": "sm_90a", "H200": "sm_90a", "B200": "sm_100a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arch"), ARCHITECTURES.items())
+def test_architectures(name, arch):
+    assert named_gpu(name).name == name
+    assert named_gpu(name).arch == arch
+
+
+def test_every_named_gpu_is_tested():
+    assert NAMED.keys() == ARCHITECTURES.keys()
+
+
+def test_clusters_from_hopper_on_but_not_in_desktop_blackwell():
+    assert [name for name in NAMED if named_gpu(name).clusters] == ["H100", "H200", "B200"]
+    assert named_gpu("H100").cluster_sizes == (1, 2, 4, 8, 16)
+    assert named_gpu("RTX 4090").cluster_sizes == (1,)
+    desktop = replace(named_gpu("B200"), name="RTX 5090", capability=(12, 0))
+    assert (desktop.clusters, desktop.arch) == (False, "sm_120a")
+
+
+def test_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown GPU 'V100'; known by name: A100, RTX 3090, RTX 4090, H100, H200, B"):
+        named_gpu("V100")

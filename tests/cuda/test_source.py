@@ -1,0 +1,90 @@
+"""The constants that stand before a kernel's source."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashrnn import Cell, get_cell
+from flashrnn.cuda import tiling
+from flashrnn.cuda.build import build
+from flashrnn.cuda.source import Tiling, Variant, prelude, recurrent_only, sum_rows
+from tests.problems import CELLS, MINIMAL_GATED, cell_name
+
+TILING = Tiling(unit_tiles=2, k_splits=2, batch_tiles=1, cluster=2, stages=2, register_fragments=4)
+PLAIN = Variant(reset=False, all_states=True, d_aux=False)
+
+
+def constants(cell: Cell, dtype: torch.dtype = torch.bfloat16, variant: Variant = PLAIN) -> dict[str, int | list[int]]:
+    text = prelude(cell, 3, 40, dtype, TILING, variant, 1234)
+    numbers = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (-?\d+);", text)}
+    tables = re.findall(r"constexpr int (\w+)\[\] = \{(.*)\};", text)
+    return numbers | {name: [int(value) for value in values.split(",")] for name, values in tables}
+
+
+def test_sizes_and_tiling():
+    found = constants(get_cell("lstm"))
+    sizes = {"HEADS": 3, "D": 40, "GATES": 4, "GR": 4, "GI": 4, "GU": 0, "STATES": 2, "SHARED_BYTES_EXPECTED": 1234}
+    layout = {"UNIT_TILES": 2, "K_SPLITS": 2, "BATCH_TILES": 1, "CLUSTER": 2, "STAGES": 2, "REGISTER_FRAGMENTS": 4}
+    assert found.items() >= (sizes | layout).items()
+
+
+def test_variants():
+    for field, constant in (("reset", "RESET"), ("all_states", "ALL_STATES"), ("d_aux", "HAS_D_AUX")):
+        for value in (False, True):
+            assert constants(get_cell("lstm"), variant=replace(PLAIN, **{field: value}))[constant] == value
+
+
+def test_scalar_type():
+    assert "#define SCALAR_BF16" in prelude(get_cell("lstm"), 3, 40, torch.bfloat16, TILING, PLAIN, 0)
+    assert "SCALAR_BF16" not in prelude(get_cell("lstm"), 3, 40, torch.float16, TILING, PLAIN, 0)
+
+
+def test_where_gates_find_their_parts():
+    """Rows of a step in the backward: inputs, sums of the gates with an input, sums of those without."""
+    lstm = constants(get_cell("lstm"))
+    assert lstm["INPUT_OF"] == lstm["RECURRENT_OF"] == [0, 1, 2, 3]
+    assert lstm["SUM_SLOT_OF"] == [4, 5, 6, 7]
+    gru = constants(get_cell("gru"))  # gates g (recurrent alone), r, z, n (input alone)
+    assert gru["INPUT_OF"] == [-1, 0, 1, 2]
+    assert gru["RECURRENT_OF"] == [0, 1, 2, -1]
+    assert gru["SUM_SLOT_OF"] == [6, 3, 4, -1]
+    assert recurrent_only(get_cell("gru")) == ("g",)
+    minimal = constants(MINIMAL_GATED)  # u (both), r (recurrent alone), f (input alone)
+    assert minimal["SUM_SLOT_OF"] == [2, 4, -1]
+    apart = constants(Cell("apart", lambda x, u, h: torch.tanh(x * u), ("h",), ("x",), ("u",)))
+    assert apart["INPUT_OF"] == [0, -1]
+    assert apart["SUM_SLOT_OF"] == [-1, 1]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_slots_of_sums_are_distinct_and_within_a_step(cell):
+    found = constants(cell)
+    slots = [slot for slot in found["SUM_SLOT_OF"] if slot >= 0]
+    assert len(slots) == len(set(slots)) == len(cell.recurrent_gates)
+    assert all(len(cell.input_gates) <= slot < len(cell.input_gates) + sum_rows(cell) for slot in slots)
+
+
+def test_what_is_known_of_the_cell():
+    assert constants(get_cell("lstm"))["FINITE_AT_ZERO"] == 1
+    assert constants(Cell("inverse", lambda g, h: g / h, ("h",)))["FINITE_AT_ZERO"] == 0
+    assert constants(Cell("inverse_gradient", lambda g, h: torch.sqrt(g) + h, ("h",)))["FINITE_AT_ZERO"] == 0
+    assert constants(get_cell("lstm"))["USES_H"] == 0  # h has no element-wise part in an LSTM
+    assert constants(get_cell("gru"))["USES_H"] == 1
+    assert constants(Cell("sum", lambda g, h: g + h, ("h",)))["FACTORS"] == 1  # it has none, an array has at least one
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction):
+    """And does not compile if it counts otherwise."""
+    cell = get_cell("elman")
+    shared = tiling.shared_bytes(direction, cell, TILING)
+
+    def compile_with(shared_bytes: int):
+        source = prelude(cell, 1, 64, torch.bfloat16, TILING, PLAIN, shared_bytes)
+        return build(source, f"{direction}.cuh", f"flashrnn_{direction}", "sm_90a")
+
+    assert compile_with(shared).registers > 0
+    with pytest.raises(RuntimeError, match=r"tiling\.py counts the shared memory differently"):
+        compile_with(shared + 16)
