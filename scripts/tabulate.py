@@ -20,7 +20,11 @@ def collect(sweep: Path) -> dict:
     if not files:
         raise FileNotFoundError(f"there is no */eval.json in {sweep}: expected the folder of a finished -m run")
     overrides = yaml.safe_load((sweep / "multirun.yaml").read_text())["hydra"]["overrides"]["task"]
-    runs = [{"model": file.parent.name.partition("_")[2], **json.loads(file.read_text())} for file in files]
+    runs = []
+    for file in files:
+        run = json.loads(file.read_text())
+        seed = run.pop("config")["seed"]  # the rest of the config is said by the command and the commit
+        runs.append({"model": file.parent.name.partition("_")[2], "seed": seed, **run})
     return {"command": " ".join(["python -m scripts.train -m", *overrides]), "runs": runs}
 
 
@@ -32,7 +36,7 @@ def markdown(content: dict, data: str) -> str:
     rows = [header, ["---", *["---:"] * (len(header) - 1)]]
     for run in runs:
         accuracies = [f"{part['accuracy']:.4f}" for part in run["ranges"]]
-        sizes = [f"{run['parameters']:,}", str(run["config"]["seed"])]
+        sizes = [f"{run['parameters']:,}", str(run["seed"])]
         rows.append([run["model"], *sizes, *accuracies, f"{run['chance']:.2f}", f"{run['seconds']:.0f}"])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     first, last = runs[0]["training_lengths"]
