@@ -34,18 +34,26 @@ class Infeasible(Exception):
         return minimal_conflict(self._model)
 
     @cached_property
-    def _message(self) -> str:
+    def summary(self) -> str:
+        """The message without formulas, for those who do not know the problem's variables."""
+        return self._text(formulas=False)
+
+    def _text(self, *, formulas: bool) -> str:
         conflict = self._conflict
         involved = {variable for constraint in conflict for variable in constraint.condition.variables()}
         given = [f"{v} {domain_text(v.domain)}" for v in self._model.variables if v in involved and len(v.domain) == 1]
         opening = f"no solution with {', '.join(given)}" if given else "no solution"
         if len(conflict) > 1:
             opening += f"; these {len(conflict)} constraints exclude each other"
-        lines = [
-            _described(constraint, Model(self._model.variables, [c for c in conflict if c is not constraint]))
-            for constraint in conflict
-        ]
+        lines = []
+        for constraint in conflict:
+            others = Model(self._model.variables, [other for other in conflict if other is not constraint])
+            lines.append(_described(constraint, others) + (f" ({constraint.text})" if formulas else ""))
         return "\n  ".join([f"{opening}:", *lines])
+
+    @cached_property
+    def _message(self) -> str:
+        return self._text(formulas=True)
 
     def __str__(self) -> str:
         return self._message
@@ -74,12 +82,12 @@ def _refutation(constraints: Sequence[Constraint], variables: Sequence[Variable]
 
 
 def _described(constraint: Constraint, others: Model) -> str:
-    """One constraint of a conflict: its name, how near the others let it come, and what it says."""
+    """One constraint of a conflict: its name, and how near the others let it come."""
     condition = constraint.condition
     gap = None
     if isinstance(condition, Comparison) and not is_divisibility(condition):
         gap = _gap(condition, constraint.unit, others)
-    return f"{constraint.name}: {gap or _choices(condition, others)} ({constraint.text})"
+    return f"{constraint.name}: {gap or _choices(condition, others)}"
 
 
 def _gap(condition: Comparison, unit: str, others: Model) -> str | None:

@@ -42,7 +42,7 @@ def infeasible(direction: str, cell: Cell, heads: int, head_dim: int, gpu: Gpu) 
     try:
         pose(direction, cell, heads, head_dim, 8, gpu)[0].solve()
     except Infeasible as reason:
-        return str(reason)
+        return reason.summary
     return None
 
 

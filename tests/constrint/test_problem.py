@@ -176,6 +176,11 @@ class TestInfeasible:
             "  cover: reaches at most 1720, needs at least 4096 (8·tile ≥ head_dim)\n"
             "  registers: needs at least 552 registers, at most 255 registers (tile + 40 ≤ 255 registers)"
         )
+        assert error.value.summary == (
+            "no solution with head_dim = 4096; these 2 constraints exclude each other:\n"
+            "  cover: reaches at most 1720, needs at least 4096\n"
+            "  registers: needs at least 552 registers, at most 255 registers"
+        )
 
     @pytest.mark.parametrize(
         ("condition", "words"),

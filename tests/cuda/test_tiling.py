@@ -1,0 +1,129 @@
+"""The tilings of the fused kernels: the same answers as CP-SAT's, sooner, and reasons where there is none."""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from flashrnn import get_cell
+from flashrnn.constrint import Expression, Infeasible, Problem
+from flashrnn.cuda import tiling
+from flashrnn.gpu import named_gpu
+from tests.constrint.cp_sat import solve_with_cp_sat
+
+HEAD_DIMS = (16, 22, 64, 96, 128, 256, 512, 640, 768, 832)
+HEADS_AND_BATCH = ((12, 16), (1, 1), (12, 64), (1, 65), (48, 16))
+CELLS = ("elman", "gru", "lstm", "slstm")
+GPUS = ("H100", "A100", "RTX 4090")
+LIMIT_MS = 20
+RUNS = 3
+
+Posed = tuple[Problem, tuple[Expression, ...]]
+
+
+def cases() -> list[tuple]:
+    """All cells, directions and GPUs at every head size, the heads and batch sizes in turn."""
+    sizes = itertools.product(GPUS, CELLS, ("forward", "backward"), HEAD_DIMS)
+    return [(*size, *rest) for size, rest in zip(sizes, itertools.cycle(HEADS_AND_BATCH))]
+
+
+def pose(gpu: str, cell: str, direction: str, head_dim: int, heads: int, batch: int) -> Posed:
+    return tiling.pose(direction, get_cell(cell), heads, head_dim, batch, named_gpu(gpu))
+
+
+def by_constrint(posed: Posed) -> tuple[int, ...] | None:
+    problem, objective = posed
+    solution = next(problem.best(objective), None)
+    return None if solution is None else tuple(map(solution.value, objective))
+
+
+def by_cp_sat(posed: Posed) -> tuple[int, ...] | None:
+    problem, objective = posed
+    solution = solve_with_cp_sat(problem, objective)
+    return None if solution is None else tuple(map(solution.value, objective))
+
+
+def cpu_ms(solve: Callable[[Posed], object], posed: Posed) -> float:
+    start = time.process_time()
+    solve(posed)
+    return 1e3 * (time.process_time() - start)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case)))
+def test_same_optimum_as_cp_sat_in_less_time(case, record_property):
+    assert by_constrint(pose(*case)) == by_cp_sat(pose(*case))
+    # Turn by turn, so that a busy machine slows both; each run starts from a problem not yet compiled.
+    pairs = [(cpu_ms(by_constrint, pose(*case)), cpu_ms(by_cp_sat, pose(*case))) for _ in range(RUNS)]
+    ours, theirs = (median(times) for times in zip(*pairs, strict=True))
+    record_property("constrint_ms", ours)
+    record_property("cp_sat_ms", theirs)
+    assert ours <= LIMIT_MS
+    assert ours < theirs
+
+
+def largest_head_dim(gpu: str, cell: str, direction: str) -> int:
+    fits = [D for D in range(16, 2049, 16) if not tiling.infeasible(direction, get_cell(cell), 1, D, named_gpu(gpu))]
+    assert fits == list(range(16, fits[-1] + 1, 16)), "a head size between others does not fit"
+    return fits[-1]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_head_size_up_to_the_largest_fits(gpu, cell):
+    largest = {direction: largest_head_dim(gpu, cell, direction) for direction in ("forward", "backward")}
+    assert min(largest.values()) >= (768 if gpu == "H100" else 96), largest
+
+
+def test_head_that_does_not_fit_names_what_is_missing():
+    with pytest.raises(Infeasible, match="shared memory") as error:
+        next(tiling.tilings("forward", get_cell("lstm"), 1, 4096, 16, named_gpu("H100")))
+    assert set(error.value.conflict) == {"units of the head", "shared memory"}
+    reason = tiling.infeasible("forward", get_cell("lstm"), 1, 4096, named_gpu("H100"))
+    assert reason == (
+        "no solution; these 2 constraints exclude each other:\n"
+        "  units of the head: reaches at most 1024, needs at least 4096\n"
+        "  shared memory: needs at least 6.3 MiB, at most 227 KiB"
+    )
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_tilings_come_one_by_one_the_best_first(direction):
+    arguments = (direction, get_cell("lstm"), 12, 64, 16, named_gpu("H100"))
+    found = list(itertools.islice(tiling.tilings(*arguments), 50))
+    assert len(set(found)) == 50
+    problem, objective = tiling.pose(*arguments)
+    values = [tuple(map(solution.value, objective)) for solution in itertools.islice(problem.best(objective), 50)]
+    assert values == sorted(values)
+    assert found[0] == tiling.Tiling(**next(problem.best(objective)))
+
+
+@pytest.mark.parametrize("gpu", ["A100", "RTX 4090"])
+def test_no_clusters_on_gpus_that_have_none(gpu):
+    for direction, cell in itertools.product(("forward", "backward"), CELLS):
+        found = tiling.tilings(direction, get_cell(cell), 4, 96, 16, named_gpu(gpu))
+        assert {choice.cluster for choice in itertools.islice(found, 20)} == {1}
+
+
+def test_no_cluster_that_a_small_gpu_cannot_run():
+    """A slice of an H100 (MIG) with 16 multiprocessors has room for a cluster of 8, not of 16."""
+    part = replace(named_gpu("H100"), name="a seventh of an H100", multiprocessors=16)
+    sizes = {choice.cluster for choice in tiling.tilings("forward", get_cell("elman"), 1, 512, 8, part)}
+    assert max(sizes) == 8
+
+
+def test_no_block_is_idle_if_it_can_be_avoided():
+    gpu = named_gpu("H100")
+    for direction, D in itertools.product(("forward", "backward"), (64, 192, 384, 512, 768)):
+        choice = next(tiling.tilings(direction, get_cell("lstm"), 1, D, 16, gpu))
+        assert 16 * choice.unit_tiles * (choice.cluster - 1) < D, choice
+
+
+def test_shared_memory_is_what_the_problem_counts():
+    """`shared_bytes` of a solution stays within the limit that the problem set (the kernels compare it with theirs)."""
+    gpu = named_gpu("H100")
+    for direction, cell in itertools.product(("forward", "backward"), CELLS):
+        for choice in itertools.islice(tiling.tilings(direction, get_cell(cell), 1, 768, 16, gpu), 20):
+            assert 0 < tiling.shared_bytes(direction, get_cell(cell), choice) <= gpu.shared_per_block
