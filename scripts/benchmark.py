@@ -1,135 +1,91 @@
-"""Measurements whose numbers stand in docs/results: `python -m scripts.benchmark <name>` writes <name>.json there."""
+"""Measurements whose numbers stand in docs/results: `python -m scripts.benchmark NAME` writes its JSON there."""
 
 import argparse
 import json
-import os
-import platform
-import statistics
-import subprocess
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-
-from flashrnn import Cell, get_cell
-from flashrnn.op import recurrence
-
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
-BENCHMARKS: dict[str, Callable[[], list[dict]]] = {}
+from scripts.benchmarks import figures, first_call, kernels, reference_cpu
+from scripts.benchmarks.cases import SUITES, select
+from scripts.benchmarks.results import RESULTS, gpu_slug, provenance
+from scripts.benchmarks.table import print_table
+from scripts.benchmarks.timing import FULL, QUICK
 
 
-def benchmark(function: Callable[[], list[dict]]) -> Callable[[], list[dict]]:
-    """Makes `function` known to the command line by its name; it returns the rows of the result."""
-    BENCHMARKS[function.__name__] = function
-    return function
+def _reference_cpu(options: argparse.Namespace) -> None:
+    _write(options.out / "reference_cpu.json", reference_cpu.rows.__doc__, options.commit, reference_cpu.rows())
 
 
-@benchmark
-def reference_cpu() -> list[dict]:
-    """Forward and backward of the reference on one CPU core, float32, against autograd through the time loop: processor
-    time, and memory kept from forward to backward."""
-    torch.set_num_threads(1)
-    sizes = [(64, 40, 1, 64), (64, 40, 4, 64), (4, 256, 4, 64)]
-    return [_reference_row(cell, *size) for cell in ("lstm", "slstm") for size in sizes]
+def _kernels(options: argparse.Namespace) -> None:
+    wheel, peers, effort = options.flashrnn_wheel, options.peers, QUICK if options.quick else FULL
+    if peers is None:
+        peers = [name for name in kernels.PEERS if name != kernels.FLASHRNN or wheel]
+    kernels.run(options.suite, options.case, peers, wheel, effort, options.out, options.commit)
 
 
-def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
-    cell = get_cell(name)
-    torch.manual_seed(0)
-    Wx = torch.randn(B, T, len(cell.input_gates), N, D, requires_grad=True)
-    R = (torch.randn(len(cell.recurrent_gates), N, D, D) / D**0.5).requires_grad_()
-    b = torch.zeros(len(cell.gates), N, D, requires_grad=True)
-    d_h = torch.randn(B, T, N, D)
-    forward = {
-        "autograd": lambda: _autograd_loop(cell, Wx, R, b),
-        "reference": lambda: recurrence(Wx, R, b, None, cell, "vanilla").h,
-    }
-    train = {k: lambda run=run: torch.autograd.grad(run(), (Wx, R, b), d_h) for k, run in forward.items()}
-    for ours, theirs in zip(train["reference"](), train["autograd"](), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    ms = processor_time(train)
-    speedup = round(ms["autograd"]["p50"] / ms["reference"]["p50"], 2)
-    kept_mb = {k: round(_kept_bytes(run) / 1e6, 1) for k, run in forward.items()}
-    return {"cell": name, "B": B, "T": T, "N": N, "D": D, "speedup": speedup, "ms": ms, "kept_mb": kept_mb}
+def _first_call(options: argparse.Namespace) -> None:
+    rows = first_call.rows(select("main", options.case), options.rounds)
+    _write(options.out / f"first_call_{gpu_slug()}.json", first_call.rows.__doc__, options.commit, rows)
 
 
-def _autograd_loop(cell: Cell, Wx: torch.Tensor, R: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """h [B, T, N, D] of a cell whose gates all have both parts: one product per step, all that is constant outside."""
-    B, _, G, N, D = Wx.shape
-    inputs = (Wx + b).permute(1, 3, 0, 2, 4).flatten(3)  # [T, N, B, G*D]
-    weight = R.permute(1, 3, 0, 2).flatten(2)  # [N, D, G*D]
-    states, h = [Wx.new_zeros(N, B, D)] * len(cell.states), []
-    for x in inputs.unbind():
-        gates = torch.baddbmm(x, states[0], weight).unflatten(-1, (G, D)).unbind(-2)
-        states = cell.update(gates, states)
-        h.append(states[0])
-    return torch.stack(h).permute(2, 0, 1, 3)
+def _figures(options: argparse.Namespace) -> None:
+    for file in options.files:
+        content = figures.read(file)
+        print_table(content["rows"])
+        print(figures.draw(content, file.with_suffix(".png")))
 
 
-def _kept_bytes(forward: Callable[[], torch.Tensor]) -> int:
-    """What autograd keeps for the backward of `forward`."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = forward()  # held until all is counted, so that no address is used twice
-    del out
-    return sum(kept.values())
+def _write(path: Path, what: str, commit: str | None, rows: Iterable[dict]) -> None:
+    found = []
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        found.append(row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"what": " ".join(what.split())} | provenance(commit) | {"rows": found}
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(path)
 
 
-def processor_time(functions: dict[str, Callable], rounds: int = 50, warmup: int = 5) -> dict[str, dict[str, float]]:
-    """Milliseconds of processor time of every function, called in turns: the load of other programs does not count."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(warmup + rounds):
-        for name, function in functions.items():
-            start = time.process_time()
-            function()
-            times[name].append(1000 * (time.process_time() - start))
-    return {name: _quantiles(values[warmup:]) for name, values in times.items()}
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m scripts.benchmark", description=__doc__)
+    names = parser.add_subparsers(dest="name", required=True)
+    output = argparse.ArgumentParser(add_help=False)
+    output.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (default: docs/results)")
+    output.add_argument("--commit", help="what is measured (default: this checkout's, from git)")
 
+    command = names.add_parser("reference_cpu", parents=[output], help=reference_cpu.__doc__)
+    command.set_defaults(run=_reference_cpu)
 
-def _quantiles(values: list[float]) -> dict[str, float]:
-    p20, *_, p80 = statistics.quantiles(values, n=5)
-    return {"p20": round(p20, 2), "p50": round(statistics.median(values), 2), "p80": round(p80, 2)}
+    command = names.add_parser("kernels", parents=[output], help=kernels.__doc__, description=f"""{kernels.__doc__}
+        Rows go into the file as they are measured. A run measures what the file lacks, and anew what is ours and comes
+        from another commit; delete the file, or rows of it, to measure more again.""")  # fmt: skip
+    command.add_argument("--suite", choices=SUITES, default="main", help="(default: main)")
+    command.add_argument("--case", nargs="*", default=[], metavar="PATTERN", help="shell patterns of the cases' names, "
+                         "as in lstm-12x64-B16-T1024-bfloat16 (default: all of the suite)")  # fmt: skip
+    command.add_argument("--peers", nargs="*", choices=kernels.PEERS, help="(default: all that can be measured)")
+    command.add_argument("--flashrnn-wheel", type=Path, metavar="PATH", help="pip download flashrnn==1.0.8 --no-deps")
+    command.add_argument("--quick", action="store_true", help="fewer repetitions")
+    command.set_defaults(run=_kernels)
 
+    command = names.add_parser("first_call", parents=[output], help=first_call.__doc__)
+    command.add_argument("--case", nargs="*", default=["lstm-12x64-B16-*"], metavar="PATTERN",
+                         help="of suite main (default: lstm-12x64-B16-*)")  # fmt: skip
+    command.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+    command.set_defaults(run=_first_call)
 
-def _run(command: str) -> str:
-    return subprocess.run(command.split(), capture_output=True, text=True, cwd=RESULTS.parent).stdout.strip()
-
-
-def provenance(name: str) -> dict:
-    """What somebody needs to judge and to repeat a result."""
-    models = [line.split(":")[1].strip() for line in _run("cat /proc/cpuinfo").splitlines() if "model name" in line]
-    return {
-        "command": f"python -m scripts.benchmark {name}",
-        "commit": _run("git describe --always --dirty --abbrev=40"),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "machine": {
-            "processor": models[0] if models else platform.processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-    }
+    command = names.add_parser("figures", help="draw FILE.png beside each FILE.json of kernels, and print its table")
+    command.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    command.set_defaults(run=_figures)
+    return parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(BENCHMARKS))
-    name = parser.parse_args().name
-    rows = BENCHMARKS[name]()
-    result = {"what": " ".join(BENCHMARKS[name].__doc__.split())} | provenance(name) | {"rows": rows}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    for row in rows:
-        print(json.dumps(row))
-    print(path)
+    options = _parser().parse_args()
+    try:
+        options.run(options)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What `python -m scripts.benchmark` measures, one file each, and what the measurements share."""

@@ -1,0 +1,67 @@
+"""What is measured: cells and sizes, by name, in suites."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from flashrnn import get_cell
+
+FORWARD, TRAINING = "forward", "forward+backward"
+MODES = (FORWARD, TRAINING)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell and the sizes of its inputs."""
+
+    function: str
+    N: int  # heads
+    D: int  # head size
+    B: int  # batch
+    T: int = 1024  # time steps
+    dtype: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        return f"{self.function}-{self.N}x{self.D}-B{self.B}-T{self.T}-{self.dtype}"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that `flashrnn.flashrnn` takes."""
+        cell = get_cell(self.function)
+        return {
+            "Wx": (self.B, self.T, len(cell.input_gates), self.N, self.D),
+            "R": (len(cell.recurrent_gates), self.N, self.D, self.D),
+            "b": (len(cell.gates), self.N, self.D),
+        }
+
+
+class Job(NamedTuple):
+    """One measurement: a case without gradients (FORWARD) or with those of Wx, R and b (TRAINING)."""
+
+    case: Case
+    mode: str
+
+
+HIDDEN = 768
+_BOTH = ((12, 64), (1, HIDDEN))
+SUITES: dict[str, tuple[Case, ...]] = {
+    "main": (
+        *(Case("lstm", 12, 64, B) for B in (16, 32, 64)),
+        *(Case("lstm", HIDDEN // D, D, 16) for D in (16, 32, 128, 256)),
+        *(Case("lstm", 1, HIDDEN, B) for B in (16, 32, 64)),
+        *(Case(function, *heads, 16) for function in ("slstm", "gru", "elman") for heads in _BOTH),
+    ),
+    "heads": tuple(Case("lstm", HIDDEN // D, D, 16) for D in (16, 32, 64, 128, 256, 384, HIDDEN)),
+    "batch": tuple(Case("lstm", *heads, B) for heads in _BOTH for B in (2, 4, 8, 16, 32, 64, 128, 256)),
+    "length": tuple(Case("lstm", *heads, 16, T) for heads in _BOTH for T in (256, 512, 1024, 2048)),
+}
+
+
+def select(suite: str, patterns: list[str]) -> list[Case]:
+    """The suite's cases whose names match a shell pattern; all of them without patterns."""
+    cases = SUITES[suite]
+    for pattern in patterns:
+        if not any(fnmatchcase(case.name, pattern) for case in cases):
+            names = "\n  ".join(case.name for case in cases)
+            raise ValueError(f"no case of suite {suite!r} matches {pattern!r}; its cases are\n  {names}")
+    return [case for case in cases if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns)]

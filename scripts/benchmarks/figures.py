@@ -1,0 +1,94 @@
+"""Figures of kernel times, from the files of results alone."""
+
+import json
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from scripts.benchmarks.cases import HIDDEN, MODES, TRAINING, Job
+from scripts.benchmarks.ours import NAME as OURS
+from scripts.benchmarks.results import by_job
+from scripts.benchmarks.table import RATIO_BARS, recurrent_peers, times
+
+_SWEEPS = {"heads": ("D", "head size"), "batch": ("B", "batch size"), "length": ("T", "time steps")}
+_COLORS = {OURS: "tab:blue", "flashrnn_1.0.8": "tab:orange", "cudnn_fp16": "tab:green", "cudnn_bf16": "tab:olive"}
+_OTHER = "tab:gray"
+
+
+def read(path: Path) -> dict:
+    """The content of a file of `kernels`."""
+    content = json.loads(path.read_text())
+    if "suite" not in content:
+        raise ValueError(f"{path} holds no results of kernels")
+    return content
+
+
+def draw(content: dict, path: Path) -> Path:
+    """Draws curves of a sweep, or ratios to the peers, to `path`."""
+    suite, jobs = content["suite"], by_job(content["rows"])
+    figure = _sweep(jobs, *_SWEEPS[suite]) if suite in _SWEEPS else _ratios(jobs)
+    figure.suptitle(f"{content['runs'][-1]['machine']['gpu']}, {suite}")
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str) -> Figure:
+    """Time per step over what the suite varies: a row of panels for forward and for forward+backward."""
+    panels: dict[tuple[str, str], dict[Job, dict[str, dict]]] = {}
+    for job, rows in jobs.items():
+        heads = f"{HIDDEN} units" if field == "D" else f"{job.case.N} × {job.case.D}"
+        panels.setdefault((job.mode, heads), {})[job] = rows
+    columns = list(dict.fromkeys(heads for _, heads in panels))
+    figure = Figure(figsize=(1 + 4.5 * len(columns), 8), layout="constrained")
+    axes = figure.subplots(len(MODES), len(columns), squeeze=False, sharex=True)
+    for (mode, heads), panel in panels.items():
+        ax = axes[MODES.index(mode)][columns.index(heads)]
+        _curves(ax, panel, field)
+        ax.set(title=f"{heads}, {mode}", xlabel=label, ylabel="µs per time step")
+    return figure
+
+
+def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for job, rows in jobs.items():
+        for name, ms in times(rows).items():
+            curves.setdefault(name, []).append((getattr(job.case, field), 1000 * ms / job.case.T))
+    for name, points in curves.items():
+        ax.plot(*zip(*sorted(points), strict=True), "o-", label=name, color=_COLORS.get(name, _OTHER))
+    ticks = sorted({getattr(job.case, field) for job in jobs})
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(ticks, labels=map(str, ticks))
+    ax.grid(alpha=0.3)
+    if curves:
+        ax.legend()
+
+
+def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
+    """How many times faster than each recurrent peer, and the bar that is set for forward and backward."""
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
+        ratios = {
+            job.case: {name: ms / times(rows)[OURS] for name, ms in recurrent_peers(times(rows)).items()}
+            for job, rows in jobs.items()
+            if job.mode == mode and "ms" in rows.get(OURS, {})
+        }
+        ratios = {case: found for case, found in ratios.items() if found}
+        peers = list(dict.fromkeys(name for found in ratios.values() for name in found))
+        for row, (case, found) in enumerate(ratios.items()):
+            height = 0.8 / len(found)
+            for k, (name, ratio) in enumerate(found.items()):
+                ax.barh(row + (k - (len(found) - 1) / 2) * height, ratio, height, color=_COLORS.get(name, _OTHER))
+            bar, _ = RATIO_BARS.get((case.N, case.D, case.B), (None, None))
+            if bar and case.function == "lstm" and mode == TRAINING:
+                ax.plot([bar, bar], [row - 0.45, row + 0.45], color="black")
+        for name in peers:
+            ax.barh(0, 0, color=_COLORS.get(name, _OTHER), label=name)
+        ax.axvline(1, color="gray", linestyle="--")
+        ax.set_yticks(range(len(ratios)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in ratios])
+        ax.invert_yaxis()
+        ax.set(title=mode, xlabel="their time / ours (black: the bar)")
+        if peers:
+            ax.legend()
+    return figure

@@ -1,0 +1,64 @@
+"""This project's kernels, timed only where they compute the right thing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashrnn.op import recurrence
+from scripts.benchmarks.cases import TRAINING, Case, Job
+from scripts.benchmarks.timing import Effort, measure, random_inputs
+
+NAME, BACKEND = "ours", "cuda_fused"
+BOUNDS = {"bfloat16": 1e-2, "float16": 2e-3}
+"""Largest relative error ‖out - ref‖ / ‖ref‖; three times that of the reference in this dtype where that is more."""
+
+_STEPS = 32  # time steps of the check
+
+
+def run(job: Job, effort: Effort) -> dict:
+    """Errors, time and memory of h, or of h and the gradients."""
+    errors = check(job, BACKEND, "cuda")
+    case = job.case
+    inputs = random_inputs(case.shapes(), getattr(torch, case.dtype))
+
+    def forward() -> Tensor:
+        return recurrence(*inputs, None, case.function, BACKEND).h
+
+    return {"errors": errors} | measure(forward, inputs, job.mode == TRAINING, effort)
+
+
+def check(job: Job, backend: str, device: str) -> dict[str, float]:
+    """Relative errors of the job's results over a few steps, against the reference in float64.
+
+    The batch is the case's own, because tilings, and with them kernels, differ by batch.
+    """
+    case = replace(job.case, T=min(job.case.T, _STEPS))
+    dtype = getattr(torch, case.dtype)
+    inputs = random_inputs(case.shapes(), dtype, device)
+    d_h = torch.randn(case.B, case.T, case.N, case.D, device=device).to(dtype)
+    exact = _results(case, job.mode, [x.detach().double().requires_grad_() for x in inputs], d_h, "vanilla")
+    rounded = _results(case, job.mode, inputs, d_h, "vanilla")
+    errors = {
+        name: _relative_error(result, exact[name])
+        for name, result in _results(case, job.mode, inputs, d_h, backend).items()
+    }
+    bounds = {name: max(BOUNDS[case.dtype], 3 * _relative_error(rounded[name], exact[name])) for name in errors}
+    if not all(errors[name] <= bounds[name] for name in errors):  # nan is wrong too
+        found = ", ".join(f"{name} {errors[name]:.1e} (bound {bounds[name]:.1e})" for name in errors)
+        raise ArithmeticError(f"relative errors against the float64 reference: {found}")
+    return {name: float(f"{error:.2e}") for name, error in errors.items()}
+
+
+def _results(case: Case, mode: str, inputs: Sequence[Tensor], d_h: Tensor, backend: str) -> dict[str, Tensor]:
+    if mode != TRAINING:
+        with torch.no_grad():
+            return {"h": recurrence(*inputs, None, case.function, backend).h}
+    h = recurrence(*inputs, None, case.function, backend).h
+    gradients = torch.autograd.grad(h, inputs, d_h.to(h.dtype))
+    return {"h": h.detach()} | dict(zip(("d_Wx", "d_R", "d_b"), gradients, strict=True))
+
+
+def _relative_error(result: Tensor, exact: Tensor) -> float:
+    return ((result.double() - exact).norm() / exact.norm()).item()

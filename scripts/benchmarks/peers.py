@@ -1,0 +1,123 @@
+"""What others offer for the same sizes: cuDNN's recurrent networks, PyPI's flashrnn, and attention."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from zipfile import ZipFile
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from flashrnn import get_cell
+from scripts.benchmarks.cases import TRAINING, Case, Job
+from scripts.benchmarks.timing import Effort, measure
+from scripts.benchmarks.worker import Worker
+
+ROOT = Path(__file__).parents[2]
+CUDNN = {"lstm": nn.LSTM, "gru": nn.GRU, "elman": nn.RNN}
+
+
+def cudnn_supports(case: Case) -> bool:
+    return case.N == 1 and case.function in CUDNN
+
+
+def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
+    """PyTorch's layer in `dtype`, time first as cuDNN has it, and the product with the inputs that this includes."""
+    case, training = job.case, job.mode == TRAINING
+    gates = len(get_cell(case.function).input_gates)
+    x = torch.randn(case.T, case.B, case.D, device="cuda", dtype=dtype, requires_grad=True)
+    # In training mode cuDNN keeps what a backward pass needs, whether or not there will be one.
+    rnn = CUDNN[case.function](case.D, case.D, device="cuda", dtype=dtype).train(training)
+    linear = nn.Linear(case.D, gates * case.D, device="cuda", dtype=dtype)
+    whole = measure(lambda: rnn(x)[0], [x, *rnn.parameters()], training, effort)
+    product = measure(lambda: linear(x), [x, *linear.parameters()], training, effort)
+    return whole | {"input_ms": product["ms"]}
+
+
+def attention_supports(case: Case) -> bool:
+    return 16 <= case.D <= 256
+
+
+def attention(job: Job, effort: Effort) -> dict:
+    """Causal attention with the case's heads: no recurrence, but what a Transformer has in its place."""
+    case, options = job.case, {"device": "cuda", "dtype": getattr(torch, job.case.dtype), "requires_grad": True}
+    qkv = [torch.randn(case.B, case.T, case.N, case.D, **options) for _ in range(3)]
+
+    def forward() -> torch.Tensor:
+        return scaled_dot_product_attention(*(x.transpose(1, 2) for x in qkv), is_causal=True)
+
+    return measure(forward, qkv, job.mode == TRAINING, effort)
+
+
+@dataclass(frozen=True)
+class PyPIFlashRNN:
+    """Kernels `cuda_fused` of flashrnn 1.0.8.
+
+    It compiles for every cell, batch and head size. Compilation takes minutes and may end in another binary than is in
+    its cache, so a process builds, waits for the others to be ready, and then measures with what it has loaded.
+    """
+
+    wheel: Path
+    name: str = "flashrnn_1.0.8"
+    parallel: int = 5  # builds at a time
+    build_seconds: float = 300
+    measure_seconds: float = 120
+    command: Sequence[str] = (sys.executable, "-m", "scripts.benchmarks.pypi_flashrnn")
+    folder: Path = Path(tempfile.gettempdir()) / "flashrnn_1.0.8"  # what is built there serves later runs
+
+    def supports(self, case: Case) -> bool:
+        return case.function in ("lstm", "slstm")
+
+    def measure(self, jobs: Iterable[Job], effort: Effort) -> Iterator[tuple[Job, dict]]:
+        builds: dict[Case, list[Job]] = {}
+        for job in jobs:
+            builds.setdefault(replace(job.case, T=0), []).append(job)
+        package, environment = self._unpack(), self._environment()
+        start = partial(Worker, [*self.command, str(package)], cwd=ROOT, env=environment)
+        groups = [list(builds.values())[k : k + self.parallel] for k in range(0, len(builds), self.parallel)]
+        for group in groups:
+            with ThreadPoolExecutor(self.parallel) as pool, ExitStack() as stack:
+                workers = [stack.enter_context(start()) for _ in group]
+                built = list(pool.map(self._build, workers, group))
+                for worker, result, same in zip(workers, built, group, strict=True):
+                    with worker:  # its memory is needed for the next
+                        for job in same:
+                            yield job, result if "error" in result else result | self._measure(worker, job, effort)
+
+    def _build(self, worker: Worker, jobs: list[Job]) -> dict:
+        return worker.ask(self.build_seconds, do="build", **_sizes(jobs[0].case))
+
+    def _measure(self, worker: Worker, job: Job, effort: Effort) -> dict:
+        options = {"training": job.mode == TRAINING, "effort": effort}
+        return worker.ask(self.measure_seconds, do="measure", **_sizes(job.case), **options)
+
+    def _unpack(self) -> Path:
+        """Once, because the compiler looks at the age of the sources."""
+        package = self.folder / self.wheel.stem
+        if not package.exists():
+            self.folder.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder) as unpacked, ZipFile(self.wheel) as wheel:
+                wheel.extractall(Path(unpacked) / "package")
+                os.rename(Path(unpacked) / "package", package)
+        return package
+
+    def _environment(self) -> dict[str, str]:
+        extensions = self.folder / "extensions"
+        for lock in extensions.glob("*/lock"):
+            lock.unlink()  # of a run that was killed; the next one would wait for it without end
+        return os.environ | {
+            "TORCH_EXTENSIONS_DIR": str(extensions),
+            "MAX_JOBS": str(max(1, (os.cpu_count() or 1) // self.parallel)),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # ninja is beside Python
+        }
+
+
+def _sizes(case: Case) -> dict:
+    return {"function": case.function, "shapes": case.shapes(), "dtype": case.dtype}

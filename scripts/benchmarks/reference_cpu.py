@@ -1,0 +1,83 @@
+"""The reference on one CPU core against autograd through the time loop."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from flashrnn import Cell, get_cell
+from flashrnn.op import recurrence
+
+_SIZES = [(64, 40, 1, 64), (64, 40, 4, 64), (4, 256, 4, 64)]  # B, T, N, D
+
+
+def rows() -> list[dict]:
+    """Forward and backward of the reference on one CPU core, float32, against autograd through the time loop: processor
+    time, and memory kept from forward to backward."""
+    torch.set_num_threads(1)
+    return [_reference_row(cell, *size) for cell in ("lstm", "slstm") for size in _SIZES]
+
+
+def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
+    cell = get_cell(name)
+    torch.manual_seed(0)
+    Wx = torch.randn(B, T, len(cell.input_gates), N, D, requires_grad=True)
+    R = (torch.randn(len(cell.recurrent_gates), N, D, D) / D**0.5).requires_grad_()
+    b = torch.zeros(len(cell.gates), N, D, requires_grad=True)
+    d_h = torch.randn(B, T, N, D)
+    forward = {
+        "autograd": lambda: _autograd_loop(cell, Wx, R, b),
+        "reference": lambda: recurrence(Wx, R, b, None, cell, "vanilla").h,
+    }
+    train = {k: lambda run=run: torch.autograd.grad(run(), (Wx, R, b), d_h) for k, run in forward.items()}
+    for ours, theirs in zip(train["reference"](), train["autograd"](), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    ms = processor_time(train)
+    speedup = round(ms["autograd"]["p50"] / ms["reference"]["p50"], 2)
+    kept_mb = {k: round(_kept_bytes(run) / 1e6, 1) for k, run in forward.items()}
+    return {"cell": name, "B": B, "T": T, "N": N, "D": D, "speedup": speedup, "ms": ms, "kept_mb": kept_mb}
+
+
+def _autograd_loop(cell: Cell, Wx: torch.Tensor, R: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """h [B, T, N, D] of a cell whose gates all have both parts: one product per step, all that is constant outside."""
+    B, _, G, N, D = Wx.shape
+    inputs = (Wx + b).permute(1, 3, 0, 2, 4).flatten(3)  # [T, N, B, G*D]
+    weight = R.permute(1, 3, 0, 2).flatten(2)  # [N, D, G*D]
+    states, h = [Wx.new_zeros(N, B, D)] * len(cell.states), []
+    for x in inputs.unbind():
+        gates = torch.baddbmm(x, states[0], weight).unflatten(-1, (G, D)).unbind(-2)
+        states = cell.update(gates, states)
+        h.append(states[0])
+    return torch.stack(h).permute(2, 0, 1, 3)
+
+
+def _kept_bytes(forward: Callable[[], torch.Tensor]) -> int:
+    """What autograd keeps for the backward of `forward`."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = forward()  # held until all is counted, so that no address is used twice
+    del out
+    return sum(kept.values())
+
+
+def processor_time(functions: dict[str, Callable], rounds: int = 50, warmup: int = 5) -> dict[str, dict[str, float]]:
+    """Milliseconds of processor time of every function, called in turns: the load of other programs does not count."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(warmup + rounds):
+        for name, function in functions.items():
+            start = time.process_time()
+            function()
+            times[name].append(1000 * (time.process_time() - start))
+    return {name: _quantiles(values[warmup:]) for name, values in times.items()}
+
+
+def _quantiles(values: list[float]) -> dict[str, float]:
+    p20, *_, p80 = statistics.quantiles(values, n=5)
+    return {"p20": round(p20, 2), "p50": round(statistics.median(values), 2), "p80": round(p80, 2)}
