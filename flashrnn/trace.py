@@ -6,6 +6,7 @@ multiplications and additions that have to wait for ds_t.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -38,7 +39,16 @@ class UntraceableCell(ValueError):
 
 @cache
 def trace(cell: Cell) -> Trace:
-    """Scalar graphs of `cell`; raises UntraceableCell naming the operator that has none."""
+    """Scalar graphs of `cell`; raises UntraceableCell naming the operator that has none.
+
+    In a thread of its own, which starts without the modes of the caller: a trace is the same at inference and under
+    autocast, and within an operator of a compiled model, where PyTorch's tracing modes do not nest.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_trace, cell).result()
+
+
+def _trace(cell: Cell) -> Trace:
     names = (*cell.gates, *cell.states)
     cotangents = tuple(f"d_new_{state}" for state in cell.states)
 
@@ -72,9 +82,7 @@ def _scalar_graph(cell: Cell, function, input_names, output_names: list[str]) ->
     examples = [[torch.tensor(0.5 + 0.01 * k, **options) for k in range(len(names))] for names in input_names]
     function = torch.func.functionalize(function, remove="mutations")
     try:
-        # A trace is the same wherever it is asked for: at inference, under autocast.
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
-            module = make_fx(function, decomposition_table=_DECOMPOSITIONS)(*examples)
+        module = make_fx(function, decomposition_table=_DECOMPOSITIONS)(*examples)
     except Exception as error:
         raise UntraceableCell(
             f"cell {cell.name!r} cannot be traced: a step may use element-wise PyTorch operations only, and no Python "

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -130,3 +133,13 @@ def test_operator_without_a_scalar_form_is_named(activation, operator):
 def test_python_branch_on_values_is_refused(step):
     with pytest.raises(UntraceableCell, match=r"cell 'mine' cannot be traced: .* no Python branches on values"):
         trace(Cell("mine", step, states=("h",)))
+
+
+def test_a_compiled_model_may_be_the_first_to_trace_a_cell():
+    """PyTorch's tracing modes do not nest: inside an operator of a compiled model a trace once crashed the process."""
+    program = (
+        "import torch; from flashrnn import FlashRNN\n"
+        "layer = torch.compile(FlashRNN(4, 4), fullgraph=True)\n"
+        "layer(torch.randn(3, 2, 4))[0].sum().backward()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
