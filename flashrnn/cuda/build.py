@@ -18,7 +18,12 @@ from pathlib import Path
 from uuid import uuid4
 
 KERNELS = Path(__file__).parent / "kernels"
-_OPTIONS = {"std": "c++17", "device_as_default_execution_space": True, "ptxas_options": ["-v"]}
+_OPTIONS = {
+    "std": "c++17",
+    "device_as_default_execution_space": True,
+    "disable_warnings": True,  # constants that only the other direction's kernel uses
+    "ptxas_options": ["-v"],
+}
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,10 @@ def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
     from cuda.core import Program, ProgramOptions
 
     headers, log = [str(KERNELS), *_cuda_headers()], io.StringIO()
+    # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the log.
+    options = {**_OPTIONS, "no_cache": True} if _nvrtc_version() >= (12, 9) else _OPTIONS
     try:
-        program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=headers, **_OPTIONS))
+        program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=headers, **options))
         return program.compile("cubin", logs=log).code, log.getvalue()
     except Exception as error:
         raise RuntimeError(f"{entry} does not compile for {arch} with {_compiler()}: {error}") from error
@@ -85,11 +92,14 @@ def _cuda_headers() -> list[str]:
 
 
 @cache
-def _compiler() -> str:
+def _nvrtc_version() -> tuple[int, int]:
     from cuda.bindings import nvrtc
 
-    _, major, minor = nvrtc.nvrtcVersion()
-    return f"nvrtc {major}.{minor}, cuda-core {version('cuda-core')}"
+    return nvrtc.nvrtcVersion()[1:]
+
+
+def _compiler() -> str:
+    return f"nvrtc {'.'.join(map(str, _nvrtc_version()))}, cuda-core {version('cuda-core')}"
 
 
 @cache
