@@ -136,7 +136,8 @@ class _Layout:
     def parameter_gradients(self, d_matrix: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
         """[N, Gr*D, D] and [N, G*D] in this layout -> d_R [Gr, N, D, D] and d_b [G, N, D]."""
         D = d_matrix.shape[2]
-        d_R = d_matrix.unflatten(1, (-1, D)).transpose(0, 1).contiguous()
+        # clone: contiguous() would keep the odd stride of a single head, which DistributedDataParallel warns about
+        d_R = d_matrix.unflatten(1, (-1, D)).transpose(0, 1).clone(memory_format=torch.contiguous_format)
         return d_R, d_bias.unflatten(1, (-1, D)).transpose(0, 1)[self.to_cell].contiguous()
 
 
