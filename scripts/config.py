@@ -46,6 +46,31 @@ def prepare_process(threads: int | None) -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
 
 
+def check_override_keys(arguments: list[str]) -> None:
+    """Raise ValueError for a KEY=VALUE argument whose key the config does not have; Hydra would not say what it has."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    overrides = [argument for argument in arguments if "=" in argument and not argument.startswith(("-", "+", "~"))]
+    groups, keys = [], []
+    for override in OverridesParser.create().parse_overrides(overrides):
+        name = override.key_or_group
+        if Path(CONFIGS, name).is_dir():
+            values = override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
+            groups.append(f"{name}={next(iter(values))}")
+        elif not name.startswith("hydra."):
+            keys.append(name)
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = compose("train", overrides=groups)
+    for key in keys:
+        node, above = config, "the config"
+        for part in key.split("."):
+            if not OmegaConf.is_config(node) or part not in node:
+                allowed = ", ".join(map(str, node)) if OmegaConf.is_config(node) else "no keys"
+                raise ValueError(f"unknown config key {key!r}: {above} has {allowed} (+{key}=... adds a key)")
+            node, above = node._get_node(part), part
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback."""

@@ -5,6 +5,7 @@
 configs/train.yaml says what there is; everything that a run makes goes to outputs/<name>/<time>.
 """
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from scripts.config import CONFIGS, one_line_errors, prepare_process
+from scripts.config import CONFIGS, check_override_keys, one_line_errors, prepare_process
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule
@@ -72,4 +73,6 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    with one_line_errors():
+        check_override_keys(sys.argv[1:])
     main()

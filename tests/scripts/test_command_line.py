@@ -55,7 +55,7 @@ def test_two_processes_train_as_one(tmp_path):
     ("module", "arguments", "message"),
     [
         ("scripts.train", ["model=lsmt"], "Could not find 'model/lsmt'"),
-        ("scripts.train", ["optim.learning_rate=1"], "Key 'learning_rate' is not in struct"),
+        ("scripts.train", ["optim.learning_rate=1"], "unknown config key 'optim.learning_rate': optim has _target_,"),
         ("scripts.train", ["data.min_length=50"], "error: min_length=50, max_length=40"),
         ("scripts.evaluate", ["ckpt=nowhere"], "error: there is no checkpoint at nowhere"),
     ],
