@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from scripts.benchmarks import figures, first_call, kernels, reference_cpu
+from scripts.benchmarks import figures, first_call, kernels, numerical_error, reference_cpu
 from scripts.benchmarks.cases import SUITES, select
 from scripts.benchmarks.results import RESULTS, gpu_slug, provenance
 from scripts.benchmarks.table import print_table
@@ -27,6 +27,12 @@ def _kernels(options: argparse.Namespace) -> None:
 def _first_call(options: argparse.Namespace) -> None:
     rows = first_call.rows(select("main", options.case), options.rounds)
     _write(options.out / f"first_call_{gpu_slug()}.json", first_call.rows.__doc__, options.commit, rows)
+
+
+def _numerical_error(options: argparse.Namespace) -> None:
+    path = options.out / f"numerical_error_{gpu_slug()}.json"
+    _write(path, numerical_error.rows.__doc__, options.commit, numerical_error.rows())
+    print(numerical_error.draw(json.loads(path.read_text()), path.with_suffix(".png")))
 
 
 def _figures(options: argparse.Namespace) -> None:
@@ -73,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
                          help="of suite main (default: lstm-12x64-B16-*)")  # fmt: skip
     command.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     command.set_defaults(run=_first_call)
+
+    command = names.add_parser("numerical_error", parents=[output], help=numerical_error.__doc__)
+    command.set_defaults(run=_numerical_error)
 
     command = names.add_parser("figures", help="draw FILE.png beside each FILE.json of kernels, and print its table")
     command.add_argument("files", nargs="+", type=Path, metavar="FILE")

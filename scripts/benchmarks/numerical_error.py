@@ -1,0 +1,56 @@
+"""How far h is from the float64 reference over 8192 time steps, per cell, dtype and backend."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from flashrnn import cells, get_cell
+from flashrnn.op import recurrence
+
+STEPS, SPAN = 8192, 128
+
+
+def rows() -> Iterator[dict]:
+    """Relative error ‖h - ref‖ / ‖ref‖ of h, over batch and units, as means of 128 steps each: 8192 steps, one head
+    of 64, 4 sequences, random inputs in the dtype's own values."""
+    for name in cells():
+        for dtype in (torch.bfloat16, torch.float16):
+            yield from _rows(name, dtype)
+
+
+def _rows(name: str, dtype: torch.dtype) -> Iterator[dict]:
+    cell, generator = get_cell(name), torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).cuda().to(dtype)
+
+    Wx, R = randn(4, STEPS, len(cell.input_gates), 1, 64), randn(len(cell.recurrent_gates), 1, 64, 64) / 8
+    b = randn(len(cell.gates), 1, 64)
+    reference = recurrence(Wx.double(), R.double(), b.double(), None, cell, "vanilla").h
+    for backend in ("cuda_fused", "vanilla"):
+        h = recurrence(Wx, R, b.float(), None, cell, backend).h.double()
+        error = (h - reference).square().sum((0, 2, 3)) / reference.square().sum((0, 2, 3))
+        by_span = error.sqrt().unflatten(0, (-1, SPAN)).mean(1).tolist()
+        yield {"cell": name, "dtype": str(dtype).removeprefix("torch."), "backend": backend, "error": by_span}
+
+
+def draw(content: dict, file: Path) -> Path:
+    """Error over time, a panel per dtype."""
+    from matplotlib.figure import Figure
+
+    dtypes = list(dict.fromkeys(row["dtype"] for row in content["rows"]))
+    figure = Figure(figsize=(5 * len(dtypes), 4), layout="constrained")
+    for axes, dtype in zip(figure.subplots(1, len(dtypes), squeeze=False)[0], dtypes, strict=True):
+        names = list(dict.fromkeys(row["cell"] for row in content["rows"]))
+        for row in content["rows"]:
+            if row["dtype"] == dtype:
+                steps = [SPAN * (k + 0.5) for k in range(len(row["error"]))]
+                style = "-" if row["backend"] == "cuda_fused" else ":"
+                color, label = f"C{names.index(row['cell'])}", f"{row['cell']}, {row['backend']}"
+                axes.plot(steps, row["error"], style, color=color, label=label)
+        axes.set(title=dtype, xlabel="time step", ylabel="relative error of h", ylim=(0, None))
+    axes.legend(fontsize=7)
+    figure.suptitle(f"Error over time, {content['machine']['gpu']}")
+    figure.savefig(file, dpi=150)
+    return file
