@@ -28,20 +28,31 @@ class LoadedKernel:
             if error != driver.CUresult.CUDA_SUCCESS:
                 raise RuntimeError(f"{binary.entry}: the driver refuses {name.name} = {value}: {error.name}")
 
+        if cluster > 1 and not self._kernel.occupancy.max_active_clusters(
+            self._config(1), stream=_current_stream(device)
+        ):
+            raise RuntimeError(
+                f"{binary.entry}: this GPU has no room for a cluster of {cluster} blocks with {shared_bytes} bytes of "
+                "shared memory each; another process or a partition (MIG) may hold part of it. Use backend='vanilla'"
+            )
+
     def __call__(self, groups: int, *arguments: Tensor | int | None) -> None:
         """Launch `groups` clusters (blocks, if clusters are of one block); None is a null pointer."""
-        from cuda.core import LaunchConfig, launch
+        from cuda.core import launch
 
-        config = LaunchConfig(
+        values = [_argument(a) for a in arguments]
+        with torch.cuda.device(self.device):  # the default stream is that of the current device
+            launch(_current_stream(self.device), self._config(groups), self._kernel, *values)
+
+    def _config(self, groups: int):
+        from cuda.core import LaunchConfig
+
+        return LaunchConfig(
             grid=groups,
             cluster=self.cluster if self.cluster > 1 else None,
             block=self.threads,
             shmem_size=self.shared_bytes,
         )
-        values = [_argument(a) for a in arguments]
-        stream = _stream(torch.cuda.current_stream(self.device).cuda_stream)
-        with torch.cuda.device(self.device):  # the default stream is that of the current device
-            launch(stream, config, self._kernel, *values)
 
 
 @cache
@@ -54,6 +65,11 @@ def _stream(handle: int):
     from cuda.core import Stream
 
     return Stream.from_handle(handle)
+
+
+def _current_stream(device: int):
+    """PyTorch's current stream as cuda-core has it."""
+    return _stream(torch.cuda.current_stream(device).cuda_stream)
 
 
 def _argument(value: Tensor | int | None) -> int:
