@@ -1,4 +1,4 @@
-PYTHON ?= python3.11
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12,$(shell command -v $(name))) python3.11)
 BIN := .venv/bin
 ARGS ?=
 
