@@ -75,7 +75,7 @@ def recurrence(
     cell = get_cell(function)
     check_backend(backend)
     dtype = _io_dtype(Wx, dtype)
-    _check(cell, Wx, R, b, states, reset, dtype)
+    _check(cell, Wx, R, b, states, reset)
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
     if states is None:
         states = Wx.new_zeros(len(cell.states), Wx.shape[0], *Wx.shape[3:], dtype=b.dtype)
@@ -115,9 +115,7 @@ def _io_dtype(Wx: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype
 
 
-def _check(
-    cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None, dtype: torch.dtype
-) -> None:
+def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None) -> None:
     if Wx.dim() != 5:
         raise ValueError(f"Wx must be [B, T, gates with input, heads, head size], got {list(Wx.shape)}")
     B, T, Gi, N, D = Wx.shape

@@ -58,8 +58,10 @@ def check_override_keys(arguments: list[str]) -> None:
         if Path(CONFIGS, name).is_dir():
             values = override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
             groups.append(f"{name}={next(iter(values))}")
-        elif not name.startswith("hydra."):
+        elif not name.startswith(("hydra.", "hydra/")):
             keys.append(name)
+    if not keys:  # composing takes a moment, and Hydra will do it again
+        return
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         config = compose("train", overrides=groups)
     for key in keys:

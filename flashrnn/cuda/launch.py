@@ -27,10 +27,8 @@ class LoadedKernel:
             (error,) = driver.cuKernelSetAttribute(name, value, self._kernel.handle, device)
             if error != driver.CUresult.CUDA_SUCCESS:
                 raise RuntimeError(f"{binary.entry}: the driver refuses {name.name} = {value}: {error.name}")
-
-        if cluster > 1 and not self._kernel.occupancy.max_active_clusters(
-            self._config(1), stream=_current_stream(device)
-        ):
+        fits = self._kernel.occupancy.max_active_clusters
+        if cluster > 1 and not fits(self._config(1), stream=_current_stream(device)):
             raise RuntimeError(
                 f"{binary.entry}: this GPU has no room for a cluster of {cluster} blocks with {shared_bytes} bytes of "
                 "shared memory each; another process or a partition (MIG) may hold part of it. Use backend='vanilla'"

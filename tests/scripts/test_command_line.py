@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from scripts import checkpoint
+from scripts.config import check_override_keys
 from tests.scripts.conftest import SHORT, TINY
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +74,11 @@ def test_help(tmp_path, module):
     helped = run(module, "--help", folder=tmp_path)
     assert helped.returncode == 0
     assert "ckpt" in helped.stdout
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["hydra/job_logging=disabled", "hydra.run.dir=x", "+data.column=text", "optim.lr=1e-3", "-m", "seed=0,1"],
+)
+def test_arguments_that_hydra_knows_pass(argument):
+    check_override_keys(["model=elman,gru", argument])

@@ -90,7 +90,7 @@ struct TileLoader {
   }
 };
 
-// One value per cell of the lane from row `row` of a tile that load_tile has filled.
+// One value per cell of the lane from row `row` of a tile that a TileLoader has filled.
 DEVICE void read_cells(float (&v)[CELLS], const scalar* tile, int row, const Place& place) {
   if constexpr (CELLS % 2 == 0) {
 #pragma unroll
@@ -184,7 +184,7 @@ struct Fragments {
   static DEVICE constexpr int register_index(int f) { return f * IN_REGISTERS / TOTAL; }
   static DEVICE constexpr bool in_registers(int f) { return register_index(f + 1) > register_index(f); }
   static DEVICE constexpr int shared_offset(int f) { return (f - register_index(f)) * 512; }
-  u32 registers[IN_REGISTERS + 1][4];
+  u32 registers[IN_REGISTERS + 1][4];  // the last is never used: register_index of trailing shared fragments
   u32 shared;  // address of this lane's part
 
   // tile(f, row, column) points at element (row, column) of R's tile, two elements of a row at a time, null outside R.
