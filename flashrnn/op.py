@@ -5,7 +5,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell, cell_of_key, get_cell
 from flashrnn.dispatch import check_backend, choose
-from flashrnn.problem import Backend, Problem, States, empty_aux, rows_like, state_dtype
+from flashrnn.problem import Backend, Inputs, Problem, States, empty_aux, rows_like, state_dtype
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -84,7 +84,8 @@ def recurrence(
     needs_grad = torch.is_grad_enabled() and (
         Wx.requires_grad or R.requires_grad or b.requires_grad or states.requires_grad
     )
-    return States(*_forward(Wx, R, b, states, reset, cell.key, backend, all_states or needs_grad))
+    inputs = Inputs(Wx, R, b, states, reset)
+    return States(*_forward(*inputs, cell.key, backend, all_states or needs_grad, needs_grad))
 
 
 def reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
@@ -144,9 +145,10 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, 
         raise TypeError(f"reset must be a bool tensor, got {reset.dtype}")
 
 
-def _backend(Wx: Tensor, cell: Cell, reset: Tensor | None, name: str, training: bool) -> Backend:
+def _backend(cell: Cell, inputs: Inputs, name: str, training: bool) -> Backend:
+    Wx = inputs.Wx
     B, T, _, N, D = Wx.shape
-    return choose(name, Problem(cell, B, T, N, D, Wx.dtype, Wx.device, training, reset is not None))
+    return choose(name, Problem(cell, B, T, N, D, Wx.dtype, Wx.device, training, inputs.reset is not None))
 
 
 def _no_autocast(Wx: Tensor) -> torch.autocast:
@@ -156,16 +158,23 @@ def _no_autocast(Wx: Tensor) -> torch.autocast:
 
 @torch.library.custom_op("flashrnn::forward", mutates_args=())
 def _forward(
-    Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, cell: str, backend: str, all_states: bool
+    Wx: Tensor,
+    R: Tensor,
+    b: Tensor,
+    states: Tensor,
+    reset: Tensor | None,
+    cell: str,
+    backend: str,
+    all_states: bool,
+    training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    definition = cell_of_key(cell)
-    chosen = _backend(Wx, definition, reset, backend, all_states)
+    definition, inputs = cell_of_key(cell), Inputs(Wx, R, b, states, reset)
     with _no_autocast(Wx):
-        return tuple(chosen.forward(definition, Wx, R, b, states, reset, all_states))
+        return tuple(_backend(definition, inputs, backend, training).forward(definition, inputs, all_states))
 
 
 @_forward.register_fake
-def _(Wx, R, b, states, reset, cell, backend, all_states):
+def _(Wx, R, b, states, reset, cell, backend, all_states, training):
     return rows_like(Wx, *Wx.shape[3:]), empty_aux(cell_of_key(cell), Wx, all_states), states.new_empty(states.shape)
 
 
@@ -184,10 +193,9 @@ def _backward(
     cell: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    definition = cell_of_key(cell)
-    chosen = _backend(Wx, definition, reset, backend, training=True)
+    definition, inputs, grads = cell_of_key(cell), Inputs(Wx, R, b, states, reset), States(d_h, d_aux, d_last)
     with _no_autocast(Wx):
-        return tuple(chosen.backward(definition, States(d_h, d_aux, d_last), Wx, R, b, states, reset, h, aux))
+        return tuple(_backend(definition, inputs, backend, True).backward(definition, inputs, h, aux, grads))
 
 
 @_backward.register_fake
@@ -196,9 +204,9 @@ def _(d_h, d_aux, d_last, Wx, R, b, states, reset, h, aux, cell, backend):
 
 
 def _setup_context(ctx, inputs, output):
-    Wx, R, b, states, reset, ctx.cell, ctx.backend, all_states = inputs
-    if not all_states:
-        raise RuntimeError("flashrnn::forward keeps no states for its gradient: call it with all_states=True")
+    Wx, R, b, states, reset, ctx.cell, ctx.backend, all_states, training = inputs
+    if not (all_states and training):
+        raise RuntimeError("flashrnn::forward has a gradient only with all_states=True and training=True")
     h, aux, _ = output
     ctx.save_for_backward(Wx, R, b, states, reset, h, aux)
     ctx.set_materialize_grads(False)
@@ -206,7 +214,7 @@ def _setup_context(ctx, inputs, output):
 
 def _autograd(ctx, d_h, d_aux, d_last):
     gradients = _backward(d_h, d_aux, d_last, *ctx.saved_tensors, ctx.cell, ctx.backend)
-    return (*gradients, None, None, None, None)
+    return (*gradients, None, None, None, None, None)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)

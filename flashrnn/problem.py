@@ -22,6 +22,16 @@ class Problem(NamedTuple):
     reset: bool  # states return to zero at document boundaries
 
 
+class Inputs(NamedTuple):
+    """What a backend computes from, checked: shapes of `flashrnn.flashrnn`, but for the states."""
+
+    Wx: Tensor  # [B, T, Gi, N, D], maybe with batch and time swapped in memory
+    R: Tensor  # [Gr, N, D, D], dtype of Wx
+    b: Tensor  # [G, N, D], state dtype
+    states: Tensor  # [S, B, N, D], state dtype
+    reset: Tensor | None  # [B, T] bool
+
+
 class States(NamedTuple):
     """Results of the forward pass, or their gradients (None: not asked for)."""
 
@@ -40,30 +50,18 @@ class Gradients(NamedTuple):
 
 
 class Backend(Protocol):
-    """One way to run the recurrence. Tensors come checked: shapes of `flashrnn.flashrnn`, states [S, B, N, D],
-    b and states in the state dtype; Wx may have batch and time swapped in memory."""
+    """One way to run the recurrence."""
 
     name: str
 
     def supports(self, problem: Problem) -> str | None:
         """None if this backend serves the problem, otherwise the reason why not."""
 
-    def forward(
-        self, cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, all_states: bool
-    ) -> States: ...
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
+        """Without `all_states` the states behind the first are given after the last step alone."""
 
-    def backward(
-        self,
-        cell: Cell,
-        grads: States,
-        Wx: Tensor,
-        R: Tensor,
-        b: Tensor,
-        states: Tensor,
-        reset: Tensor | None,
-        h: Tensor,
-        aux: Tensor,
-    ) -> Gradients: ...
+    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
+        """`h` and `aux` are those that `forward` gave with `all_states`."""
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.codegen.torch_source import torch_function
-from flashrnn.problem import Gradients, Problem, States, empty_aux, rows_like, state_dtype
+from flashrnn.problem import Gradients, Inputs, Problem, States, empty_aux, rows_like, state_dtype
 from flashrnn.trace import UntraceableCell, trace
 
 logger = logging.getLogger("flashrnn")
@@ -30,9 +30,8 @@ class Reference:
     def supports(self, problem: Problem) -> str | None:
         return None
 
-    def forward(
-        self, cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, all_states: bool
-    ) -> States:
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
+        Wx, R, b, states, reset = inputs
         layout, T = _Layout(cell), Wx.shape[1]
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
         h, aux = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states)
@@ -51,18 +50,8 @@ class Reference:
                         every[:, t] = new.transpose(0, 1)
         return States(h, aux, torch.stack(state).transpose(1, 2).contiguous())
 
-    def backward(
-        self,
-        cell: Cell,
-        grads: States,
-        Wx: Tensor,
-        R: Tensor,
-        b: Tensor,
-        states: Tensor,
-        reset: Tensor | None,
-        h: Tensor,
-        aux: Tensor,
-    ) -> Gradients:
+    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
+        Wx, R, b, states, reset = inputs
         layout, functions, T = _Layout(cell), _functions(cell), Wx.shape[1]
         matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]
         recurrent_gates = slice(matrix.shape[1])  # of the last axis

@@ -12,7 +12,7 @@ from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import Variant, recurrent_only
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Gradients, Problem, States, as_rows, empty_aux, is_time_major, rows_like
+from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, is_time_major, rows_like
 from flashrnn.trace import UntraceableCell, trace
 
 
@@ -43,9 +43,8 @@ class CudaFused:
                 return f"{direction} does not fit on the chip: {reason}"
         return None
 
-    def forward(
-        self, cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, reset: Tensor | None, all_states: bool
-    ) -> States:
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
+        Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
         Wx = _aligned(as_rows(Wx, Wx))
         variant = Variant(reset=reset is not None, all_states=all_states and len(cell.states) > 1, d_aux=False)
@@ -55,18 +54,8 @@ class CudaFused:
         kernel(tiles * N, *arguments, B, T, *_row_strides(Wx))
         return States(h, aux, last)
 
-    def backward(
-        self,
-        cell: Cell,
-        grads: States,
-        Wx: Tensor,
-        R: Tensor,
-        b: Tensor,
-        states: Tensor,
-        reset: Tensor | None,
-        h: Tensor,
-        aux: Tensor,
-    ) -> Gradients:
+    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
+        Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
         Wx = _aligned(as_rows(Wx, Wx))
         variant = Variant(reset=reset is not None, all_states=True, d_aux=grads.aux is not None)
@@ -77,10 +66,10 @@ class CudaFused:
         _recurrent_sums(gradients, R, h_before)
         d_h = rows_like(Wx, N, D).zero_() if grads.h is None else _aligned(as_rows(grads.h, Wx))
         d_b, d_states = b.new_empty(tiles, *b.shape), torch.empty_like(states)
-        inputs = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, d_h)
+        known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, d_h)
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
         more = (d_aux, _contiguous(grads.last), d_Wx, d_u, d_b, d_states)
-        kernel(tiles * N, *inputs, *more, B, T, *_row_strides(Wx))
+        kernel(tiles * N, *known, *more, B, T, *_row_strides(Wx))
         return Gradients(d_Wx, _outer_products(gradients, h_before), d_b.sum(0), d_states)
 
 

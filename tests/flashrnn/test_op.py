@@ -21,19 +21,19 @@ def test_opcheck_forward(cell, with_reset):
     """Schema, autograd registration, fake kernel and AOT dispatch; also for inputs with swapped axes in memory."""
     Wx, R, b, states, reset = operator_arguments(cell, with_reset=with_reset)
     Wx = Wx.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    torch.library.opcheck(torch.ops.flashrnn.forward, (Wx, R, b, states, reset, cell.key, "auto", True))
+    torch.library.opcheck(torch.ops.flashrnn.forward, (Wx, R, b, states, reset, cell.key, "auto", True, True))
 
 
 def test_opcheck_forward_without_states():
     arguments = [x.detach() for x in operator_arguments(LSTM, with_reset=False)[:4]]
-    torch.library.opcheck(torch.ops.flashrnn.forward, (*arguments, None, LSTM.key, "vanilla", False))
+    torch.library.opcheck(torch.ops.flashrnn.forward, (*arguments, None, LSTM.key, "vanilla", False, False))
 
 
 @pytest.mark.parametrize("cell", [LSTM, get_cell("gru")], ids=cell_name)
 def test_opcheck_backward(cell):
     *inputs, reset = operator_arguments(cell, with_reset=True)
     inputs = [x.detach() for x in inputs]
-    h, aux, last = torch.ops.flashrnn.forward(*inputs, reset, cell.key, "auto", True)
+    h, aux, last = torch.ops.flashrnn.forward(*inputs, reset, cell.key, "auto", True, True)
     arguments = (torch.ones_like(h), None, torch.ones_like(last), *inputs, reset, h, aux, cell.key, "auto")
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # its autograd is there to refuse
     torch.library.opcheck(torch.ops.flashrnn.backward, arguments, test_utils=tests)

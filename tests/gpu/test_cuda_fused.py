@@ -1,12 +1,11 @@
-"""The fused CUDA kernels against the float64 reference, on fresh random inputs."""
+"""What users of the fused CUDA kernels rely on besides right results."""
 
 import pytest
 import torch
 
-from flashrnn import Cell, FlashRNN, flashrnn, get_cell
-from flashrnn.cuda.backend import CudaFused
-from flashrnn.problem import Problem
-from tests.problems import CELLS, Inputs, cell_name, random_inputs, random_reset, reference_results, results
+from flashrnn import FlashRNN, flashrnn, get_cell
+from tests.problems import Inputs, results
+from tests.suite import Case, inputs_for
 from tests.tolerances import assert_close
 
 pytestmark = [
@@ -17,58 +16,13 @@ pytestmark = [
 LSTM = get_cell("lstm")
 
 
-def on_gpu(cell: Cell, B: int, T: int, N: int, D: int, dtype: torch.dtype, seed: int = 0) -> Inputs:
-    """Random inputs, or a skip with the reason why the backend does not serve them."""
-    problem = Problem(cell, B, T, N, D, dtype, torch.device("cuda", 0), True, False)
-    reason = CudaFused().supports(problem)
-    if reason:
-        pytest.skip(reason)
-    return Inputs(*(x.detach().cuda().to(dtype).requires_grad_() for x in random_inputs(cell, B, T, N, D, seed=seed)))
-
-
-def check(cell: Cell, inputs: Inputs, **options) -> None:
-    options["of_h"] = cell.name == "slstm"
-    out, peers = (results(flashrnn, inputs, function=cell, backend=b, **options) for b in ("cuda_fused", "vanilla"))
-    assert_close(out, reference_results(inputs, cell, **options), inputs.Wx.dtype, peers)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_every_cell_and_its_gradients(cell, dtype):
-    check(cell, on_gpu(cell, 5, 20, 3, 64, dtype))
-
-
-@pytest.mark.parametrize("D", [16, 20, 22, 32, 48, 64, 72, 96, 100, 128, 144, 160, 192, 256, 320, 512, 768, 1024, 2048])
-def test_head_sizes(D):
-    check(LSTM, on_gpu(LSTM, 11, 9, 2 if D <= 256 else 1, D, torch.bfloat16))
-
-
-@pytest.mark.parametrize("B", [1, 3, 16, 65])
-@pytest.mark.parametrize("T", [1, 2, 63, 257, 1024])
-def test_batch_sizes_and_lengths(B, T):
-    check(LSTM, on_gpu(LSTM, B, T, 1, 32, torch.bfloat16))
-
-
-@pytest.mark.parametrize("N", [1, 7, 48])
-def test_numbers_of_heads(N):
-    check(LSTM, on_gpu(LSTM, 9, 6, N, 16, torch.bfloat16))
-
-
-@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-@pytest.mark.parametrize("D", [32, 256])
-def test_resets(cell, D):
-    check(cell, on_gpu(cell, 9, 33, 2, D, torch.bfloat16), reset=random_reset(9, 33).cuda())
-
-
-def test_time_major_inputs():
-    inputs = on_gpu(LSTM, 9, 33, 2, 32, torch.bfloat16)
-    swapped = inputs.Wx.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    check(LSTM, inputs._replace(Wx=swapped))
+def on_gpu(B: int, T: int, N: int, D: int) -> Inputs:
+    return inputs_for("cuda_fused", Case(B=B, T=T, N=N, D=D), torch.bfloat16, torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("D", [64, 768])
 def test_reruns_are_bitwise_equal(D):
-    inputs = on_gpu(LSTM, 16, 100, 1, D, torch.bfloat16)
+    inputs = on_gpu(16, 100, 1, D)
     first = results(flashrnn, inputs, function=LSTM, backend="cuda_fused")
     second = results(flashrnn, inputs, function=LSTM, backend="cuda_fused")
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -89,7 +43,7 @@ def test_a_compiled_layer_gives_the_same_results_under_autocast():
 
 
 def test_two_streams_at_once_for_a_long_time():
-    small, wide = on_gpu(LSTM, 8, 16, 2, 64, torch.bfloat16), on_gpu(LSTM, 8, 16, 1, 512, torch.bfloat16)
+    small, wide = on_gpu(8, 16, 2, 64), on_gpu(8, 16, 1, 512)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     expected = [flashrnn(*inputs, backend="cuda_fused")[0].detach() for inputs in (small, wide)]
     torch.cuda.synchronize()
@@ -106,7 +60,7 @@ def test_two_streams_at_once_for_a_long_time():
 
 
 def test_a_cuda_graph_captures_forward_and_backward():
-    inputs = on_gpu(LSTM, 8, 50, 2, 64, torch.bfloat16)
+    inputs = on_gpu(8, 50, 2, 64)
 
     def run():
         return results(flashrnn, inputs, function=LSTM, backend="cuda_fused")["gradient of Wx"]

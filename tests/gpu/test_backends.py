@@ -1,0 +1,27 @@
+"""The correctness suite on a GPU, for every backend that runs there."""
+
+import pytest
+import torch
+
+from flashrnn import backends
+from tests.suite import ALL_CASES, CELL_CASES, SIZE_CASES, check
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+ON_GPU = [name for name in backends() if name not in ("cpu_fused", "vanilla")]
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_bfloat16(backend, case):
+    check(backend, case, torch.bfloat16, "cuda:0")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", [*CELL_CASES, *SIZE_CASES], ids=str)
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_other_dtypes(backend, case, dtype):
+    check(backend, case, dtype, "cuda:0")

@@ -1,0 +1,64 @@
+"""The one correctness suite: the cases that every backend is held to, wherever it runs."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from flashrnn import Cell, flashrnn, get_cell
+from flashrnn.dispatch import BACKENDS
+from flashrnn.problem import Problem
+from tests.problems import CELLS, Inputs, random_inputs, random_reset, reference_results, results
+from tests.tolerances import assert_close
+
+LSTM = get_cell("lstm")
+
+
+class Case(NamedTuple):
+    cell: Cell = LSTM
+    B: int = 5
+    T: int = 20
+    N: int = 2
+    D: int = 32
+    reset: bool = False
+    time_major: bool = False
+
+    def __str__(self) -> str:
+        sizes = f"{self.cell.name}-{self.B}x{self.T}x{self.N}x{self.D}"
+        return sizes + "-reset" * self.reset + "-time_major" * self.time_major
+
+
+CELL_CASES = [Case(cell, N=3, D=64) for cell in CELLS]
+RESET_CASES = [Case(cell, 9, 33, D=D, reset=True) for cell in CELLS for D in (32, 256)]
+LENGTH_CASES = [Case(B=B, T=T, N=1) for B in (1, 3, 16, 65) for T in (1, 2, 63, 257, 1024)]
+SIZES = (1, 16, 20, 22, 32, 33, 48, 64, 72, 96, 100, 128, 144, 160, 192, 256, 320, 512, 768, 1024, 2048)
+SIZE_CASES = [Case(B=11, T=9, N=2 if D <= 256 else 1, D=D) for D in SIZES]
+HEADS_CASES = [Case(B=9, T=6, N=N, D=16) for N in (1, 7, 48)]
+LAYOUT_CASES = [Case(B=9, T=33, time_major=True), Case(get_cell("gru"), B=9, T=33, time_major=True)]
+ALL_CASES = [*CELL_CASES, *RESET_CASES, *LENGTH_CASES, *SIZE_CASES, *HEADS_CASES, *LAYOUT_CASES]
+
+
+def problem(case: Case, dtype: torch.dtype, device: torch.device) -> Problem:
+    return Problem(case.cell, case.B, case.T, case.N, case.D, dtype, device, training=True, reset=case.reset)
+
+
+def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Inputs:
+    """Random inputs, or a skip with the reason why the backend does not serve the case."""
+    (chosen,) = (b for b in BACKENDS if b.name == backend)
+    if reason := chosen.supports(problem(case, dtype, device)):
+        pytest.skip(reason)
+    inputs = random_inputs(case.cell, case.B, case.T, case.N, case.D, seed=seed)
+    Wx, *others = (x.detach().to(device, dtype) for x in inputs)
+    if case.time_major:
+        Wx = Wx.transpose(0, 1).contiguous().transpose(0, 1)
+    return Inputs(*(x.requires_grad_() for x in (Wx, *others)))
+
+
+def check(backend: str, case: Case, dtype: torch.dtype, device: str) -> None:
+    """Outputs, last states and every gradient against the float64 reference."""
+    inputs = inputs_for(backend, case, dtype, torch.device(device))
+    options = {"of_h": case.cell.name == "slstm"}
+    if case.reset:
+        options["reset"] = random_reset(case.B, case.T).to(device)
+    out, peers = (results(flashrnn, inputs, function=case.cell, backend=b, **options) for b in (backend, "vanilla"))
+    assert_close(out, reference_results(inputs, case.cell, **options), dtype, peers)
