@@ -18,6 +18,7 @@ class CausalConv(nn.Module):
         super().__init__()
         self.width = width
         self.weight = nn.Parameter(torch.empty(d_model, width))
+        self.bias = nn.Parameter(torch.zeros(d_model))
         nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
 
     def forward(self, x: Tensor, state: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -29,7 +30,7 @@ class CausalConv(nn.Module):
             step = torch.arange(T, device=x.device)
             start = torch.where(reset, step, -past).cummax(dim=1).values  # [B, T]
             age = step - start
-        y = x.new_zeros(())
+        y = self.bias
         for lag in range(self.width):
             term = padded[:, past - lag : past - lag + T] * self.weight[:, past - lag]
             y = y + (term if reset is None else term * (age >= lag)[..., None])
