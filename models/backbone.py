@@ -71,6 +71,9 @@ class SequenceModel(nn.Module):
                 writes_residual = name.endswith(("mlp.down", "mixer.out"))
                 nn.init.normal_(module.weight, std=std / math.sqrt(2 * num_blocks) if writes_residual else std)
         nn.init.normal_(self.embedding.weight, std=std if embedding_std is None else embedding_std)
+        for block in self.blocks:
+            if hasattr(block.mixer, "init_weights"):  # what a mixer initialises itself
+                block.mixer.init_weights()
 
     def forward(
         self,

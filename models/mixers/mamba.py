@@ -1,0 +1,76 @@
+"""Mamba (Gu and Dao, arXiv 2312.00752), the mixer of transformers' MambaModel in its plain PyTorch form."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, MambaConfig
+from transformers.models.mamba.modeling_mamba import MambaMixer as MambaLayer
+
+from models.mixers.stepwise import stepwise
+
+
+class MambaMixer(nn.Module):
+    """A selective state-space layer with its own gate, convolution and output map; about 3 expand d² parameters.
+
+    The state is (last inputs of the convolution [B, expand d, conv_width], recurrent state [B, expand d, state_size]).
+    A sequence that starts anew runs in the parallel form. With a state or with resets it runs in single steps, which
+    transformers computes in place: such calls have no gradients, and asking for them is a ValueError.
+
+    Without torch.compile the parallel form is a loop over time whose backward takes time in T².
+
+    Args:
+        d_model: width of input and output.
+        state_size: recurrent states per channel.
+        conv_width: width of the causal convolution.
+        expand: channels per input channel.
+        block_index, num_blocks: place in the backbone; the output map is initialised by their number.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        state_size: int = 16,
+        conv_width: int = 4,
+        expand: int = 2,
+        block_index: int = 0,
+        num_blocks: int = 1,
+    ) -> None:
+        super().__init__()
+        self.config = MambaConfig(
+            hidden_size=d_model, state_size=state_size, conv_kernel=conv_width, expand=expand, num_hidden_layers=1
+        )
+        self.num_blocks = num_blocks
+        self.layer = MambaLayer(self.config, layer_idx=0)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Mamba's own initialisation where it differs from the backbone's."""
+        self.layer.init_mamba_weights()
+        self.layer.out_proj.weight.div_(math.sqrt(2 * self.num_blocks))
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if state is None and reset is None:
+            return self._call(x, DynamicCache(config=self.config))
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "model=mamba cannot be trained with states or resets, because transformers' single step has no "
+                "gradients: set data.reset_at_documents=false, or evaluate under torch.no_grad()"
+            )
+        if state is None:
+            B, inner = len(x), self.config.intermediate_size
+            state = x.new_zeros(B, inner, self.config.conv_kernel), x.new_zeros(B, inner, self.config.state_size)
+        return stepwise(self._step, x, state, reset)
+
+    def _step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        conv_state, recurrent_state = state
+        cache = DynamicCache(config=self.config)
+        cache.update_conv_state(conv_state, 0, conv_kernel_size=self.config.conv_kernel)
+        cache.update_recurrent_state(recurrent_state, 0)
+        return self._call(x, cache)
+
+    def _call(self, x: Tensor, cache: DynamicCache) -> tuple[Tensor, tuple[Tensor, ...]]:
+        y = self.layer(x, cache_params=cache)
+        return y, (cache.get_conv_state(0), cache.get_recurrent_state(0))

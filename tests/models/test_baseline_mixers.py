@@ -1,0 +1,98 @@
+"""Mamba and mLSTM keep the promises of every mixer, as far as transformers lets them, and are what transformers has."""
+
+import pytest
+import torch
+from transformers import xLSTMConfig
+from transformers.models.xlstm.modeling_xlstm import xLSTMBackend
+
+from models.backbone import SequenceModel
+from models.mixers.mamba import MambaMixer
+from models.mixers.mlstm import CHUNK, MLSTMMixer
+from tests.models.test_mixers import in_pieces
+
+B, T, d = 3, CHUNK + 6, 64
+MIXERS = {"mamba": MambaMixer, "mlstm": MLSTMMixer}
+
+
+@pytest.fixture(params=MIXERS)
+def mixer(request):
+    torch.manual_seed(0)
+    return MIXERS[request.param](d)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(B, T, d, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def reset():
+    return torch.rand(B, T, generator=torch.Generator().manual_seed(2)) < 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("resets", [False, True], ids=["no_reset", "reset"])
+def test_pieces_equal_the_whole(mixer, x, reset, resets):
+    reset = reset if resets else None
+    whole, state_of_whole = mixer(x, None, reset)
+    pieces, state = in_pieces(mixer, x, reset, [1, 3, T - 4])
+    torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-4)
+    for ours, expected in zip(state, state_of_whole, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_document_is_computed_as_if_alone(mixer, x):
+    reset = torch.zeros(B, T, dtype=torch.bool)
+    reset[:, 4] = True
+    torch.testing.assert_close(mixer(x, None, reset)[0][:, 4:], mixer(x[:, 4:])[0], atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_causal(mixer, x):
+    changed = x.clone()
+    changed[:, 30:] += 1
+    torch.testing.assert_close(mixer(x)[0][:, :30], mixer(changed)[0][:, :30], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [40, T])
+def test_every_parameter_learns(mixer, x, steps):
+    mixer(x[:, :steps])[0].square().sum().backward()
+    assert all(parameter.grad.isfinite().all() and parameter.grad.any() for parameter in mixer.parameters())
+
+
+def test_mamba_refuses_gradients_through_states(x):
+    mixer = MambaMixer(d)
+    with pytest.raises(ValueError, match=r"states or resets.*data\.reset_at_documents=false"):
+        mixer(x, mixer(x)[1])
+
+
+@pytest.mark.parametrize("steps", [1, 40, CHUNK, T])
+def test_mlstm_of_any_length_is_that_of_transformers(steps):
+    config = xLSTMConfig(hidden_size=16, num_heads=2, num_hidden_layers=1, qk_dim_factor=1.0, v_dim_factor=1.0)
+    torch.manual_seed(0)
+    ours = MLSTMMixer(d).layer.mlstm_backend
+    q, k, v = torch.randn(3, B, 2, steps, 8)
+    gates = 15 * torch.rand(2, B, 2, steps) * torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1)
+    state = (torch.randn(B, 2, 8, 8), torch.randn(B, 2, 8), torch.randn(B, 2, 1))
+    initial = dict(zip(("c_initial", "n_initial", "m_initial"), state, strict=True))
+    arguments = dict(zip(("query", "key", "value", "igate", "fgate"), (q, k, v, *gates), strict=True))
+    torch.testing.assert_close(
+        ours(**arguments, **initial), xLSTMBackend(config)(**arguments, **initial), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_their_own_initialisation_survives_the_backbone():
+    torch.manual_seed(0)
+    model = SequenceModel(5, lambda width, **place: MLSTMMixer(width, num_heads=2, **place), d_model=d, num_blocks=2)
+    layer = model.blocks[1].mixer.layer
+    assert layer.fgate_preact.bias.tolist() == [3.0, 6.0]
+    assert not layer.igate_preact.weight.any()
+    model = SequenceModel(5, MambaMixer, d_model=d, num_blocks=2)
+    bound = model.blocks[1].mixer.config.time_step_rank ** -0.5
+    assert 0.9 * bound < model.blocks[1].mixer.layer.dt_proj.weight.abs().max() <= bound
+
+
+def test_mlstm_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="d_model=64 is not divisible by num_heads=5"):
+        MLSTMMixer(64, num_heads=5)
