@@ -8,14 +8,13 @@ not vouch for is built again.
 import hashlib
 import io
 import json
-import os
 import re
-import warnings
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from uuid import uuid4
+
+from flashrnn.cache import cache_folder, store
 
 KERNELS = Path(__file__).parent / "kernels"
 _OPTIONS = {
@@ -35,13 +34,6 @@ class Binary:
     registers: int  # per thread
     spilled: int  # bytes per thread, stored to local memory because registers ran out
     path: Path
-
-
-def cache_folder() -> Path:
-    """Where binaries are kept: $FLASHRNN_CACHE, or flashrnn in the user's cache folder."""
-    if chosen := os.environ.get("FLASHRNN_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashrnn"
 
 
 @cache
@@ -130,31 +122,7 @@ def _read(path: Path, entry: str) -> Binary | None:
 
 
 def _write(binary: Binary, identity: dict) -> None:
-    """Stores the binary and its record; a folder that takes no files costs time at the next start, nothing else."""
+    """Stores the binary, and then the record that vouches for it."""
     resources = {"registers": binary.registers, "spilled": binary.spilled}
     record = {"sha256": hashlib.sha256(binary.code).hexdigest(), **resources, **identity}
-    try:
-        binary.path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(binary.path, binary.code)
-        _replace(binary.path.with_suffix(".json"), json.dumps(record, indent=2).encode())
-    except OSError as error:
-        _warn_not_kept(binary.path.parent, error.strerror)
-
-
-@cache
-def _warn_not_kept(folder: Path, reason: str) -> None:
-    warnings.warn(
-        f"compiled kernels cannot be kept in {folder} ({reason}), so every process compiles them again; "
-        "set FLASHRNN_CACHE to a folder that can be written to",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    store({binary.path: binary.code, binary.path.with_suffix(".json"): json.dumps(record, indent=2).encode()})

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flashrnn import Cell, get_cell
+from flashrnn import Cell, get_cell, tracer
 from flashrnn.codegen.torch_source import torch_function
 from flashrnn.trace import UntraceableCell, trace
 from tests.problems import CELLS, cell_name
@@ -93,6 +93,53 @@ def test_factors_are_made_before_the_gradient_arrives():
 
 def test_a_trace_is_made_once():
     assert trace(get_cell("gru")) is trace(get_cell("gru"))
+
+
+@pytest.fixture
+def traced(monkeypatch, tmp_path):
+    """The cells that were traced, not read from disk, in a cache folder that starts empty."""
+    made = []
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(tracer, "make_trace", lambda cell, make=tracer.make_trace: made.append(cell) or make(cell))
+    return made
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_a_trace_is_kept_for_the_next_process(traced, cell):
+    first, second = (Cell(cell.name, cell.step, cell.states) for _ in range(2))
+    assert trace(first) == trace(second)
+    assert traced == [first]
+    check_graphs(second)
+
+
+def scaled_step(scale: float):
+    return lambda g, h: torch.tanh(g) * scale + h
+
+
+def test_a_step_that_does_something_else_is_traced_anew(traced):
+    steps = (scaled_step(0.5), scaled_step(0.25), lambda g, h: torch.tanh(g) * 0.5 + h)
+    for step in steps:
+        check_graphs(Cell("mine", step, ("h",)))
+    assert len(traced) == 3
+
+
+def test_what_a_step_calls_may_change_unseen(traced, monkeypatch):
+    """The Python code is the same; the numbers are not."""
+    cells = [Cell("mine", lambda g, h: F.softsign(g) + h, ("h",)) for _ in range(2)]
+    check_graphs(cells[0])
+    monkeypatch.setattr(F, "softsign", torch.tanh)
+    check_graphs(cells[1])
+    assert traced == cells
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"forward": 1}'], ids=["empty", "incomplete", "of another kind"])
+def test_a_corrupt_trace_is_made_again(traced, tmp_path, content):
+    cells = [Cell("mine", scaled_step(0.5), ("h",)) for _ in range(2)]
+    for cell in cells:
+        trace(cell)
+        (kept,) = tmp_path.iterdir()
+        kept.write_bytes(content)
+    assert traced == cells
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""The folder where traces and compiled kernels are kept from one process to the next."""
+
+import os
+import warnings
+from functools import cache
+from pathlib import Path
+from uuid import uuid4
+
+
+def cache_folder() -> Path:
+    """$FLASHRNN_CACHE, or flashrnn in the user's cache folder."""
+    if chosen := os.environ.get("FLASHRNN_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashrnn"
+
+
+def store(files: dict[Path, bytes]) -> None:
+    """Writes files in this order, each complete or not at all, whoever else writes them at the same time.
+
+    A folder that takes no files costs time at the next start, nothing else.
+    """
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, content)
+        except OSError as error:
+            _warn_not_kept(path.parent, error.strerror)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@cache
+def _warn_not_kept(folder: Path, reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels cannot be kept in {folder} ({reason}), so every process compiles them again; "
+        "set FLASHRNN_CACHE to a folder that can be written to",
+        RuntimeWarning,
+        stacklevel=3,
+    )
