@@ -1,5 +1,6 @@
-"""Checkpoints: found by file or run folder, opened with one clear error, and complete with the config of their run."""
+"""Checkpoints: found by file or folder, opened with one clear error, and complete with the config of their run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,11 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
 
 LAST = "last.ckpt"
 OUTPUTS = Path("outputs")
+EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scripts.export: weights; config and step
 
 
 class RunRecord(Callback):
@@ -39,7 +42,7 @@ class RunRecord(Callback):
 
 
 def find(path: str, run_name: str | None = None) -> Path:
-    """The checkpoint file of `path`: a file, a run folder, or "last", the latest run of `run_name`."""
+    """The checkpoint file of `path`: a file, a folder of a run or an export, or "last", the latest of `run_name`."""
     if path == "last" and run_name:
         found = sorted(OUTPUTS.joinpath(run_name).rglob(f"checkpoints/{LAST}"), key=lambda file: file.stat().st_mtime)
         if not found:
@@ -47,22 +50,32 @@ def find(path: str, run_name: str | None = None) -> Path:
         return found[-1]
     file = Path(path)
     if file.is_dir():
-        file = file / "checkpoints" / LAST
+        file = file / EXPORTED if (file / EXPORTED).is_file() else file / "checkpoints" / LAST
     if not file.is_file():
         raise FileNotFoundError(f"there is no checkpoint at {file}: expected a .ckpt file or the folder of a run")
     return file
 
 
 def load(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint of scripts.train, on the CPU."""
+    """The content of a checkpoint of scripts.train, on the CPU; of an exported folder what is left of it."""
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = _load_exported(file) if file.name == EXPORTED else torch.load(file, "cpu", weights_only=True)
         if not isinstance(content, dict) or not {"config", "state_dict"} <= content.keys():
             raise ValueError("it was not written by scripts.train")
     except Exception as error:  # torch raises a different kind for each way of being damaged
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{file} is damaged or no checkpoint of ours: {reason}") from error
     return content
+
+
+def _load_exported(file: Path) -> dict[str, Any]:
+    from data.tokenization import trained_size
+
+    content = json.loads(file.with_name(TRAINING).read_text())
+    data = content["config"]["data"]
+    if trained_size(data["tokenizer"]) is not None:  # the corpus that it was trained on may have changed
+        data["tokenizer"] = str(file.parent)
+    return content | {"state_dict": load_file(file)}
 
 
 def check_resumable(file: Path, config: DictConfig) -> None:

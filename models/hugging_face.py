@@ -1,0 +1,178 @@
+"""A SequenceModel as a causal language model of transformers: `save_pretrained`, `Auto` classes, `generate`.
+
+Importing this module registers the classes with AutoConfig and AutoModelForCausalLM. Nothing is loaded but safetensors
+and JSON, and no code comes with a model: its config names one of `models.mixers`.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from models import mixers
+from models.backbone import SequenceModel, States
+
+
+class FlashRNNConfig(PreTrainedConfig):
+    """Sizes of a SequenceModel, and its mixer as {"name": a class of models.mixers, **its arguments}."""
+
+    model_type = "flashrnn"
+    attribute_map = {"hidden_size": "d_model", "num_hidden_layers": "num_blocks"}  # noqa: RUF012, transformers reads it
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    vocab_size: int = 50257
+    d_model: int = 768
+    num_blocks: int = 12
+    mixer: dict[str, Any] | None = None
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def from_hydra(cls, model: dict[str, Any]) -> "FlashRNNConfig":
+        """Of the section `model` of a training config: configs/model/*.yaml with all sizes set."""
+        if model["num_classes"] != model["vocab_size"]:
+            raise ValueError(
+                f"the model has {model['num_classes']} classes for a vocabulary of {model['vocab_size']}: "
+                "only language models can be exported, such as those of experiment=text_tiny"
+            )
+        built_in_training = ("_target_", "_partial_", "backend")  # another machine has other backends
+        options = {key: value for key, value in model["mixer"].items() if key not in built_in_training}
+        name = model["mixer"]["_target_"].rpartition(".")[2]
+        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks")}
+        return cls(**sizes, mixer={"name": name, **options})
+
+    def build(self) -> SequenceModel:
+        """The model, newly initialised."""
+        options = dict(self.mixer or {})
+        name = options.pop("name", None)
+        if name not in mixers.__all__:
+            raise ValueError(f"mixer {name!r} in the model's config.json: expected one of {', '.join(mixers.__all__)}")
+        mixer = partial(getattr(mixers, name), **options)
+        return SequenceModel(self.vocab_size, mixer, d_model=self.d_model, num_blocks=self.num_blocks)
+
+
+class StateCache(Cache):
+    """What all blocks remember of the tokens so far: constant in size, but for attention's keys and values.
+
+    `states` is None, or what SequenceModel.forward returns; `length` counts the tokens, padding included.
+    """
+
+    is_croppable = False  # a recurrent state cannot go back
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.states: States | None = None
+        self.length = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.states = [tuple(tensor[beam_idx] for tensor in state) for state in self.states]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for state in self.states or [] for tensor in state)
+
+
+def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | None:
+    """True at the first token behind left padding, bool [B, length]; None where nothing starts behind padding.
+
+    Args:
+        attention_mask: [B, past + length], 0 at padding.
+    """
+    if attention_mask.ndim != 2 or attention_mask.shape[1] != past + length:
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}: expected [batch, {past + length}], "
+            f"for {past} tokens in the cache and {length} new ones"
+        )
+    mask = attention_mask.bool()
+    if mask.all():
+        return None
+    starts = mask & ~F.pad(mask[:, :-1], (1, 0))
+    if (starts & (mask.cumsum(dim=1) > 1)).any():
+        raise ValueError(
+            "attention_mask has padding between tokens: a recurrent state runs through it. "
+            "Pad on the left: tokenizer.padding_side = 'left'"
+        )
+    starts = starts[:, past:]
+    return starts if starts.any() else None
+
+
+class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
+    """A SequenceModel with the interface of transformers' causal language models."""
+
+    config_class = FlashRNNConfig
+    base_model_prefix = "model"
+    _input_embed_layer = "embedding"
+    _is_stateful = True  # a token that has been read cannot be taken back
+
+    def __init__(self, config: FlashRNNConfig) -> None:
+        super().__init__(config)
+        self.model = config.build()
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any):
+        """As in transformers, but from safetensors alone, and weights that are missing are an error."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
+        if wrong := {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys") if info[kind]}:
+            raise ValueError(f"the weights do not fit the model of config.json: {wrong}")
+        return (model, info) if output_loading_info else model
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """A SequenceModel has initialised itself."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # `forward` makes the cache
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.model.head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits, and with `labels` the loss of predicting each next token.
+
+        Args:
+            input_ids: int64 [B, T], the tokens that are not in the cache yet.
+            attention_mask: [B, tokens in the cache + T], 0 at padding, which must be on the left of a sequence that
+                goes on from the cache. Padding leaves no trace in logits or states of what follows it.
+            past_key_values: what an earlier call returned; it is updated in place.
+            labels: int64 [B, T], the same as input_ids; -100 is not scored. They are shifted here.
+            use_cache: return the cache; None: config.use_cache, but not in training.
+
+        Returns:
+            loss, logits [B, T, vocab_size] and past_key_values.
+        """
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        cache = StateCache() if past_key_values is None else past_key_values
+        T = input_ids.shape[1]
+        reset = None if attention_mask is None else document_starts(attention_mask, T, cache.length)
+        logits, states = self.model(input_ids, cache.states, reset, return_states=True)
+        if use_cache:
+            cache.states, cache.length = states, cache.length + T
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if return_dict else output.to_tuple()
+
+
+AutoConfig.register(FlashRNNConfig.model_type, FlashRNNConfig)
+AutoModelForCausalLM.register(FlashRNNConfig, FlashRNNForCausalLM)

@@ -1,0 +1,107 @@
+"""Export a trained language model to a folder that transformers loads, with its tokenizer and a model card.
+
+    python -m scripts.export ckpt=PATH out=FOLDER
+
+scripts.evaluate and scripts.generate take the folder as they take a run; in Python, after `import models.hugging_face`,
+AutoModelForCausalLM.from_pretrained(FOLDER).
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts import arguments
+from scripts.config import one_line_errors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from models.hugging_face import FlashRNNForCausalLM
+
+
+def training_tokenizer(data: dict[str, Any]) -> "PreTrainedTokenizerBase":
+    """The tokenizer of the section `data` of a training config; one that was trained there comes from its corpus."""
+    from hydra.utils import instantiate
+
+    from data import tokenization
+
+    if "tokenizer" not in data:
+        raise ValueError(
+            f"the model was trained on {data['_target_']}, which has no tokenizer: only language models can be "
+            "exported, such as those of experiment=text_tiny"
+        )
+    if tokenization.trained_size(data["tokenizer"]) is None:
+        return tokenization.load(data["tokenizer"])
+    datamodule = instantiate(data)
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule.tokenizer
+
+
+def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
+    """Model and tokenizer of a checkpoint of scripts.train, whose content this is."""
+    from data import tokenization
+    from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
+
+    tokenizer = training_tokenizer(content["config"]["data"])
+    model = FlashRNNForCausalLM(FlashRNNConfig.from_hydra(content["config"]["model"])).eval()
+    try:
+        model.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {file} do not fit its model: {error}") from error
+    if tokenization.vocab_size(tokenizer) > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenization.vocab_size(tokenizer)} tokens, the model {model.config.vocab_size}: "
+            "has the corpus changed since training?"
+        )
+    tokenizer.padding_side = "left"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model.generation_config.update(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model, tokenizer
+
+
+def load(ckpt: str) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
+    """Model and tokenizer of a run folder, a checkpoint or an exported folder."""
+    from data import tokenization
+    from models.hugging_face import FlashRNNForCausalLM
+    from scripts import checkpoint
+
+    file = checkpoint.find(ckpt)
+    if file.name == checkpoint.EXPORTED:
+        return FlashRNNForCausalLM.from_pretrained(file.parent), tokenization.load(str(file.parent))
+    return restore(file, checkpoint.load(file))
+
+
+def evaluation(file: Path, step: int) -> dict[str, Any] | None:
+    """The newest eval.json that the run of this checkpoint has of this step."""
+    if file.parent.name != "checkpoints":
+        return None
+    found = sorted(file.parent.parent.glob("**/eval.json"), key=lambda path: path.stat().st_mtime)
+    of_step = [content for content in (json.loads(path.read_text()) for path in found) if content.get("step") == step]
+    return of_step[-1] if of_step else None
+
+
+def export(ckpt: str, out: str) -> Path:
+    """Write the folder `out`."""
+    from scripts import checkpoint, model_card
+
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"out={out} is there already: give a new folder, or an empty one")
+    file = checkpoint.find(ckpt)
+    if file.name == checkpoint.EXPORTED:
+        raise ValueError(f"ckpt={ckpt} is exported already")
+    content = checkpoint.load(file)
+    model, tokenizer = restore(file, content)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    training = {key: content[key] for key in ("global_step", "config")}
+    training["evaluation"] = evaluation(file, content["global_step"])
+    (folder / checkpoint.TRAINING).write_text(json.dumps(training, indent=2) + "\n")
+    model_card.write(folder, training, model.num_parameters())
+    return folder
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        print(f"exported to {export(**arguments.read('export', __doc__))}")
