@@ -67,7 +67,7 @@ def check_override_keys(arguments: list[str]) -> None:
     for key in keys:
         node, above = config, "the config"
         for part in key.split("."):
-            if not OmegaConf.is_config(node) or part not in node:
+            if not OmegaConf.is_config(node) or part not in list(node):  # `in` misses keys that are ???
                 allowed = ", ".join(map(str, node)) if OmegaConf.is_config(node) else "no keys"
                 raise ValueError(f"unknown config key {key!r}: {above} has {allowed} (+{key}=... adds a key)")
             node, above = node._get_node(part), part
