@@ -2,11 +2,17 @@
 
 A new task is one function in this file. It draws tokens [B, T] and their labels [B, T], both int64, where the label of
 a position depends on the tokens up to that position alone (so that every prefix is a sample too), or is -100 where the
-task asks nothing. For example, the word problem of the symmetric group S3 would multiply its elements up.
+task asks nothing. Every sequence has a label at its first or third position, so that none is without.
+
+Sources: Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy, arXiv 2207.02098; Liu et al. 2023, Exposing
+Attention Glitches with Flip-Flop Language Modeling, arXiv 2306.00946; Merrill, Petty and Sabharwal 2024, The Illusion
+of State in State-Space Models, arXiv 2404.08819.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -59,6 +65,163 @@ def get_task(name: str) -> Task:
 
 @task(vocab_size=2, num_classes=2)
 def parity(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Is the number of ones so far odd?"""
+    """Is the number of ones so far odd? Tokens: the bits. (Deletang et al.: Parity Check.)"""
     bits = rng.integers(0, 2, shape)
     return bits, bits.cumsum(axis=1) % 2
+
+
+@task(vocab_size=2, num_classes=2)
+def even_pairs(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Has a string of a and b (0, 1) changed its letter an even number of times? 1 if so. (Deletang et al.)
+
+    That is, whether the first letter is also the last.
+    """
+    letters = rng.integers(0, 2, shape)
+    return letters, (letters == letters[:, :1]).astype(np.int64)
+
+
+@task(vocab_size=3, num_classes=5)
+def cycle_navigation(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Where on a cycle of five places is one who starts at 0? Tokens: stay, step up, step down. (Deletang et al.)"""
+    moves = rng.integers(0, 3, shape)
+    return moves, np.array([0, 1, -1])[moves].cumsum(axis=1) % 5
+
+
+MODULUS = 5
+PLUS, MINUS, TIMES, OPEN, CLOSE = range(MODULUS, MODULUS + 5)
+
+
+@task(vocab_size=MODULUS + 3, num_classes=MODULUS)
+def modular_arithmetic(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The value, modulo 5, of a sum of products. Tokens: 0 ... 4, +, -, *; labels at the numbers alone.
+
+    Numbers and operators take turns, products bind more strongly than sums. (Deletang et al.: Modular Arithmetic
+    (Simple).)
+    """
+    tokens = np.empty(shape, dtype=np.int64)
+    tokens[:, ::2] = rng.integers(0, MODULUS, tokens[:, ::2].shape)
+    tokens[:, 1::2] = rng.integers(PLUS, TIMES, tokens[:, 1::2].shape, endpoint=True)
+    return tokens, _values(tokens)
+
+
+@task(vocab_size=MODULUS + 5, num_classes=MODULUS)
+def modular_arithmetic_brackets(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The value, modulo 5, of an expression with brackets. Tokens: 0 ... 4, +, -, *, ( and ).
+
+    Labels stand where what is read so far is a whole expression: at numbers and closing brackets outside all other
+    brackets. An operand is a bracket with probability 1/4; after an operand in brackets these close with probability
+    1/2. Behind an opening bracket there may be a sign (1/8). The first token is a number. (Deletang et al.: Modular
+    Arithmetic, where expressions are drawn by length and only the whole is labelled.)
+    """
+    choice = rng.random(shape)
+    numbers = rng.integers(0, MODULUS, shape)
+    operators = rng.integers(PLUS, TIMES, shape, endpoint=True)
+    tokens = np.empty(shape, dtype=np.int64)
+    tokens[:, 0] = numbers[:, 0]
+    depth = np.zeros(shape[0], dtype=np.int64)
+    for t in range(1, shape[1]):
+        last = tokens[:, t - 1]
+        after_operand = (last < MODULUS) | (last == CLOSE)
+        signed = (last == OPEN) & (choice[:, t] > 7 / 8)
+        operand = np.where(signed, MINUS, np.where(choice[:, t] < 1 / 4, OPEN, numbers[:, t]))
+        following = np.where((depth > 0) & (choice[:, t] < 1 / 2), CLOSE, operators[:, t])
+        tokens[:, t] = np.where(after_operand, following, operand)
+        depth += (tokens[:, t] == OPEN).astype(np.int64) - (tokens[:, t] == CLOSE)
+    return tokens, _values(tokens)
+
+
+def _values(tokens: np.ndarray) -> np.ndarray:
+    """Value modulo 5 of every prefix [B, T] that is an expression; IGNORED at the others.
+
+    An unfinished expression is a + b * (the operand to come); a stack keeps a and b for every bracket around it.
+    """
+    tokens = tokens.T
+    ends_operand = (tokens < MODULUS) | (tokens == CLOSE)
+    adds = (tokens == PLUS) | (tokens == MINUS)
+    sign = np.where(tokens == MINUS, -1, 1)
+    a, b = np.zeros_like(tokens[0]), np.ones_like(tokens[0])
+    value, product, depth = np.zeros_like(a), np.zeros_like(a), np.zeros_like(a)
+    stack = np.empty((2, len(tokens) // 2 + 1, len(a)), dtype=np.int64)
+    values = np.full_like(tokens, IGNORED)
+    for t, token in enumerate(tokens):
+        opens, closes = np.flatnonzero(token == OPEN), np.flatnonzero(token == CLOSE)
+        operand = np.where(token == CLOSE, value, token)
+        stack[:, depth[opens], opens] = a[opens], b[opens]
+        a[opens], b[opens], value[opens] = 0, 1, 0
+        depth[opens] += 1
+        depth[closes] -= 1
+        a[closes], b[closes] = stack[:, depth[closes], closes]
+        product = np.where(ends_operand[t], b * operand % MODULUS, product)
+        value = np.where(ends_operand[t], (a + product) % MODULUS, value)
+        a = np.where(adds[t], value, a)
+        b = np.where(adds[t], sign[t], np.where(token == TIMES, product, b))
+        values[t] = np.where(ends_operand[t] & (depth == 0), value, IGNORED)
+    return values.T
+
+
+@task(vocab_size=6, num_classes=6)
+def s3(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The product so far of permutations of three things, the smallest group that does not commute; see `_products`."""
+    return _products(rng, shape, symmetric_group(3))
+
+
+@task(vocab_size=60, num_classes=60)
+def a5(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The product so far of even permutations of five things, the smallest group that is not solvable."""
+    return _products(rng, shape, symmetric_group(5, even=True))
+
+
+@task(vocab_size=120, num_classes=120)
+def s5(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The product so far of permutations of five things."""
+    return _products(rng, shape, symmetric_group(5))
+
+
+@cache
+def symmetric_group(degree: int, even: bool = False) -> np.ndarray:
+    """Multiplication table of all (or all even) permutations in lexicographic order: the index of p q, first q then p.
+
+    Returns:
+        int64 [elements, elements].
+    """
+    elements = list(itertools.permutations(range(degree)))
+    if even:
+        elements = [p for p in elements if sum(a > b for a, b in itertools.combinations(p, 2)) % 2 == 0]
+    index = {p: number for number, p in enumerate(elements)}
+    return np.array([[index[tuple(p[k] for k in q)] for q in elements] for p in elements])
+
+
+def _products(rng: np.random.Generator, shape: tuple[int, int], table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The word problem of a group, by its multiplication table. Tokens: its elements; labels: x_1 x_2 ... x_t.
+
+    Label and tokens count the elements alike. (Merrill et al.)
+    """
+    elements = rng.integers(0, len(table), shape)
+    products = elements.copy()
+    for t in range(1, shape[1]):
+        products[:, t] = table[products[:, t - 1], elements[:, t]]
+    return elements, products
+
+
+WRITE, SKIP, READ, ZERO = range(4)  # and the bit 1 is ZERO + 1
+
+
+@task(vocab_size=5, num_classes=2)
+def flip_flop(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The bit that was written last, asked for at every read. Tokens: w, i, r, 0, 1; labels at r alone.
+
+    Instructions and bits take turns: write the bit, ignore it, or read, when the bit is that of the memory. The first
+    instruction writes and the second reads; of all others 80% ignore, 10% write, 10% read. (Liu et al.: FFL(0.8),
+    where the last one reads.)
+    """
+    pairs = (shape[0], -(-shape[1] // 2))
+    instructions = rng.choice([WRITE, SKIP, READ], pairs, p=[0.1, 0.8, 0.1])
+    instructions[:, 0] = WRITE
+    instructions[:, 1:2] = READ
+    bits = rng.integers(0, 2, pairs)
+    last_write = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(pairs[1]), 0), axis=1)
+    memory = np.take_along_axis(bits, last_write, axis=1)
+    bits = np.where(instructions == READ, memory, bits)
+    tokens = np.stack([instructions, ZERO + bits], axis=2).reshape(shape[0], -1)
+    labels = np.stack([np.where(instructions == READ, memory, IGNORED), np.full(pairs, IGNORED)], axis=2)
+    return tokens[:, : shape[1]], labels.reshape(shape[0], -1)[:, : shape[1]]
