@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -8,7 +9,9 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 
 
 def load(name, **overrides):
-    return OmegaConf.merge(OmegaConf.load(CONFIGS / f"{name}.yaml"), {"seed": 3, **overrides})
+    with initialize_config_dir(str(CONFIGS.parent), version_base="1.3"):
+        config = compose("train", [f"data={name}"]).data
+    return OmegaConf.merge(config, {"seed": 3, **overrides})
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
