@@ -10,9 +10,10 @@ from flashrnn.cells import Cell
 from flashrnn.cuda import tiling
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.source import Variant, recurrent_only
+from flashrnn.cuda.source import Variant
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, is_time_major, rows_like
+from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
+from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, recurrent_sums, row_strides
 from flashrnn.trace import UntraceableCell, trace
 
 
@@ -51,7 +52,7 @@ class CudaFused:
         h, aux, last = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), torch.empty_like(states)
         kernel, tiles = _kernel("forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
         arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, last)
-        kernel(tiles * N, *arguments, B, T, *_row_strides(Wx))
+        kernel(tiles * N, *arguments, B, T, *row_strides(Wx))
         return States(h, aux, last)
 
     def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
@@ -60,17 +61,17 @@ class CudaFused:
         Wx = _aligned(as_rows(Wx, Wx))
         variant = Variant(reset=reset is not None, all_states=True, d_aux=grads.aux is not None)
         kernel, tiles = _kernel("backward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
-        h_before = _previous(h, states[0], reset)
+        h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(recurrent_only(cell)), N, D)
-        gradients = _gate_views(cell, d_Wx, d_u)
-        _recurrent_sums(gradients, R, h_before)
+        gradients = gate_views(cell, d_Wx, d_u)
+        recurrent_sums(gradients, R, h_before)
         d_h = rows_like(Wx, N, D).zero_() if grads.h is None else _aligned(as_rows(grads.h, Wx))
         d_b, d_states = b.new_empty(tiles, *b.shape), torch.empty_like(states)
         known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, d_h)
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
         more = (d_aux, _contiguous(grads.last), d_Wx, d_u, d_b, d_states)
-        kernel(tiles * N, *known, *more, B, T, *_row_strides(Wx))
-        return Gradients(d_Wx, _outer_products(gradients, h_before), d_b.sum(0), d_states)
+        kernel(tiles * N, *known, *more, B, T, *row_strides(Wx))
+        return Gradients(d_Wx, outer_products(gradients, h_before), d_b.sum(0), d_states)
 
 
 @cache
@@ -97,45 +98,3 @@ def _aligned(x: Tensor) -> Tensor:
 
 def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
-
-
-def _row_strides(Wx: Tensor) -> tuple[int, int]:
-    """Distance of batch and time steps in rows of [.., N, D]."""
-    B, T = Wx.shape[:2]
-    return (1, B) if is_time_major(Wx) else (T, 1)
-
-
-def _flat(x: Tensor) -> Tensor:
-    """[B, T, ...] -> [B*T, ...] in memory order."""
-    return (x.transpose(0, 1) if is_time_major(x) else x).flatten(0, 1)
-
-
-def _previous(h: Tensor, initial: Tensor, reset: Tensor | None) -> Tensor:
-    """h before every step, [B, T, N, D] in the memory order of h."""
-    before = rows_like(h, *h.shape[2:])
-    before[:, 0] = initial
-    before[:, 1:] = h[:, :-1]
-    return before if reset is None else before.masked_fill_(reset[:, :, None, None], 0)
-
-
-def _gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
-    """Where the sums, and then the gradients, of every recurrent gate stand: Gr x [N, B*T, D]."""
-    only = recurrent_only(cell)
-    views = []
-    for gate in cell.recurrent_gates:
-        view = d_u[:, :, only.index(gate)] if gate in only else d_Wx[:, :, cell.input_gates.index(gate)]
-        views.append(_flat(view).transpose(0, 1))
-    return views
-
-
-def _recurrent_sums(sums: list[Tensor], R: Tensor, h_before: Tensor) -> None:
-    """Writes R h into `sums`, for all steps at once, at the speed of the tensor cores."""
-    h = _flat(h_before).transpose(0, 1)  # [N, B*T, D]
-    for to, matrix in zip(sums, R.transpose(2, 3), strict=True):
-        torch.bmm(h, matrix, out=to)
-
-
-def _outer_products(d_gates: list[Tensor], h_before: Tensor) -> Tensor:
-    """d_R [Gr, N, D, D]: the sum over all steps and sequences of the gate's gradient times the h it saw."""
-    h = _flat(h_before).transpose(0, 1)
-    return torch.stack([d_gate.transpose(1, 2) @ h for d_gate in d_gates])

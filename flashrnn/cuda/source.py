@@ -9,12 +9,8 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.codegen.cuda_source import cell_functions
 from flashrnn.codegen.torch_source import torch_function
+from flashrnn.products import recurrent_only
 from flashrnn.trace import trace
-
-
-def recurrent_only(cell: Cell) -> tuple[str, ...]:
-    """The gates without an input, whose sums the backward keeps apart."""
-    return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
 
 
 @dataclass(frozen=True)

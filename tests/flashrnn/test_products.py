@@ -1,0 +1,40 @@
+"""The products before and after the backward's time loop."""
+
+import pytest
+import torch
+
+from flashrnn.problem import rows_like
+from flashrnn.products import gate_views, outer_products, previous_h, recurrent_sums
+from tests.problems import CELLS, cell_name, random_reset
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_products_before_and_after_the_loop(cell, time_major):
+    """R h of all steps goes where the gates' gradients will be; d_R is made of those and of the h before every step."""
+    B, T, N, D = 3, 5, 2, 4
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    Gi = len(cell.input_gates)
+    Wx = randn(T, B, Gi, N, D).transpose(0, 1) if time_major else randn(B, T, Gi, N, D)
+    h, R = rows_like(Wx, N, D).copy_(randn(B, T, N, D)), randn(len(cell.recurrent_gates), N, D, D)
+    initial, reset = randn(B, N, D), random_reset(B, T)
+
+    before = torch.cat([initial[:, None], h[:, :-1]], 1)
+    assert torch.equal(previous_h(h, initial, None), before)
+    before[reset] = 0
+    assert torch.equal(previous_h(h, initial, reset), before)
+
+    gates = [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
+    d_Wx, d_u = rows_like(Wx, Gi, N, D), rows_like(Wx, len(gates), N, D)
+    views = gate_views(cell, d_Wx, d_u)
+    recurrent_sums(views, R, previous_h(h, initial, reset))
+    sums = torch.einsum("gnij,btnj->btgni", R, before)
+    for k, gate in enumerate(cell.recurrent_gates):
+        found = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
+        torch.testing.assert_close(found, sums[:, :, k])
+    d_R = outer_products(views, previous_h(h, initial, reset))
+    torch.testing.assert_close(d_R, torch.einsum("btgni,btnj->gnij", sums, before))
