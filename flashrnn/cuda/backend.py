@@ -1,43 +1,30 @@
 """Backend `cuda_fused`: the whole time loop in one kernel, R on the chip."""
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cuda import tiling
+from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import Variant
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
 from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, recurrent_sums, row_strides
-from flashrnn.trace import UntraceableCell, trace
 
 
 class CudaFused:
     name = "cuda_fused"
 
     def supports(self, problem: Problem) -> str | None:
-        if problem.device.type != "cuda":
-            return f"it runs on CUDA GPUs, not on {problem.device.type}"
-        if torch.version.hip:
-            return "it needs an NVIDIA GPU"
+        if reason := unavailable(problem, (torch.bfloat16, torch.float16)):
+            return reason
         if problem.head_dim % 2:
             return f"head sizes must be even, got {problem.head_dim}"
-        if problem.dtype not in (torch.bfloat16, torch.float16):
-            return f"it computes in bfloat16 and float16, not in {problem.dtype}"
-        if not (_installed("cuda.core") and _installed("cuda.bindings")):
-            return "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
         gpu = device_gpu(problem.device.index or 0)
-        if gpu.capability < (8, 0):
-            return f"it needs compute capability 8.0, {gpu.name} has {'.'.join(map(str, gpu.capability))}"
-        try:
-            trace(problem.cell)
-        except UntraceableCell as error:
-            return str(error)
         for direction in ("forward", "backward") if problem.training else ("forward",):
             reason = tiling.infeasible(direction, problem.cell, problem.heads, problem.head_dim, gpu)
             if reason:
@@ -82,13 +69,6 @@ def _kernel(
     binary, choice = compile_best(direction, cell, N, D, B, dtype, variant, device_gpu(device))
     shared = tiling.shared_bytes(direction, cell, choice)
     return load(binary, device, choice.threads, shared, choice.cluster), -(-B // (8 * choice.batch_tiles))
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
-        return False
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The text that stands before a kernel's source: sizes as constants, and the cell's printed functions."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,19 +42,40 @@ class Variant:
 def prelude(
     cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, tiling: Tiling, variant: Variant, shared_bytes: int
 ) -> str:
-    """The source before a kernel's header: constants and the cell's functions.
+    """The source before a fused kernel's header: constants and the cell's functions.
 
     The kernel computes its shared memory itself and compares with `shared_bytes`, which it will be launched with.
     """
-    constants = {
-        "HEADS": heads,
-        "D": head_dim,
+    layout = {
         "UNIT_TILES": tiling.unit_tiles,
         "K_SPLITS": tiling.k_splits,
         "BATCH_TILES": tiling.batch_tiles,
         "CLUSTER": tiling.cluster,
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
+        "FINITE_AT_ZERO": _finite_at_zero(cell),
+        "SHARED_BYTES_EXPECTED": shared_bytes,
+    }
+    slots = {"SUM_SLOT_OF": [_sum_slot(cell, gate) for gate in cell.gates]}
+    return cell_prelude(cell, heads, head_dim, dtype, variant, layout, slots)
+
+
+_SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
+
+
+def cell_prelude(
+    cell: Cell,
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    variant: Variant,
+    layout: Mapping[str, int],
+    slots: Mapping[str, list[int]],
+) -> str:
+    """What any kernel is told of cell, sizes and variant, its own constants `layout`, and tables `slots` by gate."""
+    constants = {
+        "HEADS": heads,
+        "D": head_dim,
         "GATES": len(cell.gates),
         "GR": len(cell.recurrent_gates),
         "GI": len(cell.input_gates),
@@ -63,16 +85,15 @@ def prelude(
         "RESET": variant.reset,
         "ALL_STATES": variant.all_states,
         "HAS_D_AUX": variant.d_aux,
-        "FINITE_AT_ZERO": _finite_at_zero(cell),
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
-        "SHARED_BYTES_EXPECTED": shared_bytes,
+        **layout,
     }
     tables = {
         "INPUT_OF": [_index(cell.input_gates, gate) for gate in cell.gates],
         "RECURRENT_OF": [_index(cell.recurrent_gates, gate) for gate in cell.gates],
-        "SUM_SLOT_OF": [_sum_slot(cell, gate) for gate in cell.gates],
+        **slots,
     }
-    lines = ["#define SCALAR_BF16"] if dtype == torch.bfloat16 else []
+    lines = [f"#define {_SCALAR[dtype]}"]
     lines += [f"constexpr int {name} = {int(value)};" for name, value in constants.items()]
     lines += [
         f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()

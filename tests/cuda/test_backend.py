@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashrnn import Cell, get_cell
-from flashrnn.cuda import backend
+from flashrnn.cuda import available, backend
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
@@ -21,7 +21,8 @@ def _h100(monkeypatch):
 
 
 def use_gpu(monkeypatch, gpu):
-    monkeypatch.setattr(backend, "device_gpu", lambda index: gpu)
+    for module in (available, backend):
+        monkeypatch.setattr(module, "device_gpu", lambda index: gpu)
 
 
 def reason(**changes) -> str | None:
@@ -53,8 +54,8 @@ def test_packages_that_are_not_installed(monkeypatch, missing):
     if missing == "cuda":
         monkeypatch.setitem(sys.modules, "cuda", None)  # a package that is not there
     else:
-        find_spec = backend.find_spec
-        monkeypatch.setattr(backend, "find_spec", lambda name: None if name == missing else find_spec(name))
+        find_spec = available.find_spec
+        monkeypatch.setattr(available, "find_spec", lambda name: None if name == missing else find_spec(name))
     assert reason() == "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
 
 

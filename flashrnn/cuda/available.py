@@ -1,0 +1,37 @@
+"""What the CUDA backends ask of a machine and of a cell."""
+
+from importlib.util import find_spec
+
+import torch
+
+from flashrnn.gpu import device_gpu
+from flashrnn.problem import Problem
+from flashrnn.trace import UntraceableCell, trace
+
+
+def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    """Why kernels for these dtypes cannot run the problem, whatever its sizes; None if they can."""
+    if problem.device.type != "cuda":
+        return f"it runs on CUDA GPUs, not on {problem.device.type}"
+    if torch.version.hip:
+        return "it needs an NVIDIA GPU"
+    if problem.dtype not in dtypes:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return f"it computes in {', '.join(others)} and {last}, not in {problem.dtype}"
+    if not (_installed("cuda.core") and _installed("cuda.bindings")):
+        return "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
+    gpu = device_gpu(problem.device.index or 0)
+    if gpu.capability < (8, 0):
+        return f"it needs compute capability 8.0, {gpu.name} has {'.'.join(map(str, gpu.capability))}"
+    try:
+        trace(problem.cell)
+    except UntraceableCell as error:
+        return str(error)
+    return None
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
