@@ -9,21 +9,30 @@ DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=
 DEVICE float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
-// One instruction; relative error 2^-11, below the rounding of the 16-bit values around it.
-DEVICE float op_tanh(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-DEVICE float op_sigmoid(float x) { return fmaf(op_tanh(0.5f * x), 0.5f, 0.5f); }
+// For values of 16 bits: single instructions, with errors below the rounding around them (2^-9 or 2^-12). tanh has a
+// relative error of 2^-11, exp and div of 2^-22, log an absolute one of 2^-22. For float: two units in the last place.
+constexpr bool ACCURATE = sizeof(scalar) == 4;
 
-// Relative error 2^-22 (exp, div), absolute 2^-22 (log).
-DEVICE float op_exp(float x) { return exp2_fast(x * 1.4426950408889634f); }
-DEVICE float op_log(float x) { return log2_fast(x) * 0.6931471805599453f; }
-DEVICE float op_log1p(float x) { return op_log(1.0f + x); }
+DEVICE float op_tanh(float x) {
+  if constexpr (ACCURATE) return tanhf(x);
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE float op_sigmoid(float x) {
+  if constexpr (ACCURATE) return 1.0f / (1.0f + expf(-x));
+  return fmaf(op_tanh(0.5f * x), 0.5f, 0.5f);
+}
+DEVICE float op_exp(float x) { return ACCURATE ? expf(x) : exp2_fast(x * 1.4426950408889634f); }
+DEVICE float op_log(float x) { return ACCURATE ? logf(x) : log2_fast(x) * 0.6931471805599453f; }
+DEVICE float op_log1p(float x) { return ACCURATE ? log1pf(x) : op_log(1.0f + x); }
 DEVICE float op_expm1(float x) { return expm1f(x); }
-DEVICE float op_div(float a, float b) { return a * reciprocal(b); }
+DEVICE float op_div(float a, float b) { return ACCURATE ? a / b : a * reciprocal(b); }
 DEVICE float op_pow(float a, float b) { return powf(a, b); }
 DEVICE float op_sqrt(float x) { return sqrtf(x); }
 DEVICE float op_rsqrt(float x) { return rsqrtf(x); }
-DEVICE float op_sin(float x) { return __sinf(x); }
-DEVICE float op_cos(float x) { return __cosf(x); }
+DEVICE float op_sin(float x) { return ACCURATE ? sinf(x) : __sinf(x); }
+DEVICE float op_cos(float x) { return ACCURATE ? cosf(x) : __cosf(x); }
 DEVICE float op_erf(float x) { return erff(x); }
 DEVICE float op_abs(float x) { return fabsf(x); }
 DEVICE float op_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f; }
