@@ -1,7 +1,7 @@
 """What fused backends do around the time loop of the backward: products over all steps at once.
 
-The recurrent sums R h of every step are recomputed by one product before the loop, and d_R is one product after it. Both
-use the same room: the loop reads a gate's sum where it then puts the gate's gradient.
+The recurrent sums R h of every step are recomputed by one product before the loop, and d_R is one product after it.
+Both use the same room: the loop reads a gate's sum where it then puts the gate's gradient.
 """
 
 import torch

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flashrnn.codegen.graph import Graph
+from flashrnn.codegen.graph import Graph, Node
+from flashrnn.codegen.printing import operations
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
@@ -20,22 +21,18 @@ def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str
 
     An output that is a constant is returned as a float.
     """
-    lines = [f"def function({', '.join(f'x_{name}' for name in arguments)}):"]
-    names: dict[int, str] = {}
-    for index in graph.needed(graph.outputs[r] for r in results):
-        node = graph.nodes[index]
-        if node.op == "input":
-            names[index] = f"x_{node.value}"
-        elif node.op == "const":
-            names[index] = f"({node.value!r})"
-        else:
-            names[index] = f"v{index}"
-            args = [names[a] for a in node.args]
-            is_constant = [graph.constant(a) is not None for a in node.args]
-            if node.op == "where" and is_constant[1:] == [True, True]:
-                args[1] = f"x_{arguments[0]}.new_full((), {args[1]})"  # two numbers would give the default dtype
-            lines.append(f"    v{index} = {_expression(node.op, args, is_constant)}")
-    lines.append(f"    return ({''.join(names[graph.outputs[r]] + ', ' for r in results)})")
+
+    def expression(node: Node, args: list[str]) -> str:
+        is_constant = [graph.constant(a) is not None for a in node.args]
+        if node.op == "where" and is_constant[1:] == [True, True]:
+            args[1] = f"x_{arguments[0]}.new_full((), {args[1]})"  # two numbers would give the default dtype
+        return _expression(node.op, args, is_constant)
+
+    inputs = {name: f"x_{name}" for name in arguments}
+    printed, texts = operations(graph, results, inputs, lambda value: f"({value!r})", expression)
+    lines = [f"def function({', '.join(inputs.values())}):"]
+    lines += [f"    {value} = {text}" for value, _, text in printed]
+    lines.append(f"    return ({''.join(text + ', ' for text in texts)})")
     scope: dict = {"torch": torch, "inf": math.inf, "nan": math.nan}
     exec("\n".join(lines), scope)
     return scope["function"]

@@ -1,0 +1,62 @@
+"""What the printers share: the functions that a cell is printed as, and the walk over a graph."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from flashrnn.cells import Cell
+from flashrnn.codegen.graph import Graph, Node
+from flashrnn.trace import trace
+
+
+class Function(NamedTuple):
+    """A graph to be printed as a function: arguments and results in groups, in the order of the cell."""
+
+    name: str
+    graph: Graph
+    inputs: dict[str, tuple[str, ...]]  # name of the group -> names of its elements
+    outputs: dict[str, tuple[str, ...]]
+
+
+def functions(cell: Cell) -> tuple[Function, ...]:
+    """`cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`)."""
+    graphs = trace(cell)
+    step = {"g": cell.gates, "s": cell.states}
+    factors = tuple(sorted(graphs.factors.outputs, key=lambda name: int(name.removeprefix("factor"))))
+    new = tuple(f"new_{state}" for state in cell.states)
+    cotangents = tuple(f"d_{name}" for name in new)
+    gradients = {group: tuple(f"d_{name}" for name in names) for group, names in step.items()}
+    return (
+        Function("cell_forward", graphs.forward, step, {"fresh": new}),
+        Function("cell_factors", graphs.factors, step, {"factors": factors}),
+        Function(
+            "cell_backward",
+            graphs.backward,
+            {"factors": factors, "d_new": cotangents},
+            {"d_g": gradients["g"], "d_old": gradients["s"]},
+        ),
+    )
+
+
+def operations(
+    graph: Graph,
+    results: Iterable[str],
+    inputs: Mapping[str, str],
+    literal: Callable[[float], str],
+    expression: Callable[[Node, list[str]], str],
+) -> tuple[list[tuple[str, Node, str]], list[str]]:
+    """The operations that the outputs `results` need, in order, as (name of the value, node, text); the results' texts.
+
+    `inputs` has the text of every input, `literal` gives that of a constant and `expression` that of an operator on
+    the texts of its operands.
+    """
+    results, lines, texts = list(results), [], {}
+    for index in graph.needed(graph.outputs[name] for name in results):
+        node = graph.nodes[index]
+        if node.op == "input":
+            texts[index] = inputs[node.value]
+        elif node.op == "const":
+            texts[index] = literal(node.value)
+        else:
+            texts[index] = f"v{index}"
+            lines.append((texts[index], node, expression(node, [texts[a] for a in node.args])))
+    return lines, [texts[graph.outputs[name]] for name in results]
