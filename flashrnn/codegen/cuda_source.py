@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 from flashrnn.cells import Cell
+from flashrnn.codegen.functions import functions
 from flashrnn.codegen.graph import TRUTH, Graph, Node
-from flashrnn.codegen.printing import functions, operations
+from flashrnn.codegen.printing import operations
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",

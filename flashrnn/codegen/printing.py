@@ -1,40 +1,8 @@
-"""What the printers share: the functions that a cell is printed as, and the walk over a graph."""
+"""What the printers share: the walk over a graph, from inputs to results."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
-from flashrnn.cells import Cell
 from flashrnn.codegen.graph import Graph, Node
-from flashrnn.trace import trace
-
-
-class Function(NamedTuple):
-    """A graph to be printed as a function: arguments and results in groups, in the order of the cell."""
-
-    name: str
-    graph: Graph
-    inputs: dict[str, tuple[str, ...]]  # name of the group -> names of its elements
-    outputs: dict[str, tuple[str, ...]]
-
-
-def functions(cell: Cell) -> tuple[Function, ...]:
-    """`cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`)."""
-    graphs = trace(cell)
-    step = {"g": cell.gates, "s": cell.states}
-    factors = tuple(sorted(graphs.factors.outputs, key=lambda name: int(name.removeprefix("factor"))))
-    new = tuple(f"new_{state}" for state in cell.states)
-    cotangents = tuple(f"d_{name}" for name in new)
-    gradients = {group: tuple(f"d_{name}" for name in names) for group, names in step.items()}
-    return (
-        Function("cell_forward", graphs.forward, step, {"fresh": new}),
-        Function("cell_factors", graphs.factors, step, {"factors": factors}),
-        Function(
-            "cell_backward",
-            graphs.backward,
-            {"factors": factors, "d_new": cotangents},
-            {"d_g": gradients["g"], "d_old": gradients["s"]},
-        ),
-    )
 
 
 def operations(
