@@ -3,7 +3,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint clean
+.PHONY: help setup train test lint docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,5 +27,8 @@ lint: setup  ## check format, lint rules and import direction
 test: setup lint  ## run the checks and the whole CPU test suite; ARGS goes to pytest
 	$(BIN)/pytest --numprocesses 2 -m 'not gpu' $(ARGS)
 
+docs: setup  ## build the documentation into site/
+	$(BIN)/mkdocs build
+
 clean:  ## remove the environment and every run
-	rm -rf .venv outputs multirun corpora
+	rm -rf .venv site outputs multirun corpora

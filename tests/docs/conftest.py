@@ -1,0 +1,25 @@
+import sys
+
+import pytest
+import torch
+
+from data.tasks import TASKS
+from flashrnn.cells import _REGISTRY
+from tests.docs import pages
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory):
+    """pages.run in a folder of its own; the files, cells and tasks of pages are forgotten afterwards."""
+    folder = tmp_path_factory.mktemp("reader")
+    before = [(registry, dict(registry)) for registry in (_REGISTRY, TASKS)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        torch.manual_seed(0)
+        yield lambda page: pages.run(page, folder)
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+    for file in folder.glob("*.py"):
+        sys.modules.pop(file.stem, None)
