@@ -5,29 +5,35 @@ and JSON, and no code comes with a model: its config names one of `models.mixers
 """
 
 from functools import partial
+from importlib import import_module
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from models import mixers
 from models.backbone import SequenceModel, States
+
+MIXERS = "models.mixers"
 
 
 class FlashRNNConfig(PreTrainedConfig):
     """Sizes of a SequenceModel, and its mixer as {"name": a class of models.mixers, **its arguments}."""
 
     model_type = "flashrnn"
-    attribute_map = {"hidden_size": "d_model", "num_hidden_layers": "num_blocks"}  # noqa: RUF012, transformers reads it
+    attribute_map = {  # noqa: RUF012, transformers defines it so
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_blocks",
+        "num_attention_heads": "num_heads",
+    }
     keys_to_ignore_at_inference = ("past_key_values",)
 
     vocab_size: int = 50257
     d_model: int = 768
     num_blocks: int = 12
+    num_heads: int | None = None
     mixer: dict[str, Any] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = False
@@ -40,20 +46,31 @@ class FlashRNNConfig(PreTrainedConfig):
                 f"the model has {model['num_classes']} classes for a vocabulary of {model['vocab_size']}: "
                 "only language models can be exported, such as those of experiment=text_tiny"
             )
-        built_in_training = ("_target_", "_partial_", "backend")  # another machine has other backends
-        options = {key: value for key, value in model["mixer"].items() if key not in built_in_training}
-        name = model["mixer"]["_target_"].rpartition(".")[2]
-        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks")}
-        return cls(**sizes, mixer={"name": name, **options})
+        of_this_machine = ("_target_", "_partial_", "backend")
+        options = {key: value for key, value in model["mixer"].items() if key not in of_this_machine}
+        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks")} | {
+            "num_heads": model.get("num_heads")
+        }
+        return cls(**sizes, mixer={"name": model["mixer"]["_target_"].removeprefix(f"{MIXERS}."), **options})
 
     def build(self) -> SequenceModel:
         """The model, newly initialised."""
         options = dict(self.mixer or {})
-        name = options.pop("name", None)
-        if name not in mixers.__all__:
-            raise ValueError(f"mixer {name!r} in the model's config.json: expected one of {', '.join(mixers.__all__)}")
-        mixer = partial(getattr(mixers, name), **options)
-        return SequenceModel(self.vocab_size, mixer, d_model=self.d_model, num_blocks=self.num_blocks)
+        mixer = partial(mixer_class(options.pop("name", "")), **options)
+        sizes = {"d_model": self.d_model, "num_blocks": self.num_blocks, "num_heads": self.num_heads}
+        return SequenceModel(self.vocab_size, mixer, **sizes)
+
+
+def mixer_class(name: str) -> type[nn.Module]:
+    """The class of models.mixers of this name ("RNNMixer", "mamba.MambaMixer"): no config names anything else."""
+    module, _, class_name = f".{name}".rpartition(".")
+    try:
+        found = getattr(import_module(f"{MIXERS}{module}"), class_name, None)
+    except ImportError:
+        found = None
+    if not (isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith(f"{MIXERS}.")):
+        raise ValueError(f"mixer {name!r} in the model's config.json: there is no such class in {MIXERS}")
+    return found
 
 
 class StateCache(Cache):
@@ -125,14 +142,14 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"the weights do not fit the model of config.json: {wrong}")
         return (model, info) if output_loading_info else model
 
-    def _init_weights(self, module: torch.nn.Module) -> None:
+    def _init_weights(self, module: nn.Module) -> None:
         """A SequenceModel has initialised itself."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # `forward` makes the cache
 
-    def get_output_embeddings(self) -> torch.nn.Module:
+    def get_output_embeddings(self) -> nn.Module:
         return self.model.head
 
     def forward(
@@ -143,6 +160,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
+        logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits, and with `labels` the loss of predicting each next token.
@@ -154,6 +172,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values: what an earlier call returned; it is updated in place.
             labels: int64 [B, T], the same as input_ids; -100 is not scored. They are shifted here.
             use_cache: return the cache; None: config.use_cache, but not in training.
+            logits_to_keep: give the logits of that many last positions only; 0: of all.
 
         Returns:
             loss, logits [B, T, vocab_size] and past_key_values.
@@ -163,7 +182,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         cache = StateCache() if past_key_values is None else past_key_values
         T = input_ids.shape[1]
         reset = None if attention_mask is None else document_starts(attention_mask, T, cache.length)
-        logits, states = self.model(input_ids, cache.states, reset, return_states=True)
+        features, states = self.model.features(input_ids, cache.states, reset)
+        logits = self.model.head(features[:, -logits_to_keep:])
         if use_cache:
             cache.states, cache.length = states, cache.length + T
         loss = None

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from scripts.benchmarks import figures, first_call, kernels, numerical_error, reference_cpu
+import torch
+
+from scripts.benchmarks import figures, first_call, generation, kernels, numerical_error, reference_cpu
 from scripts.benchmarks.cases import SUITES, select
 from scripts.benchmarks.results import RESULTS, gpu_slug, provenance
 from scripts.benchmarks.table import print_table
@@ -33,6 +35,13 @@ def _numerical_error(options: argparse.Namespace) -> None:
     path = options.out / f"numerical_error_{gpu_slug()}.json"
     _write(path, numerical_error.rows.__doc__, options.commit, numerical_error.rows())
     print(numerical_error.draw(json.loads(path.read_text()), path.with_suffix(".png")))
+
+
+def _generation(options: argparse.Namespace) -> None:
+    place = gpu_slug() if torch.cuda.is_available() else "cpu"
+    path = options.out / f"generation_{place}.json"
+    _write(path, generation.rows.__doc__, options.commit, generation.rows(options.contexts))
+    print(generation.draw(json.loads(path.read_text()), path.with_suffix(".png")))
 
 
 def _figures(options: argparse.Namespace) -> None:
@@ -82,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
 
     command = names.add_parser("numerical_error", parents=[output], help=numerical_error.__doc__)
     command.set_defaults(run=_numerical_error)
+
+    command = names.add_parser("generation", parents=[output], help=generation.__doc__)
+    command.add_argument("--contexts", nargs="+", type=int, metavar="TOKENS", help="(default: four lengths)")
+    command.set_defaults(run=_generation)
 
     command = names.add_parser("figures", help="draw FILE.png beside each FILE.json of kernels, and print its table")
     command.add_argument("files", nargs="+", type=Path, metavar="FILE")

@@ -69,6 +69,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _load_exported(file: Path) -> dict[str, Any]:
+    import models.hugging_face  # noqa: F401, or transformers warns of the folder when it reads the tokenizer
     from data.tokenization import trained_size
 
     content = json.loads(file.with_name(TRAINING).read_text())

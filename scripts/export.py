@@ -40,6 +40,8 @@ def training_tokenizer(data: dict[str, Any]) -> "PreTrainedTokenizerBase":
 
 def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
     """Model and tokenizer of a checkpoint of scripts.train, whose content this is."""
+    from transformers import GenerationConfig
+
     from data import tokenization
     from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 
@@ -54,9 +56,10 @@ def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM",
             f"the tokenizer has {tokenization.vocab_size(tokenizer)} tokens, the model {model.config.vocab_size}: "
             "has the corpus changed since training?"
         )
-    tokenizer.padding_side = "left"
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter is what is saved
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model.generation_config.update(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=padding)
     return model, tokenizer
 
 

@@ -19,6 +19,7 @@ def generate(ckpt: str, prompt: str, seed: int, device: str, dtype: str, **optio
     """Print prompt and continuation, and return them; `options` are those of transformers' GenerationConfig."""
     import torch
     from transformers import TextStreamer, set_seed
+    from transformers.utils import logging
 
     from scripts.export import load
 
@@ -26,6 +27,7 @@ def generate(ckpt: str, prompt: str, seed: int, device: str, dtype: str, **optio
         raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    logging.disable_progress_bar()  # of a few thousandths of a second
     model, tokenizer = load(ckpt)
     model = model.to(device, getattr(torch, dtype))
     if not options["do_sample"]:  # what transformers does not expect then

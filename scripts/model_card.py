@@ -29,8 +29,7 @@ def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
     )
     parts = [
         f"---\n{metadata.to_yaml()}\n---\n\n# {folder.resolve().name}",
-        f"A language model of {parameters:,} parameters: a GPT-2 backbone with {kind} in the place of attention, "
-        "trained with FlashRNN-LM.",
+        f"A language model of {parameters:,} parameters, trained with FlashRNN-LM: a GPT-2 backbone, its mixer {kind}.",
         "## Model\n\n" + _table(_sizes(config["model"], kind, parameters)),
         "## Data and training\n\n" + _table(_training(training)),
         "## Results\n\n" + _results(training["evaluation"]),

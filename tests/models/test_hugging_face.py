@@ -1,0 +1,168 @@
+"""A SequenceModel as transformers sees it: saved, loaded and generating in every way as the model itself would."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM, StateCache
+
+MIXERS = {
+    "lstm": {"name": "RNNMixer", "function": "lstm", "num_heads": 2},
+    "slstm": {"name": "RNNMixer", "function": "slstm", "num_heads": 2, "conv_width": 4},
+    "transformer": {"name": "AttentionMixer", "num_heads": 2},
+    "mlstm": {"name": "mlstm.MLSTMMixer", "num_heads": 2},
+    "mamba": {"name": "mamba.MambaMixer"},
+}
+VOCABULARY = 20
+
+
+def build(mixer):
+    torch.manual_seed(0)
+    config = FlashRNNConfig(vocab_size=VOCABULARY, d_model=16, num_blocks=2, mixer=mixer)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():  # so that the likeliest token depends on all that was read
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+@pytest.fixture(params=MIXERS)
+def model(request):
+    return build(MIXERS[request.param])
+
+
+@pytest.fixture
+def lstm():
+    return build(MIXERS["lstm"])
+
+
+def tokens(*shape):
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
+
+
+def greedy(model, ids, number):
+    """Without cache and without generate()."""
+    for _ in range(number):
+        ids = torch.cat((ids, model.model(ids)[:, -1:].argmax(-1)), dim=1)
+    return ids
+
+
+class TestSaved:
+    def test_gives_the_same_logits_when_loaded(self, model, tmp_path):
+        model.save_pretrained(tmp_path)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+        ids = tokens(2, 7)
+        assert torch.equal(loaded(ids).logits, model.model(ids))
+        assert isinstance(AutoConfig.from_pretrained(tmp_path), FlashRNNConfig)
+
+    def test_loads_in_bfloat16(self, lstm, tmp_path):
+        lstm.save_pretrained(tmp_path)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        logits, right = loaded(tokens(2, 7)).logits, lstm(tokens(2, 7)).logits
+        assert logits.dtype == torch.bfloat16
+        assert (logits - right).norm() / right.norm() < 0.05
+
+    def test_pickles_are_refused(self, lstm, tmp_path):
+        lstm.config.save_pretrained(tmp_path)
+        torch.save(lstm.state_dict(), tmp_path / "pytorch_model.bin")
+        with pytest.raises(OSError, match=r"model\.safetensors"):
+            AutoModelForCausalLM.from_pretrained(tmp_path)
+
+    def test_missing_weights_are_an_error(self, lstm, tmp_path):
+        state = lstm.state_dict()
+        del state["model.blocks.1.mixer.recurrence.R"]
+        lstm.save_pretrained(tmp_path, state_dict=state)
+        with pytest.raises(ValueError, match=r"missing_keys': \['model.blocks.1.mixer.recurrence.R'\]"):
+            AutoModelForCausalLM.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("name", ["LSTMMixer", "nn.Linear", "mamba.MambaConfig", "os.system", ""])
+    def test_a_config_names_mixers_only(self, name):
+        with pytest.raises(ValueError, match=f"mixer '{name}' in the model's config.json: there is no such class"):
+            FlashRNNForCausalLM(FlashRNNConfig(mixer={"name": name}))
+
+
+class TestForward:
+    def test_loss_is_that_of_the_next_token(self, lstm):
+        ids = tokens(2, 7)
+        expected = F.cross_entropy(lstm.model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        assert lstm(ids, labels=ids).loss.item() == pytest.approx(expected.item())
+
+    def test_logits_of_the_last_positions_alone(self, lstm):
+        ids = tokens(2, 7)
+        assert torch.equal(lstm(ids, logits_to_keep=2).logits, lstm(ids).logits[:, -2:])
+
+    def test_a_sequence_in_pieces(self, model):
+        ids = tokens(2, 9)
+        with torch.no_grad():
+            first = model(ids[:, :4])
+            second = model(ids[:, 4:], past_key_values=first.past_key_values)
+            torch.testing.assert_close(second.logits, model(ids).logits[:, 4:], rtol=1e-4, atol=1e-4)
+
+    def test_padding_on_the_right_does_not_reach_what_is_before_it(self, lstm):
+        ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)
+        mask[1, 5:] = 0
+        assert torch.equal(lstm(ids, attention_mask=mask).logits, lstm(ids).logits)
+
+    def test_going_on_behind_padding_on_the_right_is_an_error(self, lstm):
+        mask = torch.tensor([[1, 1, 0]])
+        cache = lstm(tokens(1, 3), attention_mask=mask).past_key_values
+        with pytest.raises(ValueError, match=r"padding between tokens.*Pad on the left: tokenizer.padding_side"):
+            lstm(tokens(1, 1), attention_mask=F.pad(mask, (0, 1), value=1), past_key_values=cache)
+
+    def test_a_mask_of_another_length_is_an_error(self, lstm):
+        with pytest.raises(ValueError, match=r"shape \[1, 4\]: expected \[batch, 3\], for 0 tokens in the cache and 3"):
+            lstm(tokens(1, 3), attention_mask=torch.ones(1, 4))
+
+    def test_training_makes_no_cache(self, lstm):
+        assert lstm.train()(tokens(1, 3)).past_key_values is None
+
+
+class TestGenerate:
+    def test_greedy(self, model):
+        ids = tokens(3, 5)
+        assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), greedy(model, ids, 8))
+
+    def test_sampling_from_one_token_is_greedy(self, lstm):
+        ids = tokens(3, 5)
+        sampled = lstm.generate(ids, max_new_tokens=8, do_sample=True, top_k=1)
+        assert torch.equal(sampled, greedy(lstm, ids, 8))
+
+    def test_beams_take_their_states_with_them(self, model):
+        options = {"max_new_tokens": 8, "num_beams": 4, "do_sample": False}
+        ids = tokens(3, 5)
+        found = model.generate(ids, **options)
+        assert torch.equal(found, model.generate(ids, use_cache=False, **options))
+
+    def test_a_padded_batch_is_each_prompt_alone(self, model):
+        prompts = [tokens(1, length) for length in (2, 6, 4)]
+        ids = torch.cat([F.pad(prompt, (6 - prompt.shape[1], 0), value=3) for prompt in prompts])
+        mask = torch.cat([F.pad(torch.ones_like(prompt), (6 - prompt.shape[1], 0)) for prompt in prompts])
+        found = model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False)
+        for row, prompt in zip(found, prompts, strict=True):
+            assert torch.equal(row[6 - prompt.shape[1] :], greedy(model, prompt, 5)[0])
+
+    def test_goes_on_from_a_cache(self, lstm):
+        ids = tokens(1, 5)
+        first = lstm.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+        more = lstm.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=4, do_sample=False)
+        assert torch.equal(more, greedy(lstm, ids, 8))
+
+    @pytest.mark.parametrize(("name", "growth"), [("lstm", 1), ("mamba", 1), ("transformer", 10)])
+    def test_memory_of_the_context(self, name, growth):
+        model = build(MIXERS[name])
+        short, long = (model(tokens(1, length)).past_key_values for length in (10, 100))
+        assert long.nbytes == growth * short.nbytes
+        assert (short.get_seq_length(), long.get_seq_length()) == (10, 100)
+
+    def test_assisted_generation_is_refused(self, lstm):
+        with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+            lstm.generate(tokens(1, 3), assistant_model=lstm, max_new_tokens=4)
+
+
+def test_only_language_models_have_a_config():
+    with pytest.raises(ValueError, match="2 classes for a vocabulary of 3: only language models can be exported"):
+        FlashRNNConfig.from_hydra({"vocab_size": 3, "num_classes": 2})
+
+
+def test_cache_without_states_has_no_bytes():
+    assert StateCache().nbytes == 0
