@@ -47,12 +47,15 @@ def _file(path: Path, prefix: str) -> str:
     if lines[0].startswith("# @package _global_"):
         lines, prefix = ["", *lines[1:]], ""  # the empty line keeps the numbers of lines
     comment = [line.removeprefix("#").removeprefix(" ") for line in lines[: _first_code(lines)]]
+    node = yaml.compose("\n".join(lines))
     rows = [
         f"| `{prefix}{key}` | `{value}` | {html.escape(meaning, quote=False).replace('|', '&#124;')} |"
-        for key, value, meaning in _keys(yaml.compose("\n".join(lines)), lines)
+        for key, value, meaning in _keys(node, lines)
     ]
     table = ["| key | value | meaning |", "|---|---|---|", *rows] if rows else []
-    return "\n".join([*_paragraphs(comment), "", *table, ""])
+    options = ", ".join(f"`{option}`" for option in _defaults(node, path.parent.name))
+    takes = [f"Takes {options}.", ""] if options else []
+    return "\n".join([*_paragraphs(comment), "", *takes, *table, ""])
 
 
 def _first_code(lines: list[str]) -> int:
@@ -68,6 +71,17 @@ def _paragraphs(comment: list[str]) -> list[str]:
             in_code = not in_code
         found.append(f"    {line.strip()}" if in_code else line)
     return found
+
+
+def _defaults(node: yaml.Node | None, group: str) -> Iterator[str]:
+    """The options that a file's defaults list takes, as GROUP=OPTION."""
+    defaults = [value for key, value in (node.value if node else []) if key.value == "defaults"]
+    for item in defaults[0].value if defaults else []:
+        if isinstance(item, yaml.MappingNode):
+            ((key, value),) = item.value
+            yield f"{key.value.removeprefix('override /')}={value.value}"
+        elif item.value != "_self_":
+            yield f"{group}={item.value}"
 
 
 def _keys(node: yaml.Node | None, lines: list[str], above: str = "") -> Iterator[tuple[str, str, str]]:

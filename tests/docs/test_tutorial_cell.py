@@ -1,6 +1,7 @@
 """The tutorial of a new cell: what it shows holds on this machine, for its cell and for those from the literature."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,3 +52,10 @@ def test_the_cell_trains_and_is_evaluated_from_its_checkpoint(tutorial, tmp_path
     trained = train(config(*command, *TINY["parity"], *SHORT, f"run_dir={tmp_path}"))
     evaluated = evaluate.main(str(tmp_path), [])
     assert evaluated["ranges"] == trained["ranges"]
+
+
+def test_a_file_of_its_own_names_the_same_model(tutorial):
+    """The run_page fixture has made the reader's folder the current one."""
+    (command,) = train_commands(PAGES[TUTORIAL].read_text())
+    by_file = config("model=coupled_lstm", f"hydra.searchpath=[file://{Path.cwd()}/configs]")
+    assert by_file.model == config(*command).model
