@@ -1,10 +1,8 @@
 """Where text comes from: a dataset of the Hugging Face hub, local files, or the Python standard library's sources."""
 
-import contextlib
 import glob
 import hashlib
 import itertools
-import json
 import os
 import re
 import sysconfig
@@ -12,18 +10,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import datasets
-import fsspec
-import huggingface_hub
-import pyarrow
 from datasets.distributed import split_dataset_by_node
-from tqdm.auto import tqdm
+
+from data import hub
+from data.files import READ, kind, missing_column, read_rows
 
 STDLIB = "stdlib"
-JSON_LINES = re.compile(r"\.jsonl?(\.(gz|bz2|xz|zst))?$")
 LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+)?$")
-DOCUMENT_CHARS = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -60,79 +56,104 @@ class Corpus:
     def identity(self) -> dict[str, str | None]:
         """What tells this corpus from others, as far as it is known without a download."""
         if self.files is None:
-            hub = {"subset": self.subset, "split": self.split, "revision": self.revision}
-            return {"source": self.source, "column": self.column, **hub}
+            hub_names = {"subset": self.subset, "split": self.split, "revision": self.revision}
+            return {"source": self.source, "column": self.column, **hub_names}
         return {"source": self.source, "column": self.column, "files": fingerprint(self.files)}
 
-    def rows(self, streaming: bool = False, rank: int = 0, world_size: int = 1) -> datasets.IterableDataset:
-        """Rows with the column `self.column`; of several ranks each gets its own. Its state_dict() resumes it.
-
-        streaming: a hub dataset is read while it is used; otherwise it is downloaded first. Local files are always
-        read in place.
-        """
-        with self._naming_errors():
-            rows = self._open(streaming)
-        if rows.column_names is not None:
-            if self.column not in rows.column_names:
-                raise self._missing_column(rows.column_names)
-            rows = rows.select_columns([self.column])
-        return split_dataset_by_node(rows, rank, world_size)
-
-    def _open(self, streaming: bool) -> datasets.IterableDataset:
+    def rows(self) -> tuple[datasets.IterableDataset, int | None]:
+        """Rows with the column `self.column`, and how much there is: bytes of local files, rows on the hub if known."""
         if self.files is None:
-            dataset = _load_from_hub(self, streaming)
-            return dataset if streaming else dataset.to_iterable_dataset()
-        kinds = {_kind(name) for name in self.files}
+            rows = hub.open_dataset(self.source, self.subset, self.split, self.revision)
+            if rows.column_names is not None:
+                if self.column not in rows.column_names:
+                    raise missing_column(f"source {self.source!r}", self.column, rows.column_names)
+                rows = rows.select_columns([self.column])
+            split = (rows.info.splits or {}).get(self.split)
+            return rows, split.num_examples if split else None
+        kinds = {kind(name) for name in self.files}
         if len(kinds) > 1:
             raise ValueError(f"source {self.source!r} mixes {' and '.join(sorted(kinds))} files; name one kind")
-        if kinds == {"parquet"}:
-            return datasets.load_dataset("parquet", data_files=self.files, split="train", streaming=True)
-        if kinds == {"JSON lines"}:
-            return datasets.IterableDataset.from_generator(_read_json_lines, gen_kwargs={"files": self.files})
-        arguments = {"files": self.files, "column": self.column}
-        return datasets.IterableDataset.from_generator(_read_text, gen_kwargs=arguments)
+        starts = [0, *itertools.accumulate(Path(name).stat().st_size for name in self.files)]
+        arguments = {"files": self.files, "starts": starts[:-1], "column": self.column}
+        return datasets.IterableDataset.from_generator(read_rows, gen_kwargs=arguments), starts[-1]
 
-    def texts(self, rows: Iterable[dict]) -> Iterator[str]:
-        """The documents of `rows` that have any text."""
-        rows = iter(rows)
-        for number in itertools.count(1):
-            with self._naming_errors():
-                row = next(rows, None)
-            if row is None:
-                return
-            if self.column not in row:
-                raise self._missing_column(row)
-            text = row[self.column]
-            if not isinstance(text, str):
-                raise ValueError(f"source {self.source!r}, row {number}: {self.column!r} is {text!r}, not text")
+
+class Documents(Iterator[str]):
+    """The documents of a corpus that have any text; of several ranks each gets its own.
+
+    max_bytes: as many documents as begin within the first `max_bytes` of text.
+    position: that of other Documents of the same corpus and ranks, to go on behind the last document they gave.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        max_bytes: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        position: dict[str, Any] | None = None,
+    ):
+        self._corpus = corpus
+        self._max_bytes = max_bytes
+        rows, self._size = corpus.rows()
+        self._rows = split_dataset_by_node(rows, rank, world_size)
+        self._row, self._bytes, self._read = 0, 0, 0
+        if position is not None:
+            self._rows.load_state_dict(position["rows"])
+            self._row, self._bytes = position["row"], position["bytes"]
+        self._iterator = iter(self._rows)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Behind the last document, as JSON: the place in the files, and how many rows and bytes of text that was."""
+        return {"rows": self._rows.state_dict(), "row": self._row, "bytes": self._bytes}
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of the corpus, or of max_bytes, has been read; None if its size is not known."""
+        of_limit = self._bytes / self._max_bytes if self._max_bytes else 0.0
+        if not self._size:
+            return of_limit or None
+        return min(1.0, max(of_limit, self._read / self._size))
+
+    @property
+    def empty(self) -> bool:
+        """Whether there was no text so far."""
+        return self._bytes == 0
+
+    def __iter__(self) -> "Documents":
+        return self
+
+    def __next__(self) -> str:
+        while self._max_bytes is None or self._bytes < self._max_bytes:
+            row = self._next_row()
+            self._row += 1
+            self._read = row.get(READ, self._row)
+            text = self._text(row)
             if text.strip():
-                yield text.encode("utf-8", "replace").decode()  # JSON may hold halves of a surrogate pair
+                self._bytes += len(text.encode())
+                return text
+        raise StopIteration
 
-    @contextlib.contextmanager
-    def _naming_errors(self) -> Iterator[None]:
+    def _next_row(self) -> dict:
         try:
-            yield
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"source {self.source!r} cannot be read: {error}") from error
+            return next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception as error:  # the libraries that download raise all kinds
+            if self._corpus.files is not None:
+                raise
+            raise ConnectionError(f"source {self._corpus.source!r}, after {self._row} rows: {error}") from error
 
-    def _missing_column(self, columns: Iterable[str]) -> ValueError:
-        return ValueError(
-            f"source {self.source!r} has no column {self.column!r}; set `column` to one of: {', '.join(columns)}"
-        )
-
-    def read(self, max_bytes: int | None = None, streaming: bool = False) -> Iterator[str]:
-        """Documents from the start, as many as begin within the first `max_bytes` of text; shows a progress bar."""
-        size = 0
-        with tqdm(total=max_bytes, desc=f"reading {self.source}", unit="B", unit_scale=True, disable=None) as progress:
-            for text in self.texts(self.rows(streaming)):
-                if max_bytes is not None and size >= max_bytes:
-                    break
-                yield text
-                step = len(text.encode())
-                size += step
-                progress.update(step)
-        if not size:
-            raise ValueError(f"source {self.source!r} has no text")
+    def _text(self, row: dict) -> str:
+        source, column = self._corpus.source, self._corpus.column
+        if column not in row:
+            raise missing_column(f"source {source!r}", column, row)
+        text = row[column]
+        if not isinstance(text, str):
+            raise ValueError(f"source {source!r}, row {self._row}: {column!r} is {text!r}, not text")
+        return text.encode("utf-8", "replace").decode()  # JSON may hold halves of a surrogate pair
 
 
 def held_out(text: str, fraction: float) -> bool:
@@ -150,80 +171,9 @@ def fingerprint(files: Iterable[str]) -> str:
     return hashlib.blake2b(repr(entries).encode(), digest_size=16).hexdigest()
 
 
-def check_hub(kind: str, name: str) -> None:
-    """One quick request before the real ones, which try for half a minute when there is no network."""
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return
-    api = huggingface_hub.HfApi()
-    ask = {"dataset": api.dataset_info, "tokenizer": api.model_info}[kind]
-    try:
-        ask(name, timeout=5)
-    except huggingface_hub.errors.GatedRepoError as error:
-        raise PermissionError(
-            f"the {kind} {name!r} asks for a login: accept its terms there, then `hf auth login`"
-        ) from error
-    except (huggingface_hub.errors.RepositoryNotFoundError, huggingface_hub.errors.HFValidationError) as error:
-        raise FileNotFoundError(f"{kind} {name!r} is neither a local path nor public on {api.endpoint}") from error
-    except Exception as error:  # which HTTP library raises it depends on the version of huggingface_hub
-        raise ConnectionError(
-            f"{kind} {name!r}: cannot reach {api.endpoint} ({error}). "
-            "If it was downloaded before, set HF_HUB_OFFLINE=1; else give a local path"
-        ) from error
-
-
-def _load_from_hub(corpus: Corpus, streaming: bool) -> datasets.Dataset | datasets.IterableDataset:
-    check_hub("dataset", corpus.source)
-    try:
-        return datasets.load_dataset(
-            corpus.source, corpus.subset, split=corpus.split, revision=corpus.revision, streaming=streaming
-        )
-    except (datasets.exceptions.DatasetNotFoundError, ConnectionError) as error:
-        hint = "not downloaded before, and HF_HUB_OFFLINE is set" if huggingface_hub.constants.HF_HUB_OFFLINE else error
-        raise FileNotFoundError(f"dataset {corpus.source!r} cannot be loaded: {hint}") from error
-
-
 def _stdlib_files() -> list[str]:
     files = []
     for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = set(subfolders) - {"test", "tests", "idle_test", "site-packages", "dist-packages"}
         files += [os.path.join(folder, name) for name in names if name.endswith(".py")]
     return sorted(files)
-
-
-def _kind(name: str) -> str:
-    if name.endswith(".parquet"):
-        return "parquet"
-    return "JSON lines" if JSON_LINES.search(name) else "text"
-
-
-@contextlib.contextmanager
-def _open_text(name: str) -> Iterator[Iterable[str]]:
-    if name.endswith(".zst") and "zstd" not in fsspec.compression.available_compressions():
-        raise ValueError(f"{name} needs `pip install zstandard` to be read")
-    try:
-        with fsspec.open(name, "rt", encoding="utf-8", compression="infer") as file:
-            yield file
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 text: {error}") from error
-
-
-def _read_text(files: list[str], column: str) -> Iterator[dict[str, str]]:
-    for name in files:
-        with _open_text(name) as file:
-            while lines := file.readlines(DOCUMENT_CHARS):
-                yield {column: "".join(lines)}
-
-
-def _read_json_lines(files: list[str]) -> Iterator[dict]:
-    for name in files:
-        with _open_text(name) as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{name}, line {number} is not JSON: {error}") from error
-                if not isinstance(row, dict):
-                    raise ValueError(f"{name}, line {number} is not a JSON object: {line[:80].strip()}")
-                yield row

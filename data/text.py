@@ -1,40 +1,34 @@
 """Language modelling on text: tokenised once, packed into blocks and cached; or tokenised while it streams."""
 
-import hashlib
-import json
-import logging
-import re
-import shutil
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from data import tokenization
-from data.corpora import Corpus, held_out
-from data.module import ResumableDataModule
-from data.packing import TRAIN, VALIDATION, Manifest, PackedBlocks, pack, token_dtype
+from data.corpora import Corpus
+from data.encoding import Encoder
+from data.manifest import TRAIN, VALIDATION, Manifest
+from data.module import Loader, ResumableDataModule
+from data.packing import PackedBlocks
+from data.preparation import Recipe, load_tokenizer, prepare
 from data.streaming import StreamedBlocks
-
-log = logging.getLogger(__name__)
-
-TOKENIZER_BYTES = 64 * 2**20  # of text are enough to train a tokenizer on
 
 
 class Text(ResumableDataModule):
     """Packed blocks of a text corpus: input_ids, labels and, if asked for, reset. configs/data/ explains the arguments.
 
-    prepare_data() reads, tokenises and packs the corpus once, into a folder of `cache_dir` that has a hash of the
-    source, the tokenizer and the options in its name. Validation is `val_split` of a hub dataset, or else the
-    `val_fraction` of the documents that a hash of their text selects.
+    prepare_data() reads and tokenises the corpus once, into a folder of `cache_dir` that has a hash of the source, the
+    tokenizer and the options in its name (`python -m scripts.prepare_data` does it ahead of training). Validation is
+    `val_split`, or else the `val_fraction` of the documents that a hash of their text selects. Blocks come in a new
+    random order in every epoch.
 
-    With `streaming`, validation alone is packed, and training reads the source while it goes, in the order of the
-    source; resuming then needs the same number of ranks.
+    With `streaming`, validation alone is stored, and training reads the source while it goes: shuffled as
+    StreamedBlocks says, each rank documents of its own; resuming then needs the same number of ranks.
     """
 
     def __init__(
@@ -47,6 +41,7 @@ class Text(ResumableDataModule):
         val_split: str | None = None,
         revision: str | None = None,
         streaming: bool = False,
+        shuffle_blocks: int = 1024,
         max_bytes: int | None = None,
         val_fraction: float = 0.005,
         max_val_blocks: int | None = None,
@@ -55,6 +50,7 @@ class Text(ResumableDataModule):
         reset_at_documents: bool = False,
         batch_size: int = 8,
         cache_dir: str = "corpora",
+        prepare_processes: int | None = 0,
         seed: int = 0,
         num_workers: int = 0,
     ):
@@ -63,6 +59,9 @@ class Text(ResumableDataModule):
         for name, value in limits.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        for name, value in {"shuffle_blocks": shuffle_blocks, "prepare_processes": prepare_processes}.items():
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value} must be at least 0")
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction={val_fraction} must lie between 0 and 1")
         if streaming and max_val_blocks is None:
@@ -71,73 +70,75 @@ class Text(ResumableDataModule):
             raise ValueError(f"max_bytes={max_bytes} limits what is packed; streaming=true packs no training data")
         if streaming and num_workers > 1:
             raise ValueError(f"num_workers={num_workers}: streaming=true reads in order, with at most 1 worker")
-        self.corpus = Corpus(source, column, subset, split, revision)
-        self.val_corpus = Corpus(source, column, subset, val_split, revision) if val_split else None
-        if self.corpus.files is not None and (subset, split, val_split, revision) != (None, "train", None, None):
-            raise ValueError(f"source {source!r} is local; subset, split, val_split and revision are for hub datasets")
-        self.tokenizer_name = tokenizer
-        self.bpe_size = tokenization.trained_size(tokenizer)
+        self.recipe = Recipe(
+            *_corpora(source, column, subset, split, val_split, revision),
+            tokenizer=tokenizer,
+            val_fraction=val_fraction,
+            max_bytes=max_bytes,
+            val_tokens=max_val_blocks * context_length + 1 if streaming else None,
+        )
+        tokenization.trained_size(tokenizer)  # raises if it cannot be trained
         self.streaming = streaming
-        self.max_bytes = max_bytes
-        self.val_fraction = val_fraction
+        self.shuffle_blocks = shuffle_blocks
         self.max_val_blocks = max_val_blocks
         self.context_length = context_length
         self.reset_at_documents = reset_at_documents
         self.cache_dir = Path(cache_dir)
-        self.manifest: Manifest | None = None  # this and the tokenizer are read from the cache by setup()
+        self.prepare_processes = len(os.sched_getaffinity(0)) if prepare_processes is None else prepare_processes
+        self.manifest: Manifest | None = None  # this and the tokenizer are read from the folder by setup()
         self.tokenizer: PreTrainedTokenizerBase | None = None
 
     @property
     def vocab_size(self) -> int:
         if self.manifest is None:
             raise RuntimeError("the vocabulary is known after prepare_data() and setup()")
-        return self.manifest.vocab_size
+        return self.manifest.tokenizer["vocab_size"]
 
     @property
     def num_classes(self) -> int:
         return self.vocab_size
 
+    @property
+    def folder(self) -> Path:
+        """Of the prepared tokens."""
+        return self.recipe.folder(self.cache_dir)
+
     def prepare_data(self) -> None:
-        folder, identity, digest = self._cache()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):  # of several processes one builds, the others wait
-            try:
-                Manifest.read(folder)
-            except ValueError as error:
-                if folder.exists():
-                    log.warning("Packing %s again: %s", self.corpus.source, error)
-                    shutil.rmtree(folder)
-                self._build(folder, identity, digest)
+        prepare(self.recipe, self.cache_dir, self.prepare_processes)
 
     def setup(self, stage: str | None = None) -> None:
-        folder, _, _ = self._cache()
+        folder = self.folder
         try:
             manifest = Manifest.read(folder)
-        except ValueError as error:
-            raise RuntimeError(f"prepare_data() has to come before setup(): {error}") from error
-        self.tokenizer = tokenization.load(str(folder / "tokenizer"))
-        reset_after = manifest.end_of_text if self.reset_at_documents else None
-        shape = (manifest.dtype, self.context_length, reset_after)
+        except FileNotFoundError as error:
+            raise RuntimeError(f"prepare_data() has to come before setup(): there is no {folder}") from error
+        if not manifest.complete:
+            raise RuntimeError(f"prepare_data() has to come before setup(): {folder} is not finished")
+        self.tokenizer = load_tokenizer(manifest, folder)
+        shape = (self.context_length, self.reset_at_documents)
         if not self.streaming:
-            self.train_data = PackedBlocks(folder / f"{TRAIN}.bin", *shape)
-        self.val_data = PackedBlocks(folder / f"{VALIDATION}.bin", *shape, limit=self.max_val_blocks)
+            self.train_data = PackedBlocks(folder, TRAIN, *shape)
+        self.val_data = PackedBlocks(folder, VALIDATION, *shape, limit=self.max_val_blocks)
         self.manifest = manifest
 
     def train_dataloader(self) -> DataLoader:
         if not self.streaming:
             return self.training_loader(self.train_data, len(self.train_data))
+        recipe = self.recipe.at_revision(self.manifest.revision)
         dataset = StreamedBlocks(
-            self.corpus,
-            self.tokenizer,
+            recipe.corpus,
+            Encoder(self.tokenizer),
             self.batch_size,
             self.context_length,
-            skip_fraction=0.0 if self.val_corpus else self.val_fraction,
+            shuffle_blocks=self.shuffle_blocks,
+            skip_fraction=0.0 if recipe.val_corpus else recipe.val_fraction,
             reset_at_documents=self.reset_at_documents,
+            seed=self.seed,
             rank=self.rank,
             world_size=self.world_size,
             position=self._position or None,
         )
-        return DataLoader(
+        return Loader(
             dataset,
             batch_size=None,
             num_workers=self.num_workers,
@@ -153,8 +154,8 @@ class Text(ResumableDataModule):
         """Perplexity on the validation labels of the training tokens' frequencies, one added to each count."""
         if self.streaming:
             raise ValueError("a unigram model needs the training tokens, which streaming=true does not store")
-        train = self.train_data.label_counts(self.vocab_size) + 1
-        validation = self.val_data.label_counts(self.vocab_size)
+        train = self.train_data.label_counts() + 1
+        validation = self.val_data.label_counts()
         return float(np.exp(-(validation * np.log(train / train.sum())).sum() / validation.sum()))
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,56 +184,20 @@ class Text(ResumableDataModule):
     def _next_position(self, batch: dict) -> Any:
         return batch.pop("position") if self.streaming else super()._next_position(batch)
 
-    def _cache(self) -> tuple[Path, dict[str, Any], str]:
-        """The folder of the packed tokens, all that they depend on, and the hash of it."""
-        identity = {
-            **self.corpus.identity(),
-            **tokenization.identity(self.tokenizer_name),
-            "max_bytes": self.max_bytes,
-            "held_out": self.val_corpus.split if self.val_corpus else self.val_fraction,
-            "val_tokens": self._val_tokens(),
-        }
-        digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
-        readable = re.sub(r"[^\w.]+", "-", f"{Path(self.corpus.source).name}-{Path(self.tokenizer_name).name}")
-        return self.cache_dir / f"{readable}-{digest}", identity, digest
 
-    def _val_tokens(self) -> int | None:
-        """How many validation tokens to pack; None: all there are."""
-        return self.max_val_blocks * self.context_length + 1 if self.streaming else None
-
-    def _build(self, folder: Path, identity: dict[str, Any], digest: str) -> None:
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        if self.bpe_size is None:
-            tokenizer = tokenization.load(self.tokenizer_name)
-        else:
-            limit = min(self.max_bytes or TOKENIZER_BYTES, TOKENIZER_BYTES)
-            texts = (text for split, text in self._training_documents(limit) if split == TRAIN)
-            tokenizer = tokenization.train(texts, self.bpe_size)
-        tokenizer.save_pretrained(partial / "tokenizer")
-        vocab_size = tokenization.vocab_size(tokenizer)
-        splits = pack(
-            self._documents(),
-            partial,
-            [VALIDATION] if self.streaming else [TRAIN, VALIDATION],
-            tokenization.encoder(tokenizer),
-            tokenizer.eos_token_id,
-            vocab_size,
-            enough=self._val_tokens(),
+def _corpora(
+    source: str, column: str, subset: str | None, split: str, val_split: str | None, revision: str | None
+) -> tuple[Corpus, Corpus | None]:
+    """The corpus, and that of `val_split`: of local files other files, of a hub dataset another split."""
+    corpus = Corpus(source, column, subset, split, revision)
+    if corpus.files is None:
+        return corpus, Corpus(source, column, subset, val_split, revision) if val_split else None
+    if (subset, split, revision) != (None, "train", None):
+        raise ValueError(f"source {source!r} is local; subset, split and revision are for hub datasets")
+    validation = Corpus(val_split, column) if val_split else None
+    if validation is not None and validation.files is None:
+        raise FileNotFoundError(
+            f"no file matches val_split {val_split!r}: the source is local, so name the files to validate on, or set "
+            "data.val_split=null to hold out data.val_fraction of the documents"
         )
-        dtype = token_dtype(vocab_size).name
-        Manifest(identity, digest, vocab_size, tokenizer.eos_token_id, dtype, splits).write(partial)
-        partial.rename(folder)
-
-    def _documents(self) -> Iterator[tuple[str, str]]:
-        """Every document as (split, text)."""
-        if self.val_corpus is not None:
-            yield from ((VALIDATION, text) for text in self.val_corpus.read(self.max_bytes, self.streaming))
-        yield from self._training_documents(self.max_bytes)
-
-    def _training_documents(self, max_bytes: int | None) -> Iterator[tuple[str, str]]:
-        """The documents of the corpus as (split, text): with no validation split of its own, some are held out."""
-        for text in self.corpus.read(max_bytes, self.streaming):
-            validation = self.val_corpus is None and held_out(text, self.val_fraction)
-            yield VALIDATION if validation else TRAIN, text
+    return corpus, validation

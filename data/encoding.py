@@ -1,0 +1,124 @@
+"""Documents to token ids, in this process or in several, in the order in which they came.
+
+Worker processes import this file and what unpickling a tokenizer takes, and nothing slower.
+"""
+
+import copy
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# The threads that encode do not survive a fork: a forked rank has to encode without them or would wait forever. Left to
+# itself, the library does the same, but prints a warning for every DataLoader worker.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
+
+AHEAD = 4  # chunks per process that wait for their turn: enough to keep all busy
+
+
+class HasTexts(Protocol):
+    texts: list[str]
+
+
+Chunk = TypeVar("Chunk", bound=HasTexts)
+
+
+class Encoded(NamedTuple):
+    tokens: np.ndarray  # [sum of lengths], uint16 or uint32: all documents, each closed by the end-of-text token
+    lengths: np.ndarray  # [documents], int64
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
+class Encoder:
+    """Documents to token ids without special tokens, but for the end of text behind each. Can be pickled.
+
+    A document that spells out a special token means its letters.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
+        self.end_of_text: int = tokenizer.eos_token_id
+        self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
+        self._tokenizer = tokenizer
+        if tokenizer.is_fast:  # its core directly: twice as fast as through transformers
+            self._tokenizer = copy.deepcopy(tokenizer.backend_tokenizer)
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._tokenizer.encode_special_tokens = True
+        self._is_fast = tokenizer.is_fast
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each document alone."""
+        if self._is_fast:
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            return [encoding.ids for encoding in found]
+        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        return self._tokenizer(list(texts), split_special_tokens=True, **options)["input_ids"]
+
+    def __call__(self, texts: Sequence[str]) -> Encoded:
+        flat: list[int] = []
+        lengths = []
+        for ids in self.ids(texts):
+            flat += ids
+            flat.append(self.end_of_text)
+            lengths.append(len(ids) + 1)
+        tokens = np.array(flat, np.int64)
+        largest = int(tokens.max(initial=0))
+        if largest >= self.vocab_size:
+            raise ValueError(f"the tokenizer gave token {largest}, but its vocabulary ends at {self.vocab_size - 1}")
+        return Encoded(tokens.astype(token_dtype(self.vocab_size)), np.array(lengths, np.int64))
+
+
+def encode_in_order(chunks: Iterable[Chunk], encoder: Encoder, processes: int) -> Iterator[tuple[Chunk, Encoded]]:
+    """Every chunk with the tokens of its texts, whatever the number of processes; 0: in this one, with threads."""
+    if processes == 0:
+        for chunk in chunks:
+            yield chunk, encoder(chunk.texts)
+        return
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _start_worker, (encoder,))
+    waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
+    try:
+        for chunk in chunks:
+            waiting.append((chunk, pool.submit(_encode, chunk.texts)))
+            if len(waiting) > AHEAD * processes:
+                chunk, encoded = waiting.popleft()
+                yield chunk, encoded.result()
+        for chunk, encoded in waiting:
+            yield chunk, encoded.result()
+    except BrokenProcessPool as error:
+        raise ChildProcessError(
+            f"one of the {processes} tokenising processes was killed, most often because memory ran out: use fewer "
+            "(data.prepare_processes); what is finished is kept, and the same command goes on from there"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker(encoder: Encoder) -> None:
+    global _encode_here
+    _encode_here = encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the main process, which ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent_process().join()
+    os._exit(1)
+
+
+def _encode(texts: list[str]) -> Encoded:
+    return _encode_here(texts)

@@ -1,0 +1,101 @@
+"""Rows of local files: JSON lines or plain text, compressed or not, and parquet."""
+
+import bz2
+import contextlib
+import gzip
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+import pyarrow
+import pyarrow.parquet
+from backports import zstd
+
+READ = "bytes_read"  # key of a row: bytes, as stored, of all the files that have been read when it comes
+DOCUMENT_CHARS = 16 * 1024
+JSON_LINES = re.compile(r"\.jsonl?(\.(gz|bz2|xz|zst))?$")
+OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstd.open}
+DAMAGES = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError, pyarrow.ArrowException)
+
+Rows = Iterator[tuple[dict, int]]  # row, and bytes of the file read so far
+
+
+def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict]:
+    """Rows {column: text, READ: bytes}; `starts` are the bytes of all files in front of each file."""
+    for name, start in zip(files, starts, strict=True):
+        with _naming_damage(name):
+            for row, read in READERS[kind(name)](name, column):
+                if column not in row:
+                    raise missing_column(name, column, row)
+                yield {column: row[column], READ: start + read}
+
+
+def kind(name: str) -> str:
+    """A key of READERS."""
+    if name.endswith(".parquet"):
+        return "parquet"
+    return "JSON lines" if JSON_LINES.search(name) else "text"
+
+
+def missing_column(where: str, column: str, columns: Iterable[str]) -> ValueError:
+    return ValueError(f"{where} has no column {column!r}; set `column` to one of: {', '.join(columns)}")
+
+
+@contextlib.contextmanager
+def _naming_damage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 text: {error}") from error
+    except DAMAGES as error:
+        raise ValueError(f"{name} cannot be read: {error}; if it is cut off or damaged, get it again") from error
+
+
+@contextlib.contextmanager
+def _open(name: str) -> Iterator[tuple[TextIO, Callable[[], int]]]:
+    """The text of a file, and what tells how many of its bytes have been read."""
+    with open(name, "rb") as raw, OPENERS.get(Path(name).suffix, _as_it_is)(raw, "rt", encoding="utf-8") as text:
+        yield text, raw.tell
+
+
+def _as_it_is(raw: BinaryIO, mode: str, encoding: str) -> TextIO:
+    return open(raw.fileno(), mode, encoding=encoding, closefd=False)
+
+
+def _text(name: str, column: str) -> Rows:
+    with _open(name) as (file, tell):
+        while lines := file.readlines(DOCUMENT_CHARS):
+            yield {column: "".join(lines)}, tell()
+
+
+def _json_lines(name: str, column: str) -> Rows:
+    with _open(name) as (file, tell):
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{name}, line {number} is not JSON: {error}; is the file whole?") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{name}, line {number} is not a JSON object: {line[:80].strip()}")
+            yield row, tell()
+
+
+def _parquet(name: str, column: str) -> Rows:
+    with pyarrow.parquet.ParquetFile(name) as file:
+        columns = file.schema_arrow.names
+        if column not in columns:
+            raise missing_column(name, column, columns)
+        size, rows, number = Path(name).stat().st_size, file.metadata.num_rows, 0
+        for batch in file.iter_batches(batch_size=256, columns=[column]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                yield {column: text}, size * number // rows
+
+
+READERS: dict[str, Callable[[str, str], Rows]] = {"JSON lines": _json_lines, "parquet": _parquet, "text": _text}

@@ -1,0 +1,145 @@
+"""manifest.json of a folder of prepared tokens: what it was made from, what it holds, how far it has come.
+
+The folder holds the tokenizer, and shards: train-00000.bin, validation-00000.bin, train-00001.bin ... Each is a flat
+array of tokens, documents one after the other, each closed by the end-of-text token. Shard k of both splits comes from
+the same stretch of the corpus; a split that has nothing there has no file.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from tqdm.auto import tqdm
+
+TRAIN, VALIDATION = "train", "validation"
+REMEDY = "delete this file: the next start, or `python -m scripts.prepare_data`, makes it again and keeps the others"
+VERIFIED_AT_ONCE = 4  # files
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """Of one split."""
+
+    tokens: int
+    documents: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    files: dict[str, ShardFile]  # by split
+    end: dict[str, Any]  # where the next shard begins in the corpus
+
+
+@dataclass(frozen=True)
+class Manifest:
+    identity: dict[str, Any]  # the source, tokenizer and options that the tokens are made from
+    hash: str  # of the identity; also in the folder's name
+    revision: str | None  # commit of a hub dataset
+    tokenizer: dict[str, Any]  # name, sha256 of its files, vocab_size, end_of_text (token id)
+    dtype: str
+    versions: dict[str, str]
+    complete: bool = False  # false: preparing goes on behind the last shard
+    shards: list[Shard] = field(default_factory=list)
+
+    @property
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Tokens, documents and shards of each split."""
+        totals = {}
+        for split in (TRAIN, VALIDATION):
+            files = [shard.files[split] for shard in self.shards if split in shard.files]
+            tokens, documents = sum(file.tokens for file in files), sum(file.documents for file in files)
+            totals[split] = {"tokens": tokens, "documents": documents, "shards": len(files)}
+        return totals
+
+    @property
+    def tokens(self) -> int:
+        """Of both splits."""
+        return sum(split["tokens"] for split in self.totals.values())
+
+    def paths(self, folder: Path, split: str) -> list[Path]:
+        """The files of a split."""
+        return [path(folder, split, number) for number, shard in enumerate(self.shards) if split in shard.files]
+
+    def with_shard(self, shard: Shard) -> "Manifest":
+        return replace(self, shards=[*self.shards, shard])
+
+    def write(self, folder: Path) -> None:
+        """All or nothing, whenever the process is killed."""
+        content = asdict(self)
+        shards = ",\n".join(f"  {json.dumps(shard)}" for shard in content.pop("shards"))  # one line each
+        head = json.dumps(content | {"totals": self.totals}, indent=1).removesuffix("\n}")
+        with replacing(folder / "manifest.json") as file:
+            file.write(f'{head},\n "shards": [\n{shards}\n ]\n}}\n'.encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Raises FileNotFoundError, or ValueError if it is damaged."""
+        file = folder / "manifest.json"
+        try:
+            fields = json.loads(file.read_text())
+            del fields["totals"]
+            for shard in fields["shards"]:
+                shard["files"] = {split: ShardFile(**found) for split, found in shard["files"].items()}
+            fields["shards"] = [Shard(**shard) for shard in fields["shards"]]
+            return cls(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} is damaged ({error}): delete {folder} to prepare it again") from error
+
+    def missing(self, folder: Path) -> list[int]:
+        """Numbers of the shards that lack a file. Raises ValueError for a file that has another size than it should."""
+        missing = []
+        for number, split, file in self._files():
+            name, expected = path(folder, split, number), file.tokens * np.dtype(self.dtype).itemsize
+            if not name.exists():
+                missing.append(number)
+            elif (actual := name.stat().st_size) != expected:
+                raise ValueError(f"{name} is damaged: it has {actual} bytes instead of {expected}; {REMEDY}")
+        return list(dict.fromkeys(missing))
+
+    def verify(self, folder: Path) -> None:
+        """Read every file, with a progress bar; raises ValueError for one whose content has changed."""
+        files = list(self._files())
+
+        def read(number: int, split: str) -> tuple[Path, str]:
+            name = path(folder, split, number)
+            with name.open("rb") as content:
+                return name, hashlib.file_digest(content, "sha256").hexdigest()
+
+        with ThreadPoolExecutor(VERIFIED_AT_ONCE) as pool:
+            found = pool.map(lambda file: read(*file[:2]), files)
+            shown = tqdm(found, "checking", len(files), unit="file", disable=None)
+            for (name, digest), (*_, file) in zip(shown, files, strict=True):
+                if digest != file.sha256:
+                    raise ValueError(f"{name} is damaged: its sha256 is not that in manifest.json; {REMEDY}")
+
+    def _files(self) -> Iterator[tuple[int, str, ShardFile]]:
+        for number, shard in enumerate(self.shards):
+            for split, file in shard.files.items():
+                yield number, split, file
+
+
+def path(folder: Path, split: str, number: int) -> Path:
+    return folder / f"{split}-{number:05d}.bin"
+
+
+@contextlib.contextmanager
+def replacing(name: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name when all of it is on the disk."""
+    partial = name.with_name(f"{name.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(name)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

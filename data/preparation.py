@@ -1,0 +1,285 @@
+"""A corpus tokenised once, into shards. A killed process leaves whole ones, and the next one goes on behind them."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from filelock import FileLock
+from tqdm.auto import tqdm
+
+from data import hub, tokenization
+from data.corpora import Corpus, Documents, held_out
+from data.encoding import Encoded, Encoder, encode_in_order, token_dtype
+from data.manifest import TRAIN, VALIDATION, Manifest, Shard, ShardFile, path, replacing
+
+log = logging.getLogger(__name__)
+
+SHARD_TOKENS = 2**27  # 256 MiB at 2 bytes each; what a killed process has to do again is at most this
+CHUNK_CHARS = 2**19  # tokenised in one go
+TOKENIZER_BYTES = 64 * 2**20  # of text are enough to train a tokenizer on
+FORMAT = 2  # of the folder
+
+
+@dataclass
+class Chunk:
+    """Documents that are tokenised together."""
+
+    texts: list[str]
+    splits: list[str]  # of each text
+    end: dict[str, Any]  # where the corpus goes on behind them
+    fraction: float | None  # of the corpus that is read with them
+
+
+Chunks = Iterator[tuple[Chunk, Encoded]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the tokens of a folder are made from."""
+
+    corpus: Corpus
+    val_corpus: Corpus | None  # None: `val_fraction` of the corpus's documents are held out instead
+    tokenizer: str  # as in data.tokenization
+    val_fraction: float
+    max_bytes: int | None  # of text to read from each corpus, from the start; None: all
+    val_tokens: int | None  # None: all; else validation alone is prepared, and no more than about this many tokens
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            **self.corpus.identity(),
+            **tokenization.identity(self.tokenizer),
+            "held_out": self.val_corpus.identity() if self.val_corpus else self.val_fraction,
+            "max_bytes": self.max_bytes,
+            "val_tokens": self.val_tokens,
+            "shard_tokens": SHARD_TOKENS,
+        }
+
+    def hash(self) -> str:
+        content = json.dumps(self.identity(), sort_keys=True)
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+    def folder(self, cache_dir: Path) -> Path:
+        readable = re.sub(r"[^\w.]+", "-", f"{Path(self.corpus.source).name}-{Path(self.tokenizer).name}")
+        return cache_dir / f"{readable}-{self.hash()}"
+
+    def at_revision(self, revision: str | None) -> "Recipe":
+        """The same at a commit of the hub, so that what is read tomorrow is what was read today."""
+        if revision is None:
+            return self
+        corpora = {"corpus": self.corpus, "val_corpus": self.val_corpus}
+        on_hub = {name: corpus for name, corpus in corpora.items() if corpus and corpus.files is None}
+        return replace(self, **{name: replace(corpus, revision=revision) for name, corpus in on_hub.items()})
+
+    def split(self, text: str) -> str:
+        """Of a document of the corpus."""
+        held = self.val_corpus is None and held_out(text, self.val_fraction)
+        return VALIDATION if held else TRAIN
+
+    def chunks(self, start: dict[str, Any] | None) -> Iterator[Chunk]:
+        """All documents that are wanted, validation corpus first, from a place on that an earlier chunk ended at."""
+        parts: list[tuple[Corpus, Callable[[str], str]]] = []
+        if self.val_corpus:
+            parts.append((self.val_corpus, lambda text: VALIDATION))
+        if not self.val_corpus or self.val_tokens is None:
+            parts.append((self.corpus, self.split))
+        first = start["part"] if start else 0
+        for part, (corpus, split) in enumerate(parts[first:], first):
+            position = start["documents"] if start and part == first else None
+            documents = Documents(corpus, max_bytes=self.max_bytes, position=position)
+            texts, splits, size = [], [], 0
+            for text in documents:
+                name = split(text)
+                if self.val_tokens is not None and name == TRAIN:
+                    continue
+                texts.append(text)
+                splits.append(name)
+                size += len(text)
+                if size >= CHUNK_CHARS:
+                    fraction = documents.fraction if corpus is self.corpus else None
+                    yield Chunk(texts, splits, {"part": part, "documents": documents.position}, fraction)
+                    texts, splits, size = [], [], 0
+            if documents.empty:
+                raise ValueError(f"source {corpus.source!r} has no text")
+            yield Chunk(texts, splits, {"part": part + 1, "documents": None}, None)
+
+    def make_tokenizer(self, folder: Path) -> None:
+        """Train the tokenizer or get it, and save it."""
+        size = tokenization.trained_size(self.tokenizer)
+        if size is None:
+            tokenizer = tokenization.load(self.tokenizer)
+        else:
+            limit = min(self.max_bytes or TOKENIZER_BYTES, TOKENIZER_BYTES)
+            texts = (text for text in Documents(self.corpus, max_bytes=limit) if self.split(text) == TRAIN)
+            shown = tqdm(texts, "reading for the tokenizer", unit=" documents", disable=None)
+            tokenizer = tokenization.train(shown, size)
+        tokenizer.save_pretrained(folder)
+
+
+def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
+    """The folder of the recipe's tokens, which is made unless it is there; an unfinished one is finished.
+
+    The result does not depend on the number of processes, nor on where earlier ones were killed.
+    """
+    folder = recipe.folder(cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # of several processes one builds, the others wait
+        try:
+            manifest = Manifest.read(folder)
+        except FileNotFoundError:
+            manifest = _begin(recipe, folder)
+        missing = manifest.missing(folder)
+        if missing or not manifest.complete:
+            encoder = Encoder(load_tokenizer(manifest, folder))
+            recipe = recipe.at_revision(manifest.revision)
+            for number in missing:
+                _make_again(recipe, folder, manifest, number, encoder, processes)
+            if not manifest.complete:
+                _go_on(recipe, folder, manifest, encoder, processes)
+    return folder
+
+
+def load_tokenizer(manifest: Manifest, folder: Path) -> tokenization.PreTrainedTokenizerBase:
+    """The tokenizer of a prepared folder."""
+    place = folder / "tokenizer"
+    if tokenization.folder_hash(place) != manifest.tokenizer["sha256"]:
+        raise ValueError(f"{place} is not what the tokens were made with: delete {folder} to prepare it again")
+    return tokenization.load(str(place))
+
+
+def _begin(recipe: Recipe, folder: Path) -> Manifest:
+    """A manifest without shards, and the tokenizer."""
+    on_hub = recipe.corpus.files is None
+    revision = hub.check("dataset", recipe.corpus.source, recipe.corpus.revision) if on_hub else None
+    recipe.at_revision(revision).make_tokenizer(folder / "tokenizer")
+    encoder = Encoder(tokenization.load(str(folder / "tokenizer")))
+    tokenizer = {
+        "name": recipe.tokenizer,
+        "sha256": tokenization.folder_hash(folder / "tokenizer"),
+        "vocab_size": encoder.vocab_size,
+        "end_of_text": encoder.end_of_text,
+    }
+    versions = {name: version(name) for name in ("datasets", "tokenizers", "transformers", "numpy")}
+    versions["python"] = platform.python_version()
+    dtype = token_dtype(encoder.vocab_size).name
+    manifest = Manifest(recipe.identity(), recipe.hash(), revision, tokenizer, dtype, versions)
+    manifest.write(folder)
+    return manifest
+
+
+def _go_on(recipe: Recipe, folder: Path, manifest: Manifest, encoder: Encoder, processes: int) -> None:
+    """Write all shards that are still to come."""
+    start = manifest.shards[-1].end if manifest.shards else None
+    tokens, validation = manifest.tokens, manifest.totals[VALIDATION]["tokens"]
+    with (
+        _encoded(recipe, start, validation, encoder, processes) as chunks,
+        _progress(f"tokenising {recipe.corpus.source}", tokens) as progress,
+    ):
+        since = time.perf_counter()
+        while shard := _write_shard(folder, len(manifest.shards), chunks, progress):
+            manifest = manifest.with_shard(shard)
+            manifest.write(folder)
+            if progress.disable:  # no terminal: a line per shard for the log file
+                speed = (manifest.tokens - tokens) / (time.perf_counter() - since)
+                log.info("%s: %.4g tokens, %.3g/s", folder.name, manifest.tokens, speed)
+    replace(manifest, complete=True).write(folder)
+
+
+def _make_again(
+    recipe: Recipe, folder: Path, manifest: Manifest, number: int, encoder: Encoder, processes: int
+) -> None:
+    """Write a shard whose files were deleted."""
+    start = manifest.shards[number - 1].end if number else None
+    before = replace(manifest, shards=manifest.shards[:number]).totals[VALIDATION]["tokens"]
+    with (
+        _encoded(recipe, start, before, encoder, processes) as chunks,
+        _progress(f"making shard {number} again", 0) as progress,
+    ):
+        shard = _write_shard(folder, number, chunks, progress)
+    if shard is None or shard.files != manifest.shards[number].files:
+        raise ValueError(
+            f"source {recipe.corpus.source!r} does not give what it gave when {folder} was made: delete that folder "
+            "to prepare it anew"
+        )
+
+
+def _progress(what: str, tokens: int) -> tqdm:
+    return tqdm(desc=what, unit=" tokens", unit_scale=True, initial=tokens, mininterval=0.5, disable=None)
+
+
+@contextlib.contextmanager
+def _encoded(recipe: Recipe, start: dict | None, validation: int, encoder: Encoder, processes: int) -> Iterator[Chunks]:
+    """Tokenised chunks from `start` on, in front of which there are `validation` tokens for validation."""
+    if recipe.val_tokens is not None:
+        processes = 0  # so little that reading further ahead than needed would take longer
+    with contextlib.closing(encode_in_order(recipe.chunks(start), encoder, processes)) as encoded:
+        yield _until(recipe.val_tokens, validation, encoded)
+
+
+def _until(enough: int | None, tokens: int, encoded: Chunks) -> Chunks:
+    """Chunks until `enough` tokens are reached, of which there are `tokens`; None: all."""
+    while enough is None or tokens < enough:
+        pair = next(encoded, None)
+        if pair is None:
+            return
+        tokens += len(pair[1].tokens)
+        yield pair
+
+
+class _SplitWriter:
+    """One split's file of a shard."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self._tokens = self._documents = 0
+
+    def write(self, tokens: np.ndarray, documents: int) -> None:
+        content = tokens.tobytes()
+        try:
+            self._file.write(content)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise OSError(
+                errno.ENOSPC, "no space left for more tokens; finished shards are kept, and the same command goes on"
+            ) from error
+        self._sha256.update(content)
+        self._tokens += len(tokens)
+        self._documents += documents
+
+    def written(self) -> ShardFile:
+        return ShardFile(self._tokens, self._documents, self._sha256.hexdigest())
+
+
+def _write_shard(folder: Path, number: int, chunks: Chunks, progress: tqdm) -> Shard | None:
+    """The next SHARD_TOKENS tokens, or somewhat more; None if there are no more."""
+    files: dict[str, _SplitWriter] = {}
+    tokens, end = 0, None
+    with contextlib.ExitStack() as stack:
+        for chunk, encoded in chunks:
+            end = chunk.end
+            splits = np.array(chunk.splits, dtype=object)
+            for split in dict.fromkeys(chunk.splits):
+                if split not in files:
+                    files[split] = _SplitWriter(stack.enter_context(replacing(path(folder, split, number))))
+                own = splits == split
+                files[split].write(encoded.tokens[np.repeat(own, encoded.lengths)], int(own.sum()))
+            tokens += len(encoded.tokens)
+            if chunk.fraction:
+                progress.total = int((progress.n + len(encoded.tokens)) / chunk.fraction)
+            progress.update(len(encoded.tokens))
+            if tokens >= SHARD_TOKENS:
+                break
+    return Shard({split: file.written() for split, file in files.items()}, end) if files else None
