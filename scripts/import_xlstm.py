@@ -5,6 +5,7 @@
 CHECKPOINT is a state_dict written by torch.save, or a dictionary that holds one under "state_dict". OUT holds for every
 sLSTM layer, under its name in the checkpoint, the arguments of an RNNMixer and its state_dict. A layer is taken over
 whole: convolution, gates, recurrence and norm. The blocks around it are not: theirs have another feed-forward part.
+The cell is taken to be the package's function="slstm", not its "lstm": the checkpoint does not say.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib.util import find_spec
 
 import pytest
 
@@ -27,3 +28,9 @@ def test_training_commands_name_options_and_keys_that_exist(page):
     for arguments in train_commands(PAGES[page].read_text()):
         check_override_keys(arguments)
         config(*(re.sub(r"=(\w+),.*", r"=\1", argument) for argument in arguments))  # of a sweep its first run
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_name_programs_that_exist(page):
+    for module in re.findall(r"python -m (scripts[\w.]*\w)", PAGES[page].read_text()):
+        assert find_spec(module), module
