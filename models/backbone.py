@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from models.block import Block
+from models.loss import linear_cross_entropy
 
 States = list[tuple[Tensor, ...]]  # one tuple per block, as its mixer defines it
 
@@ -33,10 +34,12 @@ class SequenceModel(nn.Module):
         num_classes: size of the output layer; None is `vocab_size`, a language model.
         d_model: width.
         num_blocks: number of blocks.
+        num_heads: given to `mixer` too, unless it is None.
         embedding_std: standard deviation of the initial embeddings; None is that of all other weights.
 
     Initialised as GPT-2: weights normal with standard deviation sqrt(2 / 5d), which is near its 0.02 at d = 768 and
-    grows as the width shrinks; those that write to the residual stream are divided by sqrt(2 num_blocks).
+    grows as the width shrinks; those that write to the residual stream are divided by sqrt(2 num_blocks). A mixer with
+    a method `init_weights` sets after that what it wants otherwise.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class SequenceModel(nn.Module):
         num_classes: int | None = None,
         d_model: int = 768,
         num_blocks: int = 12,
+        num_heads: int | None = None,
         embedding_std: float | None = None,
     ) -> None:
         super().__init__()
@@ -60,11 +64,17 @@ class SequenceModel(nn.Module):
         self.vocab_size = vocab_size
         self.num_classes = num_classes or vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)
+        heads = {} if num_heads is None else {"num_heads": num_heads}
         self.blocks = nn.ModuleList(
-            Block(d_model, mixer(d_model, block_index=index, num_blocks=num_blocks)) for index in range(num_blocks)
+            Block(d_model, mixer(d_model, **heads, block_index=index, num_blocks=num_blocks))
+            for index in range(num_blocks)
         )
         self.norm = nn.LayerNorm(d_model, bias=False)
         self.head = nn.Linear(d_model, self.num_classes, bias=False)
+        self._init_weights(embedding_std)
+
+    def _init_weights(self, embedding_std: float | None) -> None:
+        num_blocks, d_model = len(self.blocks), self.embedding.embedding_dim
         std = math.sqrt(2 / (5 * d_model))
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
@@ -72,7 +82,7 @@ class SequenceModel(nn.Module):
                 nn.init.normal_(module.weight, std=std / math.sqrt(2 * num_blocks) if writes_residual else std)
         nn.init.normal_(self.embedding.weight, std=std if embedding_std is None else embedding_std)
         for block in self.blocks:
-            if hasattr(block.mixer, "init_weights"):  # what a mixer initialises itself
+            if hasattr(block.mixer, "init_weights"):
                 block.mixer.init_weights()
 
     def forward(
@@ -92,6 +102,38 @@ class SequenceModel(nn.Module):
         Returns:
             logits [B, T, num_classes], or (logits, states).
         """
+        x, new_states = self.features(input_ids, states, reset)
+        logits = self.head(x)
+        return (logits, new_states) if return_states else logits
+
+    def loss(self, input_ids: Tensor, labels: Tensor, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy of the logits, which are never there all at once, and which answers are right.
+
+        Args:
+            input_ids: int64 [B, T].
+            labels: int64 [B, T], models.loss.IGNORE where nothing is scored.
+            reset: as in `forward`.
+
+        Returns:
+            the loss over the scored labels, a scalar, and whether the largest logit is that of the label, bool [B, T].
+        """
+        x, _ = self.features(input_ids, None, reset)
+        loss, right = linear_cross_entropy(x.flatten(0, 1), self.head.weight, labels.flatten())
+        return loss, right.view_as(labels)
+
+    def flops_per_token(self, T: int) -> float:
+        """Floating-point operations per token of one forward and backward pass over sequences of T tokens.
+
+        6 per parameter that multiplies, which is all of them but the embedding (recurrent matrices too: once per token
+        and direction), and what a mixer adds that is no parameter, its own `flops_per_token(T)`: the scores and sums of
+        attention (PaLM, arXiv 2204.02311, appendix B). Recomputation does not count.
+        """
+        parameters = sum(parameter.numel() for parameter in self.parameters()) - self.embedding.weight.numel()
+        mixers = (block.mixer for block in self.blocks)
+        return 6.0 * parameters + sum(m.flops_per_token(T) for m in mixers if hasattr(m, "flops_per_token"))
+
+    def features(self, input_ids: Tensor, states: States | None, reset: Tensor | None) -> tuple[Tensor, States]:
+        """What the output layer sees, [B, T, d_model], and the states after the last position."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids have shape {list(input_ids.shape)}: expected [B, T] with T > 0")
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -105,5 +147,4 @@ class SequenceModel(nn.Module):
         for block, state in zip(self.blocks, states, strict=True):
             x, state = block(x, state, reset)
             new_states.append(state)
-        logits = self.head(self.norm(x))
-        return (logits, new_states) if return_states else logits
+        return self.norm(x), new_states

@@ -1,65 +1,81 @@
-"""Checkpoints: found by file or folder, opened with one clear error, and complete with the config of their run."""
+"""Checkpoints: written so that a good one is always there, and found by file or run folder with one clear error."""
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 LAST = "last.ckpt"
+PREVIOUS = "previous.ckpt"  # what last.ckpt was before
 OUTPUTS = Path("outputs")
 EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scripts.export: weights; config and step
 
 
-class RunRecord(Callback):
-    """Puts the config into the run's folder, checkpoints and loggers, and saves the state after the last step."""
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place, waits until the disk has it, and only then moves it there."""
 
-    def __init__(self, config: DictConfig) -> None:
-        self.config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        folder = Path(self.config["run_dir"])
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.create(self.config), folder / "config.yaml")
-        for logger in trainer.loggers:
-            if not isinstance(logger, CSVLogger):  # it would only write a second config.yaml
-                logger.log_hyperparams(self.config)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["config"] = self.config
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        # Not after trainer.fit, when the loops have moved on: a run that is resumed from there miscounts its steps.
-        every = self.config["checkpoint"]["every_n_train_steps"]
-        if trainer.global_step == trainer.max_steps and trainer.global_step % every:
-            trainer.save_checkpoint(Path(self.config["checkpoint"]["dirpath"]) / LAST)
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:  # torch.save has its own words for a full disk
+            partial.unlink(missing_ok=True)
+            reason = str(error).partition("\n")[0]
+            raise OSError(
+                f"the checkpoint {path} could not be written ({reason}): is the disk full? Earlier ones are untouched"
+            ) from error
+        if path.name == LAST and path.exists():
+            path.replace(path.with_name(PREVIOUS))
+        partial.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # or the new name may be lost with the power
+        os.close(folder)
 
 
 def find(path: str, run_name: str | None = None) -> Path:
-    """The checkpoint file of `path`: a file, a folder of a run or an export, or "last", the latest of `run_name`."""
-    if path == "last" and run_name:
-        found = sorted(OUTPUTS.joinpath(run_name).rglob(f"checkpoints/{LAST}"), key=lambda file: file.stat().st_mtime)
-        if not found:
-            raise FileNotFoundError(f"ckpt_path=last: there is no checkpoint under {OUTPUTS / run_name}")
-        return found[-1]
-    file = Path(path)
-    if file.is_dir():
-        file = file / EXPORTED if (file / EXPORTED).is_file() else file / "checkpoints" / LAST
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no checkpoint at {file}: expected a .ckpt file or the folder of a run")
-    return file
+    """The checkpoint file of `path`: a file; a folder of a run (its newest that can be read) or export; or "last",
+    the newest of the runs named `run_name` (of all runs, if that is None)."""
+    if path == "last":
+        runs = OUTPUTS / (run_name or "")
+        files, missing = runs.rglob("checkpoints/*.ckpt"), f"ckpt_path=last: there is no checkpoint under {runs}"
+    else:
+        file = Path(path)
+        if (file / EXPORTED).is_file():
+            return file / EXPORTED
+        if file.is_file():
+            return file
+        files = file.glob("checkpoints/*.ckpt")
+        file = file / "checkpoints" / LAST if file.is_dir() else file
+        missing = f"there is no checkpoint at {file}: expected a .ckpt file or the folder of a run"
+    newest_first = sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for file in newest_first:
+        try:
+            load(file)
+        except ValueError as error:
+            print(f"passed over: {error}", file=sys.stderr)
+        else:
+            return file
+    raise FileNotFoundError(f"{missing} that can be read" if newest_first else missing)
 
 
 def load(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint of scripts.train, on the CPU; of an exported folder what is left of it."""
+    """The content of a checkpoint of scripts.train, on the CPU, weights read from the file when they are used; of an
+    exported folder what is left of it."""
     try:
-        content = _load_exported(file) if file.name == EXPORTED else torch.load(file, "cpu", weights_only=True)
+        content = (
+            _load_exported(file) if file.name == EXPORTED else torch.load(file, "cpu", weights_only=True, mmap=True)
+        )
         if not isinstance(content, dict) or not {"config", "state_dict"} <= content.keys():
             raise ValueError("it was not written by scripts.train")
     except Exception as error:  # torch raises a different kind for each way of being damaged

@@ -46,16 +46,49 @@ def prepare_process(threads: int | None) -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
 
 
-def check_override_keys(arguments: list[str]) -> None:
+def check_precision(precision: str, accelerator: str) -> None:
+    """Raise for bfloat16 on a GPU that would only emulate it."""
+    import torch
+
+    on_gpu = accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available()
+    if precision.startswith("bf16") and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ValueError(
+            f"trainer.precision={precision}: {torch.cuda.get_device_name()} has no bfloat16; "
+            "expected 16-mixed or 32-true there"
+        )
+
+
+def settings(arguments: list[str]) -> list[str]:
+    """The GROUP=OPTION and KEY=VALUE arguments among those of a command line."""
+    return [argument for argument in arguments if "=" in argument and not argument.startswith(("-", "+", "~"))]
+
+
+def is_group(name: str) -> bool:
+    """Whether an override of this name chooses an option, such as model=lstm, and sets no key."""
+    return Path(CONFIGS, name).is_dir()
+
+
+def overrides_of_run(arguments: list[str]) -> list[str]:
+    """The arguments, behind those of the run that ckpt_path resumes if they choose no option of a group themselves."""
+    given = dict(setting.split("=", 1) for setting in settings(arguments))
+    if not given.get("ckpt_path") or given["ckpt_path"] == "null" or any(map(is_group, given)):
+        return arguments
+    from scripts import checkpoint
+
+    file = checkpoint.find(given["ckpt_path"], given.get("name"))
+    before = [o for o in checkpoint.load(file)["config"]["overrides"] if not o.startswith("ckpt_path=")]
+    return [*before, *(f"ckpt_path={file}" if o.startswith("ckpt_path=") else o for o in arguments)]
+
+
+def check_override_keys(arguments: list[str], config_name: str = "train") -> None:
     """Raise ValueError for a KEY=VALUE argument whose key the config does not have; Hydra would not say what it has."""
     from hydra import compose, initialize_config_dir
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    overrides = [argument for argument in arguments if "=" in argument and not argument.startswith(("-", "+", "~"))]
     groups, keys = [], []
-    for override in OverridesParser.create().parse_overrides(overrides):
+    for override in OverridesParser.create().parse_overrides(settings(arguments)):
         name = override.key_or_group
-        if Path(CONFIGS, name).is_dir():
+        if is_group(override.key_or_group):
             values = override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
             groups.append(f"{name}={next(iter(values))}")
         elif not name.startswith(("hydra.", "hydra/")):
@@ -63,7 +96,7 @@ def check_override_keys(arguments: list[str]) -> None:
     if not keys:  # composing takes a moment, and Hydra will do it again
         return
     with initialize_config_dir(CONFIGS, version_base="1.3"):
-        config = compose("train", overrides=groups)
+        config = compose(config_name, overrides=groups)
     for key in keys:
         node, above = config, "the config"
         for part in key.split("."):
@@ -76,13 +109,27 @@ def check_override_keys(arguments: list[str]) -> None:
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback."""
-    from hydra.errors import HydraException
-
     try:
         yield
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, ArithmeticError) as error:
-        if os.environ.get("HYDRA_FULL_ERROR"):
+    except Exception as error:
+        message = _message(error)
+        if message is None or os.environ.get("HYDRA_FULL_ERROR"):
             raise
-        while isinstance(error, HydraException | OmegaConfBaseException) and error.__cause__ is not None:
-            error = error.__cause__  # Hydra wraps what a constructor raised
-        sys.exit(f"error: {error}\n(HYDRA_FULL_ERROR=1 shows where)")
+        sys.exit(f"error: {message}\n(HYDRA_FULL_ERROR=1 shows where)")
+
+
+def _message(error: BaseException) -> str | None:
+    """What to tell a user about an error; None if it is none of the expected kinds, so that its place matters."""
+    from hydra.errors import HydraException
+
+    kind, text = type(error).__name__, str(error)
+    if isinstance(error, HydraException | OmegaConfBaseException) and error.__cause__ is not None:
+        return _message(error.__cause__) or text  # Hydra wraps what a constructor raised
+    if kind == "OutOfMemoryError":
+        return f"{text.partition('. ')[0]}: lower data.batch_size (global_batch_size keeps what a step sees)"
+    if text.startswith("DataLoader worker"):
+        return f"{text.strip()} A process that loads data died, often for want of memory: lower data.num_workers"
+    if "in DataLoader worker process" in text.partition("\n")[0]:
+        return text.strip().rpartition("\n")[2].partition(": ")[2] or text
+    expected = HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, ArithmeticError
+    return text if isinstance(error, expected) or kind == "MisconfigurationException" else None

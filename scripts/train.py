@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from scripts.config import CONFIGS, check_override_keys, one_line_errors, prepare_process
+from scripts.config import (
+    CONFIGS,
+    check_override_keys,
+    check_precision,
+    one_line_errors,
+    overrides_of_run,
+    prepare_process,
+)
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule
@@ -36,10 +44,11 @@ def train(config: DictConfig) -> dict:
     from lightning.pytorch.callbacks import TQDMProgressBar
 
     from models.lightning_module import SequenceModule
-    from scripts import checkpoint, report
+    from scripts import callbacks, checkpoint, report
     from scripts.evaluate import evaluate
 
     prepare_process(config.threads)
+    check_precision(config.trainer.precision, config.trainer.accelerator)
     resume = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name)
     folder = Path(config.run_dir)
     seed_everything(config.seed, verbose=False)
@@ -52,10 +61,19 @@ def train(config: DictConfig) -> dict:
         print(f"resuming from {resume}")
 
     module = SequenceModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
-    callbacks = [instantiate(config.checkpoint), checkpoint.RunRecord(config)]
+    data_wait = callbacks.DataWait()
+    hooks = [instantiate(config.checkpoint), callbacks.RunRecord(config), callbacks.StepStatistics(data_wait)]
+    if hasattr(datamodule, "tokenizer"):
+        hooks.append(callbacks.TextSamples(config.run_dir))
     if config.trainer.enable_progress_bar:
-        callbacks.append(TQDMProgressBar(refresh_rate=10))
-    trainer = instantiate(config.trainer, logger=instantiate(config.logger) or False, callbacks=callbacks)
+        hooks.append(TQDMProgressBar(refresh_rate=10))
+    trainer = instantiate(
+        config.trainer,
+        logger=instantiate(config.logger) or False,
+        callbacks=hooks,
+        plugins=[checkpoint.AtomicCheckpointIO()],
+        profiler=data_wait,
+    )
     trainer.fit(module, datamodule=datamodule, ckpt_path=resume or None, weights_only=True)
     result = evaluate(trainer, module, datamodule)
     if trainer.is_global_zero:
@@ -68,6 +86,7 @@ def train(config: DictConfig) -> dict:
 
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")
 def main(config: DictConfig) -> None:
+    config.overrides = list(HydraConfig.get().overrides.task)
     with one_line_errors():
         train(config)
 
@@ -75,4 +94,5 @@ def main(config: DictConfig) -> None:
 if __name__ == "__main__":
     with one_line_errors():
         check_override_keys(sys.argv[1:])
+        sys.argv[1:] = overrides_of_run(sys.argv[1:])
     main()

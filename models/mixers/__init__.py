@@ -1,6 +1,6 @@
 """Mixers: the part of a block that moves information along time.
 
-A mixer is an nn.Module built as `Mixer(d_model, block_index=..., num_blocks=...)` and called as
+A mixer is an nn.Module built as `Mixer(d_model, num_heads=..., block_index=..., num_blocks=...)` and called as
 
     forward(x [B, T, d], state=None, reset=None) -> (y [B, T, d], new_state)
 
@@ -10,6 +10,7 @@ True where a new document starts: nothing from before such a step is seen at it 
 """
 
 from models.mixers.attention import AttentionMixer
+from models.mixers.nn_lstm import NNLSTMMixer
 from models.mixers.rnn import RNNMixer
 
-__all__ = ["AttentionMixer", "RNNMixer"]
+__all__ = ["AttentionMixer", "NNLSTMMixer", "RNNMixer"]

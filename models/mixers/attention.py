@@ -5,17 +5,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def rotate(x: Tensor, first_position: int, base: float) -> Tensor:
-    """Rotary embedding: x [B, N, T, D] at positions first_position ... first_position + T - 1.
+@torch.library.custom_op("models::rotary_angles", mutates_args=())
+def rotary_angles(first_position: int, T: int, D: int, base: float, device: torch.device) -> Tensor:
+    """Cosines and sines, float32 [2, T, D/2], for positions first_position ... first_position + T - 1.
 
-    Angles are computed here in float32, not kept in a buffer: there is nothing to lose when a model is built on the
-    meta device or moved to another dtype, and torch.compile fuses them into the product.
+    An operator of its own, because torch.compile would move the sines into the product and compute them for every
+    element anew; and no buffer, because that is lost when a model is built on the meta device. All layers of a compiled
+    model share one call.
     """
-    T, D = x.shape[-2:]
-    frequencies = base ** (-torch.arange(0, D, 2, device=x.device, dtype=torch.float32) / D)
-    positions = torch.arange(first_position, first_position + T, device=x.device, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)  # [T, D/2]
-    cos, sin = angles.cos(), angles.sin()
+    frequencies = base ** (-torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
+    positions = torch.arange(first_position, first_position + T, device=device, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+@rotary_angles.register_fake
+def _(first_position: int, T: int, D: int, base: float, device: torch.device) -> Tensor:
+    return torch.empty(2, T, D // 2, dtype=torch.float32, device=device)
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotary embedding of x [B, N, T, D] by `angles` [2, T, D/2]; computed in float32, in the dtype of x after that."""
+    cos, sin = angles
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -53,7 +64,8 @@ class AttentionMixer(nn.Module):
         B, T, d = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4)  # [B, N, T, D]
         past = 0 if state is None else state[0].shape[-2]
-        q, k = rotate(q, past, self.rope_base), rotate(k, past, self.rope_base)
+        angles = rotary_angles(past, T, d // self.num_heads, self.rope_base, x.device)
+        q, k = rotate(q, angles), rotate(k, angles)
 
         document = reset.cumsum(dim=1, dtype=torch.int32) if reset is not None else q.new_zeros(B, T, dtype=torch.int32)
         if state is None:
@@ -70,3 +82,7 @@ class AttentionMixer(nn.Module):
             same_document = document[:, :, None] == seen[:, None, :]
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=(causal & same_document)[:, None])
         return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v, seen)
+
+    def flops_per_token(self, T: int) -> float:
+        """Of scores and weighted sums over T tokens, forward and backward; causality is not deducted, as in PaLM."""
+        return 12.0 * T * self.out.in_features

@@ -21,6 +21,7 @@ class MambaMixer(nn.Module):
 
     Args:
         d_model: width of input and output.
+        num_heads: part of the mixer interface, unused here.
         state_size: recurrent states per channel.
         conv_width: width of the causal convolution.
         expand: channels per input channel.
@@ -30,6 +31,7 @@ class MambaMixer(nn.Module):
     def __init__(
         self,
         d_model: int,
+        num_heads: int = 1,
         state_size: int = 16,
         conv_width: int = 4,
         expand: int = 2,

@@ -62,9 +62,6 @@ def test_everything_is_logged(tmp_path):
         assert 0 <= float(row["train/accuracy"]) <= 1
         # before clipping, so larger than the limit
         assert float(row["train/gradient_norm"]) > 1e-3
-        tokens_per_step = 2 * 4 * 7
-        speed = tokens_per_step / float(row["train/step_time"])
-        assert float(row["train/tokens_per_second"]) == pytest.approx(speed, rel=1e-4)
     assert [float(row["train/lr"]) for row in logged] == pytest.approx([0.005, 0.00868, 0.00232], rel=1e-2)
     (validated,) = [row for row in rows if row["val/loss"]]
     assert float(validated["val/perplexity"]) == pytest.approx(torch.tensor(float(validated["val/loss"])).exp().item())

@@ -58,6 +58,7 @@ def test_decay_groups():
     assert {names[parameter] for parameter in no_decay["params"]} == {
         "embedding.weight",
         "blocks.0.mixer_norm.weight",
+        "blocks.0.mixer.conv.bias",
         "blocks.0.mixer.recurrence.b",
         "blocks.0.mixer.norm_weight",
         "blocks.0.mlp_norm.weight",

@@ -17,7 +17,7 @@ TINY = {
     "text_tiny": [
         "model.d_model=8",
         "model.num_blocks=1",
-        "model.mixer.num_heads=1",
+        "model.num_heads=1",
         "data.tokenizer=bpe:300",
         "data.context_length=8",
         "data.batch_size=64",

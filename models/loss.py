@@ -1,0 +1,97 @@
+"""The output layer and its cross-entropy in one, chunk by chunk, so that the logits of a batch never exist at once."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+IGNORE = -100  # label of a position that is not scored
+CHUNK = 2**28  # logits at a time: half a GB in bfloat16
+ALIGNMENT = 64  # half-precision rows of the padded weight: whole cache lines, which tensor cores read at full speed
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of the logits x weight^T, in float32, and where the largest logit is the label's.
+
+    The logits are computed in the dtype of autocast, the rest in float32 (float64 for float64). The gradients are
+    computed along with the loss: each chunk of logits is made once and forgotten. Beside x, weight and their gradients
+    this takes some CHUNK logits, where the usual way takes M V in half precision and twice M V in float32; compiled,
+    each logit is written once and read twice before its gradient is written over it.
+
+    torch.nn.functional.linear_cross_entropy (PyTorch 2.13) has neither the padding of V, which for the 50,257 tokens of
+    GPT-2 decides whether tensor cores run at full speed, nor the answers, and torch.compile cannot fuse it.
+
+    Args:
+        x: [M, d].
+        weight: [V, d], the weight of the output layer.
+        labels: int64 [M], 0 to V - 1, or IGNORE for a row that is not scored.
+
+    Returns:
+        the loss, a scalar (NaN if no row is scored), and the right answers, bool [M].
+    """
+    device = x.device.type
+    if x.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    with_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    total, right = _LinearCrossEntropy.apply(x, weight, labels, with_gradient)
+    return total / (labels != IGNORE).sum(), right
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Summed loss and right answers of all rows, and, if asked for, the gradients of the sum."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, labels: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
+        V = weight.shape[0]
+        exact = torch.promote_types(x.dtype, torch.float32)
+        padding = -V % ALIGNMENT if x.dtype.itemsize == 2 else 0
+        padded = F.pad(weight.to(x.dtype), (0, 0, 0, padding))
+        total = torch.zeros((), dtype=exact, device=x.device)
+        right, d_x, d_weight = [], [], torch.zeros_like(weight, dtype=exact) if with_gradient else None
+        rows = _rows_of_a_chunk(x.shape[0], V)
+        for part, of_part in zip(x.split(rows), labels.split(rows), strict=True):
+            logits = part @ padded.T  # [rows, V + padding]
+            losses, answers, d_logits = _cross_entropy(logits, of_part, V, exact, with_gradient)
+            total = total + losses.sum()
+            right.append(answers)
+            if with_gradient:
+                d_x.append(d_logits @ padded)
+                d_weight += (d_logits.T @ part)[:V]
+        right = torch.cat(right)
+        ctx.mark_non_differentiable(right)
+        if with_gradient:
+            ctx.save_for_backward(torch.cat(d_x), d_weight)
+            ctx.weight_dtype = weight.dtype
+        return total, right
+
+    @staticmethod
+    def backward(ctx, d_total: Tensor, _) -> tuple[Tensor | None, ...]:
+        d_x, d_weight = ctx.saved_tensors
+        # By way of the dtype of d_total: rounded to half precision, the factor would be wrong for all rows alike.
+        return (d_x.to(d_total.dtype) * d_total).to(d_x.dtype), (d_weight * d_total).to(ctx.weight_dtype), None, None
+
+
+def _rows_of_a_chunk(M: int, V: int) -> int:
+    """Chunks of equal size, in whole tiles of a matrix product."""
+    chunks = -(-M * V // CHUNK)
+    return -(-M // chunks // ALIGNMENT) * ALIGNMENT
+
+
+def _cross_entropy(
+    logits: Tensor, labels: Tensor, V: int, exact: torch.dtype, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Losses [rows], right answers [rows] and the losses' gradient with respect to `logits` [rows, V + padding]."""
+    scored = labels != IGNORE
+    index = labels.where(scored, 0)[:, None]
+    values = logits[:, :V].to(exact)
+    largest, answers = values.max(dim=-1, keepdim=True)
+    log_sum = (values - largest).exp().sum(dim=-1, keepdim=True).log() + largest
+    of_label = values.gather(1, index)
+    losses = (log_sum - of_label).squeeze(1) * scored
+    right = answers.squeeze(1) == labels
+    if not with_gradient:
+        return losses, right, None
+    d_logits = (values - log_sum).exp() * scored[:, None]
+    d_logits = F.pad(d_logits, (0, logits.shape[1] - V)).to(logits.dtype)
+    # At the label 1 is subtracted before rounding, in this one place: the rest stays a single pass over the chunk.
+    at_label = ((of_label - log_sum).exp() - 1) * scored[:, None]
+    return losses, right, d_logits.scatter_(1, index, at_label.to(logits.dtype))

@@ -1,0 +1,36 @@
+"""torch.nn.LSTM as a mixer: cuDNN's kernels on a GPU."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class NNLSTMMixer(nn.Module):
+    """y = norm(nn.LSTM(x)): the blocks of RNNMixer(function="lstm") with one head, by PyTorch; 8 d² parameters.
+
+    The state is (h [B, d], c [B, d]). There are no resets. torch.compile leaves nn.LSTM out and
+    compiles what is between.
+
+    Args:
+        d_model: width of input and output.
+        num_heads: 1, nn.LSTM has no more.
+        block_index, num_blocks: place in the backbone (part of the mixer interface, unused here).
+    """
+
+    def __init__(self, d_model: int, num_heads: int = 1, block_index: int = 0, num_blocks: int = 1) -> None:
+        super().__init__()
+        if num_heads != 1:
+            raise ValueError(f"num_heads={num_heads}: torch.nn.LSTM has one head; model=lstm takes any number")
+        self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
+        self.norm_weight = nn.Parameter(torch.ones(d_model))
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if reset is not None:
+            raise ValueError(
+                "torch.nn.LSTM cannot reset its state inside a sequence: take model=lstm, or leave resets out "
+                "(data.reset_at_documents=false)"
+            )
+        h, last = self.lstm(x, None if state is None else tuple(part[None].to(x.dtype) for part in state))
+        return F.layer_norm(h, h.shape[-1:]) * self.norm_weight, tuple(part[0] for part in last)

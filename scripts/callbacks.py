@@ -1,0 +1,155 @@
+"""What a run reports and leaves behind while it trains."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.utilities import rank_zero_info
+from omegaconf import DictConfig, OmegaConf
+
+from scripts import report
+from scripts.checkpoint import LAST
+from scripts.peak_flops import PEAK_FLOPS, peak_flops
+
+PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, and how often
+
+
+class RunRecord(Callback):
+    """Puts the config into the run's folder, checkpoints and loggers, and saves the state after the last step."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
+        self.last = Path(self.config["checkpoint"]["dirpath"]) / LAST
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        folder = Path(self.config["run_dir"])
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.create(self.config), folder / "config.yaml")
+        for logger in trainer.loggers:
+            if not isinstance(logger, CSVLogger):  # it would only write a second config.yaml
+                logger.log_hyperparams({**self.config, "environment": report.environment()})
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["config"] = self.config
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        # Not after trainer.fit, when the loops have moved on: a run that is resumed from there miscounts its steps.
+        every = self.config["checkpoint"]["every_n_train_steps"]
+        if trainer.global_step == trainer.max_steps and trainer.global_step % every:
+            trainer.save_checkpoint(self.last)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if trainer.is_global_zero and self.last.exists():
+            run = self.config["run_dir"]
+            print(
+                f"stopped at step {trainer.global_step}; ckpt_path={run} goes on from its checkpoint", file=sys.stderr
+            )
+
+
+class DataWait(Profiler):
+    """Adds up the seconds in which training waits for its next batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = self._since = 0.0
+
+    def start(self, action_name: str) -> None:
+        self._since = time.perf_counter()
+
+    def stop(self, action_name: str) -> None:
+        if action_name.endswith("train_dataloader_next"):
+            self.seconds += time.perf_counter() - self._since
+
+
+class StepStatistics(Callback):
+    """Logs every `log_every_n_steps` steps, as means since the last time, validation left out:
+
+    train/step_time: seconds.
+    train/tokens_per_second: over all devices.
+    train/data_wait: share of the time in which the process waited for a batch. A GPU may have had work meanwhile.
+    train/mfu: model FLOPs utilisation, the FLOPs of `SequenceModel.flops_per_token` over the peak of the GPU
+        (scripts/peak_flops.py). Only for half precision on a GPU whose peak is known.
+    train/gpu_memory: GiB, the most that was allocated at once.
+    """
+
+    def __init__(self, data_wait: DataWait) -> None:
+        self.data_wait = data_wait
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._peak = None
+        if pl_module.device.type == "cuda" and trainer.precision != "32-true":
+            name = torch.cuda.get_device_name(pl_module.device)
+            self._peak = peak_flops(name)
+            if self._peak is None:
+                rank_zero_info(f"train/mfu: the peak of {name!r} is unknown; known are {', '.join(PEAK_FLOPS)}")
+        self._logged_step = trainer.global_step
+        self._restart()
+
+    def _restart(self) -> None:
+        self._since, self._waited, self._tokens = time.perf_counter(), self.data_wait.seconds, 0
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._paused = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._since += time.perf_counter() - self._paused
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict, batch_idx: int
+    ) -> None:
+        self._tokens += batch["input_ids"].numel()
+        steps = trainer.global_step - self._logged_step
+        if not steps or trainer.global_step % trainer.log_every_n_steps:
+            return
+        seconds = time.perf_counter() - self._since
+        speed = self._tokens / seconds
+        pl_module.log("train/step_time", seconds / steps)
+        pl_module.log("train/tokens_per_second", speed * trainer.world_size, prog_bar=True)
+        pl_module.log("train/data_wait", (self.data_wait.seconds - self._waited) / seconds)
+        if self._peak is not None:
+            flops = pl_module.model.flops_per_token(batch["input_ids"].shape[1])
+            pl_module.log("train/mfu", speed * flops / self._peak, prog_bar=True)
+        if pl_module.device.type == "cuda":
+            pl_module.log("train/gpu_memory", torch.cuda.max_memory_allocated(pl_module.device) / 2**30)
+        self._logged_step = trainer.global_step
+        self._restart()
+
+
+class TextSamples(Callback):
+    """After each validation, continues the beginnings of some validation blocks: samples.txt, and wandb if it is on."""
+
+    def __init__(self, folder: str) -> None:
+        self.file = Path(folder) / "samples.txt"
+
+    @torch.no_grad()
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data = trainer.datamodule
+        prompts = torch.stack([data.val_data[[index]]["input_ids"][0, :PROMPT] for index in range(SAMPLES)])
+        with trainer.precision_plugin.forward_context():  # on all ranks alike, which may share the weights out
+            tokens = continuation(pl_module.model, prompts.to(pl_module.device))
+        if not trainer.is_global_zero:
+            return
+        rows = [[data.tokenizer.decode(part) for part in pair] for pair in zip(prompts, tokens, strict=True)]
+        with self.file.open("a") as file:
+            file.writelines(f"--- step {trainer.global_step}\n{prompt}|{added}\n" for prompt, added in rows)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_text("samples", columns=["prompt", "continuation"], data=rows)
+
+
+def continuation(model: torch.nn.Module, prompts: torch.Tensor) -> torch.Tensor:
+    """CONTINUATION tokens [B, CONTINUATION] behind `prompts` [B, T], drawn from the model's distribution."""
+    draws = torch.Generator(prompts.device).manual_seed(0)  # of its own: training is the same with and without samples
+    tokens, states = [prompts], None
+    for _ in range(CONTINUATION):
+        logits, states = model(tokens[-1], states, return_states=True)
+        tokens.append(torch.multinomial(logits[:, -1].float().softmax(-1), 1, generator=draws))
+    return torch.cat(tokens[1:], dim=1).cpu()
