@@ -75,7 +75,9 @@ class TestSaved:
         with pytest.raises(ValueError, match=r"missing_keys': \['model.blocks.1.mixer.recurrence.R'\]"):
             AutoModelForCausalLM.from_pretrained(tmp_path)
 
-    @pytest.mark.parametrize("name", ["LSTMMixer", "nn.Linear", "mamba.MambaConfig", "os.system", ""])
+    @pytest.mark.parametrize(
+        "name", ["LSTMMixer", "nn.Linear", "mamba.MambaConfig", "mamba.MambaLayer", "os.system", ""]
+    )
     def test_a_config_names_mixers_only(self, name):
         with pytest.raises(ValueError, match=f"mixer '{name}' in the model's config.json: there is no such class"):
             FlashRNNForCausalLM(FlashRNNConfig(mixer={"name": name}))
@@ -97,6 +99,14 @@ class TestForward:
             first = model(ids[:, :4])
             second = model(ids[:, 4:], past_key_values=first.past_key_values)
             torch.testing.assert_close(second.logits, model(ids).logits[:, 4:], rtol=1e-4, atol=1e-4)
+
+    def test_padding_on_the_left_leaves_no_trace(self, model):
+        ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)
+        mask[1, :5] = 0
+        with torch.no_grad():
+            found = model(ids, attention_mask=mask).logits
+            torch.testing.assert_close(found[:1], model(ids[:1]).logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found[1:, 5:], model(ids[1:, 5:]).logits, rtol=1e-4, atol=1e-4)
 
     def test_padding_on_the_right_does_not_reach_what_is_before_it(self, lstm):
         ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)
