@@ -1,0 +1,31 @@
+// Memory that blocks of one launch share while all of them run.
+#pragma once
+#include "common.cuh"
+
+// 16 bytes that are read once and never written: past the first-level cache.
+DEVICE uint4 load_once(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return v;
+}
+
+// 16 bytes that other blocks wrote, from the second-level cache, where all blocks meet; zeros if not `valid`.
+DEVICE uint4 load_exchanged(const uint4* from, bool valid) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  if (valid)
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  return v;
+}
+
+// Brings what will be read a few steps later into the second-level cache.
+DEVICE void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+// One thread of a block: what the block wrote before its last __syncthreads is there for whoever awaits this.
+DEVICE void signal(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
+
+DEVICE void await(const u32* counter, u32 count) {
+  u32 now;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  while (now < count);
+}

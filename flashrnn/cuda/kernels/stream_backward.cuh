@@ -1,0 +1,93 @@
+// The backward time loop with R read at every step: rows are the units of an item, vectors are the gradients of the
+// recurrent gates. The factors of the cell's gradient are computed while the block waits for its group.
+#pragma once
+#include "stream.cuh"
+static_assert(ROWS == UNITS && K == GR * D);
+
+// As flashrnn_stream_forward, and: initial [STATES, B, N, D]; h_before [B, T, N, D], zero after a reset; d_h (may be null)
+// as h, d_aux as aux -> d_x [B, T, GI, N, D] and, for gates without an input, d_u [B, T, GATES - GI, N, D]: both come with
+// the recurrent gates' sums R h, and leave with gradients. d_state [STATES, B, N, D]: the gradient of the last states, in
+// the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flashrnn_stream_backward(const scalar* __restrict__ x, const uint4* __restrict__ R, const float* __restrict__ bias,
+                         const unsigned char* __restrict__ reset, scalar* exchange, u32* counters,
+                         const float* __restrict__ initial, const scalar* __restrict__ h_before,
+                         const float* __restrict__ aux, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
+                         scalar* d_x, scalar* d_u, float* d_state, i64 B, i64 T, i64 row_b, i64 row_t) {
+  extern __shared__ __align__(16) float sums[];
+  const int items = Item::count(B), first = blockIdx.x;
+  Stream stream(R, Item(first));
+  for (i64 step = 0; step <= T; step++) {
+    const i64 t = T - 1 - step;  // -1: the gradient of the initial states
+    const scalar* before = exchange + (step & 1) * HEADS * B * PADDED_K;
+    scalar* after = exchange + (~step & 1) * HEADS * B * PADDED_K;
+    for (int index = first; index < items; index += gridDim.x) {
+      const Item item(index), next(index + gridDim.x < items ? index + gridDim.x : first);
+      float factors[CELLS][FACTORS], d_new[CELLS][STATES];
+      bool keep[CELLS], keep_next[CELLS];
+#pragma unroll
+      for (int i = 0; i < CELLS; i++) {
+        const CellPlace cell(item, i, B);
+        if (!cell.valid) continue;
+        keep_next[i] = !RESET || step == 0 || !reset[cell.sequence * T + t + 1];
+#pragma unroll
+        for (int k = 0; k < STATES; k++) d_new[i][k] = d_state[(k * B + cell.sequence) * ROW + cell.element];
+        if (t < 0) continue;
+        const i64 row = cell.sequence * row_b + t * row_t, ahead = -AHEAD * row_t * ROW, at = row * ROW + cell.element;
+        auto read = [&](const auto* from, i64 back) {
+          if (t >= AHEAD) prefetch(from + back);
+          return float(*from);
+        };
+        keep[i] = !RESET || !reset[cell.sequence * T + t];
+        float g[GATES], s[STATES];
+#pragma unroll
+        for (int j = 0; j < GATES; j++) {
+          const i64 in_x = (row * GI + INPUT_OF[j]) * ROW + cell.element, in_u = (row * NO_INPUT + OTHER_OF[j]) * ROW + cell.element;
+          g[j] = bias[j * ROW + cell.element];
+          if (INPUT_OF[j] >= 0) g[j] += read(x + in_x, ahead * GI);
+          if (RECURRENT_OF[j] >= 0) g[j] += INPUT_OF[j] >= 0 ? read(d_x + in_x, ahead * GI) : read(d_u + in_u, ahead * NO_INPUT);
+        }
+        s[0] = USES_H ? read(h_before + at, ahead) : 0;
+#pragma unroll
+        for (int k = 1; k < STATES; k++) {
+          const float* from = t > 0 ? aux + (k - 1) * B * T * ROW + at - row_t * ROW
+                                    : initial + (k * B + cell.sequence) * ROW + cell.element;
+          s[k] = keep[i] ? (t > AHEAD ? read(from, ahead) : *from) : 0;
+          if (HAS_D_AUX) d_new[i][k] += read(d_aux + (k - 1) * B * T * ROW + at, ahead);
+        }
+        if (d_h) d_new[i][0] += read(d_h + at, ahead);
+        cell_factors(g, s, factors[i]);
+      }
+      step_sums(sums, stream, item, next, before, counters, step, B);
+      float d_g[CELLS][GATES], d_old[CELLS][STATES];
+#pragma unroll
+      for (int i = 0; i < CELLS; i++) {
+        const CellPlace cell(item, i, B);
+        if (!cell.valid) continue;
+        if (keep_next[i]) d_new[i][0] += sum_of(sums, cell, cell.row);
+        if (t < 0) continue;
+        cell_backward(factors[i], d_new[i], d_g[i], d_old[i]);
+#pragma unroll
+        for (int j = 0; j < GATES; j++)
+          if (RECURRENT_OF[j] >= 0) after[cell.exchanged(item, B, RECURRENT_OF[j])] = scalar(d_g[i][j]);
+      }
+      __syncthreads();
+      if (threadIdx.x == 0) signal(counters + item.group);
+#pragma unroll
+      for (int i = 0; i < CELLS; i++) {
+        const CellPlace cell(item, i, B);
+        if (!cell.valid) continue;
+        const i64 row = cell.sequence * row_b + t * row_t;
+#pragma unroll
+        for (int k = 0; k < STATES; k++)
+          d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0 ? d_new[i][k] : keep[i] ? d_old[i][k] : 0;
+        if (t < 0) continue;
+#pragma unroll
+        for (int j = 0; j < GATES; j++) {
+          scalar* to = INPUT_OF[j] >= 0 ? d_x + (row * GI + INPUT_OF[j]) * ROW : d_u + (row * NO_INPUT + OTHER_OF[j]) * ROW;
+          to[cell.element] = scalar(d_g[i][j]);
+        }
+      }
+    }
+  }
+}
