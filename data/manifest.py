@@ -6,6 +6,7 @@ the same stretch of the corpus; a split that has nothing there has no file.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -140,6 +141,9 @@ def replacing(name: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(name)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            message = "no space left; finished shards are kept, and the same command goes on when there is some"
+            raise OSError(errno.ENOSPC, message, str(name)) from error
         raise

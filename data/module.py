@@ -1,8 +1,6 @@
 """What all DataModules share: loaders whose place in the training data goes into the checkpoint."""
 
-import re
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -14,28 +12,6 @@ from data.sampler import ResumableSampler
 # What Lightning guesses about loaders is wrong for these: they do resume, and a batch takes them a fraction of a ms.
 for guess in ("your dataloader is not resumable", "does not have many workers"):
     warnings.filterwarnings("ignore", message=f".*{guess}", module="lightning")
-
-DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*\) (is killed|exited unexpectedly)")
-
-
-class Loader(DataLoader):
-    """A DataLoader that tells in one message what became of its workers."""
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from super().__iter__()
-        except (ValueError, OSError) as error:
-            _, in_worker, message = str(error).rpartition(f"\n{type(error).__name__}: ")  # a traceback's last line
-            if not in_worker:
-                raise
-            raise type(error)(message.strip()) from error
-        except RuntimeError as error:
-            if not DEAD_WORKER.search(str(error)):
-                raise
-            raise ChildProcessError(
-                f"{error}. Most often memory ran out: use fewer data.num_workers, or a smaller data.batch_size. "
-                "ckpt_path=last goes on from the last checkpoint"
-            ) from error
 
 
 class ResumableDataModule(L.LightningDataModule):
@@ -84,7 +60,7 @@ class ResumableDataModule(L.LightningDataModule):
 
     def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler) -> DataLoader:
         # With batch_size=None the dataset gets all indices of a batch at once, and can make them in one go.
-        return Loader(
+        return DataLoader(
             dataset,
             sampler=batches,
             batch_size=None,

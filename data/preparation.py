@@ -1,7 +1,6 @@
 """A corpus tokenised once, into shards. A killed process leaves whole ones, and the next one goes on behind them."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -29,6 +28,7 @@ SHARD_TOKENS = 2**27  # 256 MiB at 2 bytes each; what a killed process has to do
 CHUNK_CHARS = 2**19  # tokenised in one go
 TOKENIZER_BYTES = 64 * 2**20  # of text are enough to train a tokenizer on
 FORMAT = 2  # of the folder
+READABLE = 40  # characters of the source that go into the folder's name
 
 
 @dataclass
@@ -71,7 +71,8 @@ class Recipe:
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
     def folder(self, cache_dir: Path) -> Path:
-        readable = re.sub(r"[^\w.]+", "-", f"{Path(self.corpus.source).name}-{Path(self.tokenizer).name}")
+        names = self.corpus.source[-READABLE:], Path(self.tokenizer).name
+        readable = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-.") for name in names)
         return cache_dir / f"{readable}-{self.hash()}"
 
     def at_revision(self, revision: str | None) -> "Recipe":
@@ -247,14 +248,7 @@ class _SplitWriter:
 
     def write(self, tokens: np.ndarray, documents: int) -> None:
         content = tokens.tobytes()
-        try:
-            self._file.write(content)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise OSError(
-                errno.ENOSPC, "no space left for more tokens; finished shards are kept, and the same command goes on"
-            ) from error
+        self._file.write(content)
         self._sha256.update(content)
         self._tokens += len(tokens)
         self._documents += documents

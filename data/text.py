@@ -13,7 +13,7 @@ from data import tokenization
 from data.corpora import Corpus
 from data.encoding import Encoder
 from data.manifest import TRAIN, VALIDATION, Manifest
-from data.module import Loader, ResumableDataModule
+from data.module import ResumableDataModule
 from data.packing import PackedBlocks
 from data.preparation import Recipe, load_tokenizer, prepare
 from data.streaming import StreamedBlocks
@@ -138,7 +138,7 @@ class Text(ResumableDataModule):
             world_size=self.world_size,
             position=self._position or None,
         )
-        return Loader(
+        return DataLoader(
             dataset,
             batch_size=None,
             num_workers=self.num_workers,

@@ -1,0 +1,51 @@
+import bz2
+import gzip
+import json
+import lzma
+import os
+
+import pytest
+from backports import zstd
+
+from data.files import READ, kind, read_rows
+
+TEXTS = [f"document {i}: " + "some text " * i for i in range(50)]
+LINES = "".join(json.dumps({"text": text, "meta": {"redpajama_set_name": "web"}}) + "\n" for text in TEXTS).encode()
+COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd.compress}
+
+
+def texts(*files):
+    return [row["text"] for row in read_rows([str(file) for file in files], [0] * len(files), "text")]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+class TestCompressed:
+    def test_is_read(self, tmp_path, suffix):
+        file = tmp_path / f"a.jsonl.{suffix}"
+        file.write_bytes(COMPRESS[suffix](LINES))
+        assert kind(str(file)) == "JSON lines"
+        assert texts(file) == TEXTS
+
+    def test_several_frames_in_one_file_are_all_read(self, tmp_path, suffix):
+        file = tmp_path / f"a.jsonl.{suffix}"
+        file.write_bytes(COMPRESS[suffix](LINES) + COMPRESS[suffix](LINES))
+        assert texts(file) == TEXTS + TEXTS
+
+    @pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda content: b"no such thing" * 9])
+    def test_a_damaged_file_is_named(self, tmp_path, suffix, damage):
+        file = tmp_path / f"a.jsonl.{suffix}"
+        file.write_bytes(damage(COMPRESS[suffix](os.urandom(4000).hex().encode())))
+        with pytest.raises(
+            ValueError, match=rf"a.jsonl.{suffix} cannot be read: .*; if it is .* damaged, get it again"
+        ):
+            texts(file)
+
+
+def test_rows_tell_how_much_is_read(tmp_path):
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file in files:
+        file.write_bytes(LINES)
+    read = [row[READ] for row in read_rows([str(file) for file in files], [0, len(LINES)], "text")]
+    assert read == sorted(read)
+    assert read[len(TEXTS)] > len(LINES)
+    assert read[-1] == 2 * len(LINES)

@@ -1,0 +1,315 @@
+"""What a killed, damaged or repeated preparation leaves."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+from contextlib import contextmanager
+
+import datasets
+import numpy as np
+import pytest
+from backports import zstd
+
+from data import hub, manifest, preparation, tokenization
+from data.corpora import Corpus, Documents, held_out
+from data.manifest import TRAIN, VALIDATION, Manifest
+from data.packing import PackedBlocks
+from data.preparation import Recipe, prepare
+
+SETS = ("RedPajamaCommonCrawl", "RedPajamaGithub")
+
+
+def rows(count=120):
+    """Of SlimPajama's schema."""
+    rng = np.random.default_rng(0)
+    return [
+        {"text": f"{i}: " + " ".join(map(str, rng.integers(0, 50, 40))), "meta": {"redpajama_set_name": SETS[i % 2]}}
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch):
+    monkeypatch.setattr(preparation, "SHARD_TOKENS", 1000)
+    monkeypatch.setattr(preparation, "CHUNK_CHARS", 500)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The same documents in four files each: jsonl.zst and parquet."""
+    folder = tmp_path_factory.mktemp("sources")
+    for k in range(4):
+        part = rows()[30 * k : 30 * (k + 1)]
+        lines = "".join(json.dumps(row) + "\n" for row in part)
+        (folder / f"{k}.jsonl.zst").write_bytes(zstd.compress(lines.encode()))
+        datasets.Dataset.from_list(part).to_parquet(folder / f"{k}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenization.train([row["text"] for row in rows(20)], 300).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def recipe(sources, tokenizer):
+    return recipe_of(f"{sources}/*.jsonl.zst", tokenizer)
+
+
+def recipe_of(source, tokenizer, **options):
+    defaults = {"val_corpus": None, "val_fraction": 0.1, "max_bytes": None, "val_tokens": None}
+    return Recipe(Corpus(source), tokenizer=tokenizer, **(defaults | options))
+
+
+@pytest.fixture
+def whole(recipe, tmp_path):
+    """A folder that was prepared without interruption."""
+    return prepare(recipe, tmp_path / "whole", 0)
+
+
+def files(folder):
+    """Names and contents."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_shards_hold_every_document_once_in_order(whole, tokenizer):
+    found = Manifest.read(whole)
+    assert found.complete
+    assert len(found.shards) == 5
+    decode = tokenization.load(tokenizer).decode
+    for split in (TRAIN, VALIDATION):
+        texts = [row["text"] for row in rows() if held_out(row["text"], 0.1) == (split == VALIDATION)]
+        tokens = np.concatenate([np.fromfile(path, found.dtype) for path in found.paths(whole, split)])
+        assert decode(tokens) == "".join(text + "<|endoftext|>" for text in texts)
+        total = {"tokens": len(tokens), "documents": len(texts), "shards": len(found.paths(whole, split))}
+        assert found.totals[split] == total
+
+
+def test_blocks_go_through_all_shards(whole):
+    blocks = PackedBlocks(whole, TRAIN, 64)
+    expected = []
+    for path in blocks.paths:
+        tokens = np.fromfile(path, np.uint16)
+        expected += [tokens[start : start + 65] for start in range(0, len(tokens) - 64, 64)]
+    assert len(blocks) == len(expected)
+    order = np.random.default_rng(0).permutation(len(blocks))
+    batch = blocks[order]
+    np.testing.assert_array_equal(batch["input_ids"], np.stack(expected)[order, :-1])
+    np.testing.assert_array_equal(batch["labels"], np.stack(expected)[order, 1:])
+
+
+def test_manifest_tells_what_is_needed_to_trust_the_files(whole, recipe):
+    content = json.loads((whole / "manifest.json").read_text())
+    assert content["identity"]["source"] == recipe.corpus.source
+    assert content["tokenizer"]["name"] == recipe.tokenizer
+    assert content["tokenizer"]["sha256"] == tokenization.folder_hash(whole / "tokenizer")
+    assert set(content["versions"]) == {"python", "datasets", "tokenizers", "transformers", "numpy"}
+    for number, shard in enumerate(content["shards"]):
+        for split, file in shard["files"].items():
+            data = (whole / f"{split}-{number:05d}.bin").read_bytes()
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (2 * file["tokens"], file["sha256"])
+
+
+def test_the_result_depends_on_neither_format_nor_processes(sources, tokenizer, whole, tmp_path):
+    parquet = prepare(recipe_of(f"{sources}/*.parquet", tokenizer), tmp_path / "parquet", 2)
+    assert [shard.files for shard in Manifest.read(parquet).shards] == [
+        shard.files for shard in Manifest.read(whole).shards
+    ]
+
+
+def test_validation_files_of_their_own(sources, tokenizer, tmp_path):
+    validation = Corpus(f"{sources}/3.parquet")
+    recipe = recipe_of(f"{sources}/[0-2].parquet", tokenizer, val_corpus=validation)
+    totals = Manifest.read(prepare(recipe, tmp_path, 0)).totals
+    assert (totals[TRAIN]["documents"], totals[VALIDATION]["documents"]) == (90, 30)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_for_streaming_only_as_much_validation_as_needed_is_read(sources, tokenizer, tmp_path, held, monkeypatch):
+    monkeypatch.setattr(preparation, "CHUNK_CHARS", 100)
+    source = f"{sources}/[0-2].parquet"
+    recipe = recipe_of(source, tokenizer, val_tokens=200, val_corpus=None if held else Corpus(f"{sources}/3.parquet"))
+    totals = Manifest.read(prepare(recipe, tmp_path, 2)).totals
+    assert 200 <= totals[VALIDATION]["tokens"] < 350
+    assert totals[TRAIN]["tokens"] == 0
+
+
+# --- killed ---
+
+
+def killed(monkeypatch, name, call, run):
+    """Run in a process of its own, which is killed when it calls the function `name` for the `call`th time."""
+    calls, function = [], getattr(preparation, name)
+
+    def kill(*arguments, **more):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **more)
+
+    process = os.fork()
+    if process == 0:
+        try:
+            monkeypatch.setattr(preparation, name, kill)
+            run()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(process, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "kept"),
+    [
+        ("token_dtype", 1, None),  # the tokenizer is saved, there is no manifest yet
+        ("held_out", 1, 0),  # nothing is read yet
+        ("held_out", 70, 2),  # in the middle of a shard
+        ("Shard", 4, 3),  # its files have their names, but are not in the manifest
+        ("replace", 1, 5),  # all is written, but the manifest does not say that it is complete
+    ],
+)
+def test_killed_at_any_moment_the_next_goes_on_to_the_same_result(
+    recipe, whole, tmp_path, monkeypatch, name, call, kept
+):
+    folder = recipe.folder(tmp_path / "killed")
+    killed(monkeypatch, name, call, lambda: prepare(recipe, tmp_path / "killed", 0))
+    if kept is None:
+        assert not (folder / "manifest.json").exists()
+    else:
+        assert len(Manifest.read(folder).shards) == kept
+        before = {path: path.stat().st_mtime_ns for path in folder.glob("*.bin") if int(path.stem[-5:]) < kept}
+    prepare(recipe, tmp_path / "killed", 0)
+    assert files(folder) == files(whole)
+    if kept:
+        assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_goes_on_at_the_revision_that_it_began_with(tokenizer, tmp_path, monkeypatch):
+    asked, commits = [], ["first", "first", "second", "second"]
+
+    def load_dataset(name, subset, *, split, revision, streaming):
+        asked.append(revision)
+        if len(asked) == 1:
+            raise ConnectionError("broken off")
+        return datasets.Dataset.from_list(rows()).to_iterable_dataset()
+
+    monkeypatch.setattr(hub, "check", lambda *arguments: commits.pop(0))
+    monkeypatch.setattr(hub, "offline", lambda: False)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    recipe = recipe_of("owner/name", tokenizer)
+    with pytest.raises(FileNotFoundError, match="broken off"):
+        prepare(recipe, tmp_path, 0)
+    folder = prepare(recipe, tmp_path, 0)
+    assert asked == ["first", "first"]
+    assert Manifest.read(folder).revision == "first"
+
+
+@pytest.mark.parametrize("source", ["*.jsonl.zst", "*.parquet", "hub"])
+def test_documents_go_on_at_a_position(sources, source, monkeypatch):
+    if source == "hub":
+        dataset = datasets.Dataset.from_list(rows())
+        monkeypatch.setattr(hub, "open_dataset", lambda *arguments: dataset.to_iterable_dataset(num_shards=3))
+    corpus = Corpus("owner/name" if source == "hub" else f"{sources}/{source}")
+    texts = [row["text"] for row in rows()]
+    for taken in (0, 1, 45, 120):
+        documents = Documents(corpus)
+        assert [next(documents) for _ in range(taken)] == texts[:taken]
+        position = json.loads(json.dumps(documents.position))
+        assert list(Documents(corpus, position=position)) == texts[taken:]
+
+
+# --- damaged ---
+
+
+@pytest.fixture
+def shard(whole):
+    return whole / "train-00002.bin"
+
+
+def test_a_cut_off_file_is_named(recipe, whole, shard):
+    os.truncate(shard, 100)
+    with pytest.raises(
+        ValueError, match=r"train-00002.bin is damaged: it has 100 bytes instead of .*; delete this file"
+    ):
+        prepare(recipe, whole.parent, 0)
+
+
+def test_a_deleted_file_is_made_again_and_the_others_are_kept(recipe, whole, shard, monkeypatch):
+    before = files(whole)
+    shard.unlink()
+    monkeypatch.setattr(preparation, "_go_on", lambda *arguments: pytest.fail("made more than was missing"))
+    prepare(recipe, whole.parent, 0)
+    assert files(whole) == before
+
+
+def test_a_changed_file_is_found_by_its_sha256(whole, shard):
+    content = bytearray(shard.read_bytes())
+    content[10] ^= 1
+    shard.write_bytes(content)
+    found = Manifest.read(whole)
+    assert found.missing(whole) == []
+    with pytest.raises(ValueError, match=r"train-00002.bin is damaged: its sha256 is not .*; delete this file"):
+        found.verify(whole)
+
+
+def test_a_file_cut_off_while_it_is_used_is_named(whole, shard):
+    blocks = PackedBlocks(whole, TRAIN, 64)
+    os.truncate(shard, 100)
+    with pytest.raises(ValueError, match=r"train-00002.bin is damaged: it ends too early; delete this file"):
+        blocks[range(len(blocks))]
+
+
+def test_a_file_of_something_else_is_named(whole, shard):
+    shard.write_bytes(b"\xff" * shard.stat().st_size)
+    blocks = PackedBlocks(whole, TRAIN, 64)
+    with pytest.raises(
+        ValueError, match=r"train-00002.bin is damaged: it has token 65535, but the vocabulary ends at 299"
+    ):
+        blocks[range(len(blocks))]
+
+
+def test_a_source_that_has_changed_does_not_replace_a_deleted_file(recipe, whole, shard, monkeypatch):
+    shard.unlink()
+    monkeypatch.setattr(preparation, "held_out", lambda text, fraction: held_out(text + " changed", fraction))
+    with pytest.raises(ValueError, match=r"does not give what it gave when .* was made: delete that folder"):
+        prepare(recipe, whole.parent, 0)
+
+
+def test_a_damaged_manifest(recipe, whole):
+    (whole / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"manifest.json is damaged .*: delete .* to prepare it again"):
+        prepare(recipe, whole.parent, 0)
+
+
+def test_another_tokenizer_in_the_folder(recipe, whole, tmp_path):
+    shutil.rmtree(whole / "tokenizer")
+    tokenization.train(["other text"], 300).save_pretrained(whole / "tokenizer")
+    (whole / "train-00002.bin").unlink()
+    with pytest.raises(ValueError, match=r"tokenizer is not what the tokens were made with: delete"):
+        prepare(recipe, whole.parent, 0)
+
+
+def test_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path, monkeypatch):
+    @contextmanager
+    def full(name):
+        with manifest.replacing(name) as file, open("/dev/full", "wb", buffering=0) as disk:
+            yield disk if name.name == "train-00002.bin" else file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "replacing", full)
+        with pytest.raises(OSError, match=r"no space left; finished shards are kept.*train-00002.bin"):
+            prepare(recipe, tmp_path / "full", 0)
+    folder = recipe.folder(tmp_path / "full")
+    assert not list(folder.glob("*.partial"))
+    prepare(recipe, tmp_path / "full", 0)
+    assert files(folder) == files(whole)
+
+
+def test_no_text(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"a.txt' has no text"):
+        prepare(recipe_of(f"{tmp_path}/a.txt", tokenizer), tmp_path, 0)
