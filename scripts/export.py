@@ -42,7 +42,7 @@ def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM",
     """Model and tokenizer of a checkpoint of scripts.train, whose content this is."""
     from transformers import GenerationConfig
 
-    from data import tokenization
+    from data.encoding import Encoder
     from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 
     tokenizer = training_tokenizer(content["config"]["data"])
@@ -51,10 +51,11 @@ def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM",
         model.load_state_dict(content["state_dict"])
     except RuntimeError as error:
         raise ValueError(f"the weights in {file} do not fit its model: {error}") from error
-    if tokenization.vocab_size(tokenizer) > model.config.vocab_size:
+    tokens = Encoder(tokenizer).vocab_size
+    if tokens > model.config.vocab_size:
         raise ValueError(
-            f"the tokenizer has {tokenization.vocab_size(tokenizer)} tokens, the model {model.config.vocab_size}: "
-            "has the corpus changed since training?"
+            f"the tokenizer has {tokens} tokens, the model {model.config.vocab_size}: has the corpus changed since "
+            "training?"
         )
     tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter is what is saved
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
