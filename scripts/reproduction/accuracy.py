@@ -1,0 +1,188 @@
+"""Extrapolated accuracy on state-tracking tasks: parity as the paper has it, and all tasks of data/tasks.py."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+
+from scripts.reproduction.result import Options, Reproduction, Table, known, paper, save
+from scripts.reproduction.runs import OUTPUTS, Run, collect, train
+
+MODELS = ("transformer", "mamba", "mlstm", "elman", "gru", "lstm", "slstm")
+TASKS = (
+    "parity",
+    "even_pairs",
+    "cycle_navigation",
+    "modular_arithmetic",
+    "modular_arithmetic_brackets",
+    "s3",
+    "a5",
+    "s5",
+    "flip_flop",
+)
+SEEDS = (0, 1, 2)
+OF_MODEL = {"mamba": ("compile=true",)}  # without it Mamba's backward takes time in the square of the length
+
+
+def extrapolated(run: dict) -> float:
+    """Accuracy at the last position for lengths uniform over all ranges of evaluation, which lie beyond training."""
+    numbers = [high - low + 1 for low, high in (part["lengths"] for part in run["ranges"])]
+    accuracies = [part["accuracy"] for part in run["ranges"]]
+    return sum(n * a for n, a in zip(numbers, accuracies, strict=True)) / sum(numbers)
+
+
+def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], seeds: Sequence[int]) -> list[Path]:
+    """Trains every model on every task, or takes the runs below options.runs, and saves what they reached."""
+    folder = options.runs
+    if folder is None:
+        folder = OUTPUTS / (f"{name}_quick" if options.quick else name)
+        runs = [
+            Run(
+                folder / task / f"{seed}_{model}",
+                (
+                    f"experiment={experiment}",
+                    f"data={task}",
+                    f"model={model}",
+                    f"seed={seed}",
+                    *OF_MODEL.get(model, ()),
+                ),
+            )
+            for task in tasks
+            for seed in seeds
+            for model in MODELS
+        ]
+        train(runs, options)
+    return [save(name, options, {"runs": collect(folder)})]
+
+
+def _parity(options: Options) -> list[Path]:
+    return measure("parity", options, "parity" if options.quick else "parity_paper", ["parity"], SEEDS)
+
+
+def _state_tracking(options: Options) -> list[Path]:
+    return measure("state_tracking", options, "state_tracking", TASKS, SEEDS[:1] if options.quick else SEEDS)
+
+
+def finished(contents: list[dict], **kept: str) -> list[dict]:
+    """The runs that have an evaluation and these values."""
+    runs = [run for content in contents for run in content["runs"]]
+    return [run for run in runs if "ranges" in run and all(run[key] == value for key, value in kept.items())]
+
+
+def _in_order(runs: list[dict], key: str, order: Sequence[str]) -> list[str]:
+    return sorted({run[key] for run in runs}, key=lambda name: (order.index(name) if name in order else 99, name))
+
+
+def _parity_table(contents: list[dict]) -> Table:
+    runs = finished(contents)
+    ranges = [part["lengths"] for part in runs[0]["ranges"]]
+    rows = [["model", "parameters", *(f"{a}-{b}" for a, b in ranges), "all lengths", "each seed", "paper"]]
+    for model in _in_order(runs, "model", MODELS):
+        of_model = sorted(finished(contents, model=model), key=lambda run: run["seed"])
+        parts = [mean(run["ranges"][k]["accuracy"] for run in of_model) for k in range(len(ranges))]
+        each = [extrapolated(run) for run in of_model]
+        cells = [*(f"{part:.4f}" for part in parts), f"{mean(each):.4f}", ", ".join(f"{value:.4f}" for value in each)]
+        rows.append([model, f"{of_model[0]['parameters']:,}", *cells, known(paper("parity").get(model))])
+    return rows
+
+
+def _tasks_table(contents: list[dict]) -> Table:
+    runs = finished(contents)
+    models = _in_order(runs, "model", MODELS)
+    rows = [["task", *models, "chance"]]
+    for task in _in_order(runs, "data", TASKS):
+        cells = []
+        for model in models:
+            each = [extrapolated(run) for run in finished(contents, data=task, model=model)]
+            cells.append(f"{mean(each):.3f} ({min(each):.3f})" if each else "")
+        rows.append([task, *cells, f"{finished(contents, data=task)[0]['chance']:.3f}"])
+    return rows
+
+
+def _notes(scale: Callable[[list[dict]], str]) -> Callable[[list[dict]], list[str]]:
+    def notes(contents: list[dict]) -> list[str]:
+        runs = finished(contents)
+        settings = sorted({(run["step"], run["batch_size"], *run["training_lengths"]) for run in runs})
+        said = "; ".join(f"{steps} steps of {batch} sequences of {low}-{high}" for steps, batch, low, high in settings)
+        seeds = len({run["seed"] for run in runs})
+        sequences = runs[0]["ranges"][0]["sequences"]
+        trained = f"Trained for {said}, with {seeds} seeds; {sequences} sequences per range and seed. {scale(contents)}"
+        failed = [run for content in contents for run in content["runs"] if "error" in run]
+        return [trained.strip(), *(f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed)]
+
+    return notes
+
+
+def _scale(contents: list[dict]) -> str:
+    if not contents[0]["quick"]:
+        return ""
+    return (
+        "This is the quick run (`--quick`: experiment=parity), which a CPU can do; the protocol of the paper "
+        "(experiment=parity_paper) is 20,000 steps of 256 sequences."
+    )
+
+
+def _draw_parity(contents: list[dict], file: Path) -> None:
+    """Accuracy over length, a curve per model; lengths in groups of 8, seeds together."""
+    from matplotlib.figure import Figure
+
+    runs = finished(contents)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(*runs[0]["training_lengths"], color="tab:green", alpha=0.15, label="training lengths")
+    axes.axhline(runs[0]["chance"], color="gray", linestyle="--", label="chance")
+    for index, model in enumerate(_in_order(runs, "model", MODELS)):
+        groups: dict[int, list[float]] = {}
+        for run in finished(contents, model=model):
+            for length, accuracy in run["accuracy_by_length"].items():
+                groups.setdefault(int(length) // 8 * 8 + 4, []).append(accuracy)
+        points = sorted((length, mean(values)) for length, values in groups.items())
+        value = paper("parity").get(model)
+        axes.plot(*zip(*points, strict=True), color=f"C{index}", label=f"{model} (paper {known(value)})")
+    axes.set(xlabel="sequence length", ylabel="accuracy at the last position", ylim=(0.4, 1.03))
+    axes.legend(loc="center right", fontsize=8)
+    figure.savefig(file, dpi=150)
+
+
+def _draw_tasks(contents: list[dict], file: Path) -> None:
+    """Accuracy of every model on every task, coloured from chance to right."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    runs = finished(contents)
+    models, tasks = _in_order(runs, "model", MODELS), _in_order(runs, "data", TASKS)
+    figure = Figure(figsize=(1.2 * len(models) + 3, 0.55 * len(tasks) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    above_chance = np.full((len(tasks), len(models)), np.nan)
+    for i, task in enumerate(tasks):
+        for j, model in enumerate(models):
+            if of_cell := finished(contents, data=task, model=model):
+                accuracy, chance = mean(map(extrapolated, of_cell)), of_cell[0]["chance"]
+                above_chance[i, j] = (accuracy - chance) / (1 - chance)
+                axes.text(j, i, f"{accuracy:.2f}", ha="center", va="center")
+    image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    axes.set_xticks(range(len(models)), labels=models)
+    axes.set_yticks(range(len(tasks)), labels=tasks)
+    figure.colorbar(image, label="from chance (0) to all right (1)")
+    figure.savefig(file, dpi=150)
+
+
+PARITY = Reproduction(
+    title="Parity: learnt on short sequences, asked on longer ones",
+    source="parity",
+    what="Accuracy of the label at the last position, by the length of the sequence, mean over seeds. The paper gives "
+    "one number for lengths 40 to 256.",
+    measure=_parity,
+    table=_parity_table,
+    draw=_draw_parity,
+    notes=_notes(_scale),
+)
+STATE_TRACKING = Reproduction(
+    title="State tracking: every task, every model",
+    source="state_tracking",
+    what="Accuracy of the last label of sequences longer than those of training, lengths uniform: mean over seeds, and "
+    "the worst of them in brackets. The tasks and their sources are described in `data/tasks.py`.",
+    measure=_state_tracking,
+    table=_tasks_table,
+    draw=_draw_tasks,
+    notes=_notes(lambda contents: ""),
+)

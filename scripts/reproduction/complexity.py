@@ -1,0 +1,59 @@
+"""How the time of the kernels grows with length, batch and head size."""
+
+from pathlib import Path
+
+import numpy as np
+
+from scripts.benchmarks.results import by_job
+from scripts.benchmarks.table import times
+from scripts.reproduction.result import Reproduction, Table, kernels, known, paper
+
+SWEPT = {"length": "T", "batch": "B", "heads": "D"}  # field of a case that each suite varies
+
+
+def _curves(content: dict) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
+    """Size and milliseconds, by heads, mode and implementation."""
+    field = SWEPT[content["suite"]]
+    curves: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
+    for (case, mode), rows in by_job(content["rows"]).items():
+        heads = f"{case.N * case.D} units" if field == "D" else f"{case.N} × {case.D}"
+        for name, ms in times(rows).items():
+            curves.setdefault((heads, mode, name), []).append((getattr(case, field), ms))
+    return {key: sorted(points) for key, points in curves.items()}
+
+
+def _table(contents: list[dict]) -> Table:
+    table = [["over", "heads", "mode", "implementation", "from", "to", "ms", "exponent", "paper"]]
+    for content in contents:
+        for (heads, mode, name), points in _curves(content).items():
+            if len(points) < 2:
+                continue
+            sizes, ms = np.array(points).T
+            exponent = np.polyfit(np.log(sizes), np.log(ms), 1)[0]
+            span = [f"{sizes[0]:.0f}", f"{sizes[-1]:.0f}", f"{ms[0]:.2f} to {ms[-1]:.2f}"]
+            table.append([content["suite"], heads, mode, name, *span, f"{exponent:.2f}", known(paper("complexity"))])
+    return table
+
+
+def _draw(contents: list[dict], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(contents), 4.5), layout="constrained")
+    for axes, content in zip(figure.subplots(1, len(contents), squeeze=False)[0], contents, strict=True):
+        for (heads, mode, name), points in _curves(content).items():
+            if mode != "forward":
+                axes.loglog(*zip(*points, strict=True), "o-", label=f"{name}, {heads}", base=2)
+        axes.set(title=f"LSTM, forward+backward, over {content['suite']}", xlabel=content["suite"], ylabel="ms")
+        axes.legend(fontsize=7)
+    figure.savefig(file, dpi=150)
+
+
+COMPLEXITY = Reproduction(
+    title="Growth with length, batch and head size",
+    source="kernels_length",
+    what="Milliseconds over the smallest to the largest size, and the exponent of the power law through all sizes: 1 "
+    "is linear. Over head size the number of units stays, so that the product grows linearly with it.",
+    measure=lambda options: kernels(options, *SWEPT),
+    table=_table,
+    draw=_draw,
+)

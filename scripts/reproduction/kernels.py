@@ -1,0 +1,81 @@
+"""Speed and accuracy of the kernels, from the files of scripts.benchmark."""
+
+from pathlib import Path
+
+from scripts.benchmarks import numerical_error
+from scripts.benchmarks.cases import MODES
+from scripts.benchmarks.ours import NAME as OURS
+from scripts.benchmarks.results import by_job
+from scripts.benchmarks.table import recurrent_peers, times
+from scripts.reproduction.result import Options, Reproduction, Table, benchmark, device, kernels, known, paper
+
+
+def _speed_table(contents: list[dict]) -> Table:
+    jobs = by_job([row for content in contents for row in content["rows"]])
+    names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows) if name != OURS))
+    table = [
+        ["cell, heads × size, batch, steps", "mode", OURS, *names, "fastest recurrent peer / ours", "paper, Triton"]
+    ]
+    for (case, mode), rows in jobs.items():
+        ms = times(rows)
+        peers = recurrent_peers(ms)
+        ratio = f"{min(peers.values()) / ms[OURS]:.1f}" if peers and OURS in ms else ""
+        what = f"{case.function}, {case.N} × {case.D}, {case.B}, {case.T}"
+        cells = [f"{ms[name]:.2f}" if name in ms else "" for name in (OURS, *names)]
+        table.append([what, mode, *cells, ratio, known(paper("kernel_speed").get(case.D), ".1f")])
+    return table
+
+
+def _draw_speed(contents: list[dict], file: Path) -> None:
+    """Milliseconds over head size, batch 16 and the units of one model; a panel for forward and for training."""
+    from matplotlib.figure import Figure
+
+    jobs = by_job([row for content in contents for row in content["rows"]])
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    for axes, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
+        curves: dict[str, list[tuple[int, float]]] = {}
+        for (case, its_mode), rows in jobs.items():
+            if its_mode == mode and case.function == "lstm" and case.B == 16:
+                for name, ms in times(rows).items():
+                    curves.setdefault(name, []).append((case.D, ms))
+        curves["paper, Triton (other sizes may differ)"] = list(paper("kernel_speed").items())
+        for name, points in curves.items():
+            axes.loglog(*zip(*sorted(points), strict=True), "o-", label=name, base=2)
+        axes.set(title=f"LSTM, {mode}", xlabel="head size", ylabel="ms")
+    axes.legend(fontsize=8)
+    figure.savefig(file, dpi=150)
+
+
+def _measure_error(options: Options) -> list[Path]:
+    benchmark(options, "numerical_error")
+    return [options.out / f"numerical_error_{device()}.json"]
+
+
+def _error_table(contents: list[dict]) -> Table:
+    table = [["cell", "dtype", "backend", "first steps", "largest", "last steps", "paper, bfloat16"]]
+    for row in contents[0]["rows"]:
+        error = row["error"]
+        published = f"near {paper('numerical_error')}" if row["dtype"] == "bfloat16" else "not known"
+        numbers = [f"{value:.5f}" for value in (error[0], max(error), error[-1])]
+        table.append([row["cell"], row["dtype"], row["backend"], *numbers, published])
+    return table
+
+
+KERNEL_SPEED = Reproduction(
+    title="Speed of the kernels",
+    source="kernels_main",
+    what="Milliseconds (medians) of h alone, or of h and all gradients. For the paper's Triton kernels the head size "
+    "is known here, not the cell, the batch, the length or whether it is forward alone: no ratio is formed with it.",
+    measure=lambda options: kernels(options, "main"),
+    table=_speed_table,
+    draw=_draw_speed,
+)
+NUMERICAL_ERROR = Reproduction(
+    title="Numerical error over long sequences",
+    source="numerical_error",
+    what="Relative error of h against float64, mean of 128 steps each; the paper finds it bounded, however long the "
+    "sequence.",
+    measure=_measure_error,
+    table=_error_table,
+    draw=lambda contents, file: numerical_error.draw(contents[0], file),
+)

@@ -1,0 +1,84 @@
+"""Roofline: what the kernels reach of the GPU's arithmetic and memory rates."""
+
+from pathlib import Path
+
+from flashrnn import get_cell
+from scripts.benchmarks.cases import FORWARD, Case
+from scripts.benchmarks.results import by_job
+from scripts.benchmarks.table import times
+from scripts.reproduction.result import Reproduction, Table, kernels, known, paper
+
+PEAKS = {"A100": (312e12, 2.039e12), "H100": (989e12, 3.35e12), "H200": (989e12, 4.8e12)}
+"""Dense bfloat16 operations and bytes of HBM per second, of the SXM modules with 80 GB (H200: 141 GB), by NVIDIA's
+data sheets."""
+
+
+def operations(case: Case) -> int:
+    """Of the recurrent product of a forward pass; an element-wise step is little beside them."""
+    return 2 * len(get_cell(case.function).recurrent_gates) * case.N * case.D**2 * case.B * case.T
+
+
+def bytes_moved(case: Case) -> int:
+    """What a forward pass must read and write at least, in 16 bit: inputs and h once, R once for the whole loop."""
+    cell = get_cell(case.function)
+    per_step = (len(cell.input_gates) + 1) * case.B * case.N * case.D
+    return 2 * (per_step * case.T + len(cell.recurrent_gates) * case.N * case.D**2)
+
+
+def peaks(contents: list[dict]) -> tuple[str, float, float]:
+    """Name, operations and bytes per second of the GPU that the data comes from."""
+    gpu = contents[0]["runs"][-1]["machine"]["gpu"]
+    for name, rates in PEAKS.items():
+        if name in gpu.split()[1]:
+            return gpu, *rates
+    raise ValueError(f"the rates of {gpu} are not known here; known are {', '.join(PEAKS)} (PEAKS in {__name__})")
+
+
+def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
+    """Case, implementation, operations per byte, operations per second."""
+    found = []
+    for (case, mode), rows in by_job([row for content in contents for row in content["rows"]]).items():
+        for name, ms in times(rows).items():
+            if mode == FORWARD and name != "attention":
+                intensity = operations(case) / bytes_moved(case)
+                found.append((case, name, intensity, operations(case) / (ms / 1000)))
+    return found
+
+
+def _table(contents: list[dict]) -> Table:
+    _, most, bandwidth = peaks(contents)
+    table = [["case", "implementation", "operations / byte", "TFLOP/s", "of the roof", "paper"]]
+    for case, name, intensity, rate in sorted(_points(contents), key=lambda point: point[2]):
+        share = rate / min(most, intensity * bandwidth)
+        numbers = [f"{intensity:.1f}", f"{rate / 1e12:.2f}", f"{share:.1%}", known(paper("roofline"))]
+        table.append([case.name, name, *numbers])
+    return table
+
+
+def _draw(contents: list[dict], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    gpu, most, bandwidth = peaks(contents)
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    roof = [1.0, most / bandwidth, 10 * most / bandwidth]
+    axes.loglog(roof, [min(most, x * bandwidth) / 1e12 for x in roof], color="black", label="roof")
+    points = _points(contents)
+    for name in dict.fromkeys(point[1] for point in points):
+        found = [(x, rate / 1e12) for _, implementation, x, rate in points if implementation == name]
+        axes.loglog(*zip(*found, strict=True), "o", alpha=0.7, label=name)
+    axes.set(xlabel="operations per byte that must move", ylabel="TFLOP/s", title=f"LSTM forward, {gpu}")
+    axes.legend()
+    figure.savefig(file, dpi=150)
+
+
+ROOFLINE = Reproduction(
+    title="Roofline",
+    source="kernels_heads",
+    what="Operations of the recurrent product per second, and the share of what memory and tensor cores would allow. "
+    "Bytes are those that must move: inputs and h once, R once for all steps. A recurrence is far below the roof "
+    "because every step waits for the one before: its time is latency.",
+    measure=lambda options: kernels(options, "heads", "batch"),
+    table=_table,
+    draw=_draw,
+)

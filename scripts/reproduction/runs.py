@@ -1,0 +1,106 @@
+"""Training runs by scripts.train, many of them: those that are missing are made, those that broke off go on."""
+
+import csv
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from tqdm import tqdm
+
+from scripts.checkpoint import LAST
+from scripts.reproduction.result import ROOT, Options
+
+OUTPUTS = ROOT / "outputs" / "reproduce"
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of scripts.train."""
+
+    folder: Path
+    overrides: tuple[str, ...]
+
+    @property
+    def finished(self) -> bool:
+        return evaluation(self.folder) is not None
+
+
+def train(runs: Sequence[Run], options: Options) -> None:
+    """Makes what is missing, `options.jobs` at a time. A run that fails is told of, and left for the next call."""
+    missing = [run for run in runs if not run.finished]
+    with (
+        ThreadPoolExecutor(options.jobs) as pool,
+        tqdm(total=len(runs), initial=len(runs) - len(missing), unit="run") as progress,
+    ):
+        futures = {pool.submit(_train, run, options.overrides): run for run in missing}
+        for future in as_completed(futures):
+            run = futures[future]
+            progress.update()
+            if error := future.result():
+                progress.write(f"{' '.join(run.overrides)} failed: {error}")
+
+
+def _train(run: Run, overrides: Sequence[str]) -> str | None:
+    """What went wrong, if anything."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    where = [f"hydra.run.dir={run.folder}", "trainer.enable_progress_bar=false"]
+    last = run.folder / "checkpoints" / LAST
+    if last.exists():
+        where.append(f"ckpt_path={last}")
+    command = [sys.executable, "-m", "scripts.train", *run.overrides, *overrides, *where]
+    with (run.folder / LOG).open("w") as log:
+        code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode
+    return failure(run.folder) if code else None
+
+
+def failure(folder: Path) -> str:
+    """Why a run has no results."""
+    log = folder / LOG
+    lines = log.read_text().splitlines() if log.exists() else []
+    errors = [line for line in lines if "Error" in line or line.startswith("error:")]
+    return errors[-1] if errors else "it did not finish"
+
+
+def evaluation(folder: Path) -> dict | None:
+    """The newest evaluation of a run."""
+    files = sorted(folder.glob("**/eval.json"), key=lambda file: file.stat().st_mtime)
+    return json.loads(files[-1].read_text()) if files else None
+
+
+def collect(folder: Path) -> list[dict]:
+    """One row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and either
+    its evaluation, seconds per step and tokens per second (medians), or an error."""
+    found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
+    if not found:
+        raise FileNotFoundError(f"there are no runs of scripts.train below {folder}")
+    return [_row(run) for run in found]
+
+
+def _row(folder: Path) -> dict:
+    choices = yaml.safe_load((folder / ".hydra" / "hydra.yaml").read_text())["hydra"]["runtime"]["choices"]
+    overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
+    kept = [override for override in overrides if not override.startswith(("ckpt_path=", "trainer.enable_progress"))]
+    row = {"experiment": choices["experiment"], "data": choices["data"], "model": choices["model"], "overrides": kept}
+    result = evaluation(folder)
+    if result is None:
+        return row | {"error": failure(folder)}
+    config = result.pop("config")
+    row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or config["data"]["batch_size"]}
+    row["devices"] = config["trainer"]["devices"] * config["trainer"]["num_nodes"]
+    speed = {name: _median(folder / "metrics.csv", f"train/{name}") for name in ("step_time", "tokens_per_second")}
+    return row | speed | result
+
+
+def _median(file: Path, column: str) -> float | None:
+    if not file.exists():
+        return None
+    with file.open() as lines:
+        values = [float(row[column]) for row in csv.DictReader(lines) if row.get(column)]
+    return statistics.median(values) if values else None

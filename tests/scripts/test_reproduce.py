@@ -1,0 +1,198 @@
+"""Results of the paper: runs are made once and collected whole, pages say what the data says, beside the paper's."""
+
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from flashrnn import get_cell
+from flashrnn.cuda.tiling import infeasible
+from flashrnn.gpu import NAMED
+from scripts import reproduce
+from scripts.benchmarks.results import RESULTS
+from scripts.reproduction.accuracy import PARITY, STATE_TRACKING, extrapolated
+from scripts.reproduction.limits import STEP, largest_head
+from scripts.reproduction.result import Options, paper, save, write
+from scripts.reproduction.runs import LOG, Run, collect, train
+
+GPU = "h100_80gb_hbm3"
+
+
+def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5), chance=0.5):
+    """What scripts.train leaves of a run; without accuracies, of one that failed."""
+    (folder / ".hydra").mkdir(parents=True)
+    choices = {"model": model, "data": data, "experiment": "parity"}
+    (folder / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"choices": choices}}}))
+    (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump([f"model={model}", "ckpt_path=x"]))
+    if accuracies is None:
+        (folder / LOG).write_text("step 1\nerror: out of memory\n(HYDRA_FULL_ERROR=1 shows where)\n")
+        return
+    lengths = [[40, 63], [64, 255]]
+    evaluation = {
+        "task": data,
+        "chance": chance,
+        "parameters": 1234,
+        "step": 250,
+        "training_lengths": [1, 40],
+        "ranges": [{"lengths": ab, "accuracy": a, "sequences": 4} for ab, a in zip(lengths, accuracies, strict=True)],
+        "accuracy_by_length": {"40": 1.0, "41": 0.5, "250": 0.5},
+        "config": {
+            "seed": seed,
+            "global_batch_size": None,
+            "data": {"batch_size": 128},
+            "trainer": {"devices": 1, "num_nodes": 1},
+        },
+    }
+    (folder / "eval.json").write_text(json.dumps(evaluation))
+    (folder / "metrics.csv").write_text("step,train/step_time,train/tokens_per_second\n9,9,1\n19,2,50\n29,,\n39,1,60\n")
+
+
+def rows(page):
+    return [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("|")]
+
+
+def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
+    leave_run(tmp_path / "runs" / "0_lstm")
+    leave_run(tmp_path / "runs" / "1_lstm", seed=1, accuracies=(1.0, 1.0))
+    leave_run(tmp_path / "runs" / "0_mamba", model="mamba", accuracies=(0.5, 0.5))
+    leave_run(tmp_path / "runs" / "0_gru", model="gru", accuracies=None)
+    options = Options(quick=True, runs=tmp_path / "runs", out=tmp_path)
+    page, figure = write("parity", PARITY, PARITY.measure(options), tmp_path)
+    assert rows(page)[2:] == [
+        ["mamba", "1,234", "0.5000", "0.5000", "0.5000", "0.5000", "0.56"],
+        ["lstm", "1,234", "1.0000", "0.7500", "0.7778", "0.5556, 1.0000", "1.00"],
+    ]
+    assert "`model=gru`: error: out of memory" in page.read_text()
+    assert "250 steps of 128 sequences of 1-40, with 2 seeds" in page.read_text()
+    assert "This is the quick run" in page.read_text()
+    assert figure.stat().st_size > 10_000
+
+
+def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
+    for seed, accuracy in enumerate((1.0, 0.9)):
+        leave_run(tmp_path / "runs" / f"s3_{seed}", data="s3", seed=seed, accuracies=(accuracy,) * 2, chance=1 / 6)
+    leave_run(tmp_path / "runs" / "parity", model="transformer", accuracies=(0.5, 0.5))
+    options = Options(runs=tmp_path / "runs", out=tmp_path)
+    page, figure = write("state_tracking", STATE_TRACKING, STATE_TRACKING.measure(options), tmp_path)
+    assert rows(page)[0] == ["task", "transformer", "lstm", "chance"]
+    assert rows(page)[2:] == [
+        ["parity", "0.500 (0.500)", "", "0.500"],
+        ["s3", "", "0.950 (0.900)", "0.167"],
+    ]
+    assert figure.exists()
+
+
+def test_extrapolated_accuracy_counts_every_length_alike():
+    parts = [{"lengths": [40, 63], "accuracy": 1.0}, {"lengths": [64, 255], "accuracy": 0.5}]
+    assert extrapolated({"ranges": parts}) == pytest.approx((24 + 192 / 2) / 216)
+
+
+def test_rows_say_how_a_run_was_called_and_how_fast_it_was(tmp_path):
+    leave_run(tmp_path / "0_lstm", seed=3)
+    (row,) = collect(tmp_path)
+    assert row["overrides"] == ["model=lstm"]
+    assert (row["seed"], row["batch_size"], row["devices"]) == (3, 128, 1)
+    assert (row["step_time"], row["tokens_per_second"]) == (2.0, 50.0)
+
+
+def test_nothing_to_collect(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there are no runs of"):
+        collect(tmp_path)
+
+
+def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
+    commands = []
+
+    def run(command, stdout, **_):
+        commands.append(command[3:])
+        stdout.write("error: no such thing\n")
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    leave_run(tmp_path / "finished")
+    broken_off = tmp_path / "broken_off" / "checkpoints" / "last.ckpt"
+    broken_off.parent.mkdir(parents=True)
+    broken_off.touch()
+    names = ("finished", "broken_off", "new")
+    train([Run(tmp_path / name, (f"name={name}",)) for name in names], Options(overrides=("a=1",)))
+    assert [command[0] for command in commands] == ["name=broken_off", "name=new"]
+    assert f"ckpt_path={broken_off}" in commands[0]
+    assert not any("ckpt_path" in argument for argument in commands[1])
+    assert all("a=1" in command for command in commands)
+    assert "name=new failed: error: no such thing" in capfd.readouterr().out
+
+
+def test_a_real_run_is_collected(tmp_path):
+    sizes = ("model.d_model=8", "model.num_blocks=1", "data.max_length=6", "data.eval_lengths=[6,9]")
+    short = ("data.eval_batches=1", "optim.warmup_steps=1", "trainer.max_steps=20", "trainer.accelerator=cpu")
+    run = Run(tmp_path / "0_elman", ("experiment=parity", "data=s3", "model=elman", *sizes, *short))
+    train([run], Options())
+    assert run.finished, (run.folder / LOG).read_text()
+    (row,) = collect(tmp_path)
+    assert (row["experiment"], row["data"], row["model"], row["seed"], row["step"]) == ("parity", "s3", "elman", 0, 20)
+    assert row["tokens_per_second"] > 0
+    assert 0 <= extrapolated(row) <= 1
+
+
+def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
+    file = save("parity", Options(out=tmp_path), {"runs": []})
+    with pytest.raises(ValueError, match=f"{file} holds a full result.*--out"):
+        save("parity", Options(quick=True, out=tmp_path), {"runs": []})
+
+
+@pytest.mark.parametrize(
+    ("name", "sources", "number"),
+    [
+        ("kernel_speed", ["kernels_main"], "0.97"),
+        ("numerical_error", ["numerical_error"], "near 0.01"),
+        ("roofline", ["kernels_heads", "kernels_batch"], "TFLOP/s"),
+        ("complexity", ["kernels_length", "kernels_batch", "kernels_heads"], "exponent"),
+    ],
+)
+def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
+    files = [RESULTS / f"{source}_{GPU}.json" for source in sources]
+    page, figure = write(name, reproduce.REPRODUCTIONS[name], files, tmp_path)
+    assert page.name == f"{name}_{GPU}.md"
+    assert any(number in cell for row in rows(page) for cell in row)
+    assert "NVIDIA H100" in page.read_text()
+    assert figure.exists()
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    file = RESULTS / f"numerical_error_{GPU}.json"
+    with pytest.raises(ValueError, match=r"numerical_error_.* is no data of roofline, which is in kernels_heads"):
+        write("roofline", reproduce.REPRODUCTIONS["roofline"], [file], tmp_path)
+
+
+def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["reproduce", "kernel_speed"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"error: .*NVIDIA GPU.*--data FILE"):
+        reproduce.main()
+
+
+def test_list_names_all(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["reproduce", "--list"])
+    reproduce.main()
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == list(reproduce.REPRODUCTIONS)
+
+
+@pytest.mark.parametrize("name", list(reproduce.REPRODUCTIONS))
+def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
+    values = paper(name)
+    assert values is None or values
+
+
+def test_the_largest_head_is_one_that_fits_and_the_next_does_not():
+    found = largest_head("lstm", NAMED["A100"])
+    fits = [
+        infeasible(direction, get_cell("lstm"), 1, size, torch.bfloat16, NAMED["A100"]) is None
+        for size in (found, found + STEP)
+        for direction in ("forward", "backward")
+    ]
+    assert all(fits[:2])
+    assert not all(fits[2:])
