@@ -1,4 +1,4 @@
-"""What users of the fused CUDA kernels rely on besides right results."""
+"""What users of the CUDA kernels rely on besides right results."""
 
 import pytest
 import torch
@@ -16,21 +16,26 @@ pytestmark = [
 LSTM = get_cell("lstm")
 
 
-def on_gpu(B: int, T: int, N: int, D: int) -> Inputs:
-    return inputs_for("cuda_fused", Case(B=B, T=T, N=N, D=D), torch.bfloat16, torch.device("cuda", 0))
+both_backends = pytest.mark.parametrize("backend", ["cuda_fused", "cuda"])
+
+
+def on_gpu(backend: str, B: int, T: int, N: int, D: int) -> Inputs:
+    return inputs_for(backend, Case(B=B, T=T, N=N, D=D), torch.bfloat16, torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("D", [64, 768])
-def test_reruns_are_bitwise_equal(D):
-    inputs = on_gpu(16, 100, 1, D)
-    first = results(flashrnn, inputs, function=LSTM, backend="cuda_fused")
-    second = results(flashrnn, inputs, function=LSTM, backend="cuda_fused")
+@both_backends
+def test_reruns_are_bitwise_equal(backend, D):
+    inputs = on_gpu(backend, 16, 100, 1, D)
+    first = results(flashrnn, inputs, function=LSTM, backend=backend)
+    second = results(flashrnn, inputs, function=LSTM, backend=backend)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_compiled_layer_gives_the_same_results_under_autocast():
+@both_backends
+def test_a_compiled_layer_gives_the_same_results_under_autocast(backend):
     torch.manual_seed(0)
-    layer = FlashRNN(64, 128, num_heads=2, function="slstm", batch_first=True, device="cuda", backend="cuda_fused")
+    layer = FlashRNN(64, 128, num_heads=2, function="slstm", batch_first=True, device="cuda", backend=backend)
     compiled = torch.compile(layer, fullgraph=True)
     x = torch.randn(4, 33, 64, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
@@ -42,16 +47,17 @@ def test_a_compiled_layer_gives_the_same_results_under_autocast():
     assert {g.dtype for g in gradients[0]} == {torch.float32}
 
 
-def test_two_streams_at_once_for_a_long_time():
-    small, wide = on_gpu(8, 16, 2, 64), on_gpu(8, 16, 1, 512)
+@both_backends
+def test_two_streams_at_once_for_a_long_time(backend):
+    small, wide = on_gpu(backend, 8, 16, 2, 64), on_gpu(backend, 8, 16, 1, 512)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    expected = [flashrnn(*inputs, backend="cuda_fused")[0].detach() for inputs in (small, wide)]
+    expected = [flashrnn(*inputs, backend=backend)[0].detach() for inputs in (small, wide)]
     torch.cuda.synchronize()
     with torch.no_grad():
         for _ in range(5000):
             for stream, inputs in zip(streams, (small, wide), strict=True):
                 with torch.cuda.stream(stream):
-                    last = flashrnn(*inputs, backend="cuda_fused")[0]
+                    last = flashrnn(*inputs, backend=backend)[0]
                     if inputs is small:
                         first = last
     torch.cuda.synchronize()
@@ -59,25 +65,26 @@ def test_two_streams_at_once_for_a_long_time():
     assert torch.equal(last, expected[1])
 
 
-def test_a_cuda_graph_captures_forward_and_backward():
-    inputs = on_gpu(8, 50, 2, 64)
+@both_backends
+def test_a_cuda_graph_captures_forward_and_backward(backend):
+    inputs = on_gpu(backend, 8, 50, 2, 64)
 
     def run():
-        return results(flashrnn, inputs, function=LSTM, backend="cuda_fused")["gradient of Wx"]
+        return results(flashrnn, inputs, function=LSTM, backend=backend)["gradient of Wx"]
 
     expected = run()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        every, _ = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
+        every, _ = flashrnn(*inputs, function=LSTM, backend=backend)
         d_every = torch.randn_like(every)
         torch.autograd.grad(every, inputs, d_every)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = flashrnn(*inputs, function=LSTM, backend="cuda_fused")[0]
+        captured = flashrnn(*inputs, function=LSTM, backend=backend)[0]
         d_Wx = torch.autograd.grad(captured, inputs, d_every)[0]
     d_Wx.zero_()
     graph.replay()
-    again = torch.autograd.grad(flashrnn(*inputs, function=LSTM, backend="cuda_fused")[0], inputs, d_every)[0]
+    again = torch.autograd.grad(flashrnn(*inputs, function=LSTM, backend=backend)[0], inputs, d_every)[0]
     assert torch.equal(d_Wx, again)
     assert expected.isfinite().all()
