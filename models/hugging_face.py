@@ -6,7 +6,7 @@ and JSON, and no code comes with a model: its config names one of `models.mixers
 
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,7 +23,7 @@ class FlashRNNConfig(PreTrainedConfig):
     """Sizes of a SequenceModel, and its mixer as {"name": a class of models.mixers, **its arguments}."""
 
     model_type = "flashrnn"
-    attribute_map = {  # noqa: RUF012, transformers defines it so
+    attribute_map: ClassVar[dict[str, str]] = {
         "hidden_size": "d_model",
         "num_hidden_layers": "num_blocks",
         "num_attention_heads": "num_heads",
@@ -48,9 +48,7 @@ class FlashRNNConfig(PreTrainedConfig):
             )
         of_this_machine = ("_target_", "_partial_", "backend")
         options = {key: value for key, value in model["mixer"].items() if key not in of_this_machine}
-        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks")} | {
-            "num_heads": model.get("num_heads")
-        }
+        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads")}
         return cls(**sizes, mixer={"name": model["mixer"]["_target_"].removeprefix(f"{MIXERS}."), **options})
 
     def build(self) -> SequenceModel:

@@ -48,7 +48,7 @@ def _sizes(model: dict[str, Any], kind: str, parameters: int) -> dict[str, Any]:
         "mixer": kind,
         "blocks": model["num_blocks"],
         "width": model["d_model"],
-        "heads": model["mixer"].get("num_heads", "none"),
+        "heads": model["num_heads"] or "none",
         "vocabulary": model["vocab_size"],
         "parameters": f"{parameters:,}",
     }

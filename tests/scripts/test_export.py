@@ -57,7 +57,7 @@ def test_model_card_says_what_it_is(run, tmp_path):
     export(folder, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"| validation perplexity on {config.data.source} | {result['perplexity']:.2f} |" in card
-    for row in ("mixer | lstm", "width | 8", "tokenizer | bpe:300", "optimizer steps | 8"):
+    for row in ("mixer | lstm", "width | 8", "heads | 1", "tokenizer | bpe:300", "optimizer steps | 8"):
         assert f"| {row} |" in card
     commit = json.loads((tmp_path / "outputs/text_tiny/run/eval.json").read_text())["environment"]["commit"]
     assert f"| commit of the evaluation | {commit} |" in card
