@@ -150,6 +150,11 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         return self.model.head
 
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """For `resize_token_embeddings`, which has set input embeddings of the same number of tokens before."""
+        self.model.head = new_embeddings
+        self.model.vocab_size = self.model.num_classes = new_embeddings.out_features
+
     def forward(
         self,
         input_ids: Tensor,

@@ -62,6 +62,16 @@ class TestSaved:
         assert logits.dtype == torch.bfloat16
         assert (logits - right).norm() / right.norm() < 0.05
 
+    def test_more_tokens(self, lstm, tmp_path):
+        """Logits of the tokens that were there stay, and the new ones are known, also when loaded."""
+        before = lstm(tokens(2, 7)).logits
+        lstm.resize_token_embeddings(VOCABULARY + 3)
+        lstm.save_pretrained(tmp_path)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+        torch.testing.assert_close(loaded(tokens(2, 7)).logits[..., :VOCABULARY], before)
+        assert loaded(torch.tensor([[VOCABULARY + 2]])).logits.shape == (1, 1, VOCABULARY + 3)
+        assert torch.equal(loaded(tokens(2, 7)).logits, lstm(tokens(2, 7)).logits)
+
     def test_pickles_are_refused(self, lstm, tmp_path):
         lstm.config.save_pretrained(tmp_path)
         torch.save(lstm.state_dict(), tmp_path / "pytorch_model.bin")
@@ -156,6 +166,11 @@ class TestGenerate:
         first = lstm.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
         more = lstm.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=4, do_sample=False)
         assert torch.equal(more, greedy(lstm, ids, 8))
+
+    def test_reads_a_long_prompt_in_pieces(self, lstm):
+        options = {"past_key_values": StateCache(), "prefill_chunk_size": 3, "max_new_tokens": 5, "do_sample": False}
+        ids = tokens(2, 8)
+        assert torch.equal(lstm.generate(ids, **options), greedy(lstm, ids, 5))
 
     @pytest.mark.parametrize(("name", "growth"), [("lstm", 1), ("mamba", 1), ("transformer", 10)])
     def test_memory_of_the_context(self, name, growth):
