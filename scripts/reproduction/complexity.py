@@ -4,11 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
+from scripts.benchmarks.cases import TRAINING
 from scripts.benchmarks.results import by_job
 from scripts.benchmarks.table import times
+from scripts.reproduction.axes import milliseconds_over
 from scripts.reproduction.result import Reproduction, Table, kernels, known, paper
 
 SWEPT = {"length": "T", "batch": "B", "heads": "D"}  # field of a case that each suite varies
+LABELS = {"length": "time steps", "batch": "batch size", "heads": "head size"}
 
 
 def _curves(content: dict) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
@@ -31,7 +34,9 @@ def _table(contents: list[dict]) -> Table:
             sizes, ms = np.array(points).T
             exponent = np.polyfit(np.log(sizes), np.log(ms), 1)[0]
             span = [f"{sizes[0]:.0f}", f"{sizes[-1]:.0f}", f"{ms[0]:.2f} to {ms[-1]:.2f}"]
-            table.append([content["suite"], heads, mode, name, *span, f"{exponent:.2f}", known(paper("complexity"))])
+            table.append(
+                [LABELS[content["suite"]], heads, mode, name, *span, f"{exponent:.2f}", known(paper("complexity"))]
+            )
     return table
 
 
@@ -40,10 +45,12 @@ def _draw(contents: list[dict], file: Path) -> None:
 
     figure = Figure(figsize=(5 * len(contents), 4.5), layout="constrained")
     for axes, content in zip(figure.subplots(1, len(contents), squeeze=False)[0], contents, strict=True):
-        for (heads, mode, name), points in _curves(content).items():
-            if mode != "forward":
-                axes.loglog(*zip(*points, strict=True), "o-", label=f"{name}, {heads}", base=2)
-        axes.set(title=f"LSTM, forward+backward, over {content['suite']}", xlabel=content["suite"], ylabel="ms")
+        curves = _curves(content)
+        for (heads, mode, name), points in curves.items():
+            if mode == TRAINING:
+                axes.plot(*zip(*points, strict=True), "o-", label=f"{name}, {heads}")
+        milliseconds_over(axes, LABELS[content["suite"]], (size for points in curves.values() for size, _ in points))
+        axes.set_title(f"LSTM, {TRAINING}")
         axes.legend(fontsize=7)
     figure.savefig(file, dpi=150)
 

@@ -7,6 +7,7 @@ from scripts.benchmarks.cases import MODES
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job
 from scripts.benchmarks.table import recurrent_peers, times
+from scripts.reproduction.axes import milliseconds_over
 from scripts.reproduction.result import Options, Reproduction, Table, benchmark, device, kernels, known, paper
 
 
@@ -31,18 +32,20 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
     jobs = by_job([row for content in contents for row in content["rows"]])
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     for axes, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
         curves: dict[str, list[tuple[int, float]]] = {}
         for (case, its_mode), rows in jobs.items():
             if its_mode == mode and case.function == "lstm" and case.B == 16:
                 for name, ms in times(rows).items():
                     curves.setdefault(name, []).append((case.D, ms))
-        curves["paper, Triton (other sizes may differ)"] = list(paper("kernel_speed").items())
         for name, points in curves.items():
-            axes.loglog(*zip(*sorted(points), strict=True), "o-", label=name, base=2)
-        axes.set(title=f"LSTM, {mode}", xlabel="head size", ylabel="ms")
-    axes.legend(fontsize=8)
+            axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
+        published = paper("kernel_speed")
+        axes.plot(published.keys(), published.values(), "kx:", label="paper's Triton kernels, setting not known")
+        milliseconds_over(axes, "head size", (size for points in curves.values() for size, _ in points))
+        axes.set_title(f"LSTM, {mode}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(file, dpi=150)
 
 

@@ -1,0 +1,15 @@
+"""Axes of times over sizes."""
+
+from collections.abc import Iterable
+
+from matplotlib.axes import Axes
+
+
+def milliseconds_over(axes: Axes, label: str, sizes: Iterable[int]) -> None:
+    """Logarithmic, with the sizes themselves as ticks."""
+    ticks = sorted(set(sizes))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, labels=map(str, ticks))
+    axes.set(xlabel=label, ylabel="ms")
+    axes.grid(alpha=0.3, which="both")
