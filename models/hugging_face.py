@@ -28,7 +28,7 @@ class FlashRNNConfig(PreTrainedConfig):
         "num_hidden_layers": "num_blocks",
         "num_attention_heads": "num_heads",
     }
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     vocab_size: int = 50257
     d_model: int = 768
