@@ -7,16 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
 from flashrnn import get_cell
 from flashrnn.cuda.tiling import infeasible
 from flashrnn.gpu import NAMED
 from scripts import reproduce
 from scripts.benchmarks.results import RESULTS
+from scripts.reproduction import language_model
 from scripts.reproduction.accuracy import PARITY, STATE_TRACKING, extrapolated
 from scripts.reproduction.limits import STEP, largest_head
 from scripts.reproduction.result import Options, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
+from tests.scripts.conftest import config
 
 GPU = "h100_80gb_hbm3"
 
@@ -141,6 +144,19 @@ def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
     file = save("parity", Options(out=tmp_path), {"runs": []})
     with pytest.raises(ValueError, match=f"{file} holds a full result.*--out"):
         save("parity", Options(quick=True, out=tmp_path), {"runs": []})
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_language_models_are_asked_for_in_keys_that_exist(quick, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(language_model, "train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr(language_model, "collect", lambda folder: [])
+    language_model.LANGUAGE_MODEL.measure(Options(quick=quick, out=tmp_path))
+    assert len(asked) == len(paper("language_model"))
+    for run in asked:
+        composed = config(*run.overrides, f"run_dir={run.folder}")
+        OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        assert composed.data.context_length == 1024
 
 
 @pytest.mark.parametrize(
