@@ -18,7 +18,7 @@ MODELS = {
 SMALL = {"vocab_size": 2048, "d_model": 256, "num_blocks": 4, "num_heads": 4}
 LARGE = {"vocab_size": 50257, "d_model": 768, "num_blocks": 12, "num_heads": 12}
 CONTEXTS = {"cpu": (512, 2048, 8192, 32768), "cuda": (1024, 4096, 16384, 65536)}
-NEW_TOKENS, WARMUP = 40, 8
+NEW_TOKENS, WARMUP = 72, 8
 
 
 class TokenClock(BaseStreamer):
