@@ -9,14 +9,14 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig, OmegaConf
 
 from scripts import report
 from scripts.checkpoint import LAST
 from scripts.peak_flops import PEAK_FLOPS, peak_flops
 
-PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, and how often
+PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, how often
 
 
 class RunRecord(Callback):
@@ -40,7 +40,6 @@ class RunRecord(Callback):
         checkpoint["config"] = self.config
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        # Not after trainer.fit, when the loops have moved on: a run that is resumed from there miscounts its steps.
         every = self.config["checkpoint"]["every_n_train_steps"]
         if trainer.global_step == trainer.max_steps and trainer.global_step % every:
             trainer.save_checkpoint(self.last)
@@ -88,7 +87,7 @@ class StepStatistics(Callback):
             name = torch.cuda.get_device_name(pl_module.device)
             self._peak = peak_flops(name)
             if self._peak is None:
-                rank_zero_info(f"train/mfu: the peak of {name!r} is unknown; known are {', '.join(PEAK_FLOPS)}")
+                rank_zero_warn(f"train/mfu: the peak of {name!r} is unknown; known are {', '.join(PEAK_FLOPS)}")
         self._logged_step = trainer.global_step
         self._restart()
 
@@ -131,8 +130,10 @@ class TextSamples(Callback):
 
     @torch.no_grad()
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit":
+            return
         data = trainer.datamodule
-        prompts = torch.stack([data.val_data[[index]]["input_ids"][0, :PROMPT] for index in range(SAMPLES)])
+        prompts = data.val_data[range(min(SAMPLES, len(data.val_data)))]["input_ids"][:, :PROMPT]
         with trainer.precision_plugin.forward_context():  # on all ranks alike, which may share the weights out
             tokens = continuation(pl_module.model, prompts.to(pl_module.device))
         if not trainer.is_global_zero:

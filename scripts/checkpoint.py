@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
@@ -15,6 +17,14 @@ LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # what last.ckpt was before
 OUTPUTS = Path("outputs")
 EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scripts.export: weights; config and step
+
+
+class StepCheckpoint(ModelCheckpoint):
+    """A ModelCheckpoint by steps alone. Its base class also saves after trainer.fit, when the loops have moved on: a run
+    that is resumed from there miscounts its steps."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pass
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -24,7 +24,7 @@ from scripts.config import (
 )
 
 if TYPE_CHECKING:
-    from lightning import LightningDataModule
+    from lightning import LightningDataModule, Trainer
 
 
 def fit_model_to_data(model: DictConfig, datamodule: "LightningDataModule") -> None:
@@ -36,15 +36,37 @@ def fit_model_to_data(model: DictConfig, datamodule: "LightningDataModule") -> N
             raise ValueError(f"model.{key}={model[key]}, but the data has {needed}; null takes that of the data")
 
 
+def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
+    """The Trainer of a config with its callbacks; with `samples`, it generates text."""
+    from hydra.utils import instantiate
+    from lightning.pytorch.callbacks import TQDMProgressBar
+
+    from scripts import callbacks, checkpoint
+
+    data_wait = callbacks.DataWait()
+    hooks = [instantiate(config.checkpoint), callbacks.RunRecord(config), callbacks.StepStatistics(data_wait)]
+    if samples:
+        hooks.append(callbacks.TextSamples(config.run_dir))
+    if config.trainer.enable_progress_bar:
+        hooks.append(TQDMProgressBar(refresh_rate=10))
+    return instantiate(
+        config.trainer,
+        logger=instantiate(config.logger) or False,
+        callbacks=hooks,
+        plugins=[checkpoint.AtomicCheckpointIO()],
+        profiler=data_wait,
+    )
+
+
 def train(config: DictConfig) -> dict:
     """Train and evaluate; the result of scripts.evaluate. Everything is left in config.run_dir."""
     start = time.perf_counter()
     from hydra.utils import instantiate
     from lightning import seed_everything
-    from lightning.pytorch.callbacks import TQDMProgressBar
+    from lightning.pytorch.utilities import rank_zero_only
 
     from models.lightning_module import SequenceModule
-    from scripts import callbacks, checkpoint, report
+    from scripts import checkpoint, report
     from scripts.evaluate import evaluate
 
     prepare_process(config.threads)
@@ -58,22 +80,10 @@ def train(config: DictConfig) -> dict:
     fit_model_to_data(config.model, datamodule)
     if resume:
         checkpoint.check_resumable(resume, config)
-        print(f"resuming from {resume}")
+        rank_zero_only(print)(f"resuming from {resume}")
 
     module = SequenceModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
-    data_wait = callbacks.DataWait()
-    hooks = [instantiate(config.checkpoint), callbacks.RunRecord(config), callbacks.StepStatistics(data_wait)]
-    if hasattr(datamodule, "tokenizer"):
-        hooks.append(callbacks.TextSamples(config.run_dir))
-    if config.trainer.enable_progress_bar:
-        hooks.append(TQDMProgressBar(refresh_rate=10))
-    trainer = instantiate(
-        config.trainer,
-        logger=instantiate(config.logger) or False,
-        callbacks=hooks,
-        plugins=[checkpoint.AtomicCheckpointIO()],
-        profiler=data_wait,
-    )
+    trainer = build_trainer(config, samples=hasattr(datamodule, "tokenizer"))
     trainer.fit(module, datamodule=datamodule, ckpt_path=resume or None, weights_only=True)
     result = evaluate(trainer, module, datamodule)
     if trainer.is_global_zero:

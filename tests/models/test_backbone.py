@@ -4,9 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from models.backbone import SequenceModel
-from models.mixers import AttentionMixer, RNNMixer
+from models.loss import IGNORE
+from models.mixers import AttentionMixer, NNLSTMMixer, RNNMixer
 
 MIXERS = {
     "lstm": partial(RNNMixer, function="lstm", num_heads=2),
@@ -28,6 +30,7 @@ def tiny(mixer="lstm", **options):
         (partial(RNNMixer, function="slstm", num_heads=12), 164),
         (partial(RNNMixer, function="lstm", num_heads=1), 190),
         (partial(RNNMixer, function="slstm", num_heads=1), 190),
+        (NNLSTMMixer, 190),
     ],
 )
 def test_parameter_counts_of_the_paper(mixer, millions):
@@ -62,8 +65,39 @@ def test_recurrent_state_does_not_grow():
 def test_compiles_without_graph_breaks():
     model = tiny("slstm_conv")
     input_ids = torch.randint(11, (3, 9))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(input_ids), model(input_ids))
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(input_ids, input_ids), model.loss(input_ids, input_ids))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_loss_is_that_of_the_logits(mixer):
+    model = tiny(mixer).double()
+    input_ids, labels = torch.randint(11, (2, 3, 9))
+    labels[0, 4:] = IGNORE
+    reset = torch.rand(3, 9) < 0.2
+    loss, right = model.loss(input_ids, labels, reset)
+    logits = model(input_ids, reset=reset)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+    torch.testing.assert_close(loss, expected)
+    assert torch.equal(right, logits.argmax(-1) == labels)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(value, list(model.parameters())) for value in (loss, expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_heads_of_the_model_reach_its_mixers():
+    model = SequenceModel(11, partial(RNNMixer, function="lstm"), d_model=16, num_blocks=2, num_heads=4)
+    assert [block.mixer.num_heads for block in model.blocks] == [4, 4]
+
+
+def test_flops_per_token():
+    """6 per parameter of matrices and norms; attention adds 12 T d per block: scores and sums, forward and backward."""
+    lstm, attention = tiny("lstm"), tiny("attention")
+    blocks = 2 * (4 * 16 * 16 + 4 * 16 * 8 + 4 * 16 + 16 + 8 * 16 * 16 + 2 * 16)
+    assert lstm.flops_per_token(100) == 6 * (blocks + 16 + 11 * 16)
+    matrices = 2 * (4 * 16 * 16 + 8 * 16 * 16 + 2 * 16) + 16 + 11 * 16
+    assert attention.flops_per_token(100) == 6 * matrices + 2 * 12 * 100 * 16
 
 
 def test_initialisation():

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
 
 import flashrnn
-from models.mixers import AttentionMixer, RNNMixer
+from models.mixers import AttentionMixer, NNLSTMMixer, RNNMixer
 
 B, T, d, N = 3, 11, 16, 2
 
@@ -121,3 +123,46 @@ def test_no_biases_in_the_projections():
 def test_bad_arguments(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_nn_lstm_has_one_head_and_no_resets():
+    with pytest.raises(ValueError, match=r"num_heads=2: torch\.nn\.LSTM has one head; model=lstm takes any number"):
+        NNLSTMMixer(d, num_heads=2)
+    with pytest.raises(ValueError, match=r"torch\.nn\.LSTM cannot reset.*model=lstm.*data\.reset_at_documents=false"):
+        NNLSTMMixer(d)(torch.randn(B, T, d), reset=torch.zeros(B, T, dtype=torch.bool))
+
+
+def test_nn_lstm_is_the_lstm_of_one_head():
+    """The same blocks as model=lstm model.num_heads=1: carried weights give the same output; also in pieces."""
+    torch.manual_seed(0)
+    theirs, ours = NNLSTMMixer(d).double(), RNNMixer(d, function="lstm").double()
+    with torch.no_grad():
+        ours.gates.weight.copy_(theirs.lstm.weight_ih_l0)
+        ours.recurrence.R.copy_(theirs.lstm.weight_hh_l0.view(4, 1, d, d))
+        ours.recurrence.b.copy_((theirs.lstm.bias_ih_l0 + theirs.lstm.bias_hh_l0).view(4, 1, d))
+    x = torch.randn(B, T, d, dtype=torch.float64)
+    torch.testing.assert_close(ours(x)[0], theirs(x)[0])
+    torch.testing.assert_close(in_pieces(theirs, x, None, [2, 1, 8]), theirs(x))
+
+
+def test_rotary_angles_are_computed_once_for_all_layers():
+    """In a compiled model; otherwise every element of every layer would have its own sine."""
+    calls = 0
+
+    def count(graph, inputs):
+        nonlocal calls
+        calls += sum(node.target is torch.ops.models.rotary_angles.default for node in graph.graph.nodes)
+        return graph
+
+    layers = torch.nn.ModuleList(AttentionMixer(d, num_heads=N) for _ in range(3))
+
+    def forward(x):
+        for layer in layers:
+            x = x + layer(x)[0]
+        return x
+
+    backend = aot_autograd(
+        fw_compiler=count, bw_compiler=lambda graph, _: graph, partition_fn=min_cut_rematerialization_partition
+    )
+    torch.compile(forward, fullgraph=True, backend=backend)(torch.randn(B, T, d))
+    assert calls == 1

@@ -1,0 +1,118 @@
+"""The chunked loss: PyTorch's cross-entropy of the whole logits, in value and gradients, without ever holding them."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from models import loss
+from models.loss import IGNORE, linear_cross_entropy
+
+M, d, V = 200, 16, 37
+
+
+@pytest.fixture(autouse=True)
+def _several_chunks(monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK", 64 * V)  # chunks of 64 rows, the last one shorter
+
+
+def problem(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(M, d, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(V, d, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    labels = torch.randint(V, (M,), generator=generator)
+    labels[::7] = IGNORE
+    return x, weight, labels
+
+
+def reference(x, weight, labels, factor=1.0):
+    x, weight = (tensor.detach().double().requires_grad_() for tensor in (x, weight))
+    value = F.cross_entropy(x @ weight.T, labels, ignore_index=IGNORE)
+    return value, torch.autograd.grad(factor * value, (x, weight))
+
+
+def relative(ours, expected):
+    return ((ours - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3], ids=["plain", "accumulated"])
+def test_equals_cross_entropy(factor):
+    x, weight, labels = problem()
+    value, right = linear_cross_entropy(x, weight, labels)
+    gradients = torch.autograd.grad(factor * value, (x, weight))
+    expected, expected_gradients = reference(x, weight, labels, factor)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradients, expected_gradients)
+    assert torch.equal(right, (x @ weight.T).argmax(-1) == labels)
+
+
+def test_finite_differences():
+    x, weight, labels = problem()
+    x = x[:70].detach().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x, w: linear_cross_entropy(x, w, labels[:70])[0], (x, weight), fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast(compiled):
+    """Padded and in bfloat16: as near to float64 as rounding x, weight and logits once allows; float32 gradients.
+
+    What waits for the backward is the two gradients, no M x V of any kind.
+    """
+    function = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager") if compiled else None
+    x, weight, labels = problem(torch.float32)
+    kept = []
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t),
+    ):
+        value, _ = (function or linear_cross_entropy)(x, weight, labels)
+    assert sum(kept) <= x.numel() + weight.numel() + 1
+    gradients = torch.autograd.grad(value, (x, weight))
+    expected, expected_gradients = reference(x, weight, labels)
+    assert value.dtype == gradients[0].dtype == gradients[1].dtype == torch.float32
+    assert relative(value, expected) < 2**-8
+    for ours, of_reference in zip(gradients, expected_gradients, strict=True):
+        assert relative(ours, of_reference) < 2 * 2**-8
+
+
+def test_the_gradient_is_scaled_without_rounding_its_factor():
+    """In half precision 1 / 171 would be off by up to 2^-9 for all rows alike."""
+    x, weight, labels = problem(torch.bfloat16)
+    x.data.mul_(1e-3)  # logits near zero, so that the softmax has no rounding error of its own
+    value, _ = linear_cross_entropy(x, weight, labels)
+    (gradient,) = torch.autograd.grad(value, x)
+    _, (expected, _) = reference(x, weight, labels)
+    slope = (gradient.double() * expected).sum() / expected.pow(2).sum()
+    assert slope.item() == pytest.approx(1, abs=2**-11)
+
+
+def test_without_gradients_nothing_is_kept():
+    x, weight, labels = problem()
+    with torch.no_grad():
+        value, _ = linear_cross_entropy(x, weight, labels)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, reference(x, weight, labels)[0])
+
+
+def test_nothing_to_score():
+    x, weight, _ = problem()
+    value, right = linear_cross_entropy(x, weight, torch.full((M,), IGNORE))
+    assert value.isnan()
+    assert not right.any()
+
+
+def test_extreme_logits_stay_finite():
+    x, weight, labels = problem(torch.float32)
+    x.data.mul_(1e4)
+    value, _ = linear_cross_entropy(x, weight, labels)
+    assert relative(value, reference(x, weight, labels)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("M", [1, 63, 65, 1000, 65_536])
+@pytest.mark.parametrize("V", [2, 50_257])
+def test_chunks_keep_to_their_size(monkeypatch, M, V):
+    monkeypatch.setattr(loss, "CHUNK", 2**28)
+    rows = loss._rows_of_a_chunk(M, V)
+    assert rows % 64 == 0
+    assert rows * V <= 2**28 + 64 * V
