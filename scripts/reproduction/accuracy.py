@@ -1,6 +1,6 @@
 """Extrapolated accuracy on state-tracking tasks: parity as the paper has it, and all tasks of data/tasks.py."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -98,27 +98,25 @@ def _tasks_table(contents: list[dict]) -> Table:
     return rows
 
 
-def _notes(scale: Callable[[list[dict]], str]) -> Callable[[list[dict]], list[str]]:
-    def notes(contents: list[dict]) -> list[str]:
-        runs = finished(contents)
-        settings = sorted({(run["step"], run["batch_size"], *run["training_lengths"]) for run in runs})
-        said = "; ".join(f"{steps} steps of {batch} sequences of {low}-{high}" for steps, batch, low, high in settings)
-        seeds = len({run["seed"] for run in runs})
-        sequences = runs[0]["ranges"][0]["sequences"]
-        trained = f"Trained for {said}, with {seeds} seeds; {sequences} sequences per range and seed. {scale(contents)}"
-        failed = [run for content in contents for run in content["runs"] if "error" in run]
-        return [trained.strip(), *(f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed)]
+def _notes(contents: list[dict]) -> list[str]:
+    """How the runs were trained, and which of them failed."""
+    runs = finished(contents)
+    settings = sorted({(run["step"], run["batch_size"], *run["training_lengths"]) for run in runs})
+    said = "; ".join(f"{steps} steps of {batch} sequences of {low}-{high}" for steps, batch, low, high in settings)
+    seeds, sequences = len({run["seed"] for run in runs}), runs[0]["ranges"][0]["sequences"]
+    failed = [run for content in contents for run in content["runs"] if "error" in run]
+    return [
+        f"Trained for {said}, with {seeds} seeds; {sequences} sequences per range and seed.",
+        *(f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed),
+    ]
 
-    return notes
 
-
-def _scale(contents: list[dict]) -> str:
-    if not contents[0]["quick"]:
-        return ""
-    return (
+def _parity_notes(contents: list[dict]) -> list[str]:
+    quick = (
         "This is the quick run (`--quick`: experiment=parity), which a CPU can do; the protocol of the paper "
         "(experiment=parity_paper) is 20,000 steps of 256 sequences."
     )
+    return [*_notes(contents), *([quick] if contents[0]["quick"] else [])]
 
 
 def _draw_parity(contents: list[dict], file: Path) -> None:
@@ -174,7 +172,7 @@ PARITY = Reproduction(
     measure=_parity,
     table=_parity_table,
     draw=_draw_parity,
-    notes=_notes(_scale),
+    notes=_parity_notes,
 )
 STATE_TRACKING = Reproduction(
     title="State tracking: every task, every model",
@@ -184,5 +182,5 @@ STATE_TRACKING = Reproduction(
     measure=_state_tracking,
     table=_tasks_table,
     draw=_draw_tasks,
-    notes=_notes(lambda contents: ""),
+    notes=_notes,
 )
