@@ -66,7 +66,7 @@ class CudaStreaming:
         read = (Wx, matrix, b.contiguous(), _contiguous(reset), _exchange(layout, Wx), _counters(layout, Wx))
         read += (states.contiguous(), h_before, aux, d_h, d_aux)
         kernel(_blocks(kernel, layout, Wx), *read, d_Wx, d_u, d_state, B, T, *row_strides(Wx))
-        return Gradients(d_Wx, outer_products(gradients, h_before), _bias_gradient(cell, d_Wx, d_u, b), d_state)
+        return Gradients(d_Wx, outer_products(gradients, h_before), _bias_gradient(cell, d_Wx, d_u, b.dtype), d_state)
 
 
 @cache
@@ -94,9 +94,8 @@ def in_order(rows: Tensor, layout: Layout) -> Tensor:
     N, _, D, K = rows.shape
     blocks, length = layout.unit_blocks(D), layout.padded(rows.dtype)
     padded = pad(rows, (0, length - K, 0, blocks * layout.units - D))
-    return padded.view(N, -1, blocks, layout.units, layout.vectors, length // layout.vectors).permute(
-        0, 2, 4, 1, 3, 5
-    ).contiguous()  # fmt: skip
+    tiles = padded.view(N, -1, blocks, layout.units, layout.vectors, length // layout.vectors)
+    return tiles.permute(0, 2, 4, 1, 3, 5).contiguous()
 
 
 def _exchange(layout: Layout, Wx: Tensor) -> Tensor:
@@ -105,7 +104,8 @@ def _exchange(layout: Layout, Wx: Tensor) -> Tensor:
 
 
 def _counters(layout: Layout, Wx: Tensor) -> Tensor:
-    return Wx.new_zeros(layout.groups(Wx.shape[3], Wx.shape[0]), dtype=torch.int32)
+    """Zeros, one for every group at the beginning of a cache line."""
+    return Wx.new_zeros(layout.groups(Wx.shape[3], Wx.shape[0]), 32, dtype=torch.int32)
 
 
 def _blocks(kernel: LoadedKernel, layout: Layout, Wx: Tensor) -> int:
@@ -118,10 +118,8 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _bias_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, b: Tensor) -> Tensor:
-    """d_b [G, N, D]: the sum of the gates' gradients over sequences and steps."""
-    d_b, gates = torch.empty_like(b, memory_format=torch.contiguous_format), list(cell.gates)
-    for d_gates, names in ((d_Wx, cell.input_gates), (d_u, without_input(cell))):
-        if names:
-            d_b[[gates.index(gate) for gate in names]] = d_gates.sum((0, 1), dtype=b.dtype)
-    return d_b
+def _bias_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, dtype: torch.dtype) -> Tensor:
+    """d_b [G, N, D]: the sums of the gates' gradients over sequences and steps."""
+    sums = torch.cat([d_gates.sum((0, 1), dtype=dtype) for d_gates in (d_Wx, d_u)])
+    names = cell.input_gates + without_input(cell)
+    return torch.stack([sums[names.index(gate)] for gate in cell.gates])

@@ -110,7 +110,7 @@ def pose(
     row_tiles = units * rows.per_unit // 8
     need = _registers(direction, cell, dtype, row_tiles, seq_tiles, depth, cells)
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
-    p.add("registers", need * 32 * warps <= gpu.registers, unit="registers")
+    p.add("registers", need * 32 * (4 * ceil_div(warps, 4)) <= gpu.registers, unit="registers")  # in four parts
     stride = rows.per_unit * units + 32  # at most, see SUM_STRIDE
     p.add("shared memory", warps * 16 * seq_tiles * stride * 4 <= gpu.shared_per_block, unit="bytes")
 
@@ -135,13 +135,13 @@ def _registers(
     cells: Expression,
 ) -> Expression:
     """Registers of a thread, about: sums, what is read ahead, values of cells, addresses."""
-    states = len(cell.states)
+    gates, states = len(cell.gates), len(cell.states)
     if direction == "forward":
-        values = len(cell.input_gates) + 2 * states
+        values = len(cell.input_gates) + gates + 2 * states
     else:
-        values = len(trace(cell).factors.outputs) + 2 * states + len(cell.gates)
-    split = 18 * seq_tiles if dtype == torch.float32 else 4
-    return 4 * row_tiles * seq_tiles + 4 * depth * (row_tiles + 2 * seq_tiles) + values * cells + split + 50
+        values = len(trace(cell).factors.outputs) + 2 * states + gates
+    split = 20 * seq_tiles + row_tiles * seq_tiles if dtype == torch.float32 else 0
+    return 4 * row_tiles * seq_tiles + 4 * depth * (row_tiles + 2 * seq_tiles) + (values + 4) * cells + split + 60
 
 
 def shared_bytes(direction: str, cell: Cell, layout: Layout) -> int:

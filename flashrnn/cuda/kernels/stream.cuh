@@ -28,11 +28,11 @@ static_assert(WARPS * SEQS * SUM_STRIDE * 4 == SHARED_BYTES_EXPECTED, "streaming
 
 // What one block does at every step.
 struct Item {
-  int head, group, unit0;
-  i64 sequence0, matrix;  // matrix: where its rows begin, in steps of 16 bytes
+  int head, unit0, counter;  // counter: of its group, each in a cache line of its own
+  i64 sequence0, matrix;     // matrix: where its rows begin, in steps of 16 bytes
   DEVICE Item(int index) {
-    int block = index % UNIT_BLOCKS;
-    group = index / UNIT_BLOCKS, head = group % HEADS, sequence0 = i64(group / HEADS) * SEQS, unit0 = block * UNITS;
+    int block = index % UNIT_BLOCKS, group = index / UNIT_BLOCKS;
+    counter = group * 32, head = group % HEADS, sequence0 = i64(group / HEADS) * SEQS, unit0 = block * UNITS;
     matrix = i64(head * UNIT_BLOCKS + block) * (WARPS * WARP_VECTORS * ROW_TILES * 32);
   }
   DEVICE static int count(i64 B) { return int((B + SEQS - 1) / SEQS) * HEADS * UNIT_BLOCKS; }
@@ -70,9 +70,9 @@ DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_T
     }
   } else {
     auto split = [](u32* to, int stride, u32 low, u32 high) {
-      float l = __uint_as_float(low), h = __uint_as_float(high);
+      PairOf<float> pair{__uint_as_float(low), __uint_as_float(high)};
 #pragma unroll
-      for (int plane = 0; plane < PLANES; plane++) to[plane * stride] = split_plane(l, h);
+      for (int plane = 0; plane < PLANES; plane++) to[plane * stride] = pair.next_plane();
     };
     u32 a[SEQ_TILES][PLANES][4];
 #pragma unroll
@@ -157,7 +157,7 @@ struct Stream {
 DEVICE void step_sums(float* sums, Stream& stream, const Item& item, const Item& next, const scalar* vectors,
                       const u32* counters, u32 step, i64 B) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  if (threadIdx.x == 0) await(counters + item.group, step * UNIT_BLOCKS);
+  if (threadIdx.x == 0) await(counters + item.counter, step * UNIT_BLOCKS);
   __syncthreads();  // and everyone has read the sums before
   float c[SEQ_TILES][ROW_TILES][4];
   stream.product(c, item, next, vectors + item.head * B * PADDED_K, B);

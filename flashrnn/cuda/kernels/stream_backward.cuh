@@ -72,7 +72,7 @@ flashrnn_stream_backward(const scalar* __restrict__ x, const uint4* __restrict__
           if (RECURRENT_OF[j] >= 0) after[cell.exchanged(item, B, RECURRENT_OF[j])] = scalar(d_g[i][j]);
       }
       __syncthreads();
-      if (threadIdx.x == 0) signal(counters + item.group);
+      if (threadIdx.x == 0) signal(counters + item.counter);
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
         const CellPlace cell(item, i, B);

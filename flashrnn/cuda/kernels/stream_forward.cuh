@@ -5,7 +5,7 @@ static_assert(ROWS == GR * UNITS && K == D);
 
 // x [B, T, GI, N, D], R in the order of Stream, bias [GATES, N, D], reset [B, T] -> h [B, T, N, D], aux [STATES - 1, B, T, N, D].
 // state [STATES, B, N, D]: the initial states, in the end the last ones. exchange [2, N, B, PADDED_K]: h before the first
-// step, zeros where it is padding. counters [groups]: zeros.
+// step, zeros where it is padding. counters [groups, 32]: zeros.
 // Row (b, t) of x, h and aux is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ R, const float* __restrict__ bias,
@@ -19,7 +19,7 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
     scalar* after = exchange + (~t & 1) * HEADS * B * PADDED_K;
     for (int index = first; index < items; index += gridDim.x) {
       const Item item(index), next(index + gridDim.x < items ? index + gridDim.x : first);
-      float in[CELLS][GI], s[CELLS][STATES];
+      float b[CELLS][GATES], in[CELLS][GI], s[CELLS][STATES];
       bool keep[CELLS];
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
@@ -33,6 +33,8 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
           if (t + AHEAD < T) prefetch(from + (AHEAD * row_t * GI + j) * ROW);
         }
 #pragma unroll
+        for (int j = 0; j < GATES; j++) b[i][j] = bias[j * ROW + cell.element];
+#pragma unroll
         for (int k = 0; k < STATES; k++) s[i][k] = keep[i] ? state[(k * B + cell.sequence) * ROW + cell.element] : 0;
       }
       step_sums(sums, stream, item, next, before, counters, t, B);
@@ -44,7 +46,7 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
         float g[GATES];
 #pragma unroll
         for (int j = 0; j < GATES; j++) {
-          g[j] = bias[j * ROW + cell.element];
+          g[j] = b[i][j];
           if (INPUT_OF[j] >= 0) g[j] += in[i][INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0];
           if (RECURRENT_OF[j] >= 0) g[j] += keep[i] ? sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row) : 0;
         }
@@ -54,7 +56,7 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
         after[cell.exchanged(item, B, 0)] = rounded;
       }
       __syncthreads();
-      if (threadIdx.x == 0) signal(counters + item.group);
+      if (threadIdx.x == 0) signal(counters + item.counter);
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
         const CellPlace cell(item, i, B);

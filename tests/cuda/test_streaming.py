@@ -1,0 +1,206 @@
+"""Backend `cuda` without a GPU: its kernels on the processor, against the reference; binaries; reasons."""
+
+import ctypes
+import re
+import subprocess
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashrnn import Cell, get_cell
+from flashrnn.cuda import available, streaming
+from flashrnn.cuda.build import KERNELS
+from flashrnn.cuda.source import Variant
+from flashrnn.cuda.streaming import CudaStreaming, compile_kernel
+from flashrnn.cuda.streaming_layout import Layout, Rows, best_layout, layout_prelude, shared_bytes
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import Problem
+from tests.cuda.test_cuda_source import HOST
+from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM
+from tests.suite import Case, check
+
+LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
+SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
+TRAINING = Variant(reset=False, all_states=True, d_aux=False)
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """As a `LoadedKernel`, on the processor."""
+
+    library: ctypes.CDLL
+    threads: int
+    shared_bytes: int
+    at_once: int
+
+    def __call__(self, blocks: int, *arguments) -> None:
+        values = [0 if a is None else a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
+        self.library.run(blocks, self.threads, self.shared_bytes, (ctypes.c_longlong * len(values))(*values))
+
+
+def compile_for_host(direction: str, prelude: str, folder: Path) -> ctypes.CDLL:
+    """A library with a function `run` that launches the kernel."""
+    scalar, constants = prelude.split("\n", 1)
+    kernel = [(KERNELS / name).read_text() for name in ("stream.cuh", f"stream_{direction}.cuh")]
+    run = f"""extern "C" void run(int blocks, int threads, int shared_bytes, const i64* arguments) {{
+  launch(flashrnn_stream_{direction}, blocks, threads, shared_bytes, arguments);
+}}"""
+    text = "\n".join([scalar, '#include "gpu_on_host.h"', HOST, AS_MEMBER, constants, *kernel, run])
+    text = re.sub(r'^#(pragma once|include ".*\.cuh")$', "", text, flags=re.MULTILINE)
+    text = text.replace("extern __shared__ __align__(16) float sums[]", "float* sums = block->shared.data()")
+    source, library = folder / f"{direction}.cpp", folder / f"{direction}.so"
+    source.write_text(text)
+    options = [
+        "-std=c++20",
+        "-O1",
+        "-Wno-unknown-pragmas",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        f"-I{Path(__file__).parent}",
+    ]
+    done = subprocess.run(
+        ["g++", *options, str(source), "-o", str(library)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path):
+    """Lets backend `cuda` run on the processor with the layouts given, `at_once` blocks at a time."""
+
+    def use(layouts: dict[str, Layout], at_once: int) -> None:
+        @cache
+        def kernel(direction, cell, heads, head_dim, batch, dtype, variant, device):
+            layout = layouts[direction]
+            prelude = layout_prelude(direction, cell, heads, head_dim, dtype, variant, layout)
+            library = compile_for_host(direction, prelude, tmp_path)
+            return HostKernel(library, layout.threads, shared_bytes(direction, cell, layout), at_once), layout
+
+        monkeypatch.setattr(streaming, "_kernel", kernel)
+        monkeypatch.setattr(CudaStreaming, "supports", lambda self, problem: None)
+
+    torch.use_deterministic_algorithms(True)  # which fills new tensors with NaN
+    yield use
+    torch.use_deterministic_algorithms(False)
+
+
+def layouts(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps: int, depth: int) -> dict[str, Layout]:
+    """For both directions, with as many vectors as it takes."""
+    found = {}
+    for direction in ("forward", "backward"):
+        vectors = -(-Rows.of(direction, cell, D).length * dtype.itemsize // 64)
+        warp_vectors = -(-vectors // warps)
+        found[direction] = Layout(units, seq_tiles, warps, warp_vectors, min(depth, warp_vectors))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "layout", "at_once"),
+    [
+        # padding in every direction; more vectors than are read ahead, and not a multiple
+        (Case(LSTM, B=3, T=5, N=2, D=37), torch.float16, (8, 1, 1, 2), 100),
+        # blocks with several items, of several groups; several cells per thread
+        (Case(GRU, B=19, T=4, N=2, D=23, reset=True), torch.float16, (8, 1, 1, 1), 3),
+        (Case(SLSTM, B=18, T=3, N=1, D=16, reset=True), torch.float32, (8, 2, 1, 1), 1),
+        (Case(MINIMAL_GATED, B=3, T=4, N=2, D=11, time_major=True), torch.bfloat16, (8, 1, 2, 1), 2),
+        (Case(PEEPHOLE_LSTM, B=2, T=3, N=1, D=20), torch.float32, (8, 1, 2, 2), 100),
+        (Case(LEAKY_ELMAN, B=2, T=3, N=2, D=9, reset=True, time_major=True), torch.float32, (16, 1, 1, 1), 2),
+    ],
+    ids=str,
+)
+def test_kernels_on_the_processor(on_host, case, dtype, layout, at_once):
+    on_host(layouts(case.cell, case.D, dtype, *layout), at_once)
+    check("cuda", case, dtype, "cpu")
+
+
+def test_rows_come_in_the_order_in_which_they_are_multiplied():
+    """Vector after vector: of every row of a block, padded with zeros, the numbers of that vector."""
+    N, gates, D, K = 2, 3, 5, 40
+    layout = Layout(units=4, seq_tiles=1, warps=2, warp_vectors=2, depth=1)
+    rows = torch.randn(N, gates, D, K, generator=torch.Generator().manual_seed(0))
+    found = streaming.in_order(rows, layout)
+    assert found.shape == (N, 2, 4, gates, 4, 16)
+    assert torch.equal(found[1, 0, 2, 1, 3], torch.cat([rows[1, 1, 3, 32:], torch.zeros(8)]))
+    assert torch.equal(found[1, 1, 1, 2, 0], rows[1, 2, 4, 16:32])
+    assert not found[:, 1, :, :, 1:].any()
+    assert not found[:, :, 3].any()
+
+
+H100, A100, B200 = map(named_gpu, ("H100", "A100", "B200"))
+
+
+def binaries() -> list[tuple]:
+    """GPU, cell, heads, head size, batch, dtype."""
+    cells = [(H100, cell, 1, 1024, 16, torch.bfloat16) for cell in CELLS]
+    sizes = [(H100, LSTM, *size, torch.bfloat16) for size in ((12, 64, 16), (1, 4096, 16), (4, 2048, 256), (3, 33, 1))]
+    floats = [(H100, cell, 1, 1024, batch, torch.float32) for cell, batch in ((LSTM, 16), (SLSTM, 64))]
+    return [*cells, *sizes, *floats, (A100, LSTM, 1, 768, 64, torch.float16), (B200, SLSTM, 1, 2048, 64, torch.float32)]
+
+
+def name(value) -> str:
+    return str(getattr(value, "name", value))
+
+
+@pytest.mark.parametrize(("gpu", "cell", "heads", "head_dim", "batch", "dtype"), binaries(), ids=name)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
+    binary, _ = compile_kernel(direction, cell, heads, head_dim, batch, dtype, TRAINING, gpu)
+    assert gpu.arch in binary.path.name
+    assert binary.spilled <= SPILLED
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [replace(TRAINING, all_states=False), replace(TRAINING, reset=True), replace(TRAINING, d_aux=True)],
+    ids=str,
+)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_variants(direction, variant):
+    assert compile_kernel(direction, SLSTM, 1, 1024, 16, torch.bfloat16, variant, H100)[0].spilled <= SPILLED
+
+
+@pytest.mark.parametrize("gpu", [H100, A100, B200], ids=name)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_work_is_spread_over_the_whole_gpu(direction, gpu):
+    """What a step takes is rounds of items over the multiprocessors: at least six in ten have something to do."""
+    for heads, D, batch in ((12, 64, 16), (1, 768, 16), (1, 1024, 64), (1, 4096, 16), (4, 2048, 16), (1, 8192, 256)):
+        layout = best_layout(direction, LSTM, heads, D, batch, torch.bfloat16, gpu)
+        items = layout.groups(heads, batch) * layout.unit_blocks(D)
+        rounds = -(-items // gpu.multiprocessors)
+        assert items >= 0.6 * rounds * gpu.multiprocessors, (heads, D, batch, layout)
+
+
+PROBLEM = Problem(LSTM, 16, 100, 1, 4096, torch.bfloat16, torch.device("cuda", 0), True, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"head_dim": 1001, "batch": 3, "dtype": torch.float32}, None),
+        ({"device": torch.device("cpu")}, "it runs on CUDA GPUs, not on cpu"),
+        ({"dtype": torch.float64}, "it computes in bfloat16, float16 and float32, not in torch.float64"),
+    ],
+    ids=["served", "odd float32", "device", "dtype"],
+)
+def test_reasons(monkeypatch, changes, expected):
+    for module in (available, streaming):
+        monkeypatch.setattr(module, "device_gpu", lambda index: H100)
+    assert CudaStreaming().supports(PROBLEM._replace(**changes)) == expected
+
+
+def test_a_cell_of_too_many_gates_says_what_is_missing(monkeypatch):
+    for module in (available, streaming):
+        monkeypatch.setattr(module, "device_gpu", lambda index: H100)
+    names = [f"g{k}" for k in range(57)]
+    scope = {}
+    exec(f"def step({', '.join(names)}, h): return {' + '.join(names)}", scope)
+    reason = CudaStreaming().supports(PROBLEM._replace(cell=Cell("many", scope["step"], ("h",))))
+    assert reason.startswith("forward does not fit: no solution")
+    assert "registers" in reason

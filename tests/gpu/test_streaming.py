@@ -1,0 +1,26 @@
+"""Backend `cuda` on heads that only it serves: blocks with several items, odd sizes."""
+
+import pytest
+import torch
+
+from flashrnn import get_cell
+from tests.suite import Case, check
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(get_cell("lstm"), B=40, T=5, N=1, D=4096),
+        Case(get_cell("slstm"), B=65, T=6, N=3, D=1001, reset=True),
+        Case(get_cell("gru"), B=200, T=5, N=2, D=777, time_major=True),
+    ],
+    ids=str,
+)
+def test_wide_heads(case, dtype):
+    check("cuda", case, dtype, "cuda:0")
