@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
@@ -47,10 +47,12 @@ def prepare_process(threads: int | None) -> None:
 
 
 def check_precision(precision: str, accelerator: str) -> None:
-    """Raise for bfloat16 on a GPU that would only emulate it."""
+    """Raise for float16 on a CPU, which is slower than any other, and bfloat16 on a GPU that would only emulate it."""
     import torch
 
     on_gpu = accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available()
+    if precision.startswith("16") and (accelerator == "cpu" or not torch.accelerator.is_available()):
+        raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU it is bf16-mixed or 32-true")
     if precision.startswith("bf16") and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ValueError(
             f"trainer.precision={precision}: {torch.cuda.get_device_name()} has no bfloat16; "
@@ -125,6 +127,8 @@ def _message(error: BaseException) -> str | None:
     kind, text = type(error).__name__, str(error)
     if isinstance(error, HydraException | OmegaConfBaseException) and error.__cause__ is not None:
         return _message(error.__cause__) or text  # Hydra wraps what a constructor raised
+    if isinstance(error, InterpolationResolutionError):  # OmegaConf wraps what a resolver raised, without its cause
+        return text.partition("\n")[0].rpartition("raised while resolving interpolation: ")[2]
     if kind == "OutOfMemoryError":
         return f"{text.partition('. ')[0]}: lower data.batch_size (global_batch_size keeps what a step sees)"
     if text.startswith("DataLoader worker"):

@@ -39,17 +39,23 @@ def test_train_several_models_then_evaluate_one(tmp_path):
 def test_two_processes_train_as_one(tmp_path):
     """Equal lengths, so that the mean over ranks is the mean over labels: the same weights up to rounding."""
     settings = ["model=lstm", *TINY["parity"], *SHORT, "data.min_length=6", "logger=none"]
-    ddp = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=2"]
+    two = ["trainer.devices=2", "data.batch_size=2", "trainer.precision=32-true"]
+    ways = {
+        "one": [],
+        "ddp": ["trainer.strategy=ddp", *two],
+        "fsdp": ["trainer=fsdp_8", "trainer.strategy.data_parallel_size=2", *two],
+    }
     weights = []
-    for name, devices in (("one", []), ("two", ddp)):
-        ended = run("scripts.train", *settings, *devices, f"name={name}", folder=tmp_path)
+    for name, way in ways.items():
+        ended = run("scripts.train", *settings, *way, f"name={name}", folder=tmp_path)
         assert ended.returncode == 0, ended.stderr
         (folder,) = (tmp_path / "outputs" / name).iterdir()
         weights.append(checkpoint.load(checkpoint.find(str(folder)))["state_dict"])
     for name, weight in weights[0].items():
-        torch.testing.assert_close(
-            weights[1][name], weight, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-        )
+        for of_two in weights[1:]:
+            torch.testing.assert_close(
+                of_two[name], weight, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+            )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from scripts import checkpoint
+from scripts.config import one_line_errors
 from scripts.train import train
 
 
@@ -90,6 +91,25 @@ def test_nothing_to_resume(tiny_config):
 def test_model_too_small_for_the_data(tiny_config):
     with pytest.raises(ValueError, match=r"model\.vocab_size=1, but the data has 2"):
         train(tiny_config("parity", "model.vocab_size=1"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("global_batch_size=101", r"global_batch_size=101 is no multiple of data\.batch_size=4 x .* = 4"),
+        ("trainer.accelerator=gpu", "No supported gpu backend found"),
+        ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed needs a GPU; on a CPU .* bf16-mixed or 32-true"),
+        ("trainer.precision=half", "Precision 'half' is invalid"),
+        ("model.num_heads=3", "d_model=8 is not divisible by num_heads=3"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, message):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with (
+        pytest.raises(SystemExit, match=f"^error: .*{message}.*\n.HYDRA_FULL_ERROR=1 shows where.$"),
+        one_line_errors(),
+    ):
+        train(tiny_config("parity", override))
 
 
 def test_diverging_run_ends_with_a_message(tiny_config):

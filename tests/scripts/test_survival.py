@@ -1,0 +1,106 @@
+"""What a run survives: kill -9, cut-off and unwritable checkpoints, a loss gone wrong, data workers that die."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts import checkpoint
+from scripts.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
+from scripts.config import one_line_errors
+from scripts.train import train
+from tests.scripts.conftest import SHORT, TINY
+from tests.scripts.test_command_line import ROOT, run
+from tests.scripts.test_train import losses
+
+CONTENT = {"config": {}, "state_dict": {"w": torch.arange(1000.0)}}
+
+
+def test_kill_9_and_go_on_as_if_nothing_had_been(tiny_config, tmp_path):
+    """`ckpt_path=last` alone goes on with the command of the killed run: the losses of a run in one piece, bitwise."""
+    endless = ["trainer.max_steps=1000000", "trainer.deterministic=true"]
+    command = [sys.executable, "-m", "scripts.train", "experiment=parity", *TINY["parity"], *SHORT, *endless]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as killed:
+        deadline = time.monotonic() + 120
+        while not (found := list(tmp_path.glob(f"outputs/parity/*/checkpoints/{LAST}"))):
+            assert killed.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(killed.pid, signal.SIGKILL)
+    step = checkpoint.load(checkpoint.find(str(found[0].parents[1])))["global_step"]
+    steps = f"trainer.max_steps={step + 6}"
+
+    resumed = run("scripts.train", "ckpt_path=last", steps, "optim.total_steps=1000000", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    (folder,) = {path.parent for path in tmp_path.glob("outputs/parity/*/eval.json")}
+    whole = tiny_config("parity", steps, "optim.total_steps=1000000", "trainer.deterministic=true", run="whole")
+    train(whole)
+    expected = {number: loss for number, loss in losses(Path(whole.run_dir)).items() if number >= step}
+    assert len(expected) == 6
+    assert losses(folder) == expected
+
+
+def test_the_newest_good_checkpoint_wins(tmp_path, capsys):
+    folder = tmp_path / "run" / "checkpoints"
+    for step in (1, 2):
+        AtomicCheckpointIO().save_checkpoint({**CONTENT, "global_step": step}, folder / LAST)
+    assert checkpoint.load(checkpoint.find(str(tmp_path / "run")))["global_step"] == 2
+    folder.joinpath(LAST).write_bytes(folder.joinpath(LAST).read_bytes()[:-1000])
+    assert checkpoint.find(str(tmp_path / "run")).name == PREVIOUS
+    assert "passed over" in capsys.readouterr().err
+    folder.joinpath(PREVIOUS).write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="that can be read"):
+        checkpoint.find(str(tmp_path / "run"))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    file = tmp_path / LAST
+    AtomicCheckpointIO().save_checkpoint(CONTENT, file)
+    larger = {**CONTENT, "state_dict": {"w": torch.zeros(100_000)}}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"last\.ckpt could not be written \(.*\): is the disk full\? Earlier ones"):
+            AtomicCheckpointIO().save_checkpoint(larger, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == [LAST]
+    assert torch.equal(checkpoint.load(file)["state_dict"]["w"], CONTENT["state_dict"]["w"])
+
+
+def test_an_error_says_where_to_go_on(tiny_config, capsys):
+    config = tiny_config(
+        "parity", "optim.lr=1e20", "optim.warmup_steps=7", "trainer.gradient_clip_val=null", "val_every=1"
+    )
+    with pytest.raises(FloatingPointError):
+        train(config)
+    assert f"ckpt_path={config.run_dir} goes on from its checkpoint" in capsys.readouterr().err
+
+
+class Dying(torch.utils.data.Dataset):
+    def __init__(self, way):
+        self.way = way
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if self.way == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("the shard is damaged")
+
+
+@pytest.mark.parametrize(
+    ("way", "message"), [("dies", r"error: DataLoader worker .* died"), ("raises", r"error: the shard is damaged\n")]
+)
+def test_data_workers_end_with_one_message(way, message):
+    with pytest.raises(SystemExit, match=message) as end, one_line_errors():
+        next(iter(torch.utils.data.DataLoader(Dying(way), num_workers=1)))
+    assert len(str(end.value).splitlines()) <= 2
