@@ -6,10 +6,11 @@ from functools import cache
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.problem import Backend, Problem
 from flashrnn.reference import Reference
+from flashrnn.triton.backend import TritonFused
 
 logger = logging.getLogger("flashrnn")
 
-BACKENDS: tuple[Backend, ...] = (CudaFused(), Reference())
+BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), Reference())
 """All backends, the one that `auto` prefers first."""
 
 

@@ -1,0 +1,1 @@
+"""Fused kernels in Triton: GPUs of every vendor that Triton compiles for."""

@@ -1,0 +1,99 @@
+"""Backend `triton_fused`: the whole time loop in one Triton kernel, R on the chip."""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
+from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
+from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, recurrent_sums
+from flashrnn.trace import UntraceableCell, trace
+
+HEAD_DIM = 128  # larger ones were never compiled
+
+
+class TritonFused:
+    """Computes in float32; operands of products are of the dtype of Wx (float32: IEEE products, no tensor cores)."""
+
+    name = "triton_fused"
+
+    def supports(self, problem: Problem) -> str | None:
+        if find_spec("triton") is None:
+            return "triton is not installed; it comes with PyTorch for GPUs on Linux"
+        return _device_reason(problem) or _size_reason(problem) or _cell_reason(problem.cell)
+
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
+        from flashrnn.triton.launch import launch
+
+        Wx, R, b, states, reset = inputs
+        Wx = as_rows(Wx, Wx)
+        h, aux, last = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states), torch.empty_like(states)
+        known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _as_bytes(reset))
+        launch("forward", cell, Wx, *known, h, aux if all_states else None, last)
+        return States(h, aux, last)
+
+    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
+        from flashrnn.triton.launch import launch
+
+        Wx, R, b, states, reset = inputs
+        Wx = as_rows(Wx, Wx)
+        h_before = previous_h(h, states[0], reset)
+        d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(recurrent_only(cell)), *Wx.shape[3:])
+        gradients = gate_views(cell, d_Wx, d_u)
+        recurrent_sums(gradients, R, h_before)
+        d_b, d_states = b.new_empty(Wx.shape[0], *b.shape), torch.empty_like(states)
+        known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _as_bytes(reset), h_before, aux)
+        d_h = None if grads.h is None else as_rows(grads.h, Wx)
+        d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
+        d_last = None if grads.last is None else grads.last.contiguous()
+        launch("backward", cell, Wx, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)
+        return Gradients(d_Wx, outer_products(gradients, h_before), d_b.sum(0), d_states)
+
+
+def _device_reason(problem: Problem) -> str | None:
+    import triton
+
+    device = problem.device
+    if triton.knobs.runtime.interpret:
+        if device.type != "cpu":
+            return "under TRITON_INTERPRET=1 it runs on the CPU alone"
+        wrong = problem.dtype == torch.bfloat16
+        return "Triton's interpreter computes bfloat16 wrongly; use float16 or float32" if wrong else None
+    if device.type == "cpu":
+        return "it runs on CUDA and ROCm GPUs, and on the CPU under TRITON_INTERPRET=1 only"
+    if device.type != "cuda":
+        return f"it runs on CUDA and ROCm GPUs, not on {device.type}"
+    if not torch.version.hip and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+        return f"it needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
+    return None
+
+
+def _size_reason(problem: Problem) -> str | None:
+    from flashrnn.triton.launch import padded, prefetch, room
+
+    if problem.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"it computes in bfloat16, float16 and float32, not in {problem.dtype}"
+    if problem.head_dim > HEAD_DIM:
+        return f"it serves head sizes up to {HEAD_DIM}, got {problem.head_dim}"
+    cell, size, space = problem.cell, padded(problem.head_dim), room(problem.device)
+    directions = ("forward", "backward") if problem.training else ("forward",)
+    if not all(prefetch(direction, cell, problem.head_dim, problem.dtype, space) for direction in directions):
+        needed = len(cell.recurrent_gates) * size**2 * problem.dtype.itemsize
+        return (
+            f"the recurrent matrices of a head take {needed // 1024} KiB (head size {problem.head_dim}, padded to "
+            f"{size}, {problem.dtype}), and the {space // 1024} KiB of a multiprocessor must hold them"
+        )
+    return None
+
+
+def _cell_reason(cell: Cell) -> str | None:
+    try:
+        trace(cell)
+    except UntraceableCell as error:
+        return str(error)
+    return None
+
+
+def _as_bytes(reset: Tensor | None) -> Tensor | None:
+    return None if reset is None else reset.contiguous().view(torch.int8)
