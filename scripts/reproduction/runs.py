@@ -40,11 +40,14 @@ def train(runs: Sequence[Run], options: Options) -> None:
         tqdm(total=len(runs), initial=len(runs) - len(missing), unit="run") as progress,
     ):
         futures = {pool.submit(_train, run, options.overrides): run for run in missing}
-        for future in as_completed(futures):
-            run = futures[future]
-            progress.update()
-            if error := future.result():
-                progress.write(f"{' '.join(run.overrides)} failed: {error}")
+        try:
+            for future in as_completed(futures):
+                progress.update()
+                if error := future.result():
+                    progress.write(f"{' '.join(futures[future].overrides)} failed: {error}")
+        except BaseException:  # Ctrl-C ends the runs under way; those that wait for them must not begin
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _train(run: Run, overrides: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +127,21 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
     assert not any("ckpt_path" in argument for argument in commands[1])
     assert all("a=1" in command for command in commands)
     assert "name=new failed: error: no such thing" in capfd.readouterr().out
+
+
+def test_an_interrupt_lets_no_further_run_begin(tmp_path, monkeypatch):
+    begun = []
+
+    def run(command, **_):
+        begun.append(command)
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        train([Run(tmp_path / str(k), ()) for k in range(20)], Options())
+    assert len(begun) <= 3
 
 
 def test_a_real_run_is_collected(tmp_path):
