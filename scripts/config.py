@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
@@ -46,10 +46,13 @@ def prepare_process(threads: int | None) -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
 
 
-def check_precision(precision: str, accelerator: str) -> None:
-    """Raise for float16 on a CPU, which is slower than any other, and bfloat16 on a GPU that would only emulate it."""
+def check_trainer(trainer: DictConfig) -> None:
+    """Raise for what Lightning takes and does badly: float16 on a CPU, bfloat16 that a GPU emulates, its old FSDP."""
     import torch
 
+    precision, accelerator = str(trainer.precision), trainer.accelerator
+    if str(trainer.strategy).startswith(("fsdp", "deepspeed")):
+        raise ValueError(f"trainer.strategy={trainer.strategy}: to share weights out, take trainer=fsdp_8 (FSDP2)")
     on_gpu = accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available()
     if precision.startswith("16") and (accelerator == "cpu" or not torch.accelerator.is_available()):
         raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU it is bf16-mixed or 32-true")

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from scripts.config import (
     CONFIGS,
     check_override_keys,
-    check_precision,
+    check_trainer,
     one_line_errors,
     overrides_of_run,
     prepare_process,
@@ -70,7 +70,7 @@ def train(config: DictConfig) -> dict:
     from scripts.evaluate import evaluate
 
     prepare_process(config.threads)
-    check_precision(config.trainer.precision, config.trainer.accelerator)
+    check_trainer(config.trainer)
     resume = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name)
     folder = Path(config.run_dir)
     seed_everything(config.seed, verbose=False)

@@ -99,6 +99,7 @@ def test_model_too_small_for_the_data(tiny_config):
         ("global_batch_size=101", r"global_batch_size=101 is no multiple of data\.batch_size=4 x .* = 4"),
         ("trainer.accelerator=gpu", "No supported gpu backend found"),
         ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed needs a GPU; on a CPU .* bf16-mixed or 32-true"),
+        ("trainer.strategy=fsdp", r"trainer\.strategy=fsdp: .* take trainer=fsdp_8"),
         ("trainer.precision=half", "Precision 'half' is invalid"),
         ("model.num_heads=3", "d_model=8 is not divisible by num_heads=3"),
     ],
