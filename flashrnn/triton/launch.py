@@ -2,7 +2,7 @@
 
 import hashlib
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 
@@ -11,13 +11,14 @@ import triton
 from torch import Tensor
 
 from flashrnn.cells import Cell
+from flashrnn.codegen.functions import functions
 from flashrnn.codegen.triton_source import cell_functions
 from flashrnn.gpu import device_gpu
 from flashrnn.products import recurrent_only, row_strides
 from flashrnn.triton import kernels
 
 SEQUENCES = 16  # of a program: the least that tensor cores of all vendors multiply at once
-_SIZES = ("B", "T", "row_b", "row_t")  # not compiled into a kernel
+SIZES = ("B", "T", "row_b", "row_t")  # not compiled into a kernel
 
 
 def launch(direction: str, cell: Cell, Wx: Tensor, *arguments: Tensor | None, d_aux: bool = False) -> None:
@@ -96,16 +97,20 @@ def jit(function: Callable) -> Callable:
 
 @cache
 def _jit(function: Callable, interpret: bool) -> Callable:
-    return triton.jit(function, do_not_specialize=[name for name in _SIZES if name in function.__code__.co_varnames])
+    return triton.jit(function, do_not_specialize=[name for name in SIZES if name in function.__code__.co_varnames])
 
 
 @cache
 def _functions(cell: Cell) -> dict[str, Callable]:
-    """The cell's printed functions. Triton reads their source again, through `inspect`, which looks into linecache."""
-    source = cell_functions(cell)
-    name = f"flashrnn.triton.{cell.name}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    filename = f"<{name}>"
+    names = [function.name for function in functions(cell)]
+    return dict(zip(names, load(cell_functions(cell), cell.name, names), strict=True))
+
+
+def load(source: str, label: str, names: Sequence[str]) -> list[Callable]:
+    """The functions `names` of a module's text. Triton reads it again, through `inspect`, which asks linecache."""
+    module = f"flashrnn.triton.{label}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    filename = f"<{module}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    scope: dict = {"__name__": name}
+    scope: dict = {"__name__": module}
     exec(compile(source, filename, "exec"), scope)
-    return scope
+    return [scope[name] for name in names]

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from flashrnn.codegen.cuda_source import cell_functions, device_function
-from flashrnn.codegen.graph import OPERATORS, TRUTH, Graph
-from flashrnn.codegen.torch_source import torch_function
 from flashrnn.cuda.build import build
 from flashrnn.trace import trace
+from tests.graphs import by_graph, every_operator, operands, values_of
 from tests.problems import CELLS, cell_name
 
 # The operators of kernels/math.cuh by their definitions.
@@ -69,27 +68,9 @@ def on_host(library: ctypes.CDLL, function: str, inputs: Sequence[Tensor], sizes
     return outputs
 
 
-def by_graph(graph: Graph, arguments: Sequence[str], results: Sequence[str], values: Tensor) -> Tensor:
-    """[count, results] of the graph's PyTorch function on values [count, arguments]."""
-    columns = torch_function(graph, arguments, results)(*values.unbind(1))
-    return torch.stack([torch.as_tensor(c, dtype=values.dtype).expand(len(values)) for c in columns], 1)
-
-
 @pytest.fixture(scope="module")
 def cells_on_host(tmp_path_factory) -> ctypes.CDLL:
     return compile_for_host({cell.name: cell_functions(cell) for cell in CELLS}, tmp_path_factory.mktemp("host"))
-
-
-def values_of(cell) -> tuple[Tensor, Tensor]:
-    """Gates and states of every size that may come up, zero states (the first step) among them."""
-    generator = torch.Generator().manual_seed(0)
-    gates = 3 * torch.randn(1000, len(cell.gates), generator=generator)
-    states = torch.randn(1000, len(cell.states), generator=generator)
-    gates[:50] *= 10
-    states[:100] = 0
-    if "n" in cell.states:
-        states[100:, cell.states.index("n")].abs_().add_(1)
-    return gates, states
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
@@ -117,42 +98,11 @@ def test_cells(cells_on_host, cell):
     torch.testing.assert_close(torch.cat([d_gates, d_states], 1), expected, rtol=1e-5, atol=1e-5)
 
 
-def every_operator() -> Graph:
-    """One output per operator, on x, y and a constant, and constants that are hard to print."""
-    graph = Graph()
-    x, y, c = graph.input("x"), graph.input("y"), graph.const(-0.75)
-    positive = graph.add("add", graph.add("abs", x), graph.const(0.125))
-    truths = {op: graph.add(op, x, y) for op in ("eq", "ne", "lt", "le", "gt", "ge")}
-    for op in OPERATORS:
-        if op in truths:
-            value = truths[op]
-        elif op in ("and", "or"):
-            value = graph.add(op, truths["lt"], graph.add("not", truths["le"]))
-        elif op == "not":
-            value = graph.add(op, truths["ne"])
-        elif op == "where":
-            value = graph.add(op, truths["gt"], x, c)
-        elif op in ("add", "sub", "mul", "div", "max", "min"):
-            value = graph.add("add", graph.add(op, x, c), graph.add(op, c, y))
-        elif op in ("pow", "log", "sqrt", "rsqrt"):
-            value = graph.add(op, *((positive, y) if op == "pow" else (positive,)))
-        else:
-            value = graph.add(op, graph.add("sub", x, c))
-        graph.outputs[op] = graph.add("where", value, graph.const(2), c) if op in TRUTH else value
-    for constant in (math.inf, -math.inf, math.nan, 1e-30, 3e38, -0.1, 0.0, 7.0):
-        graph.outputs[f"constant {constant}"] = graph.add("where", truths["lt"], graph.const(constant), y)
-        graph.outputs[f"result {constant}"] = graph.const(constant)
-    return graph
-
-
 def test_every_operator_and_constant(tmp_path):
     graph = every_operator()
     names = list(graph.outputs)
     library = compile_for_host({"all": device_function(graph, "operators", {"a": "xy"}, {"out": names})}, tmp_path)
-    values = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
-    values[0] = 0
-    values[1:20, 1] = values[1:20, 0]
-    values[20, 0], values[21, 1] = math.nan, math.nan
+    values = operands()
     (out,) = on_host(library, "all_operators", (values,), [len(names)])
     expected = by_graph(graph, "xy", names, values)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6, equal_nan=True)

@@ -1,0 +1,87 @@
+"""Kernels compile without a GPU, for NVIDIA's and AMD's, into the room that they are said to need."""
+
+import re
+import subprocess
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flashrnn import Cell, get_cell
+from flashrnn.gpu import named_gpu
+from flashrnn.triton import kernels
+from flashrnn.triton.launch import SIZES, jit, kernel_constants, num_warps, padded, prefetch
+from tests.problems import BUILT_IN, cell_name
+
+LSTM, SLSTM = get_cell("lstm"), get_cell("slstm")
+HALF_POINTERS = ("x", "R", "h", "h_before", "d_h", "d_x", "d_u")
+FLOAT_POINTERS = ("bias", "initial", "aux", "last", "d_aux", "d_last", "d_bias", "d_initial")
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache_of_its_own(tmp_path_factory):
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
+        yield
+
+
+def compiled(
+    direction: str, cell: Cell, D: int, dtype: torch.dtype, target: GPUTarget, room: int, options: tuple[str, ...] = ()
+):
+    """The kernel for 768 units, as `launch` would have it compiled; `options` are the tensors that may be None."""
+    kernel = jit(getattr(kernels, direction))
+    stages = prefetch(direction, cell, D, dtype, room, "d_aux" in options)
+    constants = kernel_constants(direction, cell, 768 // D, D, stages)
+    types = dict.fromkeys(HALF_POINTERS, f"*{TYPES[dtype]}") | dict.fromkeys(FLOAT_POINTERS, "*fp32")
+    types |= dict.fromkeys(SIZES, "i32") | {"reset": "*i8"}
+    absent = {"reset", "d_aux", "aux" if len(cell.states) == 1 and direction == "forward" else ""} - {*options}
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants or name in absent else types[name] for name in names}
+    values = {(k,): constants.get(name) for k, name in enumerate(names) if signature[name] == "constexpr"}
+    aligned = {(k,): [["tt.divisibility", 16]] for k, name in enumerate(names) if signature[name].startswith("*")}
+    warps = num_warps(padded(D), target.warp_size)
+    source = ASTSource(kernel, signature, values, aligned)
+    return triton.compile(source, target=target, options={"num_warps": warps})
+
+
+def spilled(kernel, folder) -> int:
+    """Bytes of a thread's stack, where registers go that ran out."""
+    if "amdgcn" in kernel.asm:
+        return int(re.search(r"\.private_segment_fixed_size: (\d+)", kernel.asm["amdgcn"])[1])
+    (folder / "kernel.cubin").write_bytes(kernel.asm["cubin"])
+    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(folder / "kernel.cubin")]
+    return int(re.search(r"STACK:(\d+)", subprocess.run(command, capture_output=True, text=True, check=True).stdout)[1])
+
+
+NVIDIA = {name: GPUTarget("cuda", arch, 32) for name, arch in (("A100", 80), ("RTX 4090", 89), ("H100", 90))}
+AMD = GPUTarget("hip", "gfx942", 64)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+def test_nothing_spills_at_heads_of_64(cell, direction, tmp_path):
+    kernel = compiled(direction, cell, 64, torch.bfloat16, NVIDIA["H100"], named_gpu("H100").shared_per_block)
+    assert spilled(kernel, tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "D", "dtype"),
+    [("A100", LSTM, 128, torch.float16), ("H100", SLSTM, 128, torch.bfloat16), ("RTX 4090", LSTM, 64, torch.float32)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_the_largest_heads_fit_the_shared_memory(name, cell, D, dtype):
+    room = named_gpu(name).shared_per_block
+    for direction in ("forward", "backward"):
+        kernel = compiled(direction, cell, D, dtype, NVIDIA[name], room, ("reset", "d_aux"))
+        assert kernel.metadata.shared <= room
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_amd(direction, tmp_path):
+    kernel = compiled(direction, LSTM, 64, torch.bfloat16, AMD, 256 * 1024)
+    assert kernel.metadata.shared <= 64 * 1024
+    assert spilled(kernel, tmp_path) == 0
+    assert "v_mfma" in kernel.asm["amdgcn"]

@@ -1,0 +1,82 @@
+"""The printed Triton functions, in Triton's interpreter, compute what the graphs' PyTorch functions compute."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flashrnn import Cell
+from flashrnn.codegen.functions import Function, functions
+from flashrnn.codegen.triton_source import cell_functions, device_function
+from flashrnn.triton.launch import jit, load
+from tests.graphs import by_graph, every_operator, operands, values_of
+from tests.problems import CELLS, cell_name
+
+
+def apply(values, results, function: tl.constexpr, ARGUMENTS: tl.constexpr, RESULTS: tl.constexpr, SIZE: tl.constexpr):
+    """Columns `results` = function(columns `values`), both with SIZE rows."""
+    row = tl.arange(0, SIZE)
+    arguments = ()
+    for k in tl.static_range(ARGUMENTS):
+        arguments += (tl.load(values + k * SIZE + row),)
+    out = function(*arguments)
+    for k in tl.static_range(RESULTS):
+        tl.store(results + k * SIZE + row, out[k])
+
+
+def in_triton(function: Function, values: Tensor) -> Tensor:
+    """[count, results] of the printed function on values [count, arguments]."""
+    arguments, results = (sum(map(len, groups.values())) for groups in (function.inputs, function.outputs))
+    size = triton.next_power_of_2(len(values))
+    columns = torch.ones(arguments, size)
+    columns[:, : len(values)] = values.T
+    out = columns.new_empty(results, size)
+    (printed,) = load(f"import triton.language as tl\n{device_function(function)}", "test", [function.name])
+    jit(apply)[(1,)](columns, out, jit(printed), arguments, results, size)
+    return out[:, : len(values)].T
+
+
+def flat(groups: dict[str, Sequence[str]]) -> list[str]:
+    return [name for names in groups.values() for name in names]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_cells(cell):
+    values = torch.cat(values_of(cell), 1)
+    forward, factors, backward = functions(cell)
+    for function in (forward, factors):
+        expected = by_graph(function.graph, flat(function.inputs), flat(function.outputs), values)
+        torch.testing.assert_close(in_triton(function, values), expected, rtol=1e-5, atol=1e-6)
+    d_new = torch.randn(len(values), len(cell.states), generator=torch.Generator().manual_seed(1))
+    values = torch.cat([expected, d_new], 1)
+    expected = by_graph(backward.graph, flat(backward.inputs), flat(backward.outputs), values)
+    torch.testing.assert_close(in_triton(backward, values), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_every_operator_and_constant():
+    graph = every_operator()
+    names = list(graph.outputs)
+    out = in_triton(Function("operators", graph, {"a": ("x", "y")}, {"out": names}), operands())
+    expected = by_graph(graph, "xy", names, operands())
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_saturated_gates_are_exact():
+    """No overflow becomes a NaN, however large a gate is."""
+    cell = Cell("saturated", lambda a, b, h: torch.sigmoid(a) + torch.tanh(b) + 0 * h, ("h",))
+    large = torch.tensor([-1e30, -1e4, -100.0, 100.0, 1e4, 1e30])
+    out = in_triton(functions(cell)[0], torch.stack([large, large, torch.zeros(6)], 1))
+    assert torch.equal(out[:, 0], torch.tensor([-1.0, -1.0, -1.0, 2.0, 2.0, 2.0]))
+
+
+def test_a_changed_cell_of_the_same_name_is_another_function():
+    """Triton keeps kernels by their source: a cell redefined in a notebook must not get the kernels of the old one."""
+    texts = [cell_functions(Cell("mine", step, ("h",))) for step in (lambda g, h: g + h, lambda g, h: g - h)]
+    first, second = (triton.JITFunction(load(text, "mine", ["cell_forward"])[0]) for text in texts)
+    assert first.cache_key != second.cache_key
