@@ -4,13 +4,14 @@ import logging
 from functools import cache
 
 from flashrnn.cuda.backend import CudaFused
+from flashrnn.cuda.streaming import CudaStreaming
 from flashrnn.problem import Backend, Problem
 from flashrnn.reference import Reference
 from flashrnn.triton.backend import TritonFused
 
 logger = logging.getLogger("flashrnn")
 
-BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), Reference())
+BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), CudaStreaming(), Reference())
 """All backends, the one that `auto` prefers first."""
 
 
