@@ -130,9 +130,9 @@ class Documents(Iterator[str]):
             row = self._next_row()
             self._row += 1
             self._read = row.get(READ, self._row)
-            text = self._text(row)
-            if text.strip():
-                self._bytes += len(text.encode())
+            text, size = self._text(row)
+            if text and not text.isspace():
+                self._bytes += size
                 return text
         raise StopIteration
 
@@ -146,14 +146,19 @@ class Documents(Iterator[str]):
                 raise
             raise ConnectionError(f"source {self._corpus.source!r}, after {self._row} rows: {error}") from error
 
-    def _text(self, row: dict) -> str:
+    def _text(self, row: dict) -> tuple[str, int]:
+        """The document, and its size in bytes."""
         source, column = self._corpus.source, self._corpus.column
         if column not in row:
             raise missing_column(f"source {source!r}", column, row)
         text = row[column]
         if not isinstance(text, str):
             raise ValueError(f"source {source!r}, row {self._row}: {column!r} is {text!r}, not text")
-        return text.encode("utf-8", "replace").decode()  # JSON may hold halves of a surrogate pair
+        try:
+            return text, len(text.encode())
+        except UnicodeEncodeError:  # JSON may hold halves of a surrogate pair
+            text = text.encode("utf-8", "replace").decode()
+            return text, len(text.encode())
 
 
 def held_out(text: str, fraction: float) -> bool:

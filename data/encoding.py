@@ -43,6 +43,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
+def vocab_size(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """One more than the largest id (ids may have gaps)."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 class Encoder:
     """Documents to token ids without special tokens, but for the end of text behind each. Can be pickled.
 
@@ -51,7 +56,7 @@ class Encoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
         self.end_of_text: int = tokenizer.eos_token_id
-        self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
+        self.vocab_size = vocab_size(tokenizer)
         self._tokenizer = tokenizer
         if tokenizer.is_fast:  # its core directly: twice as fast as through transformers
             self._tokenizer = copy.deepcopy(tokenizer.backend_tokenizer)

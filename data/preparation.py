@@ -16,16 +16,17 @@ from typing import Any, BinaryIO
 import numpy as np
 from filelock import FileLock
 from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from data import hub, tokenization
 from data.corpora import Corpus, Documents, held_out
-from data.encoding import Encoded, Encoder, encode_in_order, token_dtype
+from data.encoding import Encoded, Encoder, encode_in_order, token_dtype, vocab_size
 from data.manifest import TRAIN, VALIDATION, Manifest, Shard, ShardFile, path, replacing
 
 log = logging.getLogger(__name__)
 
 SHARD_TOKENS = 2**27  # 256 MiB at 2 bytes each; what a killed process has to do again is at most this
-CHUNK_CHARS = 2**19  # tokenised in one go
+CHUNK_CHARS = 2**20  # tokenised in one go
 TOKENIZER_BYTES = 64 * 2**20  # of text are enough to train a tokenizer on
 FORMAT = 2  # of the folder
 READABLE = 40  # characters of the source that go into the folder's name
@@ -115,17 +116,15 @@ class Recipe:
                 raise ValueError(f"source {corpus.source!r} has no text")
             yield Chunk(texts, splits, {"part": part + 1, "documents": None}, None)
 
-    def make_tokenizer(self, folder: Path) -> None:
-        """Train the tokenizer or get it, and save it."""
+    def make_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Load it, or train it on the corpus."""
         size = tokenization.trained_size(self.tokenizer)
         if size is None:
-            tokenizer = tokenization.load(self.tokenizer)
-        else:
-            limit = min(self.max_bytes or TOKENIZER_BYTES, TOKENIZER_BYTES)
-            texts = (text for text in Documents(self.corpus, max_bytes=limit) if self.split(text) == TRAIN)
-            shown = tqdm(texts, "reading for the tokenizer", unit=" documents", disable=None)
-            tokenizer = tokenization.train(shown, size)
-        tokenizer.save_pretrained(folder)
+            return tokenization.load(self.tokenizer)
+        limit = min(self.max_bytes or TOKENIZER_BYTES, TOKENIZER_BYTES)
+        texts = (text for text in Documents(self.corpus, max_bytes=limit) if self.split(text) == TRAIN)
+        shown = tqdm(texts, "reading for the tokenizer", unit=" documents", disable=None)
+        return tokenization.train(shown, size)
 
 
 def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
@@ -151,7 +150,7 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
     return folder
 
 
-def load_tokenizer(manifest: Manifest, folder: Path) -> tokenization.PreTrainedTokenizerBase:
+def load_tokenizer(manifest: Manifest, folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a prepared folder."""
     place = folder / "tokenizer"
     if tokenization.folder_hash(place) != manifest.tokenizer["sha256"]:
@@ -163,18 +162,18 @@ def _begin(recipe: Recipe, folder: Path) -> Manifest:
     """A manifest without shards, and the tokenizer."""
     on_hub = recipe.corpus.files is None
     revision = hub.check("dataset", recipe.corpus.source, recipe.corpus.revision) if on_hub else None
-    recipe.at_revision(revision).make_tokenizer(folder / "tokenizer")
-    encoder = Encoder(tokenization.load(str(folder / "tokenizer")))
-    tokenizer = {
+    tokenizer = recipe.at_revision(revision).make_tokenizer()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    about = {
         "name": recipe.tokenizer,
         "sha256": tokenization.folder_hash(folder / "tokenizer"),
-        "vocab_size": encoder.vocab_size,
-        "end_of_text": encoder.end_of_text,
+        "vocab_size": vocab_size(tokenizer),
+        "end_of_text": tokenizer.eos_token_id,
     }
     versions = {name: version(name) for name in ("datasets", "tokenizers", "transformers", "numpy")}
     versions["python"] = platform.python_version()
-    dtype = token_dtype(encoder.vocab_size).name
-    manifest = Manifest(recipe.identity(), recipe.hash(), revision, tokenizer, dtype, versions)
+    dtype = token_dtype(about["vocab_size"]).name
+    manifest = Manifest(recipe.identity(), recipe.hash(), revision, about, dtype, versions)
     manifest.write(folder)
     return manifest
 

@@ -10,7 +10,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from data import hub
 from data.corpora import fingerprint
-from data.encoding import Encoder
 
 TRAINED = re.compile(r"bpe:(\d+)")  # "bpe:2048": trained on the corpus, 2048 tokens
 SMALLEST_BPE = 257  # all bytes and the end of text
@@ -69,7 +68,10 @@ def _checked(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokeniz
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer {name!r} has no end-of-text token: set its eos_token")
     # A folder with parts missing loads without an error as a tokenizer that knows its special tokens alone.
-    if not set(Encoder(tokenizer).ids(["some text"])[0]) - {tokenizer.unk_token_id, tokenizer.eos_token_id}:
+    if not set(tokenizer("some text", add_special_tokens=False)["input_ids"]) - {
+        tokenizer.unk_token_id,
+        tokenizer.eos_token_id,
+    }:
         raise ValueError(f"tokenizer {name!r} does not know any word: are its vocabulary files missing?")
     return tokenizer
 

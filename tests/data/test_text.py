@@ -172,7 +172,7 @@ def test_resumes_exactly_in_and_between_epochs(make, fit, tmp_path, behind_the_e
     assert resumed == uninterrupted[taken:]
 
 
-@pytest.mark.parametrize("arguments", [{}, {"streaming": True, "max_val_blocks": 5}])
+@pytest.mark.parametrize("arguments", [{}, {"streaming": True, "max_val_blocks": 5, "shuffle_blocks": 10}])
 def test_two_ranks_resume_exactly_on_data_of_their_own(make, fit, tmp_path, arguments):
     uninterrupted = fit(make(**arguments), max_steps=6, devices=2)
     assert uninterrupted[0] != uninterrupted[1]
@@ -208,12 +208,25 @@ class TestStreaming:
         assert len(tokens) > 2 * len(once)
         assert tokens == list(itertools.islice(itertools.cycle(once), len(tokens)))
 
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_resumes_exactly(self, make, fit, tmp_path, num_workers):
-        arguments = {**self.arguments, "batch_size": 32}
+    @pytest.mark.parametrize(("shuffle_blocks", "num_workers"), [(0, 0), (100, 0), (100, 1)])
+    def test_resumes_exactly(self, make, fit, tmp_path, shuffle_blocks, num_workers):
+        """In the middle of a window of four batches, in the second pass through the corpus."""
+        arguments = {**self.arguments, "batch_size": 32, "shuffle_blocks": shuffle_blocks}
         uninterrupted = fit(make(**arguments), max_steps=12)
         module = make(**arguments, num_workers=num_workers)
-        assert fit(module, max_steps=12, ckpt_path=tmp_path / "step=7.ckpt") == uninterrupted[7:]
+        assert fit(module, max_steps=12, ckpt_path=tmp_path / "step=10.ckpt") == uninterrupted[10:]
+
+    def test_shuffles_within_windows(self, make):
+        def blocks(**options):
+            loader = iter(make(**self.arguments | options).train_dataloader())
+            return torch.cat([next(loader)["input_ids"] for _ in range(6)]).tolist()
+
+        in_order, shuffled, other_seed = blocks(), blocks(shuffle_blocks=11), blocks(shuffle_blocks=11, seed=1)
+        for window in (slice(0, 12), slice(12, 24)):  # whole batches of 4
+            assert sorted(shuffled[window]) == sorted(in_order[window])
+            assert shuffled[window] != in_order[window]
+        assert shuffled != other_seed
+        assert shuffled == blocks(shuffle_blocks=11)
 
     @pytest.mark.parametrize(
         ("state", "message"),
