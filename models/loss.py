@@ -14,11 +14,13 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Ten
 
     The logits are computed in the dtype of autocast, the rest in float32 (float64 for float64). The gradients are
     computed along with the loss: each chunk of logits is made once and forgotten. Beside x, weight and their gradients
-    this takes some CHUNK logits, where the usual way takes M V in half precision and twice M V in float32; compiled,
-    each logit is written once and read twice before its gradient is written over it.
+    this takes a few times CHUNK logits, where the usual way takes M V in half precision and twice M V in float32.
+    Compiled, it takes CHUNK logits and their gradients, in the dtype of autocast alone, and the chunks' shares of the
+    weight's gradient, V d each, which are added up at once.
 
-    torch.nn.functional.linear_cross_entropy (PyTorch 2.13) has neither the padding of V, which for the 50,257 tokens of
-    GPT-2 decides whether tensor cores run at full speed, nor the answers, and torch.compile cannot fuse it.
+    V is padded to a multiple of 64 in half precision: rows of the 50,257 tokens of GPT-2 do not begin where tensor
+    cores can load them. torch.nn.functional.linear_cross_entropy (PyTorch 2.13) has neither that nor the answers, and
+    torch.compile does not fuse it.
 
     Args:
         x: [M, d].
