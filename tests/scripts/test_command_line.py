@@ -43,7 +43,7 @@ def test_two_processes_train_as_one(tmp_path):
     ways = {
         "one": [],
         "ddp": ["trainer.strategy=ddp", *two],
-        "fsdp": ["trainer=fsdp_8", "trainer.strategy.data_parallel_size=2", *two],
+        "fsdp": ["trainer=fsdp_8", *two],
     }
     weights = []
     for name, way in ways.items():

@@ -46,6 +46,17 @@ def test_slimpajama_is_the_run_of_the_paper():
     assert composed.trainer.accumulate_grad_batches * composed.data.batch_size * composed.trainer.devices == 512
 
 
+@pytest.mark.parametrize(
+    ("trainer", "devices", "batch", "accumulated"),
+    [("h100_8", 8, 32, 2), ("fsdp_8", 8, 32, 2), ("a100_8", 8, 64, 1), ("single", 1, 64, 8)],
+)
+def test_trainers_make_the_same_steps(trainer, devices, batch, accumulated):
+    composed = config("experiment=slimpajama_160m", f"trainer={trainer}", "run_dir=.")
+    of_trainer = composed.trainer.devices, composed.data.batch_size, composed.trainer.accumulate_grad_batches
+    assert of_trainer == (devices, batch, accumulated)
+    assert composed.trainer.precision == "bf16-mixed"
+
+
 def test_validation_interval_counts_optimizer_steps():
     composed = config("experiment=slimpajama_160m", "run_dir=.")
     assert composed.trainer.accumulate_grad_batches == 2
