@@ -10,10 +10,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flashrnn import Cell, get_cell
+from flashrnn.codegen.functions import Function
+from flashrnn.codegen.triton_source import device_function
 from flashrnn.gpu import named_gpu
 from flashrnn.triton import kernels
-from flashrnn.triton.launch import SIZES, jit, kernel_constants, num_warps, padded, prefetch
+from flashrnn.triton.launch import SIZES, jit, kernel_constants, load, num_warps, padded, prefetch
+from tests.graphs import every_operator
 from tests.problems import BUILT_IN, cell_name
+from tests.triton.test_triton_source import apply
 
 LSTM, SLSTM = get_cell("lstm"), get_cell("slstm")
 HALF_POINTERS = ("x", "R", "h", "h_before", "d_h", "d_x", "d_u")
@@ -77,6 +81,18 @@ def test_the_largest_heads_fit_the_shared_memory(name, cell, D, dtype):
     for direction in ("forward", "backward"):
         kernel = compiled(direction, cell, D, dtype, NVIDIA[name], room, ("reset", "d_aux"))
         assert kernel.metadata.shared <= room
+
+
+@pytest.mark.parametrize("target", [NVIDIA["H100"], AMD], ids=["H100", "AMD"])
+def test_every_operator(target):
+    """Those that the interpreter computes are there on GPUs too."""
+    graph = every_operator()
+    function = Function("operators", graph, {"a": ("x", "y")}, {"out": tuple(graph.outputs)})
+    (printed,) = load(f"import triton.language as tl\n{device_function(function)}", "test", [function.name])
+    constants = {"function": jit(printed), "ARGUMENTS": 2, "RESULTS": len(graph.outputs), "SIZE": 32}
+    signature = {"values": "*fp32", "results": "*fp32"} | dict.fromkeys(constants, "constexpr")
+    places = {(k,): constants[name] for k, name in enumerate(signature) if name in constants}
+    assert triton.compile(ASTSource(jit(apply), signature, places, {}), target=target).asm
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
