@@ -20,7 +20,7 @@ EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scri
 
 
 class StepCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint by steps alone. Its base class also saves after trainer.fit, when the loops have moved on: a run
+    """A ModelCheckpoint by steps alone. Its base class saves after trainer.fit too, when the loops have moved on: a run
     that is resumed from there miscounts its steps."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

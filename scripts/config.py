@@ -135,7 +135,7 @@ def _message(error: BaseException) -> str | None:
     if kind == "OutOfMemoryError":
         return f"{text.partition('. ')[0]}: lower data.batch_size (global_batch_size keeps what a step sees)"
     if text.startswith("DataLoader worker"):
-        reason = text.strip().rstrip('.')
+        reason = text.strip().rstrip(".")
         return f"{reason}. A process that loads data died, often for want of memory: lower data.num_workers"
     if "in DataLoader worker process" in text.partition("\n")[0]:
         return text.strip().rpartition("\n")[2].partition(": ")[2] or text
