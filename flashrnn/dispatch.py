@@ -3,6 +3,7 @@
 import logging
 from functools import cache
 
+from flashrnn.cpu.backend import CpuFused
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.streaming import CudaStreaming
 from flashrnn.problem import Backend, Problem
@@ -11,7 +12,7 @@ from flashrnn.triton.backend import TritonFused
 
 logger = logging.getLogger("flashrnn")
 
-BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), CudaStreaming(), Reference())
+BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), CudaStreaming(), CpuFused(), Reference())
 """All backends, the one that `auto` prefers first."""
 
 

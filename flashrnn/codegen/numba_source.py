@@ -1,0 +1,77 @@
+"""Scalar graphs as loops over arrays, and matrix products, for numba to compile."""
+
+from flashrnn.cells import Cell
+from flashrnn.codegen.functions import Function, functions
+from flashrnn.codegen.graph import Node
+from flashrnn.codegen.printing import operations
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "and": "&", "or": "|",
+}  # fmt: skip
+_PREFIX = {"neg": "-", "not": "not "}
+
+
+def cell_loop(cell: Cell, direction: str) -> str:
+    """The C function `kernel(gates, states, at, count)`, backward `kernel(gates, states, at, d_states, count)`.
+
+    It goes over `count` numbers of every gate and state, STRIDE apart, gates and states from `at` on, and writes its
+    results in the place of what it reads: the new states, or the gradients of the gates and of the states before.
+    """
+    forward, factors, backward = functions(cell)
+    gates = {name: f"gates[{k} * STRIDE + at + i]" for k, name in enumerate(cell.gates)}
+    states = {name: f"states[{k} * STRIDE + at + i]" for k, name in enumerate(cell.states)}
+    if direction == "forward":
+        results = dict(zip(forward.outputs["fresh"], states.values(), strict=True))
+        return _loop(
+            "pointer, pointer, intp, intp", "gates, states, at, count", _body(forward, gates | states, results)
+        )
+    d_new = {name: f"d_states[{k} * STRIDE + i]" for k, name in enumerate(backward.inputs["d_new"])}
+    kept = {name: name for name in factors.outputs["factors"]}
+    results = dict(zip(backward.outputs["d_g"], gates.values(), strict=True))
+    results |= dict(zip(backward.outputs["d_old"], d_new.values(), strict=True))
+    body = _body(factors, gates | states, kept) + _body(backward, kept | d_new, results)
+    return _loop("pointer, pointer, intp, pointer, intp", "gates, states, at, d_states, count", body)
+
+
+def product(rows: int, depth: int) -> str:
+    """`product_{rows}x{depth}(out, o, a, i, row_step, step, w, k)`: out [rows, WIDTH] += a [rows, depth] @ w.
+
+    The loop over columns, which is vectorized, adds up `depth` products per load and store of `out`.
+    """
+    lines = ["@function", f"def product_{rows}x{depth}(out, o, a, i, row_step, step, w, k):"]
+    lines += [f"    a{r}_{d} = a[i + {r} * row_step + {d} * step]" for r in range(rows) for d in range(depth)]
+    lines.append("    for j in range(WIDTH):")
+    lines += [f"        w{d} = w[k + {d} * WIDTH + j]" for d in range(depth)]
+    for r in range(rows):
+        place, terms = f"out[o + {r} * WIDTH + j]", " + ".join(f"a{r}_{d} * w{d}" for d in range(depth))
+        lines.append(f"        {place} = {place} + {terms}")
+    return "\n".join(lines)
+
+
+def _loop(types: str, arguments: str, body: list[str]) -> str:
+    lines = [
+        f"@cfunc(void({types}), cache=CACHE, **OPTIONS)",
+        f"def kernel({arguments}):",
+        "    for i in range(count):",
+    ]
+    return "\n".join([*lines, *(f"        {line}" for line in body)])
+
+
+def _body(function: Function, inputs: dict[str, str], outputs: dict[str, str]) -> list[str]:
+    """Statements that assign the function's results to the texts in `outputs`, all inputs being read before."""
+    names = list(function.graph.inputs)
+    read = [f"x_{name} = {inputs[name]}" for name in names]
+    printed, texts = operations(
+        function.graph, outputs, {name: f"x_{name}" for name in names}, lambda value: f"F({value!r})", _expression
+    )
+    lines = [f"{value} = {text}" for value, _, text in printed]
+    return [*read, *lines, *(f"{place} = {text}" for place, text in zip(outputs.values(), texts, strict=True))]
+
+
+def _expression(node: Node, args: list[str]) -> str:
+    if node.op in _INFIX:
+        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
+    if node.op in _PREFIX:
+        return f"{_PREFIX[node.op]}{args[0]}"
+    return f"op_{node.op}({', '.join(args)})"

@@ -1,0 +1,119 @@
+"""Prints the kernels' parts into the cache folder and compiles them with numba, which keeps its code beside them.
+
+A kernel has three parts that are compiled apart: the time loop (for a dtype), the product (for a dtype and a width of
+matrices) and the cell's element-wise step (for a dtype). So a new cell, or a new head size, compiles little.
+"""
+
+import hashlib
+import os
+import sys
+from ctypes import c_ssize_t, c_void_p
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import NamedTuple
+
+import torch
+
+from flashrnn.cache import cache_folder, store
+from flashrnn.cells import Cell
+from flashrnn.codegen.numba_source import cell_loop, product
+
+_KERNELS = Path(__file__).parent / "kernels"
+_ELEMENTS = 2048  # of a gate that are worked on at a time: all gates and states fit the second cache
+_HEADER = """\
+import math
+from collections import namedtuple
+from math import inf, nan
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, intp, njit, uint8, void
+from numba import {dtype} as real
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.types import CPointer
+
+F = np.{dtype}
+pointer = CPointer(real)
+# Products and sums become one instruction; NaN, infinities and the order of sums stay.
+OPTIONS = {{"error_model": "numpy", "fastmath": {{"contract"}}}}
+function = njit(**OPTIONS)
+"""
+
+
+class Layout(NamedTuple):
+    """How a head's numbers are laid out in the kernel's buffers, see kernels/loop.py."""
+
+    width: int
+    rows: int
+    stride: int
+
+
+def layout(head_dim: int) -> Layout:
+    """Columns in whole vectors, and of few different widths to compile; some rows more than fit one vector."""
+    width = next(w for power in range(4, 64) for w in (2**power, 3 * 2 ** (power - 1)) if w >= head_dim and w % 16 == 0)
+    rows = max(16, _ELEMENTS // width)
+    return Layout(width, rows, max(_ELEMENTS, rows * width) + 16)  # 16: gates do not compete for the same lines
+
+
+class Part(NamedTuple):
+    """A compiled C function."""
+
+    address: int
+    call: object  # from Python
+    module: ModuleType  # keeps it alive
+
+
+@cache
+def time_loop(direction: str, dtype: torch.dtype) -> Part:
+    """The function of kernels/`direction`.py."""
+    return _compiled(direction, dtype, _template("loop"), _template(direction))
+
+
+@cache
+def matrix_product(width: int, dtype: torch.dtype) -> Part:
+    """The function of kernels/product.py for matrices of `width` columns."""
+    blocks = [product(rows, depth) for rows in (1, 2) for depth in (1, 8)]
+    return _compiled("product", dtype, f"WIDTH = {width}", *blocks, _template("product"))
+
+
+@cache
+def cell_step(direction: str, cell: Cell, stride: int, dtype: torch.dtype) -> Part:
+    """The cell's element-wise step, or its gradient (see `cell_loop`)."""
+    mathematics = _template("any_float"), _template(str(dtype).removeprefix("torch."))
+    return _compiled("cell", dtype, f"STRIDE = {stride}", *mathematics, cell_loop(cell, direction))
+
+
+def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
+    """The C function `kernel` of the module that consists of `parts`."""
+    text = "\n\n".join((_HEADER.format(dtype=str(dtype).removeprefix("torch.")), *parts)) + "\n"
+    versions = f"{sys.version} numba {version('numba')} llvmlite {version('llvmlite')} numpy {version('numpy')}"
+    key = hashlib.sha256((versions + text).encode()).hexdigest()[:32]
+    path = cache_folder() / f"cpu-{name}-{key}.py"
+    if not path.exists():
+        store({path: text.encode()})
+    module = sys.modules[path.stem] = ModuleType(path.stem)  # where numba's kept code looks for it
+    module.CACHE = path.exists() and os.access(path.parent, os.W_OK)
+    _execute(compile(text, str(path), "exec"), module, path)
+    function = module.kernel.ctypes
+    function.argtypes = [kind if kind is c_ssize_t else c_void_p for kind in function.argtypes]  # addresses as numbers
+    return Part(module.kernel.address, function, module)
+
+
+def _execute(code: CodeType, module: ModuleType, path: Path) -> None:
+    """Runs the module's code; what numba kept of it and cannot read is thrown away."""
+    try:
+        exec(code, module.__dict__)
+    except Exception:
+        kept = list((path.parent / "__pycache__").glob(f"{path.stem}.*"))
+        if not kept:
+            raise
+        for file in kept:
+            file.unlink(missing_ok=True)
+        exec(code, module.__dict__)
+
+
+def _template(name: str) -> str:
+    return (_KERNELS / f"{name}.py").read_text()

@@ -1,0 +1,78 @@
+"""Element-wise functions in float32 without branches, so that loops over them are vectorized.
+
+Errors relative to the exact value: about 3e-8 in the mean, 2e-7 at most. NaN and infinities as in PyTorch.
+"""
+
+_I = np.int32
+_ROUND = F(1.5 * 2**23)  # a number of size below 2^22 plus this, minus this, is rounded to an integer
+
+
+@function
+def _power_of_two(integer):
+    """2^n from n + _ROUND, -126 <= n <= 127: the low bits of the sum are n, they become the exponent."""
+    return F(_I((F(integer).view(_I) + _I(127)) << 23).view(F))
+
+
+@function
+def _reduce(x):
+    """x = n ln 2 + r with |r| <= ln 2 / 2 -> (n + _ROUND, exp(r) - 1), the latter by its Taylor series."""
+    n = x * F(1 / np.log(2)) + _ROUND
+    whole = n - _ROUND
+    r = x - whole * F(0.693359375) - whole * F(np.log(2) - 0.693359375)  # the first factor's products are exact
+    series = F(1 / 24) + r * (F(1 / 120) + r * (F(1 / 720) + r * F(1 / 5040)))
+    return n, r + r * r * (F(1 / 2) + r * (F(1 / 6) + r * series))
+
+
+@function
+def op_exp(x):
+    n, fraction = _reduce(op_min(F(89), op_max(F(-104), x)))
+    half = (n - _ROUND) * F(0.5) + _ROUND  # 2^n itself may be out of range where exp(x) is not
+    rest = (n - _ROUND) - (half - _ROUND) + _ROUND
+    return (F(1) + fraction) * _power_of_two(half) * _power_of_two(rest)
+
+
+@function
+def _expm1_within(x):
+    """exp(x) - 1 for -80 <= x <= 80."""
+    n, fraction = _reduce(x)
+    scale = _power_of_two(n)
+    return scale * fraction + (scale - F(1))
+
+
+@function
+def op_expm1(x):
+    return op_where(abs(x) < F(1), _expm1_within(x), op_exp(x) - F(1))
+
+
+@function
+def op_tanh(x):
+    e = _expm1_within(op_min(F(20), op_max(F(-20), x + x)))
+    return e / (e + F(2))
+
+
+@function
+def op_sigmoid(x):
+    return F(1) / (F(1) + op_exp(-x))
+
+
+@function
+def op_log(x):
+    """log(2^e m) = e ln 2 + 2 artanh((m - 1) / (m + 1)), 0.7 < m < 1.42, by its Taylor series."""
+    subnormal = x < F(2**-126)
+    bits = F(op_where(subnormal, x * F(2**23), x)).view(_I)
+    exponent = _I(bits - _I(0x3F3504F3)) >> 23  # of sqrt(1/2): the mantissa is nearest to one
+    m = F(_I(bits - _I(exponent << 23)).view(F))
+    s = (m - F(1)) / (m + F(1))
+    z = s * s
+    series = s * z * (F(2 / 3) + z * (F(2 / 5) + z * (F(2 / 7) + z * F(2 / 9))))
+    e = F(exponent) - op_where(subnormal, F(23), F(0))
+    finite = e * F(0.693359375) + (e * F(np.log(2) - 0.693359375) + (s + s + series))
+    positive = op_where(x < F(inf), finite, x)  # infinity and NaN as they are
+    return op_where(x > F(0), positive, op_where(x == F(0), F(-inf), F(nan)))
+
+
+@function
+def op_log1p(x):
+    u = F(1) + x
+    correction = ((u - F(1)) - x) / u  # what rounding lost of x
+    return op_log(u) - op_where((u > F(0)) & (u < F(inf)), correction, F(0))

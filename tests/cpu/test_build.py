@@ -1,0 +1,74 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from flashrnn import flashrnn, get_cell
+from flashrnn.cpu import build
+from flashrnn.dispatch import BACKENDS
+from tests.problems import random_inputs
+from tests.suite import Case, problem
+
+RUN = """
+import torch
+from flashrnn import flashrnn, get_cell
+from tests.problems import random_inputs
+from numba.core import event
+
+with event.install_recorder("numba:compile") as compiled:
+    flashrnn(*random_inputs(get_cell("elman"), 2, 3, 1, 8, torch.float32), function="elman", backend="cpu_fused")
+print(len(compiled.buffer))
+"""
+
+
+def compilations(folder) -> int:
+    """How much a process compiles that keeps its code in `folder`."""
+    command = [sys.executable, "-c", RUN]
+    environment = {"FLASHRNN_CACHE": str(folder), "PATH": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_compiled_code_is_kept_and_damage_to_it_mended(tmp_path):
+    assert compilations(tmp_path) > 0
+    assert compilations(tmp_path) == 0
+    for kept in tmp_path.rglob("*.nb?"):
+        kept.write_bytes(kept.read_bytes()[:20])
+    assert compilations(tmp_path) > 0
+
+
+def test_importing_flashrnn_leaves_numba_alone():
+    code = "import sys, flashrnn; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_widths_are_whole_vectors_and_waste_little():
+    for head_dim in range(1, 3000):
+        width, rows, stride = build.layout(head_dim)
+        assert width % 16 == 0
+        assert head_dim <= width <= max(head_dim + 15, 1.5 * head_dim)
+        assert stride >= rows * width
+
+
+def reason(**changes) -> str | None:
+    (backend,) = (b for b in BACKENDS if b.name == "cpu_fused")
+    return backend.supports(problem(Case(), torch.float32, torch.device("cpu"))._replace(**changes))
+
+
+def test_what_it_does_not_serve_has_a_reason(monkeypatch):
+    assert reason() is None
+    assert reason(device=torch.device("cuda:0")) == "it runs on CPUs, not on cuda"
+    assert reason(dtype=torch.bfloat16) == "it computes in float32 and float64, not in torch.bfloat16"
+    assert reason(head_dim=769) == "it serves head sizes up to 768, got 769; larger ones are faster by vanilla"
+    monkeypatch.setattr("flashrnn.cpu.backend._installed", lambda: False)
+    assert reason() == "numba is not installed: pip install 'flashrnn-lm[cpu]'"
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu_fused"])
+def test_inference_keeps_only_what_is_asked_for(backend):
+    inputs = random_inputs(get_cell("lstm"), 3, 5, 2, 8, torch.float32)
+    with torch.no_grad():
+        every, last = flashrnn(*inputs, function="lstm", backend=backend)
+    torch.testing.assert_close(every[:, :, -1:], last)

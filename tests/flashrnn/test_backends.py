@@ -1,0 +1,26 @@
+"""The correctness suite on the CPU, for the backend made for it."""
+
+import pytest
+import torch
+
+from tests.suite import CELL_CASES, HEADS_CASES, LAYOUT_CASES, LENGTH_CASES, RESET_CASES, SIZE_CASES, check
+
+WIDTHS = (1, 20, 33, 64, 100)  # head sizes that fill a width of the kernels, and such that do not
+CASES = [
+    *CELL_CASES,
+    *(case for case in RESET_CASES if case.D == 32),
+    *(case for case in LENGTH_CASES if case.T <= 63 or (case.B == 3 and case.T == 257)),
+    *(case for case in SIZE_CASES if case.D in WIDTHS),
+    *HEADS_CASES,
+    *LAYOUT_CASES,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cpu_fused_float32(case):
+    check("cpu_fused", case, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("case", [*CELL_CASES, *LAYOUT_CASES], ids=str)
+def test_cpu_fused_float64(case):
+    check("cpu_fused", case, torch.float64, "cpu")
