@@ -1,5 +1,7 @@
 """The PyTorch operator: the only door to the backends. Checks its input, then autograd, autocast, torch.compile."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -156,8 +158,19 @@ def _no_autocast(Wx: Tensor) -> torch.autocast:
     return torch.autocast(Wx.device.type, enabled=False)
 
 
-@torch.library.custom_op("flashrnn::forward", mutates_args=())
-def _forward(
+def _operator(run: Callable) -> torch._ops.OpOverload:
+    """The operator flashrnn::<name of run>.
+
+    torch.library.custom_op would do, but imports TorchDynamo when it is first called, which takes seconds.
+    """
+    name = run.__name__.removeprefix("_run_")
+    schema = torch.library.infer_schema(run, mutates_args=())
+    torch.library.define(f"flashrnn::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(f"flashrnn::{name}", "CompositeExplicitAutograd", run)
+    return getattr(torch.ops.flashrnn, name).default
+
+
+def _run_forward(
     Wx: Tensor,
     R: Tensor,
     b: Tensor,
@@ -173,13 +186,15 @@ def _forward(
         return tuple(_backend(definition, inputs, backend, training).forward(definition, inputs, all_states))
 
 
-@_forward.register_fake
+_forward = _operator(_run_forward)
+
+
+@torch.library.register_fake("flashrnn::forward")
 def _(Wx, R, b, states, reset, cell, backend, all_states, training):
     return rows_like(Wx, *Wx.shape[3:]), empty_aux(cell_of_key(cell), Wx, all_states), states.new_empty(states.shape)
 
 
-@torch.library.custom_op("flashrnn::backward", mutates_args=())
-def _backward(
+def _run_backward(
     d_h: Tensor | None,
     d_aux: Tensor | None,
     d_last: Tensor | None,
@@ -198,7 +213,10 @@ def _backward(
         return tuple(_backend(definition, inputs, backend, True).backward(definition, inputs, h, aux, grads))
 
 
-@_backward.register_fake
+_backward = _operator(_run_backward)
+
+
+@torch.library.register_fake("flashrnn::backward")
 def _(d_h, d_aux, d_last, Wx, R, b, states, reset, h, aux, cell, backend):
     return rows_like(Wx, *Wx.shape[2:]), *(x.new_empty(x.shape) for x in (R, b, states))
 
@@ -217,7 +235,7 @@ def _autograd(ctx, d_h, d_aux, d_last):
     return (*gradients, None, None, None, None, None)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+torch.library.register_autograd("flashrnn::forward", _autograd, setup_context=_setup_context)
 
 
 def _no_double_backward(ctx, *_):
@@ -226,4 +244,4 @@ def _no_double_backward(ctx, *_):
     )
 
 
-_backward.register_autograd(_no_double_backward)
+torch.library.register_autograd("flashrnn::backward", _no_double_backward)

@@ -4,6 +4,8 @@ The recurrent sums R h of every step are recomputed by one product before the lo
 Both use the same room: the loop reads a gate's sum where it then puts the gate's gradient.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -36,8 +38,11 @@ def previous_h(h: Tensor, initial: Tensor, reset: Tensor | None) -> Tensor:
 
 
 def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
-    """Where the sums, and then the gradients, of every recurrent gate stand: Gr x [N, B*T, D]."""
+    """Where the sums, and then the gradients, of the recurrent gates stand: [N, B*T, D] for each, or, where they lie
+    side by side (one head), one [1, B*T, Gr*D] for all."""
     only = recurrent_only(cell)
+    if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
+        return [_flat(d_Wx).flatten(1)[None]]
     views = []
     for gate in cell.recurrent_gates:
         view = d_u[:, :, only.index(gate)] if gate in only else d_Wx[:, :, cell.input_gates.index(gate)]
@@ -45,14 +50,49 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
     return views
 
 
-def recurrent_sums(sums: list[Tensor], R: Tensor, h_before: Tensor) -> None:
+class Part(NamedTuple):
+    """Rows of the gates [N, B*T, D], and what stands for the h that they saw."""
+
+    rows: slice
+    h: Tensor  # [N, as many, D], for the sums
+    change: Tensor  # the same for the outer products: h less what an earlier part took for it
+
+
+def whole(h_before: Tensor) -> list[Part]:
+    """All rows, with h before every step [B, T, N, D]."""
+    rows = _flat(h_before).transpose(0, 1)
+    return [Part(slice(None), rows, rows)]
+
+
+def shifted(h: Tensor, initial: Tensor, reset: Tensor | None) -> list[Part]:
+    """All rows, without a copy of h where that pays: row by row, h of the step before stands in front."""
+    B, T = h.shape[:2]
+    if reset is not None or T < _SHORT or h.numel() < _LARGE:
+        return whole(previous_h(h, initial, reset))
+    rows, first = _flat(h).transpose(0, 1), initial.transpose(0, 1).to(h.dtype)
+    if is_time_major(h):
+        return [Part(slice(B, None), rows[:, :-B], rows[:, :-B]), Part(slice(0, B), first, first)]
+    change = first.clone()
+    change[:, 1:] -= rows[:, T - 1 : -1 : T]  # the last h of the sequence before it in memory
+    return [Part(slice(1, None), rows[:, :-1], rows[:, :-1]), Part(slice(0, None, T), first, change)]
+
+
+_SHORT = 32  # steps, below which too much would have to cancel
+_LARGE = 2**25  # elements, below which more products take longer than a copy
+
+
+def recurrent_sums(sums: list[Tensor], R: Tensor, parts: list[Part]) -> None:
     """Writes R h into `sums`, for all steps at once, at the speed of the tensor cores."""
-    h = _flat(h_before).transpose(0, 1)  # [N, B*T, D]
-    for to, matrix in zip(sums, R.transpose(2, 3), strict=True):
-        torch.bmm(h, matrix, out=to)
+    for to, matrix in zip(sums, R.reshape(len(sums), R.shape[1], -1, R.shape[3]), strict=True):
+        for rows, h, _ in parts:
+            torch.bmm(h, matrix.transpose(1, 2), out=to[:, rows])
 
 
-def outer_products(d_gates: list[Tensor], h_before: Tensor) -> Tensor:
+def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
     """d_R [Gr, N, D, D]: the sum over all steps and sequences of the gate's gradient times the h it saw."""
-    h = _flat(h_before).transpose(0, 1)
-    return torch.stack([d_gate.transpose(1, 2) @ h for d_gate in d_gates])
+    (N, _, width), D = d_gates[0].shape, parts[0].h.shape[2]
+    d_R = d_gates[0].new_empty(len(d_gates), N, width, D)
+    for to, d_gate in zip(d_R, d_gates, strict=True):
+        for k, (rows, _, h) in enumerate(parts):
+            torch.baddbmm(to, d_gate[:, rows].transpose(1, 2), h, beta=min(k, 1), out=to)
+    return d_R.view(-1, N, D, D)

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import torch
 
-from scripts.benchmarks import figures, first_call, generation, kernels, numerical_error, reference_cpu
+from scripts.benchmarks import (
+    data,
+    figures,
+    first_call,
+    generation,
+    kernels,
+    language_model,
+    numerical_error,
+    reference_cpu,
+)  # fmt: skip
 from scripts.benchmarks.cases import SUITES, select
 from scripts.benchmarks.results import RESULTS, gpu_slug, provenance
 from scripts.benchmarks.table import print_table
@@ -17,6 +26,10 @@ from scripts.benchmarks.timing import FULL, QUICK
 
 def _reference_cpu(options: argparse.Namespace) -> None:
     _write(options.out / "reference_cpu.json", reference_cpu.rows.__doc__, options.commit, reference_cpu.rows())
+
+
+def _data(options: argparse.Namespace) -> None:
+    _write(options.out / "data_cpu.json", data.rows.__doc__, options.commit, data.rows())
 
 
 def _kernels(options: argparse.Namespace) -> None:
@@ -42,6 +55,11 @@ def _generation(options: argparse.Namespace) -> None:
     path = options.out / f"generation_{place}.json"
     _write(path, generation.rows.__doc__, options.commit, generation.rows(options.contexts))
     print(generation.draw(json.loads(path.read_text()), path.with_suffix(".png")))
+
+
+def _language_model(options: argparse.Namespace) -> None:
+    rows = language_model.rows(options.models, options.batch_sizes)
+    _write(options.out / f"language_model_{gpu_slug()}.json", language_model.rows.__doc__, options.commit, rows)
 
 
 def _figures(options: argparse.Namespace) -> None:
@@ -72,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     command = names.add_parser("reference_cpu", parents=[output], help=reference_cpu.__doc__)
     command.set_defaults(run=_reference_cpu)
 
+    command = names.add_parser("data", parents=[output], help=data.__doc__)
+    command.set_defaults(run=_data)
+
     command = names.add_parser("kernels", parents=[output], help=kernels.__doc__, description=f"""{kernels.__doc__}
         Rows go into the file as they are measured. A run measures what the file lacks, and anew what is ours and comes
         from another commit; delete the file, or rows of it, to measure more again.""")  # fmt: skip
@@ -95,6 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     command = names.add_parser("generation", parents=[output], help=generation.__doc__)
     command.add_argument("--contexts", nargs="+", type=int, metavar="TOKENS", help="(default: four lengths)")
     command.set_defaults(run=_generation)
+
+    command = names.add_parser("language_model", parents=[output], help=language_model.__doc__)
+    command.add_argument("--models", nargs="+", default=language_model.MODELS, metavar="OVERRIDES",
+                         help="of experiment=slimpajama_160m, in quotes (default: the paper's)")  # fmt: skip
+    command.add_argument("--batch-sizes", nargs="+", type=int, default=[32, 64], help="(default: 32 64)")
+    command.set_defaults(run=_language_model)
 
     command = names.add_parser("figures", help="draw FILE.png beside each FILE.json of kernels, and print its table")
     command.add_argument("files", nargs="+", type=Path, metavar="FILE")

@@ -10,25 +10,25 @@ from flashrnn.cuda import tiling
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.source import Variant
+from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
-from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, recurrent_sums, row_strides
+from flashrnn.products import gate_views, outer_products, recurrent_only, recurrent_sums, row_strides, shifted
 
 
 class CudaFused:
     name = "cuda_fused"
 
     def supports(self, problem: Problem) -> str | None:
-        if reason := unavailable(problem, (torch.bfloat16, torch.float16)):
+        if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
         if problem.head_dim % 2:
             return f"head sizes must be even, got {problem.head_dim}"
         gpu = device_gpu(problem.device.index or 0)
         for direction in ("forward", "backward") if problem.training else ("forward",):
-            reason = tiling.infeasible(direction, problem.cell, problem.heads, problem.head_dim, gpu)
+            reason = tiling.infeasible(direction, problem.cell, problem.heads, problem.head_dim, problem.dtype, gpu)
             if reason:
-                return f"{direction} does not fit on the chip: {reason}"
+                return f"{direction} does not fit on the chip: {reason.summary}"
         return None
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
@@ -37,9 +37,11 @@ class CudaFused:
         Wx = _aligned(as_rows(Wx, Wx))
         variant = Variant(reset=reset is not None, all_states=all_states and len(cell.states) > 1, d_aux=False)
         h, aux, last = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), torch.empty_like(states)
-        kernel, tiles = _kernel("forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
+        kernel, layout = _kernel("forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
         arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, last)
-        kernel(tiles * N, *arguments, B, T, *row_strides(Wx))
+        for first, groups in kernel.rounds(layout.batches(B) * N):
+            rings = _rings(groups, layout, Wx) if layout.grid else None
+            kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first)
         return States(h, aux, last)
 
     def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
@@ -47,28 +49,42 @@ class CudaFused:
         B, T, _, N, D = Wx.shape
         Wx = _aligned(as_rows(Wx, Wx))
         variant = Variant(reset=reset is not None, all_states=True, d_aux=grads.aux is not None)
-        kernel, tiles = _kernel("backward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
-        h_before = previous_h(h, states[0], reset)
+        kernel, layout = _kernel("backward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
+        parts = shifted(h, states[0], reset)
         d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(recurrent_only(cell)), N, D)
         gradients = gate_views(cell, d_Wx, d_u)
-        recurrent_sums(gradients, R, h_before)
+        recurrent_sums(gradients, R, parts)
         d_h = rows_like(Wx, N, D).zero_() if grads.h is None else _aligned(as_rows(grads.h, Wx))
-        d_b, d_states = b.new_empty(tiles, *b.shape), torch.empty_like(states)
+        d_b, d_states = b.new_empty(layout.batches(B), *b.shape), torch.empty_like(states)
         known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, d_h)
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
         more = (d_aux, _contiguous(grads.last), d_Wx, d_u, d_b, d_states)
-        kernel(tiles * N, *known, *more, B, T, *row_strides(Wx))
-        return Gradients(d_Wx, outer_products(gradients, h_before), d_b.sum(0), d_states)
+        for first, groups in kernel.rounds(layout.batches(B) * N):
+            exchanged = _exchanged(groups, layout, Wx) if layout.grid else None
+            kernel(groups, *known, *more, exchanged, B, T, *row_strides(Wx), first)
+        return Gradients(d_Wx, outer_products(gradients, parts), d_b.sum(0), d_states)
 
 
 @cache
 def _kernel(
     direction: str, cell: Cell, D: int, N: int, B: int, dtype: torch.dtype, variant: Variant, device: int
-) -> tuple[LoadedKernel, int]:
-    """The kernel for a problem, and its number of batch tiles."""
-    binary, choice = compile_best(direction, cell, N, D, B, dtype, variant, device_gpu(device))
-    shared = tiling.shared_bytes(direction, cell, choice)
-    return load(binary, device, choice.threads, shared, choice.cluster), -(-B // (8 * choice.batch_tiles))
+) -> tuple[LoadedKernel, Tiling]:
+    binary, layout = compile_best(direction, cell, N, D, B, dtype, variant, device_gpu(device))
+    shared = tiling.shared_bytes(direction, cell, dtype, layout)
+    return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
+
+
+def _rings(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
+    """`rings` of kernels/forward.cuh: three steps of h, in parts of 16 bits, EMPTY."""
+    units, sequences = 16 * layout.unit_tiles * layout.blocks, 8 * layout.batch_tiles
+    shape = (groups, 3, tiling.planes_of(Wx.dtype), units, sequences)
+    return torch.full(shape, -1, dtype=torch.int16, device=Wx.device)
+
+
+def _exchanged(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
+    """`parts` of kernels/backward.cuh: two buffers of partial sums, from every block of a group to every block."""
+    units, sequences = 16 * layout.unit_tiles, 8 * layout.batch_tiles
+    return Wx.new_zeros(groups, 2, layout.blocks, layout.blocks, units, sequences)
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ def compile_best(
 ) -> tuple[Binary, Tiling]:
     """The kernel of that direction ("forward" or "backward") and its tiling; needs no GPU."""
     tried: list[tuple[Binary, Tiling]] = []
-    for choice in tiling.tilings(direction, cell, heads, head_dim, batch, gpu):
+    for choice in tiling.tilings(direction, cell, heads, head_dim, batch, dtype, gpu):
         if any(_needs_as_many_registers(choice, other) for _, other in tried):
             continue
-        shared_bytes = tiling.shared_bytes(direction, cell, choice)
+        shared_bytes = tiling.shared_bytes(direction, cell, dtype, choice)
         source = prelude(cell, heads, head_dim, dtype, choice, variant, shared_bytes)
         tried.append((build(source, f"{direction}.cuh", f"flashrnn_{direction}", gpu.arch), choice))
         if tried[-1][0].spilled <= SPILLED or len(tried) == _ATTEMPTS:

@@ -1,41 +1,62 @@
 """Loads compiled kernels on a GPU and launches them on PyTorch's current stream."""
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from flashrnn.cuda.build import Binary
+from flashrnn.gpu import device_gpu
 
 
 class LoadedKernel:
-    """A kernel on one GPU, with its launch shape: blocks of `threads` in clusters of `cluster`."""
+    """A kernel on one GPU, with its launch shape: blocks of `threads` in groups of `blocks`.
 
-    def __init__(self, binary: Binary, device: int, threads: int, shared_bytes: int, cluster: int):
+    A group is a cluster, or, in a `grid`, blocks anywhere on the GPU that are certain to run at the same time.
+    """
+
+    def __init__(self, binary: Binary, device: int, threads: int, shared_bytes: int, blocks: int, grid: bool):
         from cuda.bindings import driver
         from cuda.core import Device, ObjectCode
 
         with torch.cuda.device(device):  # which puts back the caller's
             Device(device).set_current()
             self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
-        self.device, self.threads, self.shared_bytes, self.cluster = device, threads, shared_bytes, cluster
+        self.device, self.threads, self.shared_bytes, self.blocks, self.grid = (
+            device, threads, shared_bytes, blocks, grid,
+        )  # fmt: skip
         attribute = driver.CUfunction_attribute
         values = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
-        if cluster > 8:
+        if blocks > 8 and not grid:
             values[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
         for name, value in values.items():
             (error,) = driver.cuKernelSetAttribute(name, value, self._kernel.handle, device)
             if error != driver.CUresult.CUDA_SUCCESS:
                 raise RuntimeError(f"{binary.entry}: the driver refuses {name.name} = {value}: {error.name}")
-        fits = self._kernel.occupancy.max_active_clusters
-        if cluster > 1 and not fits(self._config(1), stream=_current_stream(device)):
+        self.at_once = self._groups_at_once()
+        if not self.at_once:
             raise RuntimeError(
-                f"{binary.entry}: this GPU has no room for a cluster of {cluster} blocks with {shared_bytes} bytes of "
-                "shared memory each; another process or a partition (MIG) may hold part of it. Use backend='vanilla'"
+                f"{binary.entry}: this GPU has no room for {blocks} blocks with {shared_bytes} bytes of shared memory "
+                "each at a time; another process or a partition (MIG) may hold part of it. Use backend='vanilla'"
             )
 
+    def _groups_at_once(self) -> int:
+        occupancy = self._kernel.occupancy
+        if self.grid:
+            per_multiprocessor = occupancy.max_active_blocks_per_multiprocessor(self.threads, self.shared_bytes)
+            return per_multiprocessor * device_gpu(self.device).multiprocessors // self.blocks
+        if self.blocks == 1:
+            return occupancy.max_active_blocks_per_multiprocessor(self.threads, self.shared_bytes)
+        return occupancy.max_active_clusters(self._config(1), stream=_current_stream(self.device))
+
+    def rounds(self, groups: int) -> Iterator[tuple[int, int]]:
+        """(first group, number of groups) of each launch: blocks of a grid wait for each other, so all have to run."""
+        together = self.at_once if self.grid else groups
+        return ((first, min(together, groups - first)) for first in range(0, groups, together))
+
     def __call__(self, groups: int, *arguments: Tensor | int | None) -> None:
-        """Launch `groups` clusters (blocks, if clusters are of one block); None is a null pointer."""
+        """Launch `groups` groups of blocks; None is a null pointer."""
         from cuda.core import launch
 
         values = [_argument(a) for a in arguments]
@@ -45,17 +66,19 @@ class LoadedKernel:
     def _config(self, groups: int):
         from cuda.core import LaunchConfig
 
+        clusters = {} if self.grid or self.blocks == 1 else {"cluster": self.blocks}
         return LaunchConfig(
-            grid=groups,
-            cluster=self.cluster if self.cluster > 1 else None,
+            grid=groups * self.blocks if self.grid else groups,
             block=self.threads,
             shmem_size=self.shared_bytes,
+            is_cooperative=self.grid,
+            **clusters,
         )
 
 
 @cache
-def load(binary: Binary, device: int, threads: int, shared_bytes: int, cluster: int) -> LoadedKernel:
-    return LoadedKernel(binary, device, threads, shared_bytes, cluster)
+def load(binary: Binary, device: int, threads: int, shared_bytes: int, blocks: int, grid: bool) -> LoadedKernel:
+    return LoadedKernel(binary, device, threads, shared_bytes, blocks, grid)
 
 
 @cache

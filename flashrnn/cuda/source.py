@@ -21,13 +21,18 @@ class Tiling:
     unit_tiles: int
     k_splits: int
     batch_tiles: int
-    cluster: int
+    blocks: int
+    grid: bool
     stages: int
     register_fragments: int
 
     @property
     def threads(self) -> int:
         return 32 * self.unit_tiles * self.k_splits
+
+    def batches(self, batch: int) -> int:
+        """Groups of blocks that a batch takes, for every head."""
+        return -(-batch // (8 * self.batch_tiles))
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ def prelude(
         "UNIT_TILES": tiling.unit_tiles,
         "K_SPLITS": tiling.k_splits,
         "BATCH_TILES": tiling.batch_tiles,
-        "CLUSTER": tiling.cluster,
+        "BLOCKS": tiling.blocks,
+        "GRID": tiling.grid,
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
         "FINITE_AT_ZERO": _finite_at_zero(cell),

@@ -18,7 +18,7 @@ from flashrnn.cuda.source import Variant
 from flashrnn.cuda.streaming_layout import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
-from flashrnn.products import gate_views, outer_products, previous_h, recurrent_sums, row_strides
+from flashrnn.products import gate_views, outer_products, previous_h, recurrent_sums, row_strides, whole
 
 
 class CudaStreaming:
@@ -56,7 +56,7 @@ class CudaStreaming:
         h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(without_input(cell)), N, D)
         gradients = gate_views(cell, d_Wx, d_u)
-        recurrent_sums(gradients, R, h_before)
+        recurrent_sums(gradients, R, whole(h_before))
         d_h = None if grads.h is None else as_rows(grads.h, Wx)
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
@@ -66,7 +66,9 @@ class CudaStreaming:
         read = (Wx, matrix, b.contiguous(), _contiguous(reset), _exchange(layout, Wx), _counters(layout, Wx))
         read += (states.contiguous(), h_before, aux, d_h, d_aux)
         kernel(_blocks(kernel, layout, Wx), *read, d_Wx, d_u, d_state, B, T, *row_strides(Wx))
-        return Gradients(d_Wx, outer_products(gradients, h_before), _bias_gradient(cell, d_Wx, d_u, b.dtype), d_state)
+        return Gradients(
+            d_Wx, outer_products(gradients, whole(h_before)), _bias_gradient(cell, d_Wx, d_u, b.dtype), d_state
+        )
 
 
 @cache

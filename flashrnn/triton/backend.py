@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
-from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, recurrent_sums
+from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, recurrent_sums, whole
 from flashrnn.trace import UntraceableCell, trace
 
 HEAD_DIM = 128  # larger ones were never compiled
@@ -43,14 +43,14 @@ class TritonFused:
         h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(recurrent_only(cell)), *Wx.shape[3:])
         gradients = gate_views(cell, d_Wx, d_u)
-        recurrent_sums(gradients, R, h_before)
+        recurrent_sums(gradients, R, whole(h_before))
         d_b, d_states = b.new_empty(Wx.shape[0], *b.shape), torch.empty_like(states)
         known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _as_bytes(reset), h_before, aux)
         d_h = None if grads.h is None else as_rows(grads.h, Wx)
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
         d_last = None if grads.last is None else grads.last.contiguous()
         launch("backward", cell, Wx, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)
-        return Gradients(d_Wx, outer_products(gradients, h_before), d_b.sum(0), d_states)
+        return Gradients(d_Wx, outer_products(gradients, whole(h_before)), d_b.sum(0), d_states)
 
 
 def _interpreted() -> bool:

@@ -12,7 +12,7 @@ from flashrnn.cuda.build import build
 from flashrnn.cuda.source import Tiling, Variant, prelude, recurrent_only, sum_rows
 from tests.problems import CELLS, MINIMAL_GATED, cell_name
 
-TILING = Tiling(unit_tiles=2, k_splits=2, batch_tiles=1, cluster=2, stages=2, register_fragments=4)
+TILING = Tiling(unit_tiles=2, k_splits=2, batch_tiles=1, blocks=2, grid=False, stages=2, register_fragments=4)
 PLAIN = Variant(reset=False, all_states=True, d_aux=False)
 
 
@@ -26,7 +26,8 @@ def constants(cell: Cell, dtype: torch.dtype = torch.bfloat16, variant: Variant 
 def test_sizes_and_tiling():
     found = constants(get_cell("lstm"))
     sizes = {"HEADS": 3, "D": 40, "GATES": 4, "GR": 4, "GI": 4, "GU": 0, "STATES": 2, "SHARED_BYTES_EXPECTED": 1234}
-    layout = {"UNIT_TILES": 2, "K_SPLITS": 2, "BATCH_TILES": 1, "CLUSTER": 2, "STAGES": 2, "REGISTER_FRAGMENTS": 4}
+    layout = {"UNIT_TILES": 2, "K_SPLITS": 2, "BATCH_TILES": 1, "BLOCKS": 2, "GRID": 0, "STAGES": 2}
+    layout["REGISTER_FRAGMENTS"] = 4
     assert found.items() >= (sizes | layout).items()
 
 
@@ -75,14 +76,16 @@ def test_what_is_known_of_the_cell():
     assert constants(Cell("sum", lambda g, h: g + h, ("h",)))["FACTORS"] == 1  # it has none, an array has at least one
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("layout", [TILING, replace(TILING, grid=True, k_splits=8, blocks=8)], ids=["cluster", "grid"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction):
+def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction, layout, dtype):
     """And does not compile if it counts otherwise."""
     cell = get_cell("elman")
-    shared = tiling.shared_bytes(direction, cell, TILING)
+    shared = tiling.shared_bytes(direction, cell, dtype, layout)
 
     def compile_with(shared_bytes: int):
-        source = prelude(cell, 1, 64, torch.bfloat16, TILING, PLAIN, shared_bytes)
+        source = prelude(cell, 1, 64, dtype, layout, PLAIN, shared_bytes)
         return build(source, f"{direction}.cuh", f"flashrnn_{direction}", "sm_90a")
 
     assert compile_with(shared).registers > 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
+import torch
 
 from flashrnn import get_cell
 from flashrnn.constrint import Expression, Infeasible, Problem
@@ -14,12 +15,13 @@ from flashrnn.cuda import tiling
 from flashrnn.gpu import named_gpu
 from tests.constrint.cp_sat import solve_with_cp_sat
 
-HEAD_DIMS = (16, 22, 64, 96, 128, 256, 512, 640, 768, 832)
+HEAD_DIMS = (16, 22, 64, 96, 128, 256, 512, 768, 1024, 2048)
 HEADS_AND_BATCH = ((12, 16), (1, 1), (12, 64), (1, 65), (48, 16))
 CELLS = ("elman", "gru", "lstm", "slstm")
 GPUS = ("H100", "A100", "RTX 4090")
 LIMIT_MS = 20
 RUNS = 3
+BF16 = torch.bfloat16
 
 Posed = tuple[Problem, tuple[Expression, ...]]
 
@@ -31,7 +33,9 @@ def cases() -> list[tuple]:
 
 
 def pose(gpu: str, cell: str, direction: str, head_dim: int, heads: int, batch: int) -> Posed:
-    return tiling.pose(direction, get_cell(cell), heads, head_dim, batch, named_gpu(gpu))
+    """A cluster where one can hold the head, otherwise a grid."""
+    grid = head_dim > (768 if gpu == "H100" else 128)
+    return tiling.pose(direction, get_cell(cell), heads, head_dim, batch, BF16, named_gpu(gpu), grid)
 
 
 def by_constrint(posed: Posed) -> tuple[int, ...] | None:
@@ -65,8 +69,9 @@ def test_same_optimum_as_cp_sat_in_less_time(case, record_property):
 
 
 def largest_head_dim(gpu: str, cell: str, direction: str) -> int:
-    fits = [D for D in range(16, 2049, 16) if not tiling.infeasible(direction, get_cell(cell), 1, D, named_gpu(gpu))]
-    assert fits == list(range(16, fits[-1] + 1, 16)), "a head size between others does not fit"
+    sizes = range(64, 4097, 64)
+    fits = [D for D in sizes if not tiling.infeasible(direction, get_cell(cell), 1, D, BF16, named_gpu(gpu))]
+    assert fits == list(range(64, fits[-1] + 1, 64)), "a head size between others does not fit"
     return fits[-1]
 
 
@@ -74,56 +79,57 @@ def largest_head_dim(gpu: str, cell: str, direction: str) -> int:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_head_size_up_to_the_largest_fits(gpu, cell):
     largest = {direction: largest_head_dim(gpu, cell, direction) for direction in ("forward", "backward")}
-    assert min(largest.values()) >= (768 if gpu == "H100" else 96), largest
+    assert min(largest.values()) >= {"H100": 2048, "A100": 1664, "RTX 4090": 1536}[gpu], largest
 
 
 def test_head_that_does_not_fit_names_what_is_missing():
     with pytest.raises(Infeasible, match="shared memory") as error:
-        next(tiling.tilings("forward", get_cell("lstm"), 1, 4096, 16, named_gpu("H100")))
-    assert set(error.value.conflict) == {"units of the head", "shared memory"}
-    reason = tiling.infeasible("forward", get_cell("lstm"), 1, 4096, named_gpu("H100"))
-    assert reason == (
-        "no solution; these 2 constraints exclude each other:\n"
-        "  units of the head: reaches at most 1024, needs at least 4096\n"
-        "  shared memory: needs at least 6.3 MiB, at most 227 KiB"
-    )
+        next(tiling.tilings("forward", get_cell("lstm"), 1, 4096, 16, BF16, named_gpu("H100")))
+    assert set(error.value.conflict) == {"units of the head", "registers", "shared memory"}
+    reason = tiling.infeasible("forward", get_cell("lstm"), 1, 4096, BF16, named_gpu("H100"))
+    first, *others = reason.summary.split("\n")
+    assert first == "no solution; these 3 constraints exclude each other:"
+    assert others[0] == "  units of the head: reaches at most 2112, needs at least 4096"
+    assert others[2] == "  shared memory: needs at least 1012.5 KiB, at most 227 KiB"
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_tilings_come_one_by_one_the_best_first(direction):
-    arguments = (direction, get_cell("lstm"), 12, 64, 16, named_gpu("H100"))
+    arguments = (direction, get_cell("lstm"), 12, 64, 16, BF16, named_gpu("H100"))
     found = list(itertools.islice(tiling.tilings(*arguments), 50))
     assert len(set(found)) == 50
-    problem, objective = tiling.pose(*arguments)
+    problem, objective = tiling.pose(*arguments, grid=False)
     values = [tuple(map(solution.value, objective)) for solution in itertools.islice(problem.best(objective), 50)]
     assert values == sorted(values)
-    assert found[0] == tiling.Tiling(**next(problem.best(objective)))
+    assert found[0] == tiling.Tiling(**next(problem.best(objective)), grid=False)
 
 
 @pytest.mark.parametrize("gpu", ["A100", "RTX 4090"])
 def test_no_clusters_on_gpus_that_have_none(gpu):
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
-        found = tiling.tilings(direction, get_cell(cell), 4, 96, 16, named_gpu(gpu))
-        assert {choice.cluster for choice in itertools.islice(found, 20)} == {1}
+        for D in (96, 512):
+            found = tiling.tilings(direction, get_cell(cell), 4, D, 16, BF16, named_gpu(gpu))
+            assert {choice.grid or choice.blocks == 1 for choice in itertools.islice(found, 20)} == {True}
 
 
 def test_no_cluster_that_a_small_gpu_cannot_run():
     """A slice of an H100 (MIG) with 16 multiprocessors has room for a cluster of 8, not of 16."""
     part = replace(named_gpu("H100"), name="a seventh of an H100", multiprocessors=16)
-    sizes = {choice.cluster for choice in tiling.tilings("forward", get_cell("elman"), 1, 512, 8, part)}
+    found = tiling.tilings("forward", get_cell("elman"), 1, 512, 8, BF16, part)
+    sizes = {choice.blocks for choice in found if not choice.grid}
     assert max(sizes) == 8
 
 
 def test_no_block_is_idle_if_it_can_be_avoided():
     gpu = named_gpu("H100")
     for direction, D in itertools.product(("forward", "backward"), (64, 192, 384, 512, 768)):
-        choice = next(tiling.tilings(direction, get_cell("lstm"), 1, D, 16, gpu))
-        assert 16 * choice.unit_tiles * (choice.cluster - 1) < D, choice
+        choice = next(tiling.tilings(direction, get_cell("lstm"), 1, D, 16, BF16, gpu))
+        assert 16 * choice.unit_tiles * (choice.blocks - 1) < D, choice
 
 
 def test_shared_memory_is_what_the_problem_counts():
     """`shared_bytes` of a solution stays within the limit that the problem set (the kernels compare it with theirs)."""
     gpu = named_gpu("H100")
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
-        for choice in itertools.islice(tiling.tilings(direction, get_cell(cell), 1, 768, 16, gpu), 20):
-            assert 0 < tiling.shared_bytes(direction, get_cell(cell), choice) <= gpu.shared_per_block
+        for choice in itertools.islice(tiling.tilings(direction, get_cell(cell), 1, 768, 16, BF16, gpu), 20):
+            assert 0 < tiling.shared_bytes(direction, get_cell(cell), BF16, choice) <= gpu.shared_per_block

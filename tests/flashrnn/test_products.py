@@ -3,16 +3,20 @@
 import pytest
 import torch
 
+from flashrnn import products
 from flashrnn.problem import rows_like
-from flashrnn.products import gate_views, outer_products, previous_h, recurrent_sums
+from flashrnn.products import gate_views, outer_products, previous_h, recurrent_sums, shifted
 from tests.problems import CELLS, cell_name, random_reset
 
 
-@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize(("T", "with_reset"), [(5, False), (70, False), (70, True)], ids=["short", "long", "reset"])
+@pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_products_before_and_after_the_loop(cell, time_major):
+@pytest.mark.parametrize("N", [1, 2])
+def test_products_before_and_after_the_loop(cell, time_major, T, with_reset, N, monkeypatch):
     """R h of all steps goes where the gates' gradients will be; d_R is made of those and of the h before every step."""
-    B, T, N, D = 3, 5, 2, 4
+    monkeypatch.setattr(products, "_LARGE", 0)
+    B, D = 3, 4
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape):
@@ -21,20 +25,21 @@ def test_products_before_and_after_the_loop(cell, time_major):
     Gi = len(cell.input_gates)
     Wx = randn(T, B, Gi, N, D).transpose(0, 1) if time_major else randn(B, T, Gi, N, D)
     h, R = rows_like(Wx, N, D).copy_(randn(B, T, N, D)), randn(len(cell.recurrent_gates), N, D, D)
-    initial, reset = randn(B, N, D), random_reset(B, T)
+    initial, reset = randn(B, N, D), random_reset(B, T) if with_reset else None
 
     before = torch.cat([initial[:, None], h[:, :-1]], 1)
     assert torch.equal(previous_h(h, initial, None), before)
-    before[reset] = 0
-    assert torch.equal(previous_h(h, initial, reset), before)
+    if with_reset:
+        before[reset] = 0
+        assert torch.equal(previous_h(h, initial, reset), before)
 
     gates = [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
     d_Wx, d_u = rows_like(Wx, Gi, N, D), rows_like(Wx, len(gates), N, D)
     views = gate_views(cell, d_Wx, d_u)
-    recurrent_sums(views, R, previous_h(h, initial, reset))
+    recurrent_sums(views, R, shifted(h, initial, reset))
     sums = torch.einsum("gnij,btnj->btgni", R, before)
     for k, gate in enumerate(cell.recurrent_gates):
         found = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
         torch.testing.assert_close(found, sums[:, :, k])
-    d_R = outer_products(views, previous_h(h, initial, reset))
+    d_R = outer_products(views, shifted(h, initial, reset))
     torch.testing.assert_close(d_R, torch.einsum("btgni,btnj->gnij", sums, before))

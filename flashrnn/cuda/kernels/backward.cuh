@@ -1,40 +1,56 @@
 // The backward time loop of one head and batch tile: R stays on chip, transposed.
 //
 // A block computes the gates' gradients dg_t of its units and multiplies them by its rows of R, which gives a part of
-// the gradient of h_{t-1} for all units of the head. With one block that is the sum; with CLUSTER > 1 every block
-// sends each other one its part, and adds up what it receives. The factors of the cell's gradient, which depend on
-// gates and states alone, are computed while that is under way.
+// the gradient of h_{t-1} for all units of the head. With one block that is the sum; several blocks send each other one
+// its part, and add up what they receive. The factors of the cell's gradient, which depend on gates and states alone,
+// are computed while that is under way.
 #pragma once
 #include "tiles.cuh"
 
 constexpr int K_TILES = GR * UNITS / 16;
 constexpr int M_TILES = PADDED / 16 / WARPS;  // tiles of 16 units of the head that a warp multiplies for
-static_assert(M_TILES * WARPS * 16 == PADDED && (CLUSTER > 1 || K_SPLITS == 1));
+constexpr int M_CHUNK =  // of them at once
+    M_TILES <= 8 ? M_TILES : M_TILES % 4 == 0 ? 4 : M_TILES % 3 == 0 ? 3 : M_TILES % 2 == 0 ? 2 : 1;
+static_assert(M_TILES * WARPS * 16 == PADDED && (BLOCKS > 1 || K_SPLITS == 1));
 using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
 constexpr int GS = GR > GU ? GI : 0;                                      // rows of d_x with sums, and those between
 constexpr int SLOTS = GI + GS + GU;                                       // inputs and recurrent sums of gates
-constexpr int GATE_BYTES = GR * UNITS * SEQS * 2;                         // dg of a step, for the product
-constexpr int ROW_BYTES = SEQS * 32;                                      // 16 units of 2 bytes
-constexpr int INPUT_ROWS = SLOTS + 1 + 2 * (STATES - 1) + USES_H;            // gates, d_h, states (float), h
-constexpr int INPUT_BYTES = UNIT_TILES * INPUT_ROWS * ROW_BYTES;          // of a step
-constexpr int INBOX_BYTES = CLUSTER == 1 ? 0 : PADDED * SEQS * 2;         // partial sums from all blocks
-constexpr int SHARED_BYTES = 2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * INBOX_BYTES + WARPS * Weights::BYTES + 16;
+constexpr int PLANE_BYTES = GR * UNITS * SEQS * 2;
+constexpr int GATE_BYTES = PLANES * PLANE_BYTES;                          // dg of a step, for the product
+constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state
+constexpr int INPUT_ROWS = SLOTS + 1 + USES_H;                            // gates, d_h, h
+constexpr int INPUT_BYTES = UNIT_TILES * (INPUT_ROWS * ROW_BYTES + (STATES - 1) * STATE_ROW_BYTES);  // of a step
+constexpr int INBOX_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
+constexpr int GRID_FLOATS = GRID ? SUM_FLOATS<1> : 0;                     // partial sums of a tile's warps
+constexpr int SHARED_BYTES =
+    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * INBOX_BYTES + GRID_FLOATS * 4 + WARPS * Weights::SHARED + 16;
 static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the shared memory differently");
 
-// Sends every block its part of c, the sums over this block's gates. A lane's part of a 16 x 8 tile is two words, the
-// sums of two units for one sequence each; the upper half of the warp swaps them, so that the receivers, who want the
-// same word of every lane, read from different banks.
-DEVICE void send_sums(const float (&c)[M_TILES][BATCH_TILES][4], u32 inbox, u32 barrier, const Place& place) {
+// A lane's part of a 16 x 8 tile of partial sums: two units for two sequences.
+constexpr int PART_WORDS = BYTES;
+DEVICE int part_of(int rank, int tile, int n, int lane) {
+  return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + lane) * PART_WORDS;
+}
+
+// Sends every block its part of c, the sums over this block's gates, which stand in tiles from `first` on. In 16 bits a
+// part is two words, the sums of two units for one sequence each; the upper half of the warp swaps them, so that the
+// receivers, who want the same word of every lane, read from different banks.
+DEVICE void send_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 inbox, u32 barrier, const Place& place) {
 #pragma unroll
-  for (int m = 0; m < M_TILES; m++) {
-    int tile = place.warp * M_TILES + m, rank = tile / UNIT_TILES;
+  for (int m = 0; m < M_CHUNK; m++) {
+    int tile = first + m, rank = tile / UNIT_TILES;
     u32 to = remote_address(inbox, rank), signal = remote_address(barrier, rank);
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++) {
-      int slot = ((place.rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + place.lane;
-      u32 even = pack(c[m][n][0], c[m][n][2]), odd = pack(c[m][n][1], c[m][n][3]);
-      send(to + slot * 8, place.lane < 16 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
+      const float(&part)[4] = c[m][n];
+      u32 at = to + part_of(place.rank, tile, n, place.lane) * 4;
+      if constexpr (BYTES == 2) {
+        u32 even = pack(part[0], part[2]), odd = pack(part[1], part[3]);
+        send(at, place.lane < 16 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
+      } else {
+        send(at, make_uint4(__float_as_uint(part[0]), __float_as_uint(part[2]), __float_as_uint(part[1]), __float_as_uint(part[3])), signal);
+      }
     }
   }
 }
@@ -43,14 +59,86 @@ DEVICE void receive_sums(float (&sum)[CELLS], const u32* inbox, const Place& pla
 #pragma unroll
   for (int q = 0; q < CELLS; q++) sum[q] = 0;
 #pragma unroll
-  for (int w = 0; w < WORDS; w++) {
-    int cell = place.split * CELLS + w * PER_WORD, odd = cell / 2 % 2 ^ place.lane / 16;
+  for (int p = 0; p < PAIRS; p++) {
+    int cell = place.split * CELLS + p * PAIR, odd = cell / 2 % 2;
 #pragma unroll
-    for (int rank = 0; rank < CLUSTER; rank++) {
-      int slot = ((rank * UNIT_TILES + place.unit_tile) * BATCH_TILES + cell / 4) * 32 + place.lane;
-      float2 pair = unpack(inbox[slot * 2 + odd]);
-      if constexpr (PER_WORD == 2) sum[2 * w] += pair.x, sum[2 * w + 1] += pair.y;
-      else sum[w] += cell % 2 ? pair.y : pair.x;
+    for (int rank = 0; rank < BLOCKS; rank++) {
+      const u32* from = inbox + part_of(rank, place.unit_tile, cell / 4, place.lane);
+      float2 pair;
+      if constexpr (BYTES == 2) pair = unpack(from[odd ^ place.lane / 16]);
+      else pair = *reinterpret_cast<const float2*>(from + 2 * odd);
+      if constexpr (PAIR == 2) sum[2 * p] += pair.x, sum[2 * p + 1] += pair.y;
+      else sum[p] += cell % 2 ? pair.y : pair.x;
+    }
+  }
+}
+
+// The same through global memory. `parts` is [2 buffers][to block][part_of], of one group; words go in twos.
+constexpr i64 PARTS_TO_BLOCK = PADDED * SEQS / 4 * PART_WORDS / 2;
+DEVICE u64* parts_of(u64* parts, i64 step, int to) { return parts + ((step & 1) * BLOCKS + to) * PARTS_TO_BLOCK; }
+DEVICE u32 phase_of(i64 step) { return (step >> 1 & 1) ^ 1; }
+
+DEVICE void publish_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u64* parts, i64 step, const Place& place) {
+#pragma unroll
+  for (int m = 0; m < M_CHUNK; m++)
+#pragma unroll
+    for (int n = 0; n < BATCH_TILES; n++) {
+      const float(&part)[4] = c[m][n];
+      int tile = first + m;
+      u64* to = parts_of(parts, step, tile / UNIT_TILES) + part_of(place.rank, tile, n, place.lane) / 2;
+      if constexpr (BYTES == 2) {
+        publish_phase(to, make_uint2(pack(part[0], part[2]), pack(part[1], part[3])), phase_of(step));
+      } else {
+        publish_phase(to, make_uint2(__float_as_uint(part[0]), __float_as_uint(part[2])), phase_of(step));
+        publish_phase(to + 1, make_uint2(__float_as_uint(part[1]), __float_as_uint(part[3])), phase_of(step));
+      }
+    }
+}
+
+// Every warp of a unit tile adds up what comes from M_TILES of the blocks, in an order that does not depend on time.
+DEVICE void collect_sums(float (&c)[1][BATCH_TILES][4], u64* parts, i64 step, const Place& place) {
+  constexpr int TOGETHER = M_TILES < 16 / PART_WORDS ? M_TILES : 16 / PART_WORDS, HALVES = PART_WORDS / 2;
+  const u64* own = parts_of(parts, step, place.rank);
+#pragma unroll
+  for (int n = 0; n < BATCH_TILES; n++) {
+    float(&sum)[4] = c[0][n];
+    sum[0] = sum[1] = sum[2] = sum[3] = 0;
+#pragma unroll 1
+    for (int k = 0; k < M_TILES; k += TOGETHER) {
+      uint2 part[TOGETHER][HALVES];
+      bool here[TOGETHER][HALVES], all = false;
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++)
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) part[i][half] = make_uint2(0, 0), here[i][half] = k + i >= M_TILES;
+      while (!all) {  // all that is missing at once: a look takes as long for one as for many
+        all = true;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+          const u64* from = own + part_of((k + i) * K_SPLITS + place.split, place.unit_tile, n, place.lane) / 2;
+#pragma unroll
+          for (int half = 0; half < HALVES; half++)
+            if (!here[i][half]) peek_phase(part[i][half], from + half);
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++)
+#pragma unroll
+          for (int half = 0; half < HALVES; half++) {
+            here[i][half] |= in_phase(part[i][half], phase_of(step));
+            all &= here[i][half];
+          }
+      }
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++) {
+        const uint2 first = part[i][0], second = part[i][HALVES - 1];
+        if constexpr (BYTES == 2) {
+          float2 even = unpack(first.x), odd = unpack(first.y);
+          sum[0] += even.x, sum[2] += even.y, sum[1] += odd.x, sum[3] += odd.y;
+        } else {
+          sum[0] += __uint_as_float(first.x), sum[2] += __uint_as_float(first.y);
+          sum[1] += __uint_as_float(second.x), sum[3] += __uint_as_float(second.y);
+        }
+      }
     }
   }
 }
@@ -58,24 +146,28 @@ DEVICE void receive_sums(float (&sum)[CELLS], const u32* inbox, const Place& pla
 // As flashrnn_forward, and: d_h [B, T, N, D], d_aux as aux, d_last as last (null: zero) ->
 // d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u [B, T, GU, N, D]: both come with the recurrent
 // gates' sums R h, and leave with gradients; d_bias [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
+// With GRID, `parts` is room for the partial sums, zero at first, for every group of the launch.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
                   const float* __restrict__ initial, const unsigned char* __restrict__ reset,
                   const scalar* __restrict__ h, const float* __restrict__ aux, const scalar* __restrict__ d_h,
                   const float* __restrict__ d_aux, const float* __restrict__ d_last, scalar* d_x,
-                  scalar* d_u, float* __restrict__ d_bias, float* __restrict__ d_initial, i64 B, i64 T, i64 row_b, i64 row_t) {
+                  scalar* d_u, float* __restrict__ d_bias, float* __restrict__ d_initial,
+                  u64* parts, i64 B, i64 T, i64 row_b, i64 row_t, i64 first_group) {
   extern __shared__ __align__(128) char memory[];
-  scalar* operand = reinterpret_cast<scalar*>(memory);
-  char* inputs = memory + 2 * GATE_BYTES;
+  char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
   u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
-  char* fragments = reinterpret_cast<char*>(inbox) + 2 * INBOX_BYTES;
-  const u32 barriers = shared_address(fragments + WARPS * Weights::BYTES);
-  const Place place;
+  float* sums = reinterpret_cast<float*>(reinterpret_cast<char*>(inbox) + 2 * INBOX_BYTES);
+  char* fragments = reinterpret_cast<char*>(sums + GRID_FLOATS);
+  const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
+  const Place place(first_group);
+  if (GRID) parts += blockIdx.x / BLOCKS * 2 * BLOCKS * PARTS_TO_BLOCK;
 
   Weights weights;
-  weights.load(fragments, place, [&](int f, int row, int column) {
-    int k = f / M_TILES * 16 + row, from = place.rank * UNITS + k % UNITS;
-    int to = (place.warp * M_TILES + f % M_TILES) * 16 + column;
+  weights.load(fragments, place, [&](int i, int row, int column) {
+    int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
+    int k = in_chunk / M_CHUNK * 16 + row, from = place.rank * UNITS + k % UNITS;
+    int to = (place.warp * M_TILES + m) * 16 + column;
     return from < D && to < D ? R + ((k / UNITS * HEADS + place.head) * D + from) * D + to : nullptr;
   });
 
@@ -86,7 +178,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     sequence[q] = place.sequence0 + place.sequence(q);
-    valid[q] = place.unit(q) < D && sequence[q] < B;
+    valid[q] = place.has_cells() && place.unit(q) < D && sequence[q] < B;
     keep_next[q] = true;
     element[q] = place.head * D + place.unit(q);
 #pragma unroll
@@ -95,18 +187,19 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? bias[j * ROW + element[q]] : 0;
   }
-  for (int i = threadIdx.x; i < GATE_BYTES; i += THREADS) operand[i] = to_scalar(0);  // no step after the last one
+  for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
+    reinterpret_cast<u32*>(memory)[i] = 0;
 
   // Gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step.
-  const u32 input_tile = shared_address(inputs) + place.unit_tile * INPUT_ROWS * ROW_BYTES;
-  const i64 head = place.head * D;
-  TileLoader<2, GI, ROW * 2> x_loader;
-  TileLoader<2, GS, ROW * 2> sum_loader;  // sums of gates with an input, in d_x
-  TileLoader<2, GU, ROW * 2> u_loader;    // of those without, in d_u
-  TileLoader<2, 1, 0> d_h_loader, h_loader;
-  TileLoader<4, 1, 0> aux_loader[STATES];
   constexpr u32 SUM_TILE = GI * ROW_BYTES, U_TILE = (SLOTS - GU) * ROW_BYTES, D_H_TILE = SLOTS * ROW_BYTES;
-  constexpr u32 AUX_TILE = D_H_TILE + ROW_BYTES, H_TILE = AUX_TILE + 2 * (STATES - 1) * ROW_BYTES;
+  constexpr u32 H_TILE = D_H_TILE + ROW_BYTES, AUX_TILE = INPUT_ROWS * ROW_BYTES;
+  const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES), input_tile = shared_address(inputs) + own_inputs;
+  const i64 head = place.head * D;
+  TileLoader<BYTES, GI, ROW * BYTES> x_loader;
+  TileLoader<BYTES, GS, ROW * BYTES> sum_loader;  // sums of gates with an input, in d_x
+  TileLoader<BYTES, GU, ROW * BYTES> u_loader;    // of those without, in d_u
+  TileLoader<BYTES, 1, 0> d_h_loader, h_loader;
+  TileLoader<4, 1, 0> aux_loader[STATES];
   auto last_row = [&](i64 n, i64 back) { return n * row_b + (T - 1 - back) * row_t; };
   x_loader.start(input_tile, place, B, [&](i64 n) { return x + last_row(n, 0) * GI * ROW + head; });
   sum_loader.start(input_tile + SUM_TILE, place, B, [&](i64 n) { return d_x + last_row(n, 0) * GI * ROW + head; });
@@ -116,12 +209,12 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   auto start_aux = [&](bool first_step) {
 #pragma unroll
     for (int i = 0; i < STATES - 1; i++)
-      aux_loader[i].start(input_tile + AUX_TILE + 2 * i * ROW_BYTES, place, B, [&](i64 n) {
+      aux_loader[i].start(input_tile + AUX_TILE + i * STATE_ROW_BYTES, place, B, [&](i64 n) {
         return head + (first_step ? initial + ((i + 1) * B + n) * ROW : aux + (i * B * T + last_row(n, 1)) * ROW);
       });
   };
   start_aux(T == 1);
-  i64 back = -2 * row_t * ROW, x_back = back * GI, u_back = back * GU, aux_back = 2 * back;
+  i64 back = -row_t * ROW * BYTES, x_back = back * GI, u_back = back * GU, aux_back = -row_t * ROW * 4;
   keep(back), keep(x_back), keep(u_back), keep(aux_back);
   auto load_input = [&](i64 t, int stage) {
     if (t >= 0) {
@@ -139,7 +232,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) load_input(T - 1 - i, i);
   copy_wait<STAGES - 2>();
-  if constexpr (CLUSTER > 1) {
+  if constexpr (CLUSTERED) {
     if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
     cluster_sync();
   }
@@ -148,17 +241,26 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   int stage = 0;
   // The gradient that h of a step gets through R from the step after it, number `step` of the loop.
   auto recurrent_gradient = [&](float (&sum)[CELLS], i64 step) {
-    if constexpr (CLUSTER == 1) {
-      float c[1][BATCH_TILES][4];
-      product<1, K_TILES>(c, weights, shared_address(operand) + (step & 1) * GATE_BYTES, place);
+    if constexpr (BLOCKS == 1) {
+      float c[M_CHUNK][BATCH_TILES][4];
+      Weights::Queue queue;
+      weights.start(queue);
+      product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, 0, shared_address(memory) + (step & 1) * GATE_BYTES, place);
 #pragma unroll
       for (int q = 0; q < CELLS; q++) sum[q] = c[0][q / 4][q % 2 * 2 + q / 2 % 2];
     } else {
 #pragma unroll
       for (int q = 0; q < CELLS; q++) sum[q] = 0;
-      if (step >= 0) {
+      if (CLUSTERED && step >= 0) {
         barrier_wait(barriers + (step & 1) * 8, (step >> 1) & 1);
         receive_sums(sum, inbox + (step & 1) * (INBOX_BYTES / 4), place);
+      }
+      if (GRID && step >= 0) {
+        float c[1][BATCH_TILES][4], u[1][CELLS];
+        collect_sums(c, parts, step, place);
+        reduce_splits<1>(u, c, sums, place);
+#pragma unroll
+        for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
       }
     }
 #pragma unroll
@@ -166,17 +268,17 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   };
 
   // Results of a step leave once the next one has begun its product.
-  PackedCells d_gate[GATES] = {};
-  scalar *x_to[WORDS], *u_to[WORDS];
-  u32 gate_operand[WORDS];
+  StoredCells d_gate[GATES] = {};
+  scalar *x_to[PAIRS], *u_to[PAIRS];
+  u32 gate_operand[PAIRS];
   i64 x_step = -row_t * GI * ROW, u_step = -row_t * GU * ROW;
   keep(x_step), keep(u_step);
 #pragma unroll
-  for (int w = 0; w < WORDS; w++) {
-    i64 row = last_row(sequence[w * PER_WORD], 0);
-    x_to[w] = d_x + row * GI * ROW + element[w * PER_WORD], u_to[w] = d_u + row * GU * ROW + element[w * PER_WORD];
+  for (int p = 0; p < PAIRS; p++) {
+    i64 row = last_row(sequence[p * PAIR], 0);
+    x_to[p] = d_x + row * GI * ROW + element[p * PAIR], u_to[p] = d_u + row * GU * ROW + element[p * PAIR];
   }
-  operand_addresses(gate_operand, shared_address(operand), place.rank * UNITS, place);
+  operand_addresses(gate_operand, shared_address(memory), place.rank * UNITS, place);
   auto store_results = [&](i64 step) {
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
@@ -185,25 +287,27 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
     }
     if (step > 0) {
 #pragma unroll
-      for (int w = 0; w < WORDS; w++) x_to[w] += x_step, u_to[w] += u_step;
+      for (int p = 0; p < PAIRS; p++) x_to[p] += x_step, u_to[p] += u_step;
     }
   };
   for (i64 step = 0; step < T; step++) {
     const i64 t = T - 1 - step;
-    const char* tile = inputs + stage * INPUT_BYTES + place.unit_tile * INPUT_ROWS * ROW_BYTES;
-    const scalar* halves = reinterpret_cast<const scalar*>(tile);
+    const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
+    const scalar* rows = reinterpret_cast<const scalar*>(tile);
     const float* floats = reinterpret_cast<const float*>(tile + AUX_TILE);
     float v[SLOTS + 1][CELLS], old[STATES][CELLS], d_from_next[CELLS];
-    if constexpr (CLUSTER == 1) recurrent_gradient(d_from_next, step - 1);
+    if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1);
+    if (place.has_cells()) {
 #pragma unroll
-    for (int j = 0; j < SLOTS + 1; j++) read_cells(v[j], halves, j, place);
+      for (int j = 0; j < SLOTS + 1; j++) read_cells(v[j], rows, j, place);
 #pragma unroll
-    for (int i = 1; i < STATES; i++) read_cells(old[i], floats, i - 1, place);
-    if constexpr (USES_H) {
-      read_cells(old[0], halves, INPUT_ROWS - 1, place);
-      if (t == 0) {
+      for (int i = 1; i < STATES; i++) read_cells(old[i], floats, i - 1, place);
+      if constexpr (USES_H) {
+        read_cells(old[0], rows, INPUT_ROWS - 1, place);
+        if (t == 0) {
 #pragma unroll
-        for (int q = 0; q < CELLS; q++) old[0][q] = valid[q] ? initial[sequence[q] * ROW + element[q]] : 0;
+          for (int q = 0; q < CELLS; q++) old[0][q] = valid[q] ? initial[sequence[q] * ROW + element[q]] : 0;
+        }
       }
     }
     store_results(step);  // at the first step, into the place of the first results
@@ -213,6 +317,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
     bool keep[CELLS];
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
+      if (!place.has_cells()) break;
       float g[GATES], s[STATES];
       keep[q] = !RESET || !valid[q] || !reset[sequence[q] * T + t];
 #pragma unroll
@@ -225,11 +330,12 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
       }
       cell_factors(g, s, factors[q]);
     }
-    if constexpr (CLUSTER > 1) recurrent_gradient(d_from_next, step - 1);
+    if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1);
 
     float d_g_all[GATES][CELLS];
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
+      if (!place.has_cells()) break;
       float d_new[STATES], d_g[GATES], d_old[STATES];
 #pragma unroll
       for (int i = 0; i < STATES; i++) {
@@ -252,16 +358,24 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
     const u32 buffer = (step & 1) * GATE_BYTES;
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
-      d_gate[j].pack(d_g_all[j]);
-      if (RECURRENT_OF[j] >= 0) d_gate[j].store_operand(gate_operand, buffer + RECURRENT_OF[j] * UNITS * SEQS * 2);
+      d_gate[j].round(d_g_all[j]);
+      if (RECURRENT_OF[j] >= 0 && place.has_cells())
+        store_operand<GR * UNITS>(d_gate[j], gate_operand, buffer + RECURRENT_OF[j] * UNITS * SEQS * 2);
     }
     copy_wait<STAGES - 2>();
-    if (CLUSTER > 1 && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES);
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES);
     __syncthreads();
-    if constexpr (CLUSTER > 1) {
-      float c[M_TILES][BATCH_TILES][4];
-      product<M_TILES, K_TILES>(c, weights, shared_address(operand) + buffer, place);
-      send_sums(c, shared_address(inbox) + (step & 1) * INBOX_BYTES, barriers + (step & 1) * 8, place);
+    if constexpr (BLOCKS > 1) {
+      Weights::Queue queue;
+      weights.start(queue);
+#pragma unroll
+      for (int first = 0; first < M_TILES; first += M_CHUNK) {
+        float c[M_CHUNK][BATCH_TILES][4];
+        product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, first * K_TILES, shared_address(memory) + buffer, place);
+        const int tile = place.warp * M_TILES + first;
+        if constexpr (CLUSTERED) send_sums(c, tile, shared_address(inbox) + (step & 1) * INBOX_BYTES, barriers + (step & 1) * 8, place);
+        else publish_sums(c, tile, parts, step, place);
+      }
     }
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
@@ -289,7 +403,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
       for (int q = 0; q < CELLS; q++) sum += place.unit(q) % 2 == odd ? d_b[j][q] : 0;
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      if (place.t == 0) totals[(place.split * GATES + j) * UNITS + place.unit_tile * 16 + 2 * place.g + odd] = sum;
+      if (place.t == 0 && place.has_cells()) totals[(place.split * GATES + j) * UNITS + place.unit_tile * 16 + 2 * place.g + odd] = sum;
     }
   __syncthreads();
   const i64 batch_tile = place.sequence0 / SEQS;
@@ -297,8 +411,8 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
     int gate = i / UNITS, unit = place.rank * UNITS + i % UNITS;
     float sum = 0;
 #pragma unroll
-    for (int k = 0; k < K_SPLITS; k++) sum += totals[k * GATES * UNITS + i];
+    for (int k = 0; k < CELL_SPLITS; k++) sum += totals[k * GATES * UNITS + i];
     if (unit < D) d_bias[(batch_tile * GATES + gate) * ROW + place.head * D + unit] = sum;
   }
-  if constexpr (CLUSTER > 1) cluster_sync();
+  if constexpr (CLUSTERED) cluster_sync();
 }

@@ -10,27 +10,62 @@ using i64 = long long;
 
 #define DEVICE __device__ __forceinline__
 
-#ifdef SCALAR_BF16
-using scalar = __nv_bfloat16;
-DEVICE float to_float(scalar x) { return __bfloat162float(x); }
-DEVICE scalar to_scalar(float x) { return __float2bfloat16_rn(x); }
-DEVICE u32 pack(float low, float high) {
-  __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<u32*>(&pair);
-}
-DEVICE float2 unpack(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
-#define MMA_TYPE "bf16"
-#else
+// scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is the sum of PLANES = 3
+// operands of 8 bits each; of the 9 products of two floats' parts the 6 largest are made, which leaves an error of 2^-23.
+#ifdef SCALAR_F16
 using scalar = __half;
-DEVICE float to_float(scalar x) { return __half2float(x); }
-DEVICE scalar to_scalar(float x) { return __float2half_rn(x); }
+using operand = __half;
 DEVICE u32 pack(float low, float high) {
   __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<u32*>(&pair);
 }
 DEVICE float2 unpack(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
 #define MMA_TYPE "f16"
+#else
+using operand = __nv_bfloat16;
+DEVICE u32 pack(float low, float high) {
+  __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<u32*>(&pair);
+}
+DEVICE float2 unpack(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
+#define MMA_TYPE "bf16"
+#ifdef SCALAR_BF16
+using scalar = __nv_bfloat16;
+#else
+using scalar = float;
 #endif
+#endif
+constexpr int BYTES = sizeof(scalar);
+constexpr int PLANES = BYTES == 4 ? 3 : 1;
+
+// Two neighbouring scalars. Their planes are taken one after the other.
+template <class S>
+struct PairOf {
+  u32 word;
+  DEVICE u32 next_plane() const { return word; }
+};
+template <>
+struct PairOf<float> {
+  float low, high;
+  DEVICE u32 next_plane() {
+    u32 word = pack(low, high);
+    float2 rounded = unpack(word);
+    low -= rounded.x, high -= rounded.y;
+    return word;
+  }
+};
+using Pair = PairOf<scalar>;
+
+// Rows (a.low, a.high), (b.low, b.high) of a 2 x 2 matrix become its columns.
+DEVICE void transpose(PairOf<float>& a, PairOf<float>& b) {
+  float high = a.high;
+  a.high = b.low, b.low = high;
+}
+template <class S>
+DEVICE void transpose(PairOf<S>& a, PairOf<S>& b) {
+  u32 first = a.word, second = b.word;
+  a.word = __byte_perm(first, second, 0x5410), b.word = __byte_perm(first, second, 0x7632);
+}
 
 // c[16 x 8] += a[16 x 16] b[16 x 8]. Lane (g, t) = (lane / 4, lane % 4) holds c = rows g, g, g+8, g+8 and
 // columns 2t, 2t+1, 2t, 2t+1; a[r] = row g + 8 (r % 2), columns 2t + 8 (r / 2) and the next; b[r] = rows
@@ -69,11 +104,15 @@ DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory");
 template <int PENDING>
 DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-// A word of read-only memory, zero for a null pointer; in program order, so that few addresses are alive at a time.
-DEVICE u32 load_word(const void* from) {
-  u32 word;
-  asm volatile("{.reg .pred p; setp.ne.u64 p, %1, 0; mov.u32 %0, 0; @p ld.global.nc.u32 %0, [%1];}" : "=r"(word) : "l"(from));
-  return word;
+// A pair of read-only memory, zeros for a null pointer; in program order, so that few addresses are alive at a time.
+DEVICE void load(PairOf<float>& pair, const scalar* from) {
+  asm volatile("{.reg .pred p; setp.ne.u64 p, %2, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;\n"
+               "@p ld.global.nc.v2.f32 {%0,%1}, [%2];}" : "=f"(pair.low), "=f"(pair.high) : "l"(from));
+}
+template <class S>
+DEVICE void load(PairOf<S>& pair, const scalar* from) {
+  asm volatile("{.reg .pred p; setp.ne.u64 p, %1, 0; mov.u32 %0, 0; @p ld.global.nc.u32 %0, [%1];}"
+               : "=r"(pair.word) : "l"(from));
 }
 
 // Keeps the compiler from computing x anew wherever it is used.

@@ -2,8 +2,8 @@
 //
 // Every warp multiplies its rows of R (16 units, all recurrent gates) by its part of h_{t-1}; with K_SPLITS > 1 the
 // partial sums of a unit tile's warps meet in shared memory, each warp keeps CELLS cells per lane. Then the cell's
-// element-wise step, and h_t goes to everyone: through this block's shared memory, or with CLUSTER > 1 by stores into
-// every block's that complete on its barrier.
+// element-wise step, and h_t goes to everyone: through this block's shared memory, in a cluster by stores into every
+// block's that complete on its barrier, and with GRID through global memory.
 #pragma once
 #include "tiles.cuh"
 
@@ -11,83 +11,116 @@ constexpr int K_TILES = PADDED / 16 / K_SPLITS;  // k tiles of a warp
 static_assert(K_TILES * K_SPLITS * 16 == PADDED);
 using Weights = Fragments<GR * K_TILES, REGISTER_FRAGMENTS, false>;
 
-constexpr int STATE_BYTES = PADDED * SEQS * 2;                    // h of a head, for the product
-constexpr int INPUT_BYTES = UNIT_TILES * GI * SEQS * 32;          // one step of x
-constexpr int SUM_FLOATS = K_SPLITS == 1 ? 0 : WARPS * K_SPLITS * CELLS * 32 * GR;
-constexpr int OUTBOX_BYTES = CLUSTER == 1 ? 0 : UNITS * SEQS * 2;
+constexpr int PLANE_BYTES = PADDED * SEQS * 2;
+constexpr int STATE_BYTES = PLANES * PLANE_BYTES;                 // h of a head, for the product
+constexpr int INPUT_BYTES = UNIT_TILES * GI * ROW_BYTES;          // one step of x
+constexpr int OUTBOX_BYTES = BLOCKS == 1 ? 0 : PLANES * UNITS * SEQS * 2;
 constexpr int SHARED_BYTES =
-    2 * STATE_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS * 4 + OUTBOX_BYTES + WARPS * Weights::BYTES + 16;
+    2 * STATE_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS<GR> * 4 + OUTBOX_BYTES + WARPS * Weights::SHARED + 16;
 static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the shared memory differently");
 
-// The sums of the K_SPLITS warps of a unit tile: c (this warp's part of all of the lane's cells) -> u, complete, for
-// the lane's own cells.
-DEVICE void reduce_splits(float (&u)[GR][CELLS], const float (&c)[GR][BATCH_TILES][4], float* sums, const Place& place) {
-  auto part = [&](int cell, int gate) { return c[gate][cell / 4][cell % 2 * 2 + cell / 2 % 2]; };
-  auto slot = [&](int to, int from, int q) {
-    return sums + ((((place.unit_tile * K_SPLITS + to) * K_SPLITS + from) * CELLS + q) * 32 + place.lane) * GR;
-  };
+constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: a plane of h of a unit tile
+
+// h of a unit tile, from the outbox into every block's shared memory.
+DEVICE void send_state(const char* outbox, u32 state, u32 barrier, const Place& place) {
+  constexpr int SENDS = (VECTORS * BLOCKS + TILE_THREADS - 1) / TILE_THREADS;
+  const u32 place_in_state = state + place.tile_unit / 8 * SEQS * 16;
 #pragma unroll
-  for (int to = 0; to < K_SPLITS; to++)
+  for (int plane = 0; plane < PLANES; plane++) {
+    const uint4* vectors = reinterpret_cast<const uint4*>(outbox + plane * UNITS * SEQS * 2) + place.unit_tile * VECTORS;
 #pragma unroll
-    for (int q = 0; q < CELLS; q++) {
-      if constexpr (K_SPLITS > 1) {
-        if (to == place.split) continue;
-        if constexpr (GR == 4) {
-          *reinterpret_cast<float4*>(slot(to, place.split, q)) =
-              make_float4(part(to * CELLS + q, 0), part(to * CELLS + q, 1), part(to * CELLS + q, 2), part(to * CELLS + q, 3));
-        } else {
-#pragma unroll
-          for (int j = 0; j < GR; j++) slot(to, place.split, q)[j] = part(to * CELLS + q, j);
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < GR; j++) u[j][q] = part(q, j);
-      }
-    }
-  if constexpr (K_SPLITS > 1) {
-    group_barrier<TILE_THREADS>(1 + place.unit_tile);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) {
-#pragma unroll
-      for (int j = 0; j < GR; j++) {
-#pragma unroll
-        for (int own = 0; own < K_SPLITS; own++)
-          if (own == place.split) u[j][q] = part(own * CELLS + q, j);
-      }
-#pragma unroll
-      for (int other = 1; other < K_SPLITS; other++) {
-        const int from = (place.split + other) % K_SPLITS;
-        float v[GR];
-        if constexpr (GR == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<float4*>(slot(place.split, from, q));
-        else
-#pragma unroll
-          for (int j = 0; j < GR; j++) v[j] = slot(place.split, from, q)[j];
-#pragma unroll
-        for (int j = 0; j < GR; j++) u[j][q] += v[j];
-      }
+    for (int i = 0; i < SENDS; i++) {
+      int index = i * TILE_THREADS + place.tile_thread, rank = index / VECTORS, vector = index % VECTORS;
+      if (rank < BLOCKS)
+        send(remote_address(place_in_state + plane * PLANE_BYTES + vector * 16, rank), vectors[vector],
+             remote_address(barrier, rank));
     }
   }
 }
 
+// The same through global memory: `ring` holds the state tile of three steps, EMPTY where it has not arrived. Who has
+// received h of a step from everyone knows that nobody reads that of the step before any more.
+constexpr int BLOCK_VECTORS = UNITS / 8 * SEQS, HEAD_VECTORS = BLOCKS * BLOCK_VECTORS;  // of one plane
+constexpr int OWN = (PLANES * BLOCK_VECTORS + THREADS - 1) / THREADS;                   // of the block, per thread
+
+struct Ring {
+  uint4* slots;  // [3][PLANES][HEAD_VECTORS]
+  int own[OWN];  // this thread's part of the block's vectors; negative: none
+  DEVICE Ring(uint4* rings, const Place& place) {
+    slots = rings + blockIdx.x / BLOCKS * (3 * PLANES * HEAD_VECTORS);
+#pragma unroll
+    for (int k = 0; k < OWN; k++) {
+      int i = k * THREADS + threadIdx.x, plane = i / BLOCK_VECTORS;
+      own[k] = plane < PLANES ? plane * HEAD_VECTORS + place.rank * BLOCK_VECTORS + i % BLOCK_VECTORS : -1;
+    }
+  }
+  DEVICE uint4* slot(i64 t) const { return slots + t % 3 * (PLANES * HEAD_VECTORS); }
+
+  // Makes room for h of step t + 1, long before it is there.
+  DEVICE void clear_next(i64 t) const {
+#pragma unroll
+    for (int k = 0; k < OWN; k++)
+      if (own[k] >= 0) publish(slot(t + 1) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
+  }
+  // Hands out h of step t, and with it the promise that the room for the next step is clear.
+  DEVICE void send(const char* outbox, i64 t) const {
+#pragma unroll
+    for (int k = 0; k < OWN; k++) {
+      if (own[k] < 0) continue;
+      uint4 cleared;
+      do peek(cleared, slot(t + 1) + own[k]);
+      while (arrived(cleared));
+      publish(slot(t) + own[k], reinterpret_cast<const uint4*>(outbox)[k * THREADS + threadIdx.x]);
+    }
+  }
+  // Puts h of step t into the state tile, as it arrives.
+  DEVICE void receive(char* state, i64 t) const {
+    constexpr int VECTORS = PLANES * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS, TOGETHER = ALL < 8 ? ALL : 8;
+    for (int first = threadIdx.x; first < VECTORS; first += TOGETHER * THREADS) {
+      const uint4* from = slot(t) + first;
+      uint4 vectors[TOGETHER];
+      bool missing[TOGETHER], any = true;
+#pragma unroll
+      for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS;
+      while (any) {  // all that is missing at once: a look takes as long for one as for many
+        any = false;
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++)
+          if (missing[k]) peek(vectors[k], from + k * THREADS);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+          if (!missing[k]) continue;
+          missing[k] = !arrived(vectors[k]);
+          any |= missing[k];
+          if (!missing[k]) reinterpret_cast<uint4*>(state)[first + k * THREADS] = vectors[k];
+        }
+      }
+    }
+  }
+};
+
 // x [B, T, GI, N, D], R [GR, N, D, D], b [GATES, N, D], initial [STATES, B, N, D], reset [B, T] ->
 // h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D].
+// With GRID, `rings` has a Ring for every group of the launch, filled with EMPTY.
 // Row (b, t) of x, h and aux is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
                  const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
-                 float* __restrict__ aux, float* __restrict__ last, i64 B, i64 T, i64 row_b, i64 row_t) {
+                 float* __restrict__ aux, float* __restrict__ last, uint4* rings, i64 B, i64 T, i64 row_b, i64 row_t,
+                 i64 first_group) {
   extern __shared__ __align__(128) char memory[];
-  scalar* state = reinterpret_cast<scalar*>(memory);
+  char* state = memory;
   char* inputs = memory + 2 * STATE_BYTES;
   float* sums = reinterpret_cast<float*>(inputs + STAGES * INPUT_BYTES);
-  scalar* outbox = reinterpret_cast<scalar*>(sums + SUM_FLOATS);
-  char* fragments = reinterpret_cast<char*>(outbox) + OUTBOX_BYTES;
-  const u32 barriers = shared_address(fragments + WARPS * Weights::BYTES);
-  const Place place;
+  char* outbox = reinterpret_cast<char*>(sums + SUM_FLOATS<GR>);
+  char* fragments = outbox + OUTBOX_BYTES;
+  const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
+  const Place place(first_group);
+  const Ring ring(rings, place);
 
   Weights weights;
-  weights.load(fragments, place, [&](int f, int row, int column) {
-    int gate = f % GR, unit = place.tile_unit + row, k = (place.split * K_TILES + f / GR) * 16 + column;
+  weights.load(fragments, place, [&](int i, int row, int column) {
+    int gate = i % GR, unit = place.tile_unit + row, k = (place.split * K_TILES + i / GR) * 16 + column;
     return unit < D && k < D ? R + ((gate * HEADS + place.head) * D + unit) * D + k : nullptr;
   });
 
@@ -97,7 +130,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     sequence[q] = place.sequence0 + place.sequence(q);
-    valid[q] = place.unit(q) < D && sequence[q] < B;
+    valid[q] = place.has_cells() && place.unit(q) < D && sequence[q] < B;
     element[q] = place.head * D + place.unit(q);
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i][q] = valid[q] ? initial[(i * B + sequence[q]) * ROW + element[q]] : 0;
@@ -107,13 +140,18 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = i % PADDED, n = i / PADDED;
     bool inside = k < D && place.sequence0 + n < B;
-    state[operand_offset(k, n)] = to_scalar(inside ? initial[(place.sequence0 + n) * ROW + place.head * D + k] : 0);
+    PairOf<float> pair{inside ? initial[(place.sequence0 + n) * ROW + place.head * D + k] : 0, 0};
+    for (int plane = 0; plane < PLANES; plane++) {
+      char* to = state + plane * PLANE_BYTES + operand_offset(k, n) * 2;
+      *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_plane());
+      *reinterpret_cast<u16*>(to + STATE_BYTES) = 0;
+    }
   }
 
-  TileLoader<2, GI, ROW * 2> loader;
-  loader.start(shared_address(inputs) + place.unit_tile * GI * SEQS * 32, place, B,
+  TileLoader<BYTES, GI, ROW * BYTES> loader;
+  loader.start(shared_address(inputs) + place.unit_tile * GI * ROW_BYTES, place, B,
                [&](i64 n) { return x + n * row_b * GI * ROW + place.head * D; });
-  i64 x_step = row_t * GI * ROW * 2;
+  i64 x_step = row_t * GI * ROW * BYTES;
   keep(x_step);
   auto load_input = [&](i64 t, int stage) {
     if (t < T) loader.load(stage * INPUT_BYTES, x_step);
@@ -122,27 +160,25 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) load_input(i, i);
   copy_wait<STAGES - 2>();
-  if constexpr (CLUSTER > 1) {
+  if constexpr (CLUSTERED) {
     if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
     cluster_sync();
   }
   __syncthreads();
 
-  constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: h of a unit tile
-  constexpr int SENDS = (VECTORS * CLUSTER + TILE_THREADS - 1) / TILE_THREADS;
   // Results of a step leave once the next one has begun its product, which has to wait for nothing but h.
-  PackedCells h_now = {};
-  scalar* h_to[WORDS];
-  float* aux_to[WORDS];
-  u32 h_operand[WORDS];
+  StoredCells h_now = {};
+  scalar* h_to[PAIRS];
+  float* aux_to[PAIRS];
+  u32 h_operand[PAIRS];
   i64 h_step = row_t * ROW, aux_step = B * T * ROW;
   keep(h_step), keep(aux_step);
 #pragma unroll
-  for (int w = 0; w < WORDS; w++) {
-    i64 at = sequence[w * PER_WORD] * row_b * ROW + element[w * PER_WORD];
-    h_to[w] = h + at, aux_to[w] = aux + at;
+  for (int p = 0; p < PAIRS; p++) {
+    i64 at = sequence[p * PAIR] * row_b * ROW + element[p * PAIR];
+    h_to[p] = h + at, aux_to[p] = aux + at;
   }
-  operand_addresses(h_operand, shared_address(CLUSTER == 1 ? state : outbox), CLUSTER == 1 ? 0 : place.rank * UNITS, place);
+  operand_addresses(h_operand, shared_address(BLOCKS == 1 ? state : outbox), BLOCKS == 1 ? 0 : place.rank * UNITS, place);
   auto store_results = [&](i64 t) {
     h_now.store_global(h_to, 0, valid);
 #pragma unroll
@@ -150,64 +186,67 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
       if (ALL_STATES) store_cells(s[i], aux_to, (i - 1) * aux_step, valid);
     if (t > 0) {
 #pragma unroll
-      for (int w = 0; w < WORDS; w++) h_to[w] += h_step, aux_to[w] += h_step;
+      for (int p = 0; p < PAIRS; p++) h_to[p] += h_step, aux_to[p] += h_step;
     }
   };
   int stage = 0;
   for (i64 t = 0; t < T; t++) {
     const int now = t & 1, next = now ^ 1;
-    const bool exchange = CLUSTER > 1 && t + 1 < T;
-    if (exchange && threadIdx.x == 0) barrier_expect(barriers + next * 8, STATE_BYTES);
+    const bool exchange = BLOCKS > 1 && t + 1 < T;
+    if (GRID && exchange) ring.clear_next(t);
+    if (CLUSTERED && exchange && threadIdx.x == 0) barrier_expect(barriers + next * 8, STATE_BYTES);
 
     float c[GR][BATCH_TILES][4], u[GR][CELLS];
-    product<GR, K_TILES>(c, weights, shared_address(state) + now * STATE_BYTES + place.split * K_TILES * SEQS * 32, place);
-    const scalar* tile = reinterpret_cast<const scalar*>(inputs + stage * INPUT_BYTES) + place.unit_tile * GI * SEQS * 16;
+    Weights::Queue queue;
+    weights.start(queue);
+    const u32 operand_tile = shared_address(state) + now * STATE_BYTES + place.split * K_TILES * SEQS * 32;
+    product<GR, K_TILES, PLANE_BYTES>(c, weights, queue, 0, operand_tile, place);
+    const scalar* tile = reinterpret_cast<const scalar*>(inputs + stage * INPUT_BYTES + place.unit_tile * GI * ROW_BYTES);
     float v[GI][CELLS];
 #pragma unroll
-    for (int j = 0; j < GI; j++) read_cells(v[j], tile, j, place);
+    for (int j = 0; j < GI; j++)
+      if (place.has_cells()) read_cells(v[j], tile, j, place);
     store_results(t);  // at the first step, into the place of the first results
     load_input(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
-    reduce_splits(u, c, sums, place);
+    reduce_splits<GR>(u, c, sums, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
 
+    if (place.has_cells()) {
 #pragma unroll
-    for (int q = 0; q < CELLS; q++) {
-      float gates[GATES], old[STATES], fresh[STATES];
-      const bool keep = !RESET || !valid[q] || !reset[sequence[q] * T + t];
+      for (int q = 0; q < CELLS; q++) {
+        float gates[GATES], old[STATES], fresh[STATES];
+        const bool keep = !RESET || !valid[q] || !reset[sequence[q] * T + t];
 #pragma unroll
-      for (int i = 0; i < STATES; i++) old[i] = keep ? s[i][q] : 0;
+        for (int i = 0; i < STATES; i++) old[i] = keep ? s[i][q] : 0;
 #pragma unroll
-      for (int j = 0; j < GATES; j++) {
-        gates[j] = b[j][q];
-        if (INPUT_OF[j] >= 0) gates[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
-        if (RECURRENT_OF[j] >= 0) gates[j] += keep ? u[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][q] : 0;
-      }
-      cell_forward(gates, old, fresh);
-#pragma unroll
-      for (int i = 0; i < STATES; i++) s[i][q] = FINITE_AT_ZERO || valid[q] ? fresh[i] : 0;
-    }
-
-    h_now.pack(s[0]);
-    h_now.unpack(s[0]);
-    h_now.store_operand(h_operand, CLUSTER == 1 ? next * STATE_BYTES : 0);
-    copy_wait<STAGES - 2>();
-    if constexpr (CLUSTER == 1) {
-      __syncthreads();
-    } else {
-      group_barrier<TILE_THREADS>(1 + place.unit_tile);
-      if (exchange) {
-        const uint4* vectors = reinterpret_cast<const uint4*>(outbox + place.unit_tile * VECTORS * 8);
-        const u32 place_in_state = shared_address(state) + next * STATE_BYTES + place.tile_unit / 8 * SEQS * 16;
-#pragma unroll
-        for (int i = 0; i < SENDS; i++) {
-          int index = i * TILE_THREADS + place.tile_thread, rank = index / VECTORS, vector = index % VECTORS;
-          if (rank < CLUSTER)
-            send(remote_address(place_in_state + vector * 16, rank), vectors[vector],
-                 remote_address(barriers + next * 8, rank));
+        for (int j = 0; j < GATES; j++) {
+          gates[j] = b[j][q];
+          if (INPUT_OF[j] >= 0) gates[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
+          if (RECURRENT_OF[j] >= 0) gates[j] += keep ? u[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][q] : 0;
         }
+        cell_forward(gates, old, fresh);
+#pragma unroll
+        for (int i = 0; i < STATES; i++) s[i][q] = FINITE_AT_ZERO || valid[q] ? fresh[i] : 0;
       }
+      h_now.round(s[0]);
+      h_now.get(s[0]);
+      store_operand<BLOCKS == 1 ? PADDED : UNITS>(h_now, h_operand, BLOCKS == 1 ? next * STATE_BYTES : 0);
     }
-    if (exchange) barrier_wait(barriers + next * 8, (t >> 1) & 1);
+    copy_wait<STAGES - 2>();
+    if constexpr (BLOCKS == 1) {
+      __syncthreads();
+    } else if constexpr (CLUSTERED) {
+      group_barrier<TILE_THREADS>(1 + place.unit_tile);
+      if (exchange) send_state(outbox, shared_address(state) + next * STATE_BYTES, barriers + next * 8, place);
+      if (exchange) barrier_wait(barriers + next * 8, (t >> 1) & 1);
+    } else {
+      __syncthreads();
+      if (exchange) {
+        ring.send(outbox, t);
+        ring.receive(state + next * STATE_BYTES, t);
+      }
+      __syncthreads();
+    }
   }
   store_results(T);
 #pragma unroll
@@ -215,5 +254,5 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
     for (int i = 0; i < STATES; i++)
       if (valid[q]) last[(i * B + sequence[q]) * ROW + element[q]] = s[i][q];
-  if constexpr (CLUSTER > 1) cluster_sync();
+  if constexpr (CLUSTERED) cluster_sync();
 }

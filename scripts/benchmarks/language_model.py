@@ -1,0 +1,86 @@
+"""Time and memory of a training step of the language models: forward, backward, clipping, optimizer; compiled."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from scripts.config import CONFIGS
+
+MODELS = (
+    "model=transformer",
+    "model=lstm model.num_heads=12",
+    "model=slstm model.num_heads=12",
+    "model=lstm model.num_heads=1",
+)
+_WARMUP, _STEPS = 4, 10
+
+
+def rows(models: Sequence[str], batch_sizes: Sequence[int]) -> Iterator[dict]:
+    """Milliseconds of a training step (medians), tokens per second, and the peak of GPU memory in GiB.
+
+    A model is what experiment=slimpajama_160m makes of the overrides, on random tokens.
+    """
+    for batch_size in batch_sizes:
+        transformer = None
+        for overrides in models:
+            row = {"model": overrides, "batch_size": batch_size} | _measure(overrides.split(), batch_size)
+            if overrides == "model=transformer":
+                transformer = row.get("ms")
+            if transformer and "ms" in row:
+                row["over_transformer"] = round(row["ms"] / transformer, 3)
+            yield row
+
+
+def _measure(overrides: list[str], batch_size: int) -> dict:
+    torch.compiler.reset()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        return _train(_compose(overrides), batch_size)
+    except torch.cuda.OutOfMemoryError:
+        return {"error": "out of memory"}
+
+
+def _compose(overrides: list[str]):
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        return compose("train", overrides=["experiment=slimpajama_160m", *overrides])
+
+
+def _train(config, batch_size: int) -> dict:
+    from hydra.utils import instantiate
+
+    config.model.num_classes = config.model.vocab_size
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    model = instantiate(config.model).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    loss_of = torch.compile(model.loss, dynamic=False)
+    ids = torch.randint(0, model.vocab_size, (batch_size, config.data.context_length + 1), device="cuda")
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss, _ = loss_of(ids[:, :-1], ids[:, 1:].contiguous(), None)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(_WARMUP):
+        step()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(_STEPS + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))
+    ms = times[len(times) // 2]
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "ms": round(ms, 2),
+        "tokens_per_s": round(1e3 * batch_size * config.data.context_length / ms),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+    }
