@@ -104,9 +104,11 @@ def _notes(contents: list[dict]) -> list[str]:
     settings = sorted({(run["step"], run["batch_size"], *run["training_lengths"]) for run in runs})
     said = "; ".join(f"{steps} steps of {batch} sequences of {low}-{high}" for steps, batch, low, high in settings)
     seeds, sequences = len({run["seed"] for run in runs}), runs[0]["ranges"][0]["sequences"]
+    environments = sorted({(run["environment"]["commit"], run["environment"]["device"]) for run in runs})
+    where = "; ".join(f"commit {commit} on {device}" for commit, device in environments)
     failed = [run for content in contents for run in content["runs"] if "error" in run]
     return [
-        f"Trained for {said}, with {seeds} seeds; {sequences} sequences per range and seed.",
+        f"Trained for {said}, with up to {seeds} seeds, by {where}; {sequences} sequences per range and seed.",
         *(f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed),
     ]
 
@@ -124,7 +126,7 @@ def _draw_parity(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
     runs = finished(contents)
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.axvspan(*runs[0]["training_lengths"], color="tab:green", alpha=0.15, label="training lengths")
     axes.axhline(runs[0]["chance"], color="gray", linestyle="--", label="chance")
@@ -137,7 +139,7 @@ def _draw_parity(contents: list[dict], file: Path) -> None:
         value = paper("parity").get(model)
         axes.plot(*zip(*points, strict=True), color=f"C{index}", label=f"{model} (paper {known(value)})")
     axes.set(xlabel="sequence length", ylabel="accuracy at the last position", ylim=(0.4, 1.03))
-    axes.legend(loc="center right", fontsize=8)
+    figure.legend(loc="outside right upper")
     figure.savefig(file, dpi=150)
 
 

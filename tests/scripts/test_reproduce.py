@@ -41,6 +41,7 @@ def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5)
         "parameters": 1234,
         "step": 250,
         "training_lengths": [1, 40],
+        "environment": {"commit": "abc", "device": "a CPU"},
         "ranges": [{"lengths": ab, "accuracy": a, "sequences": 4} for ab, a in zip(lengths, accuracies, strict=True)],
         "accuracy_by_length": {"40": 1.0, "41": 0.5, "250": 0.5},
         "config": {
@@ -70,7 +71,7 @@ def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
         ["lstm", "1,234", "1.0000", "0.7500", "0.7778", "0.5556, 1.0000", "1.00"],
     ]
     assert "`model=gru`: error: out of memory" in page.read_text()
-    assert "250 steps of 128 sequences of 1-40, with 2 seeds" in page.read_text()
+    assert "250 steps of 128 sequences of 1-40, with up to 2 seeds, by commit abc on a CPU" in page.read_text()
     assert "This is the quick run" in page.read_text()
     assert figure.stat().st_size > 10_000
 
