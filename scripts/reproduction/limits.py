@@ -1,5 +1,6 @@
 """The largest head whose recurrent matrix stays on the chip, by the solver that chooses the kernels' tilings."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -11,20 +12,23 @@ from flashrnn.gpu import NAMED, Gpu
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper, save
 
 STEP = 16  # units of a tile
-SEARCHED = 8192
+
+
+def fits(cell: str, head_dim: int, gpu: Gpu) -> bool:
+    """Forward and backward, in bfloat16."""
+    return not any(
+        infeasible(direction, get_cell(cell), 1, head_dim, torch.bfloat16, gpu) for direction in ("backward", "forward")
+    )
 
 
 def largest_head(cell: str, gpu: Gpu) -> int:
-    """In steps of 16 units, forward and backward; by bisection, for what fits a smaller head fits it too."""
-    fits, too_large = 0, SEARCHED // STEP
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        reasons = [
-            infeasible(direction, get_cell(cell), 1, middle * STEP, torch.bfloat16, gpu)
-            for direction in ("forward", "backward")
-        ]
-        fits, too_large = (middle, too_large) if not any(reasons) else (fits, middle)
-    return fits * STEP
+    """In steps of 16 units, from the size down whose matrix alone would fill all registers and shared memory.
+
+    Without bisection: a tiling wants divisors, so that a head may fit where a smaller one does not.
+    """
+    chip = gpu.multiprocessors * (4 * gpu.registers + gpu.shared_per_block)
+    bound = math.isqrt(chip // (2 * len(get_cell(cell).recurrent_gates)))
+    return next((size for size in range(bound // STEP * STEP, 0, -STEP) if fits(cell, size, gpu)), 0)
 
 
 def _measure(options: Options) -> list[Path]:

@@ -6,18 +6,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 from omegaconf import OmegaConf
 
-from flashrnn import get_cell
-from flashrnn.cuda.tiling import infeasible
 from flashrnn.gpu import NAMED
 from scripts import reproduce
 from scripts.benchmarks.results import RESULTS
 from scripts.reproduction import language_model
 from scripts.reproduction.accuracy import PARITY, STATE_TRACKING, extrapolated
-from scripts.reproduction.limits import STEP, largest_head
+from scripts.reproduction.limits import STEP, fits, largest_head
 from scripts.reproduction.result import Options, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
 from tests.scripts.conftest import config
@@ -220,12 +217,7 @@ def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
     assert values is None or values
 
 
-def test_the_largest_head_is_one_that_fits_and_the_next_does_not():
-    found = largest_head("lstm", NAMED["A100"])
-    fits = [
-        infeasible(direction, get_cell("lstm"), 1, size, torch.bfloat16, NAMED["A100"]) is None
-        for size in (found, found + STEP)
-        for direction in ("forward", "backward")
-    ]
-    assert all(fits[:2])
-    assert not all(fits[2:])
+def test_the_largest_head_is_one_that_fits_and_none_above_it_does():
+    found = largest_head("lstm", NAMED["RTX 3090"])
+    above = range(found + STEP, found + 20 * STEP, STEP)
+    assert [size for size in (found, *above) if fits("lstm", size, NAMED["RTX 3090"])] == [found]
