@@ -61,3 +61,8 @@ def device_gpu(index: int) -> Gpu:
     """The GPU behind torch.device("cuda", index), as its driver describes it."""
     p = torch.cuda.get_device_properties(index)
     return Gpu(p.name, (p.major, p.minor), p.multi_processor_count, p.shared_memory_per_block_optin)
+
+
+def nvidia_gpu(device: torch.device) -> Gpu | None:
+    """The NVIDIA GPU that `device` is, as its driver describes it; None if it is something else."""
+    return None if device.type != "cuda" or torch.version.hip else device_gpu(device.index or 0)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
+from flashrnn.gpu import Gpu, nvidia_gpu
 
 
 class Problem(NamedTuple):
@@ -20,6 +21,17 @@ class Problem(NamedTuple):
     device: torch.device
     training: bool  # states are kept for a backward pass
     reset: bool  # states return to zero at document boundaries
+    assumed_gpu: Gpu | None = None  # asked about in place of the one that `device` is
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The NVIDIA GPU that serves the call; None if it is something else."""
+        return self.assumed_gpu or nvidia_gpu(self.device)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The kernels that the call needs."""
+        return ("forward", "backward") if self.training else ("forward",)
 
 
 class Inputs(NamedTuple):

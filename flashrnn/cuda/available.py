@@ -4,7 +4,6 @@ from importlib.util import find_spec
 
 import torch
 
-from flashrnn.gpu import device_gpu
 from flashrnn.problem import Problem
 from flashrnn.trace import UntraceableCell, trace
 
@@ -20,7 +19,7 @@ def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None
         return f"it computes in {', '.join(others)} and {last}, not in {problem.dtype}"
     if not (_installed("cuda.core") and _installed("cuda.bindings")):
         return "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
-    gpu = device_gpu(problem.device.index or 0)
+    gpu = problem.gpu
     if gpu.capability < (8, 0):
         return f"it needs compute capability 8.0, {gpu.name} has {'.'.join(map(str, gpu.capability))}"
     try:

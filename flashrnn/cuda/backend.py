@@ -24,10 +24,9 @@ class CudaFused:
             return reason
         if problem.head_dim % 2:
             return f"head sizes must be even, got {problem.head_dim}"
-        gpu = device_gpu(problem.device.index or 0)
-        for direction in ("forward", "backward") if problem.training else ("forward",):
-            reason = tiling.infeasible(direction, problem.cell, problem.heads, problem.head_dim, problem.dtype, gpu)
-            if reason:
+        sizes = problem.cell, problem.heads, problem.head_dim, problem.dtype, problem.gpu
+        for direction in problem.directions:
+            if reason := tiling.infeasible(direction, *sizes):
                 return f"{direction} does not fit on the chip: {reason.summary}"
         return None
 

@@ -27,9 +27,8 @@ class CudaStreaming:
     def supports(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
-        gpu = device_gpu(problem.device.index or 0)
-        for direction in ("forward", "backward") if problem.training else ("forward",):
-            if reason := infeasible(direction, problem.cell, problem.head_dim, problem.dtype, gpu):
+        for direction in problem.directions:
+            if reason := infeasible(direction, problem.cell, problem.head_dim, problem.dtype, problem.gpu):
                 return f"{direction} does not fit: {reason}"
         return None
 

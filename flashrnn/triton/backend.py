@@ -73,8 +73,8 @@ def _device_reason(problem: Problem) -> str | None:
         return "it runs on CUDA and ROCm GPUs, and on the CPU under TRITON_INTERPRET=1 only"
     if device.type != "cuda":
         return f"it runs on CUDA and ROCm GPUs, not on {device.type}"
-    if not torch.version.hip and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
-        return f"it needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
+    if (gpu := problem.gpu) and gpu.capability < (8, 0):
+        return f"it needs compute capability 8.0, {gpu.name} has {'.'.join(map(str, gpu.capability))}"
     return None
 
 
@@ -85,9 +85,8 @@ def _size_reason(problem: Problem) -> str | None:
         return f"it computes in bfloat16, float16 and float32, not in {problem.dtype}"
     if problem.head_dim > HEAD_DIM:
         return f"it serves head sizes up to {HEAD_DIM}, got {problem.head_dim}"
-    cell, size, space = problem.cell, padded(problem.head_dim), room(problem.device)
-    directions = ("forward", "backward") if problem.training else ("forward",)
-    if not all(prefetch(direction, cell, problem.head_dim, problem.dtype, space) for direction in directions):
+    cell, size, space = problem.cell, padded(problem.head_dim), room(problem.gpu)
+    if not all(prefetch(direction, cell, problem.head_dim, problem.dtype, space) for direction in problem.directions):
         needed = len(cell.recurrent_gates) * size**2 * problem.dtype.itemsize
         return (
             f"the recurrent matrices of a head take {needed // 1024} KiB (head size {problem.head_dim}, padded to "

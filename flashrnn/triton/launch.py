@@ -13,7 +13,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.codegen.functions import functions
 from flashrnn.codegen.triton_source import cell_functions
-from flashrnn.gpu import device_gpu
+from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.products import recurrent_only, row_strides
 from flashrnn.triton import kernels
 
@@ -25,7 +25,7 @@ def launch(direction: str, cell: Cell, Wx: Tensor, *arguments: Tensor | None, d_
     """Runs the kernel "forward" or "backward" on the device of Wx [B, T, Gi, N, D]."""
     B, T, _, N, D = Wx.shape
     warp = 64 if torch.version.hip else 32
-    stages = prefetch(direction, cell, D, Wx.dtype, room(Wx.device), d_aux)
+    stages = prefetch(direction, cell, D, Wx.dtype, room(nvidia_gpu(Wx.device)), d_aux)
     constants = kernel_constants(direction, cell, N, D, stages)
     kernel = jit(getattr(kernels, direction))[(N * -(-B // SEQUENCES),)]
     with torch.cuda.device(Wx.device) if Wx.is_cuda else nullcontext():
@@ -42,11 +42,9 @@ def num_warps(size: int, warp: int) -> int:
     return min(8, max(1, 4 * size // warp))
 
 
-def room(device: torch.device) -> int:
-    """Bytes of a program's shared memory. ROCm keeps R in registers: there it is half of a compute unit's."""
-    if device.type != "cuda" or torch.version.hip:
-        return 256 * 1024
-    return device_gpu(device.index or 0).shared_per_block
+def room(gpu: Gpu | None) -> int:
+    """Bytes of a program's shared memory. ROCm (None) keeps R in registers: there it is half of a compute unit's."""
+    return gpu.shared_per_block if gpu else 256 * 1024
 
 
 def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, room: int, d_aux: bool = True) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashrnn import Cell, get_cell
-from flashrnn.cuda import available, streaming
+from flashrnn.cuda import streaming
 from flashrnn.cuda.build import KERNELS
 from flashrnn.cuda.source import Variant
 from flashrnn.cuda.streaming import CudaStreaming, compile_kernel
@@ -176,7 +176,7 @@ def test_work_is_spread_over_the_whole_gpu(direction, gpu):
         assert items >= 0.6 * rounds * gpu.multiprocessors, (heads, D, batch, layout)
 
 
-PROBLEM = Problem(LSTM, 16, 100, 1, 4096, torch.bfloat16, torch.device("cuda", 0), True, False)
+PROBLEM = Problem(LSTM, 16, 100, 1, 4096, torch.bfloat16, torch.device("cuda"), True, False, H100)
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,11 @@ PROBLEM = Problem(LSTM, 16, 100, 1, 4096, torch.bfloat16, torch.device("cuda", 0
     ],
     ids=["served", "odd float32", "device", "dtype"],
 )
-def test_reasons(monkeypatch, changes, expected):
-    for module in (available, streaming):
-        monkeypatch.setattr(module, "device_gpu", lambda index: H100)
+def test_reasons(changes, expected):
     assert CudaStreaming().supports(PROBLEM._replace(**changes)) == expected
 
 
-def test_a_cell_of_too_many_gates_says_what_is_missing(monkeypatch):
-    for module in (available, streaming):
-        monkeypatch.setattr(module, "device_gpu", lambda index: H100)
+def test_a_cell_of_too_many_gates_says_what_is_missing():
     names = [f"g{k}" for k in range(57)]
     scope = {}
     exec(f"def step({', '.join(names)}, h): return {' + '.join(names)}", scope)

@@ -11,26 +11,15 @@ import torch
 from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
-from flashrnn.triton import backend, launch
+from flashrnn.triton import backend
 from flashrnn.triton.backend import TritonFused
 from tests.problems import BUILT_IN, CELLS, random_inputs, results
 from tests.suite import Case, check
 from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
-PROBLEM = Problem(LSTM, 16, 100, 12, 64, torch.bfloat16, torch.device("cuda", 0), True, False)
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """An H100, as far as `supports` asks."""
-
-    def use(gpu):
-        monkeypatch.setattr(launch, "device_gpu", lambda index: gpu)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu.capability)
-
-    use(named_gpu("H100"))
-    return use
+CUDA, H100 = torch.device("cuda"), named_gpu("H100")
+PROBLEM = Problem(LSTM, 16, 100, 12, 64, torch.bfloat16, CUDA, True, False, H100)
 
 
 def reason(**changes) -> str | None:
@@ -91,14 +80,12 @@ def test_the_environment_variable_serves_the_cpu():
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
-@pytest.mark.usefixtures("gpu")
 def test_problems_that_are_served():
     assert reason() is None
     assert reason(head_dim=128, cell=get_cell("slstm")) is None
     assert reason(dtype=torch.float32, heads=1, head_dim=33, batch=1, time=1, reset=True) is None
 
 
-@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -121,12 +108,12 @@ def test_reasons_of_the_problem(changes, expected):
     assert reason(**changes) == expected
 
 
-def test_reasons_of_the_gpu(gpu):
-    gpu(replace(named_gpu("A100"), name="V100", capability=(7, 0)))
-    assert reason() == "it needs compute capability 8.0, this GPU has 7.0"
-    gpu(named_gpu("RTX 4090"))
-    assert reason() is None
-    assert reason(head_dim=100).endswith("the 99 KiB of a multiprocessor must hold them")
+def test_reasons_of_the_gpu():
+    v100 = replace(named_gpu("A100"), name="V100", capability=(7, 0))
+    assert reason(assumed_gpu=v100) == "it needs compute capability 8.0, V100 has 7.0"
+    rtx_4090 = named_gpu("RTX 4090")
+    assert reason(assumed_gpu=rtx_4090) is None
+    assert reason(assumed_gpu=rtx_4090, head_dim=100).endswith("the 99 KiB of a multiprocessor must hold them")
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -137,7 +124,6 @@ def test_reasons_of_the_interpreter():
     )
 
 
-@pytest.mark.usefixtures("gpu")
 def test_cell_without_a_scalar_graph():
     cell = Cell("sorted", lambda g, h: torch.lgamma(g + h), ("h",))
     assert reason(cell=cell).startswith("cell 'sorted' uses the operator aten.lgamma.default")
