@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from scripts.benchmarks import (
+    cpu_fused,
     data,
     figures,
     first_call,
@@ -19,6 +20,7 @@ from scripts.benchmarks import (
     reference_cpu,
 )  # fmt: skip
 from scripts.benchmarks.cases import SUITES, select
+from scripts.benchmarks.peers import FLASHRNN
 from scripts.benchmarks.results import RESULTS, gpu_slug, provenance
 from scripts.benchmarks.table import print_table
 from scripts.benchmarks.timing import FULL, QUICK
@@ -28,6 +30,10 @@ def _reference_cpu(options: argparse.Namespace) -> None:
     _write(options.out / "reference_cpu.json", reference_cpu.rows.__doc__, options.commit, reference_cpu.rows())
 
 
+def _cpu_fused(options: argparse.Namespace) -> None:
+    _write(options.out / "cpu_fused.json", cpu_fused.rows.__doc__, options.commit, cpu_fused.rows())
+
+
 def _data(options: argparse.Namespace) -> None:
     _write(options.out / "data_cpu.json", data.rows.__doc__, options.commit, data.rows())
 
@@ -35,7 +41,7 @@ def _data(options: argparse.Namespace) -> None:
 def _kernels(options: argparse.Namespace) -> None:
     wheel, peers, effort = options.flashrnn_wheel, options.peers, QUICK if options.quick else FULL
     if peers is None:
-        peers = [name for name in kernels.PEERS if name != kernels.FLASHRNN or wheel]
+        peers = [name for name in kernels.PEERS if (name in FLASHRNN) <= bool(wheel)]
     kernels.run(options.suite, options.case, peers, wheel, effort, options.out, options.commit)
 
 
@@ -89,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = names.add_parser("reference_cpu", parents=[output], help=reference_cpu.__doc__)
     command.set_defaults(run=_reference_cpu)
+
+    command = names.add_parser("cpu_fused", parents=[output], help=cpu_fused.__doc__)
+    command.set_defaults(run=_cpu_fused)
 
     command = names.add_parser("data", parents=[output], help=data.__doc__)
     command.set_defaults(run=_data)

@@ -53,6 +53,10 @@ SUITES: dict[str, tuple[Case, ...]] = {
     ),
     "heads": tuple(Case("lstm", HIDDEN // D, D, 16) for D in (16, 32, 64, 128, 256, 384, HIDDEN)),
     "batch": tuple(Case("lstm", *heads, B) for heads in _BOTH for B in (2, 4, 8, 16, 32, 64, 128, 256)),
+    "backends": (
+        *(Case("lstm", HIDDEN // D, D, 16) for D in (16, 32, 64, 128, HIDDEN)),
+        *(Case("lstm", N, D, 16) for N, D in ((1, 1024), (1, 2048), (4, 2048), (1, 4096))),
+    ),
     "length": tuple(Case("lstm", *heads, 16, T) for heads in _BOTH for T in (256, 512, 1024, 2048)),
 }
 

@@ -57,21 +57,23 @@ IN_PROCESS = {
         InProcess("cudnn_fp16", partial(peers.cudnn, dtype=torch.float16), peers.cudnn_supports),
         InProcess("cudnn_bf16", partial(peers.cudnn, dtype=torch.bfloat16), peers.cudnn_supports),
         InProcess("attention", peers.attention, peers.attention_supports),
+        *(InProcess(name, partial(ours.run, backend=backend)) for name, backend in ours.OTHERS.items()),
     )
 }
-FLASHRNN = peers.PyPIFlashRNN.name
-PEERS = (*IN_PROCESS, FLASHRNN)
+PEERS = (*IN_PROCESS, *peers.FLASHRNN)
 
 
 def implementations(names: Sequence[str], wheel: Path | None) -> list[Implementation]:
     """Ours and the peers of these names."""
-    if FLASHRNN in names and wheel is None:
+    from_wheel = [name for name in names if name in peers.FLASHRNN]
+    if from_wheel and wheel is None:
         raise ValueError(
-            f"the peer {FLASHRNN} needs its wheel: pip download flashrnn==1.0.8 --no-deps, then --flashrnn-wheel PATH"
+            f"the peer {from_wheel[0]} needs its wheel: "
+            "pip download flashrnn==1.0.8 --no-deps, then --flashrnn-wheel PATH"
         )
     if wheel is not None and not is_zipfile(wheel):
         raise ValueError(f"--flashrnn-wheel {wheel} is no wheel")
-    chosen = (peers.PyPIFlashRNN(wheel) if name == FLASHRNN else IN_PROCESS[name] for name in names)
+    chosen = (peers.PyPIFlashRNN(wheel, name) if name in from_wheel else IN_PROCESS[name] for name in names)
     return [InProcess(ours.NAME, ours.run), *chosen]
 
 

@@ -11,20 +11,27 @@ from scripts.benchmarks.cases import TRAINING, Case, Job
 from scripts.benchmarks.timing import Effort, measure, random_inputs
 
 NAME, BACKEND = "ours", "cuda_fused"
+OTHERS = {f"{NAME}_{backend}": backend for backend in ("cuda", "triton_fused")}
+"""This project's other backends, by their names as implementations."""
+
 BOUNDS = {"bfloat16": 1e-2, "float16": 2e-3}
 """Largest relative error ‖out - ref‖ / ‖ref‖; three times that of the reference in this dtype where that is more."""
 
 _STEPS = 32  # time steps of the check
 
 
-def run(job: Job, effort: Effort) -> dict:
+def is_ours(implementation: str) -> bool:
+    return implementation == NAME or implementation in OTHERS
+
+
+def run(job: Job, effort: Effort, backend: str = BACKEND) -> dict:
     """Errors, time and memory of h, or of h and the gradients."""
-    errors = check(job, BACKEND, "cuda")
+    errors = check(job, backend, "cuda")
     case = job.case
     inputs = random_inputs(case.shapes(), getattr(torch, case.dtype))
 
     def forward() -> Tensor:
-        return recurrence(*inputs, None, case.function, BACKEND).h
+        return recurrence(*inputs, None, case.function, backend).h
 
     return {"errors": errors} | measure(forward, inputs, job.mode == TRAINING, effort)
 

@@ -56,9 +56,13 @@ def attention(job: Job, effort: Effort) -> dict:
     return measure(forward, qkv, job.mode == TRAINING, effort)
 
 
+FLASHRNN = {"flashrnn_1.0.8": "cuda_fused", "flashrnn_1.0.8_cuda": "cuda"}
+"""PyPI's flashrnn as implementations, and the backend of it that each one is."""
+
+
 @dataclass(frozen=True)
 class PyPIFlashRNN:
-    """Kernels `cuda_fused` of flashrnn 1.0.8.
+    """A backend of flashrnn 1.0.8.
 
     It compiles for every cell, batch and head size. Compilation takes minutes and may end in another binary than is in
     its cache, so a process builds, waits for the others to be ready, and then measures with what it has loaded.
@@ -92,11 +96,11 @@ class PyPIFlashRNN:
                             yield job, result if "error" in result else result | self._measure(worker, job, effort)
 
     def _build(self, worker: Worker, jobs: list[Job]) -> dict:
-        return worker.ask(self.build_seconds, do="build", **_sizes(jobs[0].case))
+        return worker.ask(self.build_seconds, do="build", **self._sizes(jobs[0].case))
 
     def _measure(self, worker: Worker, job: Job, effort: Effort) -> dict:
         options = {"training": job.mode == TRAINING, "effort": effort}
-        return worker.ask(self.measure_seconds, do="measure", **_sizes(job.case), **options)
+        return worker.ask(self.measure_seconds, do="measure", **self._sizes(job.case), **options)
 
     def _unpack(self) -> Path:
         """Once, because the compiler looks at the age of the sources."""
@@ -118,6 +122,6 @@ class PyPIFlashRNN:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # ninja is beside Python
         }
 
-
-def _sizes(case: Case) -> dict:
-    return {"function": case.function, "shapes": case.shapes(), "dtype": case.dtype}
+    def _sizes(self, case: Case) -> dict:
+        sizes = {"function": case.function, "shapes": case.shapes(), "dtype": case.dtype}
+        return {"backend": FLASHRNN[self.name], **sizes}

@@ -42,24 +42,24 @@ def _gpu_info(device_id: int) -> dict[str, int]:
     }
 
 
-def _build(flashrnn: Callable, function: str, shapes: Shapes, dtype: str) -> dict:
+def _build(flashrnn: Callable, backend: str, function: str, shapes: Shapes, dtype: str) -> dict:
     start = time.monotonic()
     B, _, *rest = shapes["Wx"]
     inputs = random_inputs(shapes | {"Wx": (B, _STEPS, *rest)}, getattr(torch, dtype))
-    _h(flashrnn, inputs, function, dtype)  # builds forward and backward
+    _h(flashrnn, backend, inputs, function, dtype)  # builds forward and backward
     torch.cuda.synchronize()
     return {"build_s": round(time.monotonic() - start, 1)}
 
 
 def _measure(
-    flashrnn: Callable, function: str, shapes: Shapes, dtype: str, training: bool, effort: Sequence[int]
+    flashrnn: Callable, backend: str, function: str, shapes: Shapes, dtype: str, training: bool, effort: Sequence[int]
 ) -> dict:
     inputs = random_inputs(shapes, getattr(torch, dtype))
-    return measure(partial(_h, flashrnn, inputs, function, dtype), inputs, training, Effort(*effort))
+    return measure(partial(_h, flashrnn, backend, inputs, function, dtype), inputs, training, Effort(*effort))
 
 
-def _h(flashrnn: Callable, inputs: Sequence[Tensor], function: str, dtype: str) -> Tensor:
-    states, _ = flashrnn(*inputs, function=function, backend="cuda_fused", dtype=dtype)
+def _h(flashrnn: Callable, backend: str, inputs: Sequence[Tensor], function: str, dtype: str) -> Tensor:
+    states, _ = flashrnn(*inputs, function=function, backend=backend, dtype=dtype)
     return states[0]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from scripts.benchmarks.cases import Case, Job
-from scripts.benchmarks.ours import NAME as OURS
+from scripts.benchmarks.ours import is_ours
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -87,7 +87,7 @@ class KernelResults:
         if row is None:
             return True
         runs = self._content["runs"]
-        return implementation == OURS and runs[row["run"]]["commit"] != runs[-1]["commit"]
+        return is_ours(implementation) and runs[row["run"]]["commit"] != runs[-1]["commit"]
 
     def add(self, job: Job, implementation: str, measured: dict) -> dict:
         """The row, which is in the file on return."""

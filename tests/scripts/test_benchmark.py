@@ -196,7 +196,7 @@ class TestPyPIFlashRNN:
         code = """if 1:
             import os
             from scripts.benchmarks.worker import serve
-            def build(function, shapes, dtype):
+            def build(backend, function, shapes, dtype):
                 assert os.environ["MAX_JOBS"]
                 if shapes["Wx"][0] == 32:
                     raise ValueError("No working solution")
@@ -219,6 +219,7 @@ class TestPyPIFlashRNN:
         answer = found[Job(cases[1], TRAINING)]
         assert answer["build_s"] == 50
         assert answer["asked"] == {
+            "backend": "cuda_fused",
             "function": "lstm",
             "shapes": {"Wx": [16, 256, 4, 12, 64], "R": [4, 12, 64, 64], "b": [4, 12, 64]},
             "dtype": "bfloat16",
