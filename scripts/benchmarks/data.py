@@ -1,0 +1,113 @@
+"""Tokenising a corpus beside the bare tokenizer, and reading its blocks as training does."""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from data.encoding import Encoded, Encoder, encode_in_order
+
+if TYPE_CHECKING:
+    from data.text import Text
+
+ROUNDS = 3
+FILES = 8
+BATCH_SIZE, CONTEXT_LENGTH = 64, 1024
+
+
+def rows() -> Iterator[dict]:
+    """Tokens per second of processor time, in which the load of other programs counts least. Corpus: the Python
+    standard library's sources as SlimPajama's jsonl.zst; tokenizer: byte-level BPE with GPT-2's splitting and
+    vocabulary size, trained on it. Tokenising: reading, encoding and collecting as prepare_data does, in all its
+    processes, beside tokenizers' encode_batch in the same processes on the same documents, in turns chunk by chunk;
+    processes 0: one process with threads. Reading: shuffled batches of 64 x 1024 from the DataLoader of training, files
+    in the page cache, from the second batch of an epoch on; with workers there is only wall time, under what load there
+    was."""
+    from data import tokenization
+    from data.corpora import Corpus, Documents
+    from data.text import Text
+
+    with TemporaryDirectory() as name:
+        folder, texts = Path(name), list(Documents(Corpus("stdlib")))
+        tokenization.train(texts, 50_257).save_pretrained(folder / "tokenizer")
+        _write(folder, texts)
+        options = {"tokenizer": f"{folder}/tokenizer", "cache_dir": f"{folder}/prepared"}
+        options |= {
+            "batch_size": BATCH_SIZE,
+            "context_length": CONTEXT_LENGTH,
+            "prepare_processes": 2,
+            "val_fraction": 0.05,
+        }
+        datamodule = Text(f"{folder}/*.jsonl.zst", **options)
+        datamodule.prepare_data()
+        datamodule.setup()
+        for processes in (0, 2):
+            yield _tokenising(datamodule, processes, folder / f"seconds_{processes}")
+        for workers in (0, 2):
+            yield _reading(datamodule, workers)
+
+
+def _write(folder: Path, texts: list[str]) -> None:
+    """FILES files of SlimPajama's schema."""
+    from backports import zstd
+
+    for k in range(FILES):
+        with zstd.open(folder / f"{k}.jsonl.zst", "wt", encoding="utf-8") as file:
+            for text in texts[k::FILES]:
+                file.write(json.dumps({"text": text, "meta": {"redpajama_set_name": "RedPajamaGithub"}}) + "\n")
+
+
+class _Beside(Encoder):
+    """Runs encode_batch on the same texts too, and leaves the seconds of both in a file."""
+
+    def __init__(self, tokenizer, seconds: Path):
+        super().__init__(tokenizer)
+        self._bare, self._seconds = tokenizer.backend_tokenizer, seconds
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        start = time.process_time()
+        self._bare.encode_batch(texts, add_special_tokens=False)
+        between = time.process_time()
+        encoded = super().__call__(texts)
+        end = time.process_time()
+        with self._seconds.open("a") as file:
+            file.write(f"{between - start} {end - between}\n")
+        return encoded
+
+
+def _tokenising(datamodule: "Text", processes: int, seconds: Path) -> dict:
+    ratios, rates = [], []
+    for number in range(ROUNDS):
+        file = seconds.with_suffix(f".{number}")
+        start = time.process_time()
+        chunks = encode_in_order(datamodule.recipe.chunks(None), _Beside(datamodule.tokenizer, file), processes)
+        tokens = sum(len(encoded.tokens) for _, encoded in chunks)
+        here = time.process_time() - start
+        bare, own = (sum(found) for found in zip(*(map(float, line.split()) for line in file.open()), strict=True))
+        ours = here + own if processes else here - bare
+        ratios.append(ours / bare)
+        rates.append((tokens / ours, tokens / bare))
+    found = dict(
+        zip(
+            ("ours", "encode_batch"), (round(statistics.median(rate)) for rate in zip(*rates, strict=True)), strict=True
+        )
+    )
+    ratio = round(statistics.median(ratios), 3)
+    return {"what": "tokenising", "processes": processes, "tokens_per_processor_second": found, "time_over_bare": ratio}
+
+
+def _reading(datamodule: "Text", workers: int) -> dict:
+    datamodule.num_workers = workers
+    rates = []
+    for _ in range(ROUNDS):
+        batches = iter(datamodule.train_dataloader())
+        next(batches)
+        wall, processor = time.perf_counter(), time.process_time()
+        tokens = sum(batch["input_ids"].numel() for batch in batches)
+        rates.append((tokens / (time.perf_counter() - wall), tokens / (time.process_time() - processor)))
+    per_second, per_processor_second = (round(statistics.median(rate)) for rate in zip(*rates, strict=True))
+    found = {"what": "reading", "num_workers": workers, "tokens_per_second": per_second}
+    return found if workers else found | {"tokens_per_processor_second": per_processor_second}
