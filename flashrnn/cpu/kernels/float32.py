@@ -1,6 +1,6 @@
 """Element-wise functions in float32 without branches, so that loops over them are vectorized.
 
-Errors relative to the exact value: about 3e-8 in the mean, 2e-7 at most. NaN and infinities as in PyTorch.
+Errors relative to the exact value: about 4e-8 in the mean, 2^-22 at most. NaN and infinities as in PyTorch.
 """
 
 _I = np.int32
