@@ -5,14 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5, torch.float64: 1e-10}
-"""Largest relative error ‖out - ref‖ / ‖ref‖ by the dtype of the computation."""
-
-
-def relative_error(out: Tensor, ref: Tensor) -> float:
-    """‖out - ref‖ / ‖ref‖, and ‖out‖ where ref is zero."""
-    error, norm = (out.double() - ref.double()).norm(), ref.double().norm()
-    return (error / norm if norm > 0 else error).item()
+from flashrnn.accuracy import BOUNDS, relative_error
 
 
 def assert_close(

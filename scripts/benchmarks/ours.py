@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.op import recurrence
 from scripts.benchmarks.cases import TRAINING, Case, Job
 from scripts.benchmarks.timing import Effort, measure, random_inputs
@@ -13,9 +14,6 @@ from scripts.benchmarks.timing import Effort, measure, random_inputs
 NAME, BACKEND = "ours", "cuda_fused"
 OTHERS = {f"{NAME}_{backend}": backend for backend in ("cuda", "triton_fused")}
 """This project's other backends, by their names as implementations."""
-
-BOUNDS = {"bfloat16": 1e-2, "float16": 2e-3}
-"""Largest relative error ‖out - ref‖ / ‖ref‖; three times that of the reference in this dtype where that is more."""
 
 _STEPS = 32  # time steps of the check
 
@@ -39,6 +37,7 @@ def run(job: Job, effort: Effort, backend: str = BACKEND) -> dict:
 def check(job: Job, backend: str, device: str) -> dict[str, float]:
     """Relative errors of the job's results over a few steps, against the reference in float64.
 
+    They may be three times those of the reference in this dtype where that is more than the bound of the dtype.
     The batch is the case's own, because tilings, and with them kernels, differ by batch.
     """
     case = replace(job.case, T=min(job.case.T, _STEPS))
@@ -48,10 +47,10 @@ def check(job: Job, backend: str, device: str) -> dict[str, float]:
     exact = _results(case, job.mode, [x.detach().double().requires_grad_() for x in inputs], d_h, "vanilla")
     rounded = _results(case, job.mode, inputs, d_h, "vanilla")
     errors = {
-        name: _relative_error(result, exact[name])
+        name: relative_error(result, exact[name])
         for name, result in _results(case, job.mode, inputs, d_h, backend).items()
     }
-    bounds = {name: max(BOUNDS[case.dtype], 3 * _relative_error(rounded[name], exact[name])) for name in errors}
+    bounds = {name: max(BOUNDS[dtype], 3 * relative_error(rounded[name], exact[name])) for name in errors}
     if not all(errors[name] <= bounds[name] for name in errors):  # nan is wrong too
         found = ", ".join(f"{name} {errors[name]:.1e} (bound {bounds[name]:.1e})" for name in errors)
         raise ArithmeticError(f"relative errors against the float64 reference: {found}")
@@ -65,7 +64,3 @@ def _results(case: Case, mode: str, inputs: Sequence[Tensor], d_h: Tensor, backe
     h = recurrence(*inputs, None, case.function, backend).h
     gradients = torch.autograd.grad(h, inputs, d_h.to(h.dtype))
     return {"h": h.detach()} | dict(zip(("d_Wx", "d_R", "d_b"), gradients, strict=True))
-
-
-def _relative_error(result: Tensor, exact: Tensor) -> float:
-    return ((result.double() - exact).norm() / exact.norm()).item()

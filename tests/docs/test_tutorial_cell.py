@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import flashrnn
+from flashrnn.accuracy import BOUNDS
 from scripts import evaluate
 from scripts.train import train
 from tests.docs.pages import PAGES
 from tests.docs.test_pages import TUTORIAL, train_commands
 from tests.scripts.conftest import SHORT, TINY, config
 from tests.suite import Case, check
-from tests.tolerances import BOUNDS
 
 LITERATURE = re.findall(r"^([A-Z_]+) = flashrnn\.Cell\(", PAGES[TUTORIAL].read_text(), flags=re.MULTILINE)
 

@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from flashrnn import FlashRNN, flashrnn, get_cell
+from flashrnn.accuracy import relative_error
 from flashrnn.op import recurrence
 from tests.problems import BUILT_IN, CELLS, MINIMAL_GATED, cell_name, random_inputs, random_reset, results
-from tests.tolerances import assert_close, relative_error
+from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
 
