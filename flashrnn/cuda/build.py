@@ -63,7 +63,7 @@ def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
 
     headers, log = [str(KERNELS), *_cuda_headers()], io.StringIO()
     # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the log.
-    options = {**_OPTIONS, "no_cache": True} if _nvrtc_version() >= (12, 9) else _OPTIONS
+    options = {**_OPTIONS, "no_cache": True} if nvrtc_version() >= (12, 9) else _OPTIONS
     try:
         program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=headers, **options))
         return program.compile("cubin", logs=log).code, log.getvalue()
@@ -84,14 +84,14 @@ def _cuda_headers() -> list[str]:
 
 
 @cache
-def _nvrtc_version() -> tuple[int, int]:
+def nvrtc_version() -> tuple[int, int]:
     from cuda.bindings import nvrtc
 
     return nvrtc.nvrtcVersion()[1:]
 
 
 def _compiler() -> str:
-    return f"nvrtc {'.'.join(map(str, _nvrtc_version()))}, cuda-core {version('cuda-core')}"
+    return f"nvrtc {'.'.join(map(str, nvrtc_version()))}, cuda-core {version('cuda-core')}"
 
 
 @cache

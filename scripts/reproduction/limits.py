@@ -1,40 +1,21 @@
 """The largest head whose recurrent matrix stays on the chip, by the solver that chooses the kernels' tilings."""
 
-import math
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from flashrnn import cells, get_cell
-from flashrnn.cuda.tiling import infeasible
-from flashrnn.gpu import NAMED, Gpu
+from flashrnn import cells
+from flashrnn.gpu import NAMED
+from flashrnn.limits import limit
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper, save
-
-STEP = 16  # units of a tile
-
-
-def fits(cell: str, head_dim: int, gpu: Gpu) -> bool:
-    """Forward and backward, in bfloat16."""
-    return not any(
-        infeasible(direction, get_cell(cell), 1, head_dim, torch.bfloat16, gpu) for direction in ("backward", "forward")
-    )
-
-
-def largest_head(cell: str, gpu: Gpu) -> int:
-    """In steps of 16 units, from the size down whose matrix alone would fill all registers and shared memory.
-
-    Without bisection: a tiling wants divisors, so that a head may fit where a smaller one does not.
-    """
-    chip = gpu.multiprocessors * (4 * gpu.registers + gpu.shared_per_block)
-    bound = math.isqrt(chip // (2 * len(get_cell(cell).recurrent_gates)))
-    return next((size for size in range(bound // STEP * STEP, 0, -STEP) if fits(cell, size, gpu)), 0)
 
 
 def _measure(options: Options) -> list[Path]:
     asked = [(gpu, cell) for gpu in NAMED.values() for cell in cells()]
     rows = [
-        {"gpu": gpu.name, "cell": cell, "head_dim": largest_head(cell, gpu)} for gpu, cell in tqdm(asked, unit="limit")
+        {"gpu": gpu.name, "cell": cell, "head_dim": limit(cell, torch.bfloat16, gpu).training}
+        for gpu, cell in tqdm(asked, unit="limit")
     ]
     return [save("head_size_limits", options, {"rows": rows}, place="")]
 
@@ -59,9 +40,9 @@ def _draw(contents: list[dict], file: Path) -> None:
         bars = axes.bar([k + 0.2 * (index - (len(names) - 1) / 2) for k in range(len(gpus))], heights, 0.2, label=name)
         axes.bar_label(bars, fontsize=7)
     for gpu, limits in paper("head_size_limits").items():
-        for name, limit in limits.items():
+        for name, size in limits.items():
             place = gpus.index(gpu) + 0.2 * (names.index(name) - (len(names) - 1) / 2)
-            axes.plot(place, limit, "k_", markersize=16, label=f"paper, {gpu}, {name}")
+            axes.plot(place, size, "k_", markersize=16, label=f"paper, {gpu}, {name}")
     axes.set_xticks(range(len(gpus)), labels=gpus)
     axes.set(ylabel="largest head", title="16 bit, weights on the chip for all steps, forward and backward")
     axes.legend()

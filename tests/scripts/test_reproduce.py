@@ -9,12 +9,10 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from flashrnn.gpu import NAMED
 from scripts import reproduce
 from scripts.benchmarks.results import RESULTS
 from scripts.reproduction import language_model
 from scripts.reproduction.accuracy import PARITY, STATE_TRACKING, extrapolated
-from scripts.reproduction.limits import STEP, fits, largest_head
 from scripts.reproduction.result import Options, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
 from tests.scripts.conftest import config
@@ -215,9 +213,3 @@ def test_list_names_all(monkeypatch, capsys):
 def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
     values = paper(name)
     assert values is None or values
-
-
-def test_the_largest_head_is_one_that_fits_and_none_above_it_does():
-    found = largest_head("lstm", NAMED["RTX 3090"])
-    above = range(found + STEP, found + 20 * STEP, STEP)
-    assert [size for size in (found, *above) if fits("lstm", size, NAMED["RTX 3090"])] == [found]

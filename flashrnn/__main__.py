@@ -1,0 +1,92 @@
+"""python -m flashrnn doctor: what works on this machine. python -m flashrnn limits: the largest heads of each GPU."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m flashrnn", description="What this machine and others can do.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser(
+        "doctor",
+        help="GPU, driver, versions, cache folder, what each backend serves here, and a test of each",
+        description="Says what this machine has and what each backend serves here, and tests those that claim to "
+        "work. Ends with 1 if one of them does not.",
+    )
+    limits = commands.add_parser(
+        "limits",
+        help="the largest heads whose recurrent matrix stays on the chip, by GPU, cell and dtype",
+        description="The largest heads of backend cuda_fused, by the solver that chooses its tilings; no GPU is "
+        "needed. Larger heads run by backend cuda, which reads R at every step and has no largest head.",
+    )
+    limits.add_argument("--json", action="store_true", help="a list of objects instead of the table")
+    given = parser.parse_args(arguments)
+    return print_doctor() if given.command == "doctor" else print_limits(given.json)
+
+
+def print_limits(as_json: bool) -> int:
+    from flashrnn.limits import known_gpus, limits, table
+
+    rows = []
+    for gpu in known_gpus():
+        print(f"solving for {gpu.name} ...", file=sys.stderr, flush=True)
+        rows += limits(gpu)
+    print(json.dumps([asdict(row) for row in rows], indent=1) if as_json else columns(table(rows)))
+    return 0
+
+
+def print_doctor() -> int:
+    from flashrnn import doctor
+    from flashrnn.dispatch import BACKENDS
+
+    print(columns([[f"{name}:", value] for name, value in doctor.environment().items()]))
+    for device in doctor.devices():
+        print_answers(device)
+    print("\nself-test: LSTM, 2 heads of 32, forward and backward against the float64 reference", flush=True)
+    works = [print_self_test(backend, device) for device in doctor.devices() for backend in BACKENDS]
+    return 0 if all(works) else 1
+
+
+def print_self_test(backend, device) -> bool:
+    """Whether the backend does what it claims."""
+    from flashrnn.doctor import self_test
+
+    print(f"testing {backend.name} on {device} ...", file=sys.stderr, flush=True)
+    outcome = self_test(backend, device)
+    if outcome is None:
+        return True
+    times = f"first call {1e3 * outcome.first:.1f} ms, next {1e3 * outcome.next:.1f} ms"
+    said = f"FAILED, {outcome.failure}" if outcome.failure else f"ok, error {outcome.error:.0e}, {times}"
+    print(f"  {backend.name} on {device}: {said}", flush=True)
+    return outcome.failure is None
+
+
+def print_answers(device) -> None:
+    """A table of what each backend serves on the device, and below it why it does not serve the rest."""
+    from flashrnn.dispatch import BACKENDS
+    from flashrnn.doctor import answer, typical_problems
+
+    rows, reasons = [[f"LSTM, training, on {device}", *(backend.name for backend in BACKENDS)]], {}
+    for problem in typical_problems(device):
+        answers = [answer(backend, problem) for backend in BACKENDS]
+        marks = ["yes" if reason is None else f"[{reasons.setdefault(reason, len(reasons) + 1)}]" for reason in answers]
+        marks[answers.index(None)] = "auto"
+        heads = "1 head" if problem.heads == 1 else f"{problem.heads} heads"
+        rows.append([f"  {heads} of {problem.head_dim}, {str(problem.dtype).removeprefix('torch.')}", *marks])
+    print(f"\n{columns(rows)}")
+    for reason, number in reasons.items():
+        print(f"  [{number}] " + reason.replace("\n", "\n      "))
+
+
+def columns(rows: Iterable[list[str]]) -> str:
+    """Lines with aligned columns."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""What this machine has, what each backend can do on it, and whether those that claim to work do."""
+
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from tempfile import TemporaryFile
+
+import torch
+from torch import Tensor
+
+from flashrnn.accuracy import BOUNDS, relative_error
+from flashrnn.cache import cache_folder
+from flashrnn.cells import get_cell
+from flashrnn.gpu import nvidia_gpu
+from flashrnn.op import flashrnn
+from flashrnn.problem import Backend, Problem
+
+LSTM = get_cell("lstm")
+TYPICAL = (
+    (12, 64, torch.bfloat16),
+    (1, 768, torch.bfloat16),
+    (1, 4096, torch.bfloat16),
+    (12, 63, torch.bfloat16),
+    (12, 64, torch.float32),
+    (1, 768, torch.float32),
+)
+"""Heads, head size and dtype of problems that people have."""
+
+Inputs = tuple[Tensor, Tensor, Tensor]  # Wx, R, b
+
+
+def environment() -> dict[str, str]:
+    """What a report of a bug should say."""
+    return {
+        "GPU": "; ".join(_gpus()),
+        "driver": _driver(),
+        "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "torch": f"{torch.__version__}, for {_platform_of_torch()}",
+        "cuda-core": _version("cuda-core"),
+        "cuda-bindings": _version("cuda-bindings"),
+        "NVRTC": _nvrtc(),
+        "triton": _version("triton"),
+        "numba": _version("numba"),
+        "cache": _cache(),
+    }
+
+
+def _platform_of_torch() -> str:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _nvrtc() -> str:
+    from flashrnn.cuda.build import nvrtc_version
+
+    try:
+        return ".".join(map(str, nvrtc_version()))
+    except ModuleNotFoundError:
+        return "not known without cuda-bindings"
+    except Exception as error:  # of whatever kind a missing library is
+        return f"not found: {_one_line(error)}"
+
+
+def _driver() -> str:
+    try:
+        from cuda.core import system
+
+        kernel, cuda = system.get_kernel_mode_driver_version(), system.get_user_mode_driver_version()
+        return f"{'.'.join(map(str, kernel))}, up to CUDA {'.'.join(map(str, cuda))}"
+    except ModuleNotFoundError:
+        return "not known without cuda-core"
+    except Exception as error:
+        return f"none found: {_one_line(error)}"
+
+
+def _gpus() -> Iterator[str]:
+    for index in range(torch.cuda.device_count()):
+        gpu = nvidia_gpu(torch.device("cuda", index))
+        yield (
+            torch.cuda.get_device_name(index)
+            if gpu is None
+            else (
+                f"{gpu.name}, compute capability {'.'.join(map(str, gpu.capability))}, {gpu.multiprocessors} "
+                f"multiprocessors with {gpu.shared_per_block // 1024} KiB of shared memory"
+            )
+        )
+    if not torch.cuda.is_available():
+        try:
+            torch.cuda.init()
+            yield "none"
+        except Exception as error:  # AssertionError or RuntimeError, by the cause
+            yield f"none: {_one_line(error)}"
+
+
+def _cache() -> str:
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return f"{folder}, writable"
+    except OSError as error:
+        return f"{folder}, NOT WRITABLE ({error.strerror}): set FLASHRNN_CACHE to a folder that can be written to"
+
+
+def devices() -> list[torch.device]:
+    """The GPU that is used where none is named, and the CPU."""
+    names = ("cuda:0", "cpu") if torch.cuda.is_available() else ("cpu",)
+    return [torch.device(name) for name in names]
+
+
+def typical_problems(device: torch.device) -> list[Problem]:
+    return [
+        Problem(LSTM, 16, 1024, heads, head_dim, dtype, device, training=True, reset=False)
+        for heads, head_dim, dtype in TYPICAL
+    ]
+
+
+def answer(backend: Backend, problem: Problem) -> str | None:
+    """Why the backend does not serve the problem, None if it does."""
+    try:
+        return backend.supports(problem)
+    except Exception as error:  # a library that is there and broken
+        return f"it cannot say: {_named(error)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a self-test: seconds of a forward and backward pass, and the largest relative error of its results."""
+
+    failure: str | None
+    error: float
+    first: float
+    next: float
+
+
+def self_test(backend: Backend, device: torch.device) -> Outcome | None:
+    """A small LSTM against the float64 reference; None if the backend does not claim to serve it."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    B, T, N, D = 4, 16, 2, 32
+    error, seconds = float("nan"), [float("nan")] * 2
+    try:
+        if backend.supports(Problem(LSTM, B, T, N, D, dtype, device, training=True, reset=False)) is not None:
+            return None
+        inputs = _random_inputs(B, T, N, D, dtype, device)
+        exact = _results("vanilla", *(x.detach().double().requires_grad_() for x in inputs))
+        for k in range(2):
+            start = time.perf_counter()
+            found = _results(backend.name, *inputs)
+            seconds[k] = time.perf_counter() - start
+    except Exception as reason:  # anything: this is what the test is for
+        return Outcome(_named(reason), error, *seconds)
+    errors = {name: relative_error(found[name], exact[name]) for name in exact}
+    wrong = [f"{name} {error:.1e}" for name, error in errors.items() if not error <= BOUNDS[dtype]]  # nan is wrong too
+    failure = f"relative error of {', '.join(wrong)}, at most {BOUNDS[dtype]:.0e} is right" if wrong else None
+    return Outcome(failure, max(errors.values()), *seconds)
+
+
+def _random_inputs(B: int, T: int, N: int, D: int, dtype: torch.dtype, device: torch.device) -> Inputs:
+    generator, G = torch.Generator().manual_seed(0), len(LSTM.gates)
+    Wx, R, b = (torch.randn(shape, generator=generator) for shape in ((B, T, G, N, D), (G, N, D, D), (G, N, D)))
+    return tuple(x.to(device, dtype).requires_grad_() for x in (Wx, R / D**0.5, b))
+
+
+def _results(backend: str, Wx: Tensor, R: Tensor, b: Tensor) -> dict[str, Tensor]:
+    """All states and gradients, computed when this returns."""
+    states, last = flashrnn(Wx, R, b, function=LSTM, backend=backend)
+    gradients = torch.autograd.grad(states[0].square().sum() + last.sum(), (Wx, R, b))
+    if Wx.is_cuda:
+        torch.cuda.synchronize(Wx.device)
+    return {"states": states.detach()} | dict(zip(("d_Wx", "d_R", "d_b"), gradients, strict=True))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {_one_line(error)}"

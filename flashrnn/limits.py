@@ -1,0 +1,71 @@
+"""The largest heads whose recurrent matrix stays on the chip (`cuda_fused`), by the solver that chooses the tilings.
+
+No GPU is asked but those of this machine for their limits. Larger heads run by `cuda`, which reads R at every step and
+has no largest head.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from flashrnn.cells import Cell, cells, get_cell
+from flashrnn.cuda import tiling
+from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
+
+STEP = 16  # units of a tile: heads between two multiples fit where the larger one does
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest head sizes of a cell on a GPU; 0 if none fits."""
+
+    gpu: str
+    cell: str
+    dtype: str
+    inference: int
+    training: int
+
+
+def known_gpus() -> list[Gpu]:
+    """Those of this machine, and those known by name."""
+    here = [nvidia_gpu(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    return list(dict.fromkeys([*filter(None, here), *NAMED.values()]))
+
+
+def limits(gpu: Gpu) -> Iterator[Limit]:
+    """For every registered cell and every dtype of the fused kernels."""
+    return (limit(name, dtype, gpu) for name in cells() for dtype in DTYPES)
+
+
+def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:
+    forward, backward = (largest_head(way, get_cell(cell), dtype, gpu) for way in ("forward", "backward"))
+    return Limit(gpu.name, cell, str(dtype).removeprefix("torch."), forward, min(forward, backward))
+
+
+@cache
+def largest_head(direction: str, cell: Cell, dtype: torch.dtype, gpu: Gpu) -> int:
+    """A multiple of 16, by bisection.
+
+    There are no gaps: a tiling of a head fits the next smaller multiple too, or does so with fewer blocks, which
+    hold less of R.
+    """
+    chip = gpu.multiprocessors * (4 * gpu.registers + gpu.shared_per_block)
+    bound = math.isqrt(chip // (len(cell.recurrent_gates) * dtype.itemsize))
+    sizes = range(STEP, bound + 1, STEP)
+    return STEP * bisect_left(
+        sizes, True, key=lambda size: tiling.infeasible(direction, cell, 1, size, dtype, gpu) is not None
+    )
+
+
+def table(rows: Iterable[Limit]) -> list[list[str]]:
+    """A row for every GPU and cell, and two columns for every dtype, the header first."""
+    columns: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        columns.setdefault((row.gpu, row.cell), []).extend((str(row.inference), str(row.training)))
+    uses = [f"{str(dtype).removeprefix('torch.')} {use}" for dtype in DTYPES for use in ("inference", "training")]
+    return [["GPU", "cell", *uses], *([*names, *sizes] for names, sizes in columns.items())]
