@@ -19,8 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     limits = commands.add_parser(
         "limits",
         help="the largest heads whose recurrent matrix stays on the chip, by GPU, cell and dtype",
-        description="The largest heads of backend cuda_fused, by the solver that chooses its tilings; no GPU is "
-        "needed. Larger heads run by backend cuda, which reads R at every step and has no largest head.",
+        description="The largest heads of backend cuda_fused, by the solver of its tilings; no GPU is needed.",
     )
     limits.add_argument("--json", action="store_true", help="a list of objects instead of the table")
     given = parser.parse_args(arguments)
@@ -28,13 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def print_limits(as_json: bool) -> int:
-    from flashrnn.limits import known_gpus, limits, table
+    from flashrnn.limits import NOTE, known_gpus, limits, table
 
     rows = []
     for gpu in known_gpus():
         print(f"solving for {gpu.name} ...", file=sys.stderr, flush=True)
         rows += limits(gpu)
-    print(json.dumps([asdict(row) for row in rows], indent=1) if as_json else columns(table(rows)))
+    print(json.dumps([asdict(row) for row in rows], indent=1) if as_json else f"{columns(table(rows))}\n\n{NOTE}")
     return 0
 
 

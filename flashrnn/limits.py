@@ -1,7 +1,6 @@
 """The largest heads whose recurrent matrix stays on the chip (`cuda_fused`), by the solver that chooses the tilings.
 
-No GPU is asked but those of this machine for their limits. Larger heads run by `cuda`, which reads R at every step and
-has no largest head.
+Only the GPUs of this machine are asked, for what they have.
 """
 
 import math
@@ -18,6 +17,11 @@ from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
 
 STEP = 16  # units of a tile: heads between two multiples fit where the larger one does
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NOTE = """\
+Larger heads run by backend cuda, which reads R at every step and has no largest head. For an LSTM on an H100 the
+paper reports 2688 (arXiv 2412.07752, appendix H.1). Here it is less: a block owns whole tiles of 16 units, two do not
+fit, and one on each of 132 multiprocessors makes 2112 units at most.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,12 @@ def known_gpus() -> list[Gpu]:
 
 def limits(gpu: Gpu) -> Iterator[Limit]:
     """For every registered cell and every dtype of the fused kernels."""
-    return (limit(name, dtype, gpu) for name in cells() for dtype in DTYPES)
+    return (limit(cell, dtype, gpu) for cell in cells() for dtype in DTYPES)
 
 
 def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:
     forward, backward = (largest_head(way, get_cell(cell), dtype, gpu) for way in ("forward", "backward"))
-    return Limit(gpu.name, cell, str(dtype).removeprefix("torch."), forward, min(forward, backward))
+    return Limit(gpu.name, cell, name(dtype), forward, min(forward, backward))
 
 
 @cache
@@ -67,5 +71,9 @@ def table(rows: Iterable[Limit]) -> list[list[str]]:
     columns: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         columns.setdefault((row.gpu, row.cell), []).extend((str(row.inference), str(row.training)))
-    uses = [f"{str(dtype).removeprefix('torch.')} {use}" for dtype in DTYPES for use in ("inference", "training")]
+    uses = [f"{name(dtype)} {use}" for dtype in DTYPES for use in ("inference", "training")]
     return [["GPU", "cell", *uses], *([*names, *sizes] for names, sizes in columns.items())]
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

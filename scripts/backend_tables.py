@@ -1,0 +1,77 @@
+"""The tables of docs/backends.md: which backend `auto` takes, and the largest heads. No GPU is needed.
+
+    python -m scripts.backend_tables
+
+writes them anew, between the comments that name them.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from flashrnn import cells, get_cell
+from flashrnn.dispatch import choose
+from flashrnn.gpu import NAMED, Gpu
+from flashrnn.limits import NOTE, limits, name, table
+from flashrnn.problem import Problem
+from scripts.reproduction.result import Table, markdown
+
+PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+HEAD_DIMS = (32, 63, 64, 128, 256, 512, 768, 1001, 1024, 2048, 4096)
+
+
+def choice(cell: str, head_dim: int, dtype: torch.dtype, gpu: Gpu | None) -> str:
+    """The backend that `auto` takes for training on that GPU, or on a CPU."""
+    device = torch.device("cuda" if gpu else "cpu")
+    return choose("auto", Problem(get_cell(cell), 16, 1024, 1, head_dim, dtype, device, True, False, gpu)).name
+
+
+def choices() -> Table:
+    """The choice for every dtype, head size and cell, a column for every device."""
+    devices = {**NAMED, "CPU": None}
+    rows = [
+        [name(dtype), str(head_dim), cell, *(choice(cell, head_dim, dtype, gpu) for gpu in devices.values())]
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+        for cell in cells()
+    ]
+    return [["dtype", "head size", "cell", *devices], *rows]
+
+
+def largest_heads() -> Table:
+    return table(limit for gpu in NAMED.values() for limit in limits(gpu))
+
+
+def shared(rows: Table, labels: int) -> Table:
+    """Rows whose first `labels` entries differ in one of them alone become one row, equal columns one column."""
+    header, *rows = rows
+    for place in reversed(range(labels)):
+        rows = merged(rows, place)
+    columns = merged(zip(header, *rows, strict=True), 0)
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def merged(rows: Iterable[Sequence[str]], place: int) -> list[Sequence[str]]:
+    """Rows that differ at `place` alone become one, in which it is a list."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        groups.setdefault((*row[:place], *row[place + 1 :]), []).append(row[place])
+    return [(*rest[:place], ", ".join(values), *rest[place:]) for rest, values in groups.items()]
+
+
+def page() -> str:
+    """docs/backends.md with tables made anew."""
+    heads = markdown(shared(largest_heads(), labels=2))
+    made = {"choices": markdown(shared(choices(), labels=3)), "limits": f"{heads}\n\n{NOTE.rstrip()}"}
+    text = PAGE.read_text()
+    for place, content in made.items():
+        text = re.sub(rf"(<!-- {place} -->\n).*?(\n<!-- end -->)", rf"\1\n{content}\n\2", text, flags=re.DOTALL)
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(PAGE)

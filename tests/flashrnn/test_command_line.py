@@ -1,0 +1,148 @@
+"""python -m flashrnn, as a user calls it."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashrnn import backends, dispatch, doctor, limits
+from flashrnn.__main__ import main
+from flashrnn.gpu import device_gpu, named_gpu
+from flashrnn.problem import Gradients, States
+from flashrnn.reference import Reference
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_doctor_on_this_machine(tmp_path):
+    command = [sys.executable, "-m", "flashrnn", "doctor"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in done.stdout.splitlines()}
+    assert said["torch"].startswith(torch.__version__)
+    assert said["numba"] == version("numba")
+    assert said["cache"] == f"{os.environ['FLASHRNN_CACHE']}, writable"
+    assert said["cpu_fused on cpu"].startswith("ok, error ")
+    assert said["vanilla on cpu"].startswith("ok, error ")
+    if not torch.cuda.is_available():
+        assert "it runs on CUDA GPUs, not on cpu" in done.stdout
+    for name in backends():
+        assert f"testing {name} on cpu ..." in done.stderr
+
+
+class Wrong(Reference):
+    """Its h is right, its gradients are not."""
+
+    name = "wrong"
+
+    def backward(self, *arguments) -> Gradients:
+        gradients = super().backward(*arguments)
+        return gradients._replace(R=1.001 * gradients.R)
+
+
+class Failing(Reference):
+    name = "failing"
+
+    def forward(self, *arguments) -> States:
+        raise OSError("no such library")
+
+
+class Broken(Reference):
+    name = "broken"
+
+    def supports(self, problem) -> str | None:
+        raise ImportError("half installed")
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        (Wrong(), "wrong on cpu: FAILED, relative error of d_R 1.0e-03, at most 1e-05 is right"),
+        (Failing(), "failing on cpu: FAILED, OSError: no such library"),
+        (Broken(), "broken on cpu: FAILED, ImportError: half installed"),
+    ],
+    ids=["wrong", "failing", "broken"],
+)
+def test_doctor_finds_a_backend_that_does_not_do_what_it_claims(monkeypatch, capsys, backend, expected):
+    monkeypatch.setattr(dispatch, "BACKENDS", (backend, Reference()))
+    monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cpu")])
+    assert main(["doctor"]) == 1
+    output = capsys.readouterr().out
+    assert expected in output
+    assert "vanilla on cpu: ok" in output
+
+
+def test_a_cache_folder_that_takes_nothing(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "file" / "cache"))
+    assert doctor.environment()["cache"] == (
+        f"{tmp_path}/file/cache, NOT WRITABLE (Not a directory): set FLASHRNN_CACHE to a folder that can be written to"
+    )
+
+
+@pytest.fixture
+def _rtx_5090(monkeypatch):
+    """A GPU, as far as its driver describes it."""
+    described = SimpleNamespace(
+        name="NVIDIA RTX 5090", major=12, minor=0, multi_processor_count=170, shared_memory_per_block_optin=101376
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: described)
+    device_gpu.cache_clear()
+    yield
+    device_gpu.cache_clear()
+
+
+@pytest.mark.usefixtures("_rtx_5090")
+def test_a_machine_with_gpus():
+    gpu = "NVIDIA RTX 5090, compute capability 12.0, 170 multiprocessors with 99 KiB of shared memory"
+    assert doctor.environment()["GPU"] == f"{gpu}; {gpu}"
+    assert [str(device) for device in doctor.devices()] == ["cuda:0", "cpu"]
+    assert limits.known_gpus()[0].name == "NVIDIA RTX 5090"
+    assert limits.known_gpus()[1] == named_gpu("A100")
+
+
+@pytest.mark.usefixtures("_rtx_5090")
+def test_answers_for_a_gpu(capsys, monkeypatch):
+    """Its backends cannot be run here, so they are not tested."""
+    monkeypatch.setattr(doctor, "self_test", lambda backend, device: None)
+    assert main(["doctor"]) == 0
+    gpu, cpu = capsys.readouterr().out.split("LSTM, training, on ")[1:]
+    assert gpu.startswith("cuda:0 ")
+    chosen = {line.split("  ")[1]: line.split()[-len(backends()) :] for line in gpu.splitlines() if " of " in line[:15]}
+    assert chosen["12 heads of 64, bfloat16"][:3] == ["auto", "yes", "yes"]
+    assert chosen["1 head of 4096, bfloat16"][2] == "auto"
+    assert "shared memory: needs at least" in gpu
+    assert cpu.startswith("cpu ")
+
+
+def test_limits_as_table_and_as_data(monkeypatch, capsys):
+    monkeypatch.setattr(limits, "known_gpus", lambda: [named_gpu("A100")])
+    assert main(["limits"]) == 0
+    table = capsys.readouterr()
+    assert main(["limits", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["gpu"], row["cell"], row["dtype"]) for row in rows[:3]] == [
+        ("A100", "elman", "bfloat16"),
+        ("A100", "elman", "float16"),
+        ("A100", "elman", "float32"),
+    ]
+    (line,) = (line for line in table.out.splitlines() if line.startswith("A100  lstm"))
+    of_lstm = [str(row[use]) for row in rows if row["cell"] == "lstm" for use in ("inference", "training")]
+    assert line.split()[2:] == of_lstm
+    assert "2688" in table.out
+    assert table.err == "solving for A100 ...\n"
+
+
+def test_a_command_that_is_not_there_names_those_that_are(capsys):
+    with pytest.raises(SystemExit):
+        main(["dcotor"])
+    assert "choose from doctor, limits" in capsys.readouterr().err.replace("'", "")

@@ -1,0 +1,52 @@
+"""The largest heads: what the table says fits is served, what is larger is not, and backend `cuda` takes it."""
+
+import pytest
+import torch
+
+from flashrnn import cells, get_cell
+from flashrnn.cuda import tiling
+from flashrnn.cuda.backend import CudaFused
+from flashrnn.cuda.streaming import CudaStreaming
+from flashrnn.gpu import NAMED, named_gpu
+from flashrnn.limits import DTYPES, STEP, largest_head, limit
+from flashrnn.problem import Problem
+
+LSTM = get_cell("lstm")
+
+
+def problem(gpu: str, cell: str, head_dim: int, dtype: torch.dtype, training: bool) -> Problem:
+    return Problem(get_cell(cell), 1, 1, 1, head_dim, dtype, torch.device("cuda"), training, False, named_gpu(gpu))
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    ("gpu", "cell", "dtype"),
+    [("A100", "elman", torch.float32), ("H100", "lstm", torch.bfloat16), ("RTX 4090", "gru", torch.float16)],
+    ids=["A100", "H100", "RTX 4090"],
+)
+def test_the_largest_head_is_served_and_the_next_is_not(gpu, cell, dtype, training):
+    found = limit(cell, dtype, named_gpu(gpu))
+    largest = found.training if training else found.inference
+    assert CudaFused().supports(problem(gpu, cell, largest, dtype, training)) is None
+    reason = CudaFused().supports(problem(gpu, cell, largest + 2, dtype, training))
+    assert "does not fit on the chip" in reason
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_bisection_finds_what_trying_all_sizes_finds(direction):
+    gpu, sizes = named_gpu("RTX 3090"), range(STEP, 2048, STEP)
+    fits = [D for D in sizes if tiling.infeasible(direction, LSTM, 1, D, torch.bfloat16, gpu) is None]
+    assert fits[-1] == largest_head(direction, LSTM, torch.bfloat16, gpu)
+    assert fits == list(range(STEP, fits[-1] + 1, STEP)), "a size between others does not fit"
+
+
+def test_an_lstm_on_an_h100_has_at_most_a_tile_per_multiprocessor():
+    """What limits.NOTE says of the paper's 2688."""
+    assert 0 < largest_head("forward", LSTM, torch.bfloat16, named_gpu("H100")) <= 132 * STEP < 2688
+
+
+@pytest.mark.parametrize("gpu", NAMED)
+def test_backend_cuda_has_no_largest_head(gpu):
+    for cell in cells():
+        for dtype in DTYPES:
+            assert CudaStreaming().supports(problem(gpu, cell, 2**16, dtype, training=True)) is None
