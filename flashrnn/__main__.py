@@ -6,6 +6,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 
+import torch
+
+from flashrnn import dispatch, doctor, limits
+from flashrnn.problem import Backend
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m flashrnn", description="What this machine and others can do.")
@@ -16,45 +21,39 @@ def main(arguments: list[str] | None = None) -> int:
         description="Says what this machine has and what each backend serves here, and tests those that claim to "
         "work. Ends with 1 if one of them does not.",
     )
-    limits = commands.add_parser(
+    largest = commands.add_parser(
         "limits",
         help="the largest heads whose recurrent matrix stays on the chip, by GPU, cell and dtype",
         description="The largest heads of backend cuda_fused, by the solver of its tilings; no GPU is needed.",
     )
-    limits.add_argument("--json", action="store_true", help="a list of objects instead of the table")
+    largest.add_argument("--json", action="store_true", help="a list of objects instead of the table")
     given = parser.parse_args(arguments)
     return print_doctor() if given.command == "doctor" else print_limits(given.json)
 
 
 def print_limits(as_json: bool) -> int:
-    from flashrnn.limits import NOTE, known_gpus, limits, table
-
     rows = []
-    for gpu in known_gpus():
+    for gpu in limits.known_gpus():
         print(f"solving for {gpu.name} ...", file=sys.stderr, flush=True)
-        rows += limits(gpu)
-    print(json.dumps([asdict(row) for row in rows], indent=1) if as_json else f"{columns(table(rows))}\n\n{NOTE}")
+        rows += limits.limits(gpu)
+    as_data, as_text = [asdict(row) for row in rows], columns(limits.table(rows))
+    print(json.dumps(as_data, indent=1) if as_json else f"{as_text}\n\n{limits.NOTE}")
     return 0
 
 
 def print_doctor() -> int:
-    from flashrnn import doctor
-    from flashrnn.dispatch import BACKENDS
-
     print(columns([[f"{name}:", value] for name, value in doctor.environment().items()]))
     for device in doctor.devices():
         print_answers(device)
     print("\nself-test: LSTM, 2 heads of 32, forward and backward against the float64 reference", flush=True)
-    works = [print_self_test(backend, device) for device in doctor.devices() for backend in BACKENDS]
+    works = [print_self_test(backend, device) for device in doctor.devices() for backend in dispatch.BACKENDS]
     return 0 if all(works) else 1
 
 
-def print_self_test(backend, device) -> bool:
+def print_self_test(backend: Backend, device: torch.device) -> bool:
     """Whether the backend does what it claims."""
-    from flashrnn.doctor import self_test
-
     print(f"testing {backend.name} on {device} ...", file=sys.stderr, flush=True)
-    outcome = self_test(backend, device)
+    outcome = doctor.self_test(backend, device)
     if outcome is None:
         return True
     times = f"first call {1e3 * outcome.first:.1f} ms, next {1e3 * outcome.next:.1f} ms"
@@ -63,18 +62,15 @@ def print_self_test(backend, device) -> bool:
     return outcome.failure is None
 
 
-def print_answers(device) -> None:
+def print_answers(device: torch.device) -> None:
     """A table of what each backend serves on the device, and below it why it does not serve the rest."""
-    from flashrnn.dispatch import BACKENDS
-    from flashrnn.doctor import answer, typical_problems
-
-    rows, reasons = [[f"LSTM, training, on {device}", *(backend.name for backend in BACKENDS)]], {}
-    for problem in typical_problems(device):
-        answers = [answer(backend, problem) for backend in BACKENDS]
+    rows, reasons = [[f"LSTM, training, on {device}", *dispatch.backends()]], {}
+    for problem in doctor.typical_problems(device):
+        answers = [doctor.answer(backend, problem) for backend in dispatch.BACKENDS]
         marks = ["yes" if reason is None else f"[{reasons.setdefault(reason, len(reasons) + 1)}]" for reason in answers]
         marks[answers.index(None)] = "auto"
         heads = "1 head" if problem.heads == 1 else f"{problem.heads} heads"
-        rows.append([f"  {heads} of {problem.head_dim}, {str(problem.dtype).removeprefix('torch.')}", *marks])
+        rows.append([f"  {heads} of {problem.head_dim}, {limits.name(problem.dtype)}", *marks])
     print(f"\n{columns(rows)}")
     for reason, number in reasons.items():
         print(f"  [{number}] " + reason.replace("\n", "\n      "))
