@@ -18,6 +18,7 @@ from scripts.benchmarks import (
     language_model,
     numerical_error,
     reference_cpu,
+    step,
 )  # fmt: skip
 from scripts.benchmarks.cases import SUITES, select
 from scripts.benchmarks.peers import FLASHRNN
@@ -66,6 +67,10 @@ def _generation(options: argparse.Namespace) -> None:
 def _language_model(options: argparse.Namespace) -> None:
     rows = language_model.rows(options.models, options.batch_sizes)
     _write(options.out / f"language_model_{gpu_slug()}.json", language_model.rows.__doc__, options.commit, rows)
+
+
+def _step(options: argparse.Namespace) -> None:
+    _write(options.out / f"step_{gpu_slug()}.json", step.rows.__doc__, options.commit, step.rows())
 
 
 def _figures(options: argparse.Namespace) -> None:
@@ -131,6 +136,9 @@ def _parser() -> argparse.ArgumentParser:
                          help="of experiment=slimpajama_160m, in quotes (default: the paper's)")  # fmt: skip
     command.add_argument("--batch-sizes", nargs="+", type=int, default=[32, 64], help="(default: 32 64)")
     command.set_defaults(run=_language_model)
+
+    command = names.add_parser("step", parents=[output], help=step.__doc__)
+    command.set_defaults(run=_step)
 
     command = names.add_parser("figures", help="draw FILE.png beside each FILE.json of kernels, and print its table")
     command.add_argument("files", nargs="+", type=Path, metavar="FILE")

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from models.backbone import SequenceModel
 from scripts.config import CONFIGS
 
 MODELS = (
@@ -13,7 +14,7 @@ MODELS = (
     "model=slstm model.num_heads=12",
     "model=lstm model.num_heads=1",
 )
-_WARMUP, _STEPS = 4, 10
+_CONTEXT, _WARMUP, _STEPS = 1024, 4, 10
 
 
 def rows(models: Sequence[str], batch_sizes: Sequence[int]) -> Iterator[dict]:
@@ -37,28 +38,28 @@ def _measure(overrides: list[str], batch_size: int) -> dict:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        return _train(_compose(overrides), batch_size)
+        return _train(build(overrides), batch_size)
     except torch.cuda.OutOfMemoryError:
         return {"error": "out of memory"}
 
 
-def _compose(overrides: list[str]):
+def build(overrides: Sequence[str]) -> SequenceModel:
+    """The model of experiment=slimpajama_160m with these overrides, on the GPU."""
     from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        return compose("train", overrides=["experiment=slimpajama_160m", *overrides])
-
-
-def _train(config, batch_size: int) -> dict:
     from hydra.utils import instantiate
 
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = compose("train", overrides=["experiment=slimpajama_160m", *overrides])
     config.model.num_classes = config.model.vocab_size
+    return instantiate(config.model).cuda()
+
+
+def _train(model: SequenceModel, batch_size: int) -> dict:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = instantiate(config.model).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     loss_of = torch.compile(model.loss, dynamic=False)
-    ids = torch.randint(0, model.vocab_size, (batch_size, config.data.context_length + 1), device="cuda")
+    ids = torch.randint(0, model.vocab_size, (batch_size, _CONTEXT + 1), device="cuda")
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16):
@@ -81,6 +82,6 @@ def _train(config, batch_size: int) -> dict:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "ms": round(ms, 2),
-        "tokens_per_s": round(1e3 * batch_size * config.data.context_length / ms),
+        "tokens_per_s": round(1e3 * batch_size * _CONTEXT / ms),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }
