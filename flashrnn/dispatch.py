@@ -1,7 +1,7 @@
 """From a problem to the backend that serves it, or to the reasons why none does."""
 
 import logging
-from functools import cache
+from functools import cache, lru_cache
 
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cuda.backend import CudaFused
@@ -37,8 +37,13 @@ def choose(name: str, problem: Problem) -> Backend:
 
     Raises UnsupportedProblem with the backend's own reason if a backend was named that does not serve the problem.
     """
+    return _choose(BACKENDS, name, problem)
+
+
+@lru_cache(maxsize=4096)  # a call asks twice, and an answer can take as long as a short kernel
+def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Backend:
     reasons = {}
-    for backend in BACKENDS:
+    for backend in candidates:
         if name in ("auto", backend.name):
             reason = backend.supports(problem)
             if reason is None:
