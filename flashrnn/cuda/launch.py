@@ -26,6 +26,7 @@ class LoadedKernel:
         self.device, self.threads, self.shared_bytes, self.blocks, self.grid = (
             device, threads, shared_bytes, blocks, grid,
         )  # fmt: skip
+        self._config = cache(self._make_config)
         attribute = driver.CUfunction_attribute
         values = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
         if blocks > 8 and not grid:
@@ -63,7 +64,7 @@ class LoadedKernel:
         with torch.cuda.device(self.device):  # the default stream is that of the current device
             launch(_current_stream(self.device), self._config(groups), self._kernel, *values)
 
-    def _config(self, groups: int):
+    def _make_config(self, groups: int):
         from cuda.core import LaunchConfig
 
         clusters = {} if self.grid or self.blocks == 1 else {"cluster": self.blocks}

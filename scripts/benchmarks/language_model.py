@@ -1,9 +1,12 @@
 """Time and memory of a training step of the language models: forward, backward, clipping, optimizer; compiled."""
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from models.backbone import SequenceModel
 from scripts.config import CONFIGS
@@ -20,12 +23,19 @@ _CONTEXT, _WARMUP, _STEPS = 1024, 4, 10
 def rows(models: Sequence[str], batch_sizes: Sequence[int]) -> Iterator[dict]:
     """Milliseconds of a training step (medians), tokens per second, and the peak of GPU memory in GiB.
 
-    A model is what experiment=slimpajama_160m makes of the overrides, on random tokens.
+    A model is what experiment=slimpajama_160m makes of the overrides, on random tokens. Under torchrun, of one host, its
+    gradients are those of all devices (DistributedDataParallel); the batch size is that of each device, the tokens per
+    second those of all.
     """
+    devices = int(os.environ.get("WORLD_SIZE", 1))
+    if devices > 1:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl")
     for batch_size in batch_sizes:
         transformer = None
         for overrides in models:
-            row = {"model": overrides, "batch_size": batch_size} | _measure(overrides.split(), batch_size)
+            row = {"model": overrides, "batch_size": batch_size, "devices": devices}
+            row |= _measure(overrides.split(), batch_size, devices)
             if overrides == "model=transformer":
                 transformer = row.get("ms")
             if transformer and "ms" in row:
@@ -33,12 +43,25 @@ def rows(models: Sequence[str], batch_sizes: Sequence[int]) -> Iterator[dict]:
             yield row
 
 
-def _measure(overrides: list[str], batch_size: int) -> dict:
+class _Loss(nn.Module):
+    """The compiled loss of a model, as Lightning's strategies see it: what is called is outside of what is compiled."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+        self.compiled = torch.compile(model.loss, dynamic=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.compiled(ids[:, :-1], ids[:, 1:].contiguous(), None)[0]
+
+
+def _measure(overrides: list[str], batch_size: int, devices: int) -> dict:
     torch.compiler.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        return _train(build(overrides), batch_size)
+        return _train(build(overrides), batch_size, devices)
     except torch.cuda.OutOfMemoryError:
         return {"error": "out of memory"}
 
@@ -54,17 +77,19 @@ def build(overrides: Sequence[str]) -> SequenceModel:
     return instantiate(config.model).cuda()
 
 
-def _train(model: SequenceModel, batch_size: int) -> dict:
+def _train(model: SequenceModel, batch_size: int, devices: int) -> dict:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    loss_of = torch.compile(model.loss, dynamic=False)
+    loss_of = _Loss(model)
+    if devices > 1:
+        loss_of = DistributedDataParallel(
+            loss_of, device_ids=[torch.cuda.current_device()], gradient_as_bucket_view=True
+        )
     ids = torch.randint(0, model.vocab_size, (batch_size, _CONTEXT + 1), device="cuda")
 
     def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss, _ = loss_of(ids[:, :-1], ids[:, 1:].contiguous(), None)
-        loss.backward()
+        loss_of(ids).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -82,6 +107,6 @@ def _train(model: SequenceModel, batch_size: int) -> dict:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "ms": round(ms, 2),
-        "tokens_per_s": round(1e3 * batch_size * _CONTEXT / ms),
+        "tokens_per_s": round(1e3 * devices * batch_size * _CONTEXT / ms),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }
