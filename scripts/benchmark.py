@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -65,8 +66,11 @@ def _generation(options: argparse.Namespace) -> None:
 
 
 def _language_model(options: argparse.Namespace) -> None:
-    rows = language_model.rows(options.models, options.batch_sizes)
-    _write(options.out / f"language_model_{gpu_slug()}.json", language_model.rows.__doc__, options.commit, rows)
+    rows = list(language_model.rows(options.models, options.batch_sizes))
+    devices, rank = rows[0]["devices"], int(os.environ.get("RANK", 0))
+    name = f"language_model_{gpu_slug()}{f'_x{devices}' if devices > 1 else ''}.json"
+    if rank == 0:
+        _write(options.out / name, language_model.rows.__doc__, options.commit, rows)
 
 
 def _step(options: argparse.Namespace) -> None:

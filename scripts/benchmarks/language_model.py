@@ -23,9 +23,9 @@ _CONTEXT, _WARMUP, _STEPS = 1024, 4, 10
 def rows(models: Sequence[str], batch_sizes: Sequence[int]) -> Iterator[dict]:
     """Milliseconds of a training step (medians), tokens per second, and the peak of GPU memory in GiB.
 
-    A model is what experiment=slimpajama_160m makes of the overrides, on random tokens. Under torchrun, of one host, its
-    gradients are those of all devices (DistributedDataParallel); the batch size is that of each device, the tokens per
-    second those of all.
+    A model is what experiment=slimpajama_160m makes of the overrides, on random tokens. Under torchrun, on one host,
+    its gradients are those of all devices (DistributedDataParallel); the batch size is that of each device, the tokens
+    per second those of all.
     """
     devices = int(os.environ.get("WORLD_SIZE", 1))
     if devices > 1:
