@@ -1,9 +1,10 @@
-"""Backend cpu_fused on one CPU core beside the reference and nn.LSTM, and what its first calls cost."""
+"""Backend cpu_fused on CPU cores beside the reference and nn.LSTM, and what its first calls cost."""
 
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -29,19 +30,20 @@ print(imported - start, time.process_time() - imported)
 
 
 def rows() -> Iterator[dict]:
-    """Forward and backward on one CPU core, float32, in milliseconds of processor time, the backends taking turns
-    (nn.LSTM, for one head, with its input product); seconds of processor time of a process's first call, sLSTM 1 x 64,
-    forward and backward, with an empty and a filled cache."""
-    torch.set_num_threads(1)
-    for case in _SIZES:
-        yield _row(*case)
+    """Forward and backward, float32, in milliseconds, the backends taking turns (nn.LSTM, for one head, with its input
+    product): processor time of one thread, and the time that passes with two, which asks for an idle machine. Seconds
+    of processor time of a process's first call, sLSTM 1 x 64, forward and backward, with an empty and a full cache."""
+    for threads, clock in ((1, time.process_time), (2, time.perf_counter)):
+        torch.set_num_threads(threads)
+        for case in _SIZES:
+            yield {"threads": threads} | _row(*case, clock)
     for backend in ("cpu_fused", "vanilla"):
         with tempfile.TemporaryDirectory() as folder:
             for cache in ("empty", "filled"):
                 yield {"first_call": backend, "cache": cache, "seconds": _first_call(backend, folder)}
 
 
-def _row(name: str, B: int, T: int, N: int, D: int) -> dict:
+def _row(name: str, B: int, T: int, N: int, D: int, clock: Callable[[], float]) -> dict:
     cell = get_cell(name)
     torch.manual_seed(0)
     Wx = torch.randn(B, T, len(cell.input_gates), N, D, requires_grad=True)
@@ -58,7 +60,7 @@ def _row(name: str, B: int, T: int, N: int, D: int) -> dict:
     if name == "lstm" and N == 1:
         peer, x = torch.nn.LSTM(D, D, batch_first=True), torch.randn(B, T, D, requires_grad=True)
         functions["nn.LSTM"] = lambda: torch.autograd.grad(peer(x)[0], (x, *peer.parameters()), d_h[:, :, 0])
-    ms = processor_time(functions, rounds=20 if T < 1024 else 5, warmup=2)
+    ms = processor_time(functions, rounds=20 if T < 1024 else 5, warmup=2, clock=clock)
     speedup = {peer: round(ms[peer]["p50"] / ms["cpu_fused"]["p50"], 2) for peer in functions if peer != "cpu_fused"}
     return {"cell": name, "B": B, "T": T, "N": N, "D": D, "speedup": speedup, "ms": ms}
 
