@@ -9,7 +9,7 @@ from dataclasses import asdict
 import torch
 
 from flashrnn import dispatch, doctor, limits
-from flashrnn.problem import Backend
+from flashrnn.problem import Backend, dtype_name
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def print_answers(device: torch.device) -> None:
         marks = ["yes" if reason is None else f"[{reasons.setdefault(reason, len(reasons) + 1)}]" for reason in answers]
         marks[answers.index(None)] = "auto"
         heads = "1 head" if problem.heads == 1 else f"{problem.heads} heads"
-        rows.append([f"  {heads} of {problem.head_dim}, {limits.name(problem.dtype)}", *marks])
+        rows.append([f"  {heads} of {problem.head_dim}, {dtype_name(problem.dtype)}", *marks])
     print(f"\n{columns(rows)}")
     for reason, number in reasons.items():
         print(f"  [{number}] " + reason.replace("\n", "\n      "))

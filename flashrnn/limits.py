@@ -14,6 +14,7 @@ import torch
 from flashrnn.cells import Cell, cells, get_cell
 from flashrnn.cuda import tiling
 from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
+from flashrnn.problem import dtype_name
 
 STEP = 16  # units of a tile: heads between two multiples fit where the larger one does
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -48,7 +49,7 @@ def limits(gpu: Gpu) -> Iterator[Limit]:
 
 def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:
     forward, backward = (largest_head(way, get_cell(cell), dtype, gpu) for way in ("forward", "backward"))
-    return Limit(gpu.name, cell, name(dtype), forward, min(forward, backward))
+    return Limit(gpu.name, cell, dtype_name(dtype), forward, min(forward, backward))
 
 
 @cache
@@ -71,9 +72,5 @@ def table(rows: Iterable[Limit]) -> list[list[str]]:
     columns: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         columns.setdefault((row.gpu, row.cell), []).extend((str(row.inference), str(row.training)))
-    uses = [f"{name(dtype)} {use}" for dtype in DTYPES for use in ("inference", "training")]
+    uses = [f"{dtype_name(dtype)} {use}" for dtype in DTYPES for use in ("inference", "training")]
     return [["GPU", "cell", *uses], *([*names, *sizes] for names, sizes in columns.items())]
-
-
-def name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

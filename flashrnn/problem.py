@@ -33,6 +33,13 @@ class Problem(NamedTuple):
         """The kernels that the call needs."""
         return ("forward", "backward") if self.training else ("forward",)
 
+    def wrong_dtype(self, allowed: tuple[torch.dtype, ...]) -> str | None:
+        """Why a backend that computes in the `allowed` dtypes does not serve the call; None if it does."""
+        if self.dtype in allowed:
+            return None
+        *others, last = map(dtype_name, allowed)
+        return f"it computes in {', '.join(others)} and {last}, not in {self.dtype}"
+
 
 class Inputs(NamedTuple):
     """What a backend computes from, checked: shapes of `flashrnn.flashrnn`, but for the states."""
@@ -74,6 +81,11 @@ class Backend(Protocol):
 
     def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
         """`h` and `aux` are those that `forward` gave with `all_states`."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As people write it: bfloat16."""
+    return str(dtype).removeprefix("torch.")
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -52,6 +52,15 @@ def trace(cell: Cell) -> Trace:
         return thread.submit(_kept_or_made, cell).result()
 
 
+def untraceable(cell: Cell) -> str | None:
+    """Why the cell has no scalar graphs, and so no printed kernels; None if it has."""
+    try:
+        trace(cell)
+    except UntraceableCell as reason:
+        return str(reason)
+    return None
+
+
 def _kept_or_made(cell: Cell) -> Trace:
     path = cache_folder() / f"trace-{_fingerprint(cell)}.json"
     kept = _read(path)

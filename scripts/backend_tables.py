@@ -14,8 +14,8 @@ import torch
 from flashrnn import cells, get_cell
 from flashrnn.dispatch import choose
 from flashrnn.gpu import NAMED, Gpu
-from flashrnn.limits import NOTE, limits, name, table
-from flashrnn.problem import Problem
+from flashrnn.limits import NOTE, limits, table
+from flashrnn.problem import Problem, dtype_name
 from scripts.reproduction.result import Table, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
@@ -33,7 +33,7 @@ def choices() -> Table:
     """The choice for every dtype, head size and cell, a column for every device."""
     devices = {**NAMED, "CPU": None}
     rows = [
-        [name(dtype), str(head_dim), cell, *(choice(cell, head_dim, dtype, gpu) for gpu in devices.values())]
+        [dtype_name(dtype), str(head_dim), cell, *(choice(cell, head_dim, dtype, gpu) for gpu in devices.values())]
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for cell in cells()

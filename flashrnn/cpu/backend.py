@@ -13,7 +13,7 @@ from flashrnn.cells import Cell
 from flashrnn.cpu import build, threads
 from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
 from flashrnn.products import row_strides
-from flashrnn.trace import UntraceableCell, trace
+from flashrnn.trace import untraceable
 
 _LARGEST = 384  # head size; for larger ones R comes from the third cache, and PyTorch's products are as fast
 
@@ -24,17 +24,13 @@ class CpuFused:
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cpu":
             return f"it runs on CPUs, not on {problem.device.type}"
-        if problem.dtype not in (torch.float32, torch.float64):
-            return f"it computes in float32 and float64, not in {problem.dtype}"
+        if reason := problem.wrong_dtype((torch.float32, torch.float64)):
+            return reason
         if problem.head_dim > _LARGEST:
             return f"it serves head sizes up to {_LARGEST}, got {problem.head_dim}; larger ones are faster by vanilla"
         if not _installed():
             return "numba is not installed: pip install 'flashrnn-lm[cpu]'"
-        try:
-            trace(problem.cell)
-        except UntraceableCell as error:
-            return str(error)
-        return None
+        return untraceable(problem.cell)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
         Wx, R, b, states, reset = _dense(inputs)

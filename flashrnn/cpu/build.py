@@ -19,6 +19,7 @@ import torch
 from flashrnn.cache import cache_folder, store
 from flashrnn.cells import Cell
 from flashrnn.codegen.numba_source import cell_loop, product
+from flashrnn.problem import dtype_name
 
 _KERNELS = Path(__file__).parent / "kernels"
 _ELEMENTS = 2048  # of a gate that are worked on at a time: all gates and states fit the second cache
@@ -82,13 +83,13 @@ def matrix_product(width: int, dtype: torch.dtype) -> Part:
 @cache
 def cell_step(direction: str, cell: Cell, stride: int, dtype: torch.dtype) -> Part:
     """The cell's element-wise step, or its gradient (see `cell_loop`)."""
-    mathematics = _template("any_float"), _template(str(dtype).removeprefix("torch."))
+    mathematics = _template("any_float"), _template(dtype_name(dtype))
     return _compiled("cell", dtype, f"STRIDE = {stride}", *mathematics, cell_loop(cell, direction))
 
 
 def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
     """The C function `kernel` of the module that consists of `parts`."""
-    text = "\n\n".join((_HEADER.format(dtype=str(dtype).removeprefix("torch.")), *parts)) + "\n"
+    text = "\n\n".join((_HEADER.format(dtype=dtype_name(dtype)), *parts)) + "\n"
     versions = f"{sys.version} numba {version('numba')} llvmlite {version('llvmlite')} numpy {version('numpy')}"
     key = hashlib.sha256((versions + text).encode()).hexdigest()[:32]
     path = cache_folder() / f"cpu-{name}-{key}.py"

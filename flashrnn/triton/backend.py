@@ -10,7 +10,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
 from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, recurrent_sums, whole
-from flashrnn.trace import UntraceableCell, trace
+from flashrnn.trace import untraceable
 
 HEAD_DIM = 128  # larger ones were never compiled
 
@@ -23,7 +23,7 @@ class TritonFused:
     def supports(self, problem: Problem) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed; it comes with PyTorch for GPUs on Linux"
-        return _device_reason(problem) or _size_reason(problem) or _cell_reason(problem.cell)
+        return _device_reason(problem) or _size_reason(problem) or untraceable(problem.cell)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
         from flashrnn.triton.launch import launch
@@ -81,8 +81,8 @@ def _device_reason(problem: Problem) -> str | None:
 def _size_reason(problem: Problem) -> str | None:
     from flashrnn.triton.launch import padded, prefetch, room
 
-    if problem.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"it computes in bfloat16, float16 and float32, not in {problem.dtype}"
+    if reason := problem.wrong_dtype((torch.bfloat16, torch.float16, torch.float32)):
+        return reason
     if problem.head_dim > HEAD_DIM:
         return f"it serves head sizes up to {HEAD_DIM}, got {problem.head_dim}"
     cell, size, space = problem.cell, padded(problem.head_dim), room(problem.gpu)
@@ -92,14 +92,6 @@ def _size_reason(problem: Problem) -> str | None:
             f"the recurrent matrices of a head take {needed // 1024} KiB (head size {problem.head_dim}, padded to "
             f"{size}, {problem.dtype}), and the {space // 1024} KiB of a multiprocessor must hold them"
         )
-    return None
-
-
-def _cell_reason(cell: Cell) -> str | None:
-    try:
-        trace(cell)
-    except UntraceableCell as error:
-        return str(error)
     return None
 
 

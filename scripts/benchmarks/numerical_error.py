@@ -7,6 +7,7 @@ import torch
 
 from flashrnn import cells, get_cell
 from flashrnn.op import recurrence
+from flashrnn.problem import dtype_name
 
 STEPS, SPAN = 8192, 128
 
@@ -32,7 +33,7 @@ def _rows(name: str, dtype: torch.dtype) -> Iterator[dict]:
         h = recurrence(Wx, R, b.float(), None, cell, backend).h.double()
         error = (h - reference).square().sum((0, 2, 3)) / reference.square().sum((0, 2, 3))
         by_span = error.sqrt().unflatten(0, (-1, SPAN)).mean(1).tolist()
-        yield {"cell": name, "dtype": str(dtype).removeprefix("torch."), "backend": backend, "error": by_span}
+        yield {"cell": name, "dtype": dtype_name(dtype), "backend": backend, "error": by_span}
 
 
 def draw(content: dict, file: Path) -> Path:
