@@ -1,4 +1,4 @@
-"""python -m flashrnn doctor: what works on this machine. python -m flashrnn limits: the largest heads of each GPU."""
+"""python -m flashrnn doctor: what works on this machine; limits: the largest heads of GPUs; tune: faster tilings."""
 
 import argparse
 import json
@@ -8,8 +8,9 @@ from dataclasses import asdict
 
 import torch
 
-from flashrnn import dispatch, doctor, limits
-from flashrnn.problem import Backend, dtype_name
+from flashrnn import dispatch, doctor, get_cell, limits
+from flashrnn.cuda.backend import CudaFused
+from flashrnn.problem import Backend, Problem, dtype_name
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,8 +28,35 @@ def main(arguments: list[str] | None = None) -> int:
         description="The largest heads of backend cuda_fused, by the solver of its tilings; no GPU is needed.",
     )
     largest.add_argument("--json", action="store_true", help="a list of objects instead of the table")
+    tuned = commands.add_parser(
+        "tune",
+        help="time the best tilings of backend cuda_fused for given sizes on this GPU, and keep the fastest",
+        description="Times the best tilings by estimate on this GPU, forward and backward, and keeps the fastest in "
+        "the cache folder, where later processes find it. Takes a minute or less.",
+    )
+    tuned.add_argument("--cell", default="lstm", help="(default: lstm)")
+    for name, what in (("heads", "number of heads"), ("head-dim", "size of a head"), ("batch", "sequences")):
+        tuned.add_argument(f"--{name}", type=int, required=True, help=what)
+    tuned.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    tuned.add_argument("--count", type=int, default=8, help="tilings of each direction (default: 8)")
     given = parser.parse_args(arguments)
+    if given.command == "tune":
+        return print_tuning(given)
     return print_doctor() if given.command == "doctor" else print_limits(given.json)
+
+
+def print_tuning(given: argparse.Namespace) -> int:
+    from flashrnn.cuda import tuning
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu", 0)
+    sizes = get_cell(given.cell), given.batch, 1, given.heads, given.head_dim, getattr(torch, given.dtype)
+    problem = Problem(*sizes, device, training=True, reset=False)
+    if reason := CudaFused().supports(problem):
+        print(f"error: backend cuda_fused does not serve this: {reason}", file=sys.stderr)
+        return 1
+    for trial in tuning.tune(problem.cell, given.heads, given.head_dim, given.batch, problem.dtype, given.count):
+        print(f"{trial.direction:8}  {trial.us:7.3f} µs per step  {trial.tiling}", flush=True)
+    return 0
 
 
 def print_limits(as_json: bool) -> int:

@@ -1,5 +1,6 @@
 """Backend `cuda_fused`: the whole time loop in one kernel, R on the chip."""
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.cuda import tiling
 from flashrnn.cuda.available import unavailable
+from flashrnn.cuda.build import Binary
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import Tiling, Variant
@@ -17,7 +19,12 @@ from flashrnn.products import gate_views, outer_products, recurrent_only, recurr
 
 
 class CudaFused:
+    """`choose` gives the kernel and the tiling of a call, as compile_best does."""
+
     name = "cuda_fused"
+
+    def __init__(self, choose: Callable[..., tuple[Binary, Tiling]] = compile_best) -> None:
+        self._choose = choose
 
     def supports(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
@@ -36,7 +43,7 @@ class CudaFused:
         Wx = _aligned(as_rows(Wx, Wx))
         variant = Variant(reset=reset is not None, all_states=all_states and len(cell.states) > 1, d_aux=False)
         h, aux, last = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), torch.empty_like(states)
-        kernel, layout = _kernel("forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
+        kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
         arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, last)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             rings = _rings(groups, layout, Wx) if layout.grid else None
@@ -48,7 +55,7 @@ class CudaFused:
         B, T, _, N, D = Wx.shape
         Wx = _aligned(as_rows(Wx, Wx))
         variant = Variant(reset=reset is not None, all_states=True, d_aux=grads.aux is not None)
-        kernel, layout = _kernel("backward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
+        kernel, layout = _kernel(self._choose, "backward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
         parts = shifted(h, states[0], reset)
         d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(recurrent_only(cell)), N, D)
         gradients = gate_views(cell, d_Wx, d_u)
@@ -66,9 +73,17 @@ class CudaFused:
 
 @cache
 def _kernel(
-    direction: str, cell: Cell, D: int, N: int, B: int, dtype: torch.dtype, variant: Variant, device: int
+    choose: Callable[..., tuple[Binary, Tiling]],
+    direction: str,
+    cell: Cell,
+    D: int,
+    N: int,
+    B: int,
+    dtype: torch.dtype,
+    variant: Variant,
+    device: int,
 ) -> tuple[LoadedKernel, Tiling]:
-    binary, layout = compile_best(direction, cell, N, D, B, dtype, variant, device_gpu(device))
+    binary, layout = choose(direction, cell, N, D, B, dtype, variant, device_gpu(device))
     shared = tiling.shared_bytes(direction, cell, dtype, layout)
     return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
 

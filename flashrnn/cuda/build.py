@@ -45,7 +45,7 @@ def build(prelude: str, header: str, entry: str, arch: str) -> Binary:
         "arch": arch,
         "compiler": _compiler(),
         "options": _OPTIONS,
-        "kernels": _sources_hash(),
+        "kernels": sources_hash(),
         "source": source,
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
@@ -95,7 +95,7 @@ def _compiler() -> str:
 
 
 @cache
-def _sources_hash() -> str:
+def sources_hash() -> str:
     digest = hashlib.sha256()
     for path in sorted(KERNELS.glob("*.cuh")):
         digest.update(path.name.encode() + path.read_bytes())

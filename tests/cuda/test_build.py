@@ -110,9 +110,9 @@ def test_everything_that_shapes_a_binary_is_in_its_name(folder, tmp_path, monkey
         patch.setattr(module, "KERNELS", tmp_path / "kernels")
         shutil.copytree(Path(module.__file__).parent / "kernels", module.KERNELS)
         (module.KERNELS / "cluster.cuh").open("a").write("// changed\n")
-        module._sources_hash.cache_clear()
+        module.sources_hash.cache_clear()
         paths["kernels"] = twice().path
-    module._sources_hash.cache_clear()
+    module.sources_hash.cache_clear()
     assert len(set(paths.values())) == len(paths), paths
     new_process()
     assert twice().path == paths[""]

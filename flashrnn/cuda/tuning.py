@@ -1,0 +1,115 @@
+"""Tilings chosen by measuring: the best few by estimate are timed on the GPU, and the fastest is kept on disk.
+
+A kept tiling is taken by later processes, for all calls of its sizes on that model of GPU.
+"""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from flashrnn.cells import Cell
+from flashrnn.cuda import tiling
+from flashrnn.cuda.backend import CudaFused
+from flashrnn.cuda.kernel import compile_best, compile_tiling
+from flashrnn.cuda.source import Tiling, Variant
+from flashrnn.cuda.tuned import Sizes, keep
+from flashrnn.gpu import device_gpu
+from flashrnn.problem import Inputs, States, state_dtype
+
+_STEPS, _REPEATS = 256, 7
+_LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
+
+
+class Trial(NamedTuple):
+    direction: str
+    tiling: Tiling
+    us: float  # of a time step, with what stands around the kernel; infinite if it cannot run
+
+
+def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, count: int = 8) -> Iterator[Trial]:
+    """Times `count` tilings of each direction on the current GPU, and keeps the fastest."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    sizes = Sizes(cell, heads, head_dim, batch, dtype, device_gpu(device.index))
+    inputs = _random_inputs(sizes, device)
+    for direction in ("forward", "backward"):
+        choices = candidates(direction, sizes, count)
+        _compile_all(direction, sizes, choices)
+        trials = []
+        for choice in choices:
+            trials.append(Trial(direction, choice, _measure(direction, sizes, choice, inputs)))
+            yield trials[-1]
+        best = min(trials, key=lambda trial: trial.us)
+        keep(direction, sizes, best.tiling, best.us)
+
+
+def candidates(direction: str, sizes: Sizes, count: int) -> list[Tiling]:
+    """The best tilings by estimate that differ in layout, or in registers by what the compiler may need."""
+    found: dict[tuple, list[Tiling]] = {}
+    order = []
+    for choice in itertools.islice(tiling.tilings(direction, *sizes), _LOOKED_AT):
+        layout = astuple(replace(choice, stages=0, register_fragments=0))
+        same = found.setdefault(layout, [])
+        if len(same) < 2 and all(choice.register_fragments < other.register_fragments for other in same):
+            same.append(choice)
+            order.append(choice)
+        if len(order) == count:
+            break
+    return order
+
+
+_TRAINING = Variant(reset=False, all_states=True, d_aux=False)
+
+
+def _compile_all(direction: str, sizes: Sizes, choices: list[Tiling]) -> None:
+    cell, heads, head_dim, _, dtype, gpu = sizes
+    variant = replace(_TRAINING, all_states=len(cell.states) > 1 or direction == "backward")
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda c: compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, c), choices))
+
+
+def _random_inputs(sizes: Sizes, device: torch.device) -> Inputs:
+    cell, N, D, B, dtype, _ = sizes
+    exact = {"device": device, "dtype": state_dtype(dtype)}
+    Wx = torch.randn(B, _STEPS, len(cell.input_gates), N, D, device=device).to(dtype)
+    R = (torch.randn(len(cell.recurrent_gates), N, D, D, device=device) / D**0.5).to(dtype)
+    b, states = torch.zeros(len(cell.gates), N, D, **exact), torch.zeros(len(cell.states), B, N, D, **exact)
+    return Inputs(Wx, R, b, states, None)
+
+
+def _measure(direction: str, sizes: Sizes, choice: Tiling, inputs: Inputs) -> float:
+    backend = CudaFused(partial(_take, direction, choice))
+    try:
+        states = backend.forward(sizes.cell, inputs, all_states=True)
+        if direction == "forward":
+            return _us(lambda: backend.forward(sizes.cell, inputs, all_states=True))
+        grads = States(torch.randn_like(states.h), None, None)
+        return _us(lambda: backend.backward(sizes.cell, inputs, states.h, states.aux, grads))
+    except RuntimeError:  # no room for its blocks
+        return float("inf")
+
+
+def _take(of: str, choice: Tiling, direction: str, cell, heads, head_dim, batch, dtype, variant, gpu):
+    """As compile_best, but the given tiling for one direction."""
+    if direction != of:
+        return compile_best(direction, cell, heads, head_dim, batch, dtype, variant, gpu)
+    return compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, choice), choice
+
+
+def _us(run: Callable[[], object]) -> float:
+    """Microseconds per time step, the median."""
+    run()
+    times = []
+    for _ in range(_REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / _STEPS)
+    return statistics.median(times)

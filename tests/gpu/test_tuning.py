@@ -1,0 +1,26 @@
+"""Tilings chosen by measuring."""
+
+import pytest
+import torch
+
+from flashrnn import get_cell
+from flashrnn.cuda.tuned import Sizes, kept
+from flashrnn.cuda.tuning import tune
+from flashrnn.gpu import device_gpu
+from tests.suite import Case, check
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+
+def test_the_fastest_is_kept_and_computes_right():
+    cell, sizes = get_cell("elman"), (3, 96, 24, torch.bfloat16)
+    trials = list(tune(cell, *sizes, count=3))
+    for direction in ("forward", "backward"):
+        measured = [trial for trial in trials if trial.direction == direction]
+        assert len(measured) == 3
+        fastest = min(measured, key=lambda trial: trial.us)
+        assert kept(direction, Sizes(cell, *sizes, device_gpu(0))) == fastest.tiling
+    check("cuda_fused", Case(cell, B=24, T=9, N=3, D=96), torch.bfloat16, "cuda:0")
