@@ -10,6 +10,7 @@ import torch
 
 from scripts import checkpoint
 from scripts.config import check_override_keys
+from scripts.train import train
 from tests.scripts.conftest import SHORT, TINY
 
 ROOT = Path(__file__).parents[2]
@@ -36,26 +37,21 @@ def test_train_several_models_then_evaluate_one(tmp_path):
     assert "6-14" in evaluated.stdout
 
 
-def test_two_processes_train_as_one(tmp_path):
+@pytest.mark.parametrize("strategy", ["trainer.strategy=ddp", "trainer=fsdp_8"])
+def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
     """Equal lengths, so that the mean over ranks is the mean over labels: the same weights up to rounding."""
-    settings = ["model=lstm", *TINY["parity"], *SHORT, "data.min_length=6", "logger=none"]
-    two = ["trainer.devices=2", "data.batch_size=2", "trainer.precision=32-true"]
-    ways = {
-        "one": [],
-        "ddp": ["trainer.strategy=ddp", *two],
-        "fsdp": ["trainer=fsdp_8", *two],
-    }
-    weights = []
-    for name, way in ways.items():
-        ended = run("scripts.train", *settings, *way, f"name={name}", folder=tmp_path)
-        assert ended.returncode == 0, ended.stderr
-        (folder,) = (tmp_path / "outputs" / name).iterdir()
-        weights.append(checkpoint.load(checkpoint.find(str(folder)))["state_dict"])
-    for name, weight in weights[0].items():
-        for of_two in weights[1:]:
-            torch.testing.assert_close(
-                of_two[name], weight, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-            )
+    settings = ["model=lstm", "data.min_length=6", "logger=none"]
+    train(tiny_config("parity", *settings, run="one"))
+    two = [strategy, "trainer.devices=2", "data.batch_size=2", "trainer.precision=32-true", "name=two"]
+    ended = run("scripts.train", *TINY["parity"], *SHORT, *settings, *two, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (of_two,) = (tmp_path / "outputs" / "two").iterdir()
+    one, other = (
+        checkpoint.load(checkpoint.find(str(folder)))["state_dict"]
+        for folder in (tmp_path / "outputs" / "parity" / "one", of_two)
+    )
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize(
