@@ -5,9 +5,8 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-
-import torch
 
 from scripts.benchmarks import (
     cpu_fused,
@@ -23,21 +22,15 @@ from scripts.benchmarks import (
 )  # fmt: skip
 from scripts.benchmarks.cases import SUITES, select
 from scripts.benchmarks.peers import FLASHRNN
-from scripts.benchmarks.results import RESULTS, gpu_slug, provenance
+from scripts.benchmarks.results import RESULTS, device_slug, gpu_slug, provenance
 from scripts.benchmarks.table import print_table
 from scripts.benchmarks.timing import FULL, QUICK
 
-
-def _reference_cpu(options: argparse.Namespace) -> None:
-    _write(options.out / "reference_cpu.json", reference_cpu.rows.__doc__, options.commit, reference_cpu.rows())
+ON_CPU = {"reference_cpu": reference_cpu, "cpu_fused": cpu_fused, "data_cpu": data}  # by the names of their files
 
 
-def _cpu_fused(options: argparse.Namespace) -> None:
-    _write(options.out / "cpu_fused.json", cpu_fused.rows.__doc__, options.commit, cpu_fused.rows())
-
-
-def _data(options: argparse.Namespace) -> None:
-    _write(options.out / "data_cpu.json", data.rows.__doc__, options.commit, data.rows())
+def _on_cpu(file: str, options: argparse.Namespace) -> None:
+    _write(options.out / f"{file}.json", ON_CPU[file].rows.__doc__, options.commit, ON_CPU[file].rows())
 
 
 def _kernels(options: argparse.Namespace) -> None:
@@ -59,8 +52,7 @@ def _numerical_error(options: argparse.Namespace) -> None:
 
 
 def _generation(options: argparse.Namespace) -> None:
-    place = gpu_slug() if torch.cuda.is_available() else "cpu"
-    path = options.out / f"generation_{place}.json"
+    path = options.out / f"generation_{device_slug()}.json"
     _write(path, generation.rows.__doc__, options.commit, generation.rows(options.contexts))
     print(generation.draw(json.loads(path.read_text()), path.with_suffix(".png")))
 
@@ -102,14 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (default: docs/results)")
     output.add_argument("--commit", help="what is measured (default: this checkout's, from git)")
 
-    command = names.add_parser("reference_cpu", parents=[output], help=reference_cpu.__doc__)
-    command.set_defaults(run=_reference_cpu)
-
-    command = names.add_parser("cpu_fused", parents=[output], help=cpu_fused.__doc__)
-    command.set_defaults(run=_cpu_fused)
-
-    command = names.add_parser("data", parents=[output], help=data.__doc__)
-    command.set_defaults(run=_data)
+    for file, module in ON_CPU.items():
+        command = names.add_parser(module.__name__.rpartition(".")[2], parents=[output], help=module.__doc__)
+        command.set_defaults(run=partial(_on_cpu, file))
 
     command = names.add_parser("kernels", parents=[output], help=kernels.__doc__, description=f"""{kernels.__doc__}
         Rows go into the file as they are measured. A run measures what the file lacks, and anew what is ours and comes

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scripts import report
 from scripts.checkpoint import LAST
-from scripts.peak_flops import PEAK_FLOPS, peak_flops
+from scripts.peaks import PEAK_FLOPS, peak_flops
 
 PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, how often
 
@@ -74,7 +74,7 @@ class StepStatistics(Callback):
     train/tokens_per_second: over all devices.
     train/data_wait: share of the time in which the process waited for a batch. A GPU may have had work meanwhile.
     train/mfu: model FLOPs utilisation, the FLOPs of `SequenceModel.flops_per_token` over the peak of the GPU
-        (scripts/peak_flops.py). Only for half precision on a GPU whose peak is known.
+        (scripts/peaks.py). Only for half precision on a GPU whose peak is known.
     train/gpu_memory: GiB, the most that was allocated at once.
     """
 

@@ -61,6 +61,11 @@ def gpu_slug() -> str:
     return re.sub(r"[^a-z0-9]+", "_", name)
 
 
+def device_slug() -> str:
+    """What runs here, as part of a file's name: that of the GPU, or cpu."""
+    return gpu_slug() if torch.cuda.is_available() else "cpu"
+
+
 def milliseconds(row: dict) -> float:
     """Median time of the recurrence: less that of the product with the inputs, where a row includes it."""
     return row["ms"]["p50"] - row.get("input_ms", {"p50": 0.0})["p50"]

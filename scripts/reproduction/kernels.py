@@ -5,10 +5,10 @@ from pathlib import Path
 from scripts.benchmarks import numerical_error
 from scripts.benchmarks.cases import MODES
 from scripts.benchmarks.ours import NAME as OURS
-from scripts.benchmarks.results import by_job
+from scripts.benchmarks.results import by_job, device_slug
 from scripts.benchmarks.table import recurrent_peers, times
 from scripts.reproduction.axes import milliseconds_over
-from scripts.reproduction.result import Options, Reproduction, Table, benchmark, device, kernels, known, paper
+from scripts.reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
 
 
 def _speed_table(contents: list[dict]) -> Table:
@@ -51,7 +51,7 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
 
 def _measure_error(options: Options) -> list[Path]:
     benchmark(options, "numerical_error")
-    return [options.out / f"numerical_error_{device()}.json"]
+    return [options.out / f"numerical_error_{device_slug()}.json"]
 
 
 def _error_table(contents: list[dict]) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 
-from scripts.benchmarks.results import RESULTS, gpu_slug, provenance
+from scripts.benchmarks.results import RESULTS, device_slug, provenance
 
 ROOT = Path(__file__).parents[2]
 Table = list[list[str]]  # the header, then rows
@@ -58,17 +58,12 @@ def known(value: float | None, form: str = ".2f") -> str:
     return "not known" if value is None else format(value, form)
 
 
-def device() -> str:
-    """Part of the name of what is measured here."""
-    return gpu_slug() if torch.cuda.is_available() else "cpu"
-
-
 def save(name: str, options: Options, content: dict, place: str | None = None) -> Path:
     """Writes <name>_<place>.json with what is needed to repeat it; a quick result does not replace a full one.
 
     `place` is this device if None; where the device does not matter it is "".
     """
-    path = options.out / f"{name}_{device() if place is None else place}".rstrip("_")
+    path = options.out / f"{name}_{device_slug() if place is None else place}".rstrip("_")
     path = path.with_suffix(".json")
     if options.quick and path.exists() and not json.loads(path.read_text()).get("quick", True):
         raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with --out FOLDER")
@@ -95,7 +90,7 @@ def kernels(options: Options, *suites: str) -> list[Path]:
     """Speed of the kernels in these suites; a file of scripts.benchmark for each."""
     for suite in suites:
         benchmark(options, "kernels", "--suite", suite, *(["--quick"] if options.quick else []))
-    return [options.out / f"kernels_{suite}_{device()}.json" for suite in suites]
+    return [options.out / f"kernels_{suite}_{device_slug()}.json" for suite in suites]
 
 
 def markdown(table: Table) -> str:

@@ -6,11 +6,8 @@ from flashrnn import get_cell
 from scripts.benchmarks.cases import FORWARD, Case
 from scripts.benchmarks.results import by_job
 from scripts.benchmarks.table import times
+from scripts.peaks import peak_bandwidth, peak_flops
 from scripts.reproduction.result import Reproduction, Table, kernels, known, paper
-
-PEAKS = {"A100": (312e12, 2.039e12), "H100": (989e12, 3.35e12), "H200": (989e12, 4.8e12)}
-"""Dense bfloat16 operations and bytes of HBM per second, of the SXM modules with 80 GB (H200: 141 GB), by NVIDIA's
-data sheets."""
 
 
 def operations(case: Case) -> int:
@@ -28,10 +25,10 @@ def bytes_moved(case: Case) -> int:
 def peaks(contents: list[dict]) -> tuple[str, float, float]:
     """Name, operations and bytes per second of the GPU that the data comes from."""
     gpu = contents[0]["runs"][-1]["machine"]["gpu"]
-    for name, rates in PEAKS.items():
-        if name in gpu.split()[1]:
-            return gpu, *rates
-    raise ValueError(f"the rates of {gpu} are not known here; known are {', '.join(PEAKS)} (PEAKS in {__name__})")
+    flops, bandwidth = peak_flops(gpu), peak_bandwidth(gpu)
+    if flops is None or bandwidth is None:
+        raise ValueError(f"the peaks of {gpu} are not known: add them to scripts/peaks.py")
+    return gpu, flops, bandwidth
 
 
 def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:

@@ -3,14 +3,15 @@
 from pathlib import Path
 from statistics import mean, median
 
+from scripts.benchmarks.results import device_slug
 from scripts.reproduction import language_model
 from scripts.reproduction.accuracy import MODELS, extrapolated, finished
-from scripts.reproduction.result import Options, Reproduction, Table, device, known, paper
+from scripts.reproduction.result import Options, Reproduction, Table, known, paper
 
 
 def _measure(options: Options) -> list[Path]:
     """The files of parity and, where it exists, language_model."""
-    accuracy, speed = (options.out / f"{name}_{device()}.json" for name in ("parity", "language_model"))
+    accuracy, speed = (options.out / f"{name}_{device_slug()}.json" for name in ("parity", "language_model"))
     if not accuracy.exists():
         raise ValueError(f"there is no {accuracy} with the accuracies: run `python -m scripts.reproduce parity` first")
     return [accuracy, speed] if speed.exists() else [accuracy]

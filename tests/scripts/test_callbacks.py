@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data import state_tracking
-from scripts.peak_flops import peak_flops
+from scripts.peaks import peak_flops
 from scripts.train import train
 from tests.scripts.test_train import metrics
 
