@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from flashrnn import get_cell
 from flashrnn.op import recurrence
+from scripts.benchmarks.cases import Case
 from scripts.benchmarks.reference_cpu import processor_time
+from scripts.benchmarks.timing import random_inputs
 
 _SIZES = [
     *((cell, 64, 40, N, 64) for cell in ("lstm", "slstm") for N in (1, 2, 4)),
@@ -44,15 +45,11 @@ def rows() -> Iterator[dict]:
 
 
 def _row(name: str, B: int, T: int, N: int, D: int, clock: Callable[[], float]) -> dict:
-    cell = get_cell(name)
-    torch.manual_seed(0)
-    Wx = torch.randn(B, T, len(cell.input_gates), N, D, requires_grad=True)
-    R = (torch.randn(len(cell.recurrent_gates), N, D, D) / D**0.5).requires_grad_()
-    b = torch.zeros(len(cell.gates), N, D, requires_grad=True)
+    inputs = random_inputs(Case(name, N, D, B, T).shapes(), torch.float32, "cpu")
     d_h = torch.randn(B, T, N, D)
 
     def train(backend: str) -> Callable[[], tuple]:
-        return lambda: torch.autograd.grad(recurrence(Wx, R, b, None, cell, backend).h, (Wx, R, b), d_h)
+        return lambda: torch.autograd.grad(recurrence(*inputs, None, name, backend).h, inputs, d_h)
 
     functions = {backend: train(backend) for backend in ("cpu_fused", "vanilla")}
     for ours, theirs in zip(functions["cpu_fused"](), functions["vanilla"](), strict=True):

@@ -8,6 +8,8 @@ import torch
 
 from flashrnn import Cell, get_cell
 from flashrnn.op import recurrence
+from scripts.benchmarks.cases import Case
+from scripts.benchmarks.timing import random_inputs
 
 _SIZES = [(64, 40, 1, 64), (64, 40, 4, 64), (4, 256, 4, 64)]  # B, T, N, D
 
@@ -20,17 +22,13 @@ def rows() -> list[dict]:
 
 
 def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
-    cell = get_cell(name)
-    torch.manual_seed(0)
-    Wx = torch.randn(B, T, len(cell.input_gates), N, D, requires_grad=True)
-    R = (torch.randn(len(cell.recurrent_gates), N, D, D) / D**0.5).requires_grad_()
-    b = torch.zeros(len(cell.gates), N, D, requires_grad=True)
+    inputs = random_inputs(Case(name, N, D, B, T).shapes(), torch.float32, "cpu")
     d_h = torch.randn(B, T, N, D)
     forward = {
-        "autograd": lambda: _autograd_loop(cell, Wx, R, b),
-        "reference": lambda: recurrence(Wx, R, b, None, cell, "vanilla").h,
+        "autograd": lambda: _autograd_loop(get_cell(name), *inputs),
+        "reference": lambda: recurrence(*inputs, None, name, "vanilla").h,
     }
-    train = {k: lambda run=run: torch.autograd.grad(run(), (Wx, R, b), d_h) for k, run in forward.items()}
+    train = {k: lambda run=run: torch.autograd.grad(run(), inputs, d_h) for k, run in forward.items()}
     for ours, theirs in zip(train["reference"](), train["autograd"](), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     ms = processor_time(train)

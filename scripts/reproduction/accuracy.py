@@ -4,21 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+import data.tasks
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper, save
-from scripts.reproduction.runs import OUTPUTS, Run, collect, train
+from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, train
 
 MODELS = ("transformer", "mamba", "mlstm", "elman", "gru", "lstm", "slstm")
-TASKS = (
-    "parity",
-    "even_pairs",
-    "cycle_navigation",
-    "modular_arithmetic",
-    "modular_arithmetic_brackets",
-    "s3",
-    "a5",
-    "s5",
-    "flip_flop",
-)
+TASKS = tuple(data.tasks.TASKS)
 SEEDS = (0, 1, 2)
 OF_MODEL = {"mamba": ("compile=true",)}  # without it Mamba's backward takes time in the square of the length
 
@@ -106,10 +97,9 @@ def _notes(contents: list[dict]) -> list[str]:
     seeds, sequences = len({run["seed"] for run in runs}), runs[0]["ranges"][0]["sequences"]
     environments = sorted({(run["environment"]["commit"], run["environment"]["device"]) for run in runs})
     where = "; ".join(f"commit {commit} on {device}" for commit, device in environments)
-    failed = [run for content in contents for run in content["runs"] if "error" in run]
     return [
         f"Trained for {said}, with up to {seeds} seeds, by {where}; {sequences} sequences per range and seed.",
-        *(f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed),
+        *failures(contents),
     ]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from scripts.reproduction.result import Options, Reproduction, Table, paper, save
-from scripts.reproduction.runs import OUTPUTS, Run, collect, train
+from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, train
 
 BACKENDS = {
     "CUDA fused": ("model.mixer.backend=cuda_fused",),
@@ -67,17 +67,14 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    failed = [
-        f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in contents[0]["runs"] if "error" in run
-    ]
     if not contents[0]["quick"]:
-        return failed
+        return failures(contents)
     scale = (
         "This is the quick run (`--quick`): 60 steps of 32 blocks of 1024 tokens on one device, from the Python "
         "standard library's sources. Only its seconds per step mean anything: they are those of 32,768 tokens on one "
         "GPU, the paper's of 524,288 on eight."
     )
-    return [scale, *failed]
+    return [scale, *failures(contents)]
 
 
 def _draw(contents: list[dict], file: Path) -> None:

@@ -71,6 +71,12 @@ def failure(folder: Path) -> str:
     return errors[-1] if errors else "it did not finish"
 
 
+def failures(contents: list[dict]) -> list[str]:
+    """A paragraph for each run of collected data that has no results."""
+    failed = [run for content in contents for run in content["runs"] if "error" in run]
+    return [f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed]
+
+
 def evaluation(folder: Path) -> dict | None:
     """The newest evaluation of a run."""
     files = sorted(folder.glob("**/eval.json"), key=lambda file: file.stat().st_mtime)
