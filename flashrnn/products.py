@@ -18,6 +18,11 @@ def recurrent_only(cell: Cell) -> tuple[str, ...]:
     return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
 
 
+def places(cell: Cell, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Where each gate stands among `names`, -1 if it does not."""
+    return tuple(names.index(gate) if gate in names else -1 for gate in cell.gates)
+
+
 def row_strides(Wx: Tensor) -> tuple[int, int]:
     """Distance of batch and time steps in rows of [.., N, D]."""
     B, T = Wx.shape[:2]

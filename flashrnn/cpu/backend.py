@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from flashrnn.cells import Cell
 from flashrnn.cpu import build, threads
 from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
-from flashrnn.products import row_strides
+from flashrnn.products import places, row_strides
 from flashrnn.trace import untraceable
 
 _LARGEST = 384  # head size; for larger ones R comes from the third cache, and PyTorch's products are as fast
@@ -92,9 +92,7 @@ def _run(
     step = build.cell_step(direction, cell, layout.stride, dtype)
     counts = (len(cell.gates), len(cell.states), inputs)
     sizes = torch.tensor([B, T, N, D, *row_strides(Wx), *layout, *counts])
-    tables = [
-        torch.tensor([_index(part, gate) for gate in cell.gates]) for part in (cell.input_gates, cell.recurrent_gates)
-    ]
+    tables = [torch.tensor(places(cell, names)) for names in (cell.input_gates, cell.recurrent_gates)]
     buffers = (len(cell.gates), *(len(cell.states),) * (1 if direction == "forward" else 2))
 
     def task(part: int, head: int) -> None:
@@ -104,7 +102,3 @@ def _run(
         loop.call(*pointers, product.address, step.address, head, *parts[part], *flags)
 
     threads.run([partial(task, part, head) for part in range(len(parts)) for head in range(N)])
-
-
-def _index(names: tuple[str, ...], name: str) -> int:
-    return names.index(name) if name in names else -1

@@ -14,7 +14,7 @@ from flashrnn.cells import Cell
 from flashrnn.codegen.functions import functions
 from flashrnn.codegen.triton_source import cell_functions
 from flashrnn.gpu import Gpu, nvidia_gpu
-from flashrnn.products import recurrent_only, row_strides
+from flashrnn.products import places, recurrent_only, row_strides
 from flashrnn.triton import kernels
 
 SEQUENCES = 16  # of a program: the least that tensor cores of all vendors multiply at once
@@ -67,8 +67,8 @@ def kernel_constants(direction: str, cell: Cell, heads: int, head_dim: int, stag
     only = recurrent_only(cell)
     constants = {name: jit(_functions(cell)[name]) for name in names}
     constants |= {
-        "INPUT_OF": _places(cell, cell.input_gates),
-        "RECURRENT_OF": _places(cell, cell.recurrent_gates),
+        "INPUT_OF": places(cell, cell.input_gates),
+        "RECURRENT_OF": places(cell, cell.recurrent_gates),
         "GATES": len(cell.gates),
         "GI": len(cell.input_gates),
         "GR": len(cell.recurrent_gates),
@@ -80,12 +80,8 @@ def kernel_constants(direction: str, cell: Cell, heads: int, head_dim: int, stag
         "PREFETCH": stages,
     }
     if direction == "backward":
-        constants |= {"ONLY_OF": _places(cell, only), "GU": len(only)}
+        constants |= {"ONLY_OF": places(cell, only), "GU": len(only)}
     return constants
-
-
-def _places(cell: Cell, names: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(names.index(gate) if gate in names else -1 for gate in cell.gates)
 
 
 def jit(function: Callable) -> Callable:
