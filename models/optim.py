@@ -42,8 +42,8 @@ def adamw_cosine(
     """AdamW over `decay_groups(model)` with `warmup_cosine` set before every optimizer step."""
     if not 0 <= warmup_steps < total_steps:
         raise ValueError(
-            f"warmup_steps={warmup_steps} with total_steps={total_steps}: "
-            "expected 0 <= warmup_steps < total_steps (total_steps is trainer.max_steps in the configs)"
+            f"warmup_steps={warmup_steps} with total_steps={total_steps}: expected 0 <= warmup_steps < total_steps "
+            "(in the configs optim.warmup_steps and trainer.max_steps)"
         )
     optimizer = AdamW(decay_groups(model, weight_decay), lr=lr, betas=tuple(betas), eps=eps, fused=fused)
     schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, lr, final_lr, warmup_steps, total_steps) / lr)

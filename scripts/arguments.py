@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from scripts.config import CONFIGS
+from scripts.config import CONFIGS, check_type
 
 MISSING = "???"
 
@@ -37,6 +37,5 @@ def _value(key: str, text: str, default: bool | int | float) -> bool | int | flo
     value = yaml.safe_load(text)
     if isinstance(default, float) and type(value) is int:
         return float(value)
-    if type(value) is not type(default):
-        raise ValueError(f"{key}={text}: expected a value of type {type(default).__name__}, such as {default}")
+    check_type(key, value, default)
     return value

@@ -66,8 +66,10 @@ def find(path: str, run_name: str | None = None) -> Path:
         if file.is_file():
             return file
         files = file.glob("checkpoints/*.ckpt")
+        runs = sorted(str(found.parents[1]) for found in file.glob(f"**/checkpoints/{LAST}"))
         file = file / "checkpoints" / LAST if file.is_dir() else file
         missing = f"there is no checkpoint at {file}: expected a .ckpt file or the folder of a run"
+        missing += f", such as {runs[-1]}" if runs else ""
     newest_first = sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)
     for file in newest_first:
         try:
@@ -105,13 +107,25 @@ def _load_exported(file: Path) -> dict[str, Any]:
     return content | {"state_dict": load_file(file)}
 
 
+def _leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
+    """The values of a nested config by their full keys."""
+    leaves = {}
+    for key, value in section.items():
+        leaves |= _leaves(value, f"{name}.{key}") if isinstance(value, dict) else {f"{name}.{key}": value}
+    return leaves
+
+
 def check_resumable(file: Path, config: DictConfig) -> None:
     """Raise unless the checkpoint holds the model of this config, with steps left to train."""
     content = load(file)
-    saved = content["config"]["model"]
-    asked = OmegaConf.to_container(config.model, resolve=True)
+    saved = _leaves(content["config"]["model"], "model")
+    asked = _leaves(OmegaConf.to_container(config.model, resolve=True), "model")
     if saved != asked:
-        raise ValueError(f"{file} holds another model:\n  in the checkpoint: {saved}\n  in this config:    {asked}")
+        keys = [key for key in saved | asked if saved.get(key) != asked.get(key)]
+        differences = [
+            f"\n  {key}: {saved.get(key)} in the checkpoint, {asked.get(key)} in this config" for key in keys
+        ]
+        raise ValueError(f"{file} holds another model:{''.join(differences)}")
     if content["global_step"] >= config.trainer.max_steps:
         raise ValueError(
             f"{file} is at step {content['global_step']}, so nothing is left of trainer.max_steps="

@@ -4,14 +4,17 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
+# Lightning takes these in several types: a number, a list or "auto"; a flag or "warn"; a share or a number.
+ANY_TYPE = ("trainer.devices", "trainer.deterministic", "trainer.limit_val_batches")
 
 
 def accumulate(global_batch_size: int | None, batch_size: int, devices: int, num_nodes: int) -> int:
@@ -38,6 +41,8 @@ def prepare_process(threads: int | None) -> None:
     import torch
 
     if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads={threads}: expected at least 1, or null for one per core")
         torch.set_num_threads(threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*logs directory .* exists and is not empty")  # the run's own folder
@@ -47,12 +52,20 @@ def prepare_process(threads: int | None) -> None:
 
 
 def check_trainer(trainer: DictConfig) -> None:
-    """Raise for what Lightning takes and does badly: float16 on a CPU, bfloat16 that a GPU emulates, its old FSDP."""
+    """Raise for what Lightning takes and does badly: float16 on a CPU, bfloat16 that a GPU emulates, its old FSDP; and
+    for what it refuses without naming a key of ours."""
     import torch
 
     precision, accelerator = str(trainer.precision), trainer.accelerator
     if str(trainer.strategy).startswith(("fsdp", "deepspeed")):
         raise ValueError(f"trainer.strategy={trainer.strategy}: to share weights out, take trainer=fsdp_8 (FSDP2)")
+    if accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
+        raise ValueError(
+            f"trainer.accelerator={accelerator}: PyTorch sees no GPU (python -m flashrnn doctor shows why); "
+            "trainer=single takes what there is"
+        )
+    if trainer.val_check_interval <= 0:
+        raise ValueError(f"val_every makes {trainer.val_check_interval} batches between validations: set at least 1")
     on_gpu = accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available()
     if precision.startswith("16") and (accelerator == "cpu" or not torch.accelerator.is_available()):
         raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU it is bf16-mixed or 32-true")
@@ -85,30 +98,45 @@ def overrides_of_run(arguments: list[str]) -> list[str]:
     return [*before, *(f"ckpt_path={file}" if o.startswith("ckpt_path=") else o for o in arguments)]
 
 
-def check_override_keys(arguments: list[str], config_name: str = "train") -> None:
-    """Raise ValueError for a KEY=VALUE argument whose key the config does not have; Hydra would not say what it has."""
+def check_type(key: str, value: Any, default: Any) -> None:
+    """Raise unless `value` has the type of its default; for a float an int will do, for text or null anything."""
+    if key in ANY_TYPE or default is None or isinstance(default, str):
+        return
+    if isinstance(default, Mapping) and not isinstance(value, Mapping):
+        raise ValueError(f"{key}={value}: {key} has keys of its own, set one of them: {', '.join(default)}")
+    if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
+        raise ValueError(f"{key}={value}: expected a value of type {type(default).__name__}, such as {default}")
+
+
+def check_overrides(arguments: list[str], config_name: str = "train") -> None:
+    """Raise ValueError for a KEY=VALUE argument whose key the config does not have, or whose value has another type;
+    Hydra would not say what it has, and takes text for numbers and flags."""
     from hydra import compose, initialize_config_dir
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    groups, keys = [], []
+    groups, keys = [], {}
     for override in OverridesParser.create().parse_overrides(settings(arguments)):
         name = override.key_or_group
         if is_group(override.key_or_group):
             values = override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
             groups.append(f"{name}={next(iter(values))}")
         elif not name.startswith(("hydra.", "hydra/")):
-            keys.append(name)
+            keys[name] = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
     if not keys:  # composing takes a moment, and Hydra will do it again
         return
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         config = compose(config_name, overrides=groups)
-    for key in keys:
+    for key, values in keys.items():
         node, above = config, "the config"
         for part in key.split("."):
             if not OmegaConf.is_config(node) or part not in list(node):  # `in` misses keys that are ???
                 allowed = ", ".join(map(str, node)) if OmegaConf.is_config(node) else "no keys"
                 raise ValueError(f"unknown config key {key!r}: {above} has {allowed} (+{key}=... adds a key)")
             node, above = node._get_node(part), part
+        default = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+        for value in values:
+            if value is not None and not str(value).startswith("${"):
+                check_type(key, value, default)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from scripts.config import one_line_errors, prepare_process
+from scripts.config import check_type, one_line_errors, prepare_process
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer
@@ -52,12 +52,16 @@ def config_with(saved: dict, overrides: list[str]) -> DictConfig:
     config = OmegaConf.create(saved)
     OmegaConf.set_struct(config, True)
     for override in overrides:
+        key = override.partition("=")[0]
+        default = OmegaConf.select(config, key)
         try:
             config.merge_with_dotlist([override])
         except (ConfigAttributeError, ConfigKeyError) as error:
-            parent = OmegaConf.select(config, override.partition("=")[0].rpartition(".")[0] or ".")
+            parent = OmegaConf.select(config, key.rpartition(".")[0] or ".")
             keys = ", ".join(parent) if isinstance(parent, DictConfig) else ""
             raise ValueError(f"unknown key in {override!r}; allowed there: {keys or ', '.join(config)}") from error
+        if (value := OmegaConf.select(config, key)) is not None:
+            check_type(key, value, default)
     return config
 
 

@@ -27,6 +27,9 @@ def generate(ckpt: str, prompt: str, seed: int, device: str, dtype: str, **optio
         raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if device not in ("cpu", *gpus, *(["cuda"] if gpus else [])):
+        raise ValueError(f"device={device}: PyTorch has {', '.join(['cpu', *gpus])} here")
     logging.disable_progress_bar()  # of a few thousandths of a second
     model, tokenizer = load(ckpt)
     model = model.to(device, getattr(torch, dtype))

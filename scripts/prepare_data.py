@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from scripts.config import CONFIGS, check_override_keys, one_line_errors
+from scripts.config import CONFIGS, check_overrides, one_line_errors
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -57,7 +57,7 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        check_override_keys(sys.argv[1:], "prepare_data")
+        check_overrides(sys.argv[1:], "prepare_data")
     try:
         main()
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from scripts.config import (
     CONFIGS,
-    check_override_keys,
+    check_overrides,
     check_trainer,
     one_line_errors,
     overrides_of_run,
@@ -103,6 +103,6 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        check_override_keys(sys.argv[1:])
         sys.argv[1:] = overrides_of_run(sys.argv[1:])
+        check_overrides(sys.argv[1:])
     main()

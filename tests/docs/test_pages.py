@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from scripts.config import check_override_keys
+from scripts.config import check_overrides
 from tests.docs.pages import PAGES, has_code
 from tests.scripts.conftest import config
 
@@ -26,7 +26,7 @@ def train_commands(text):
 @pytest.mark.parametrize("page", [page for page, path in PAGES.items() if list(train_commands(path.read_text()))])
 def test_training_commands_name_options_and_keys_that_exist(page):
     for arguments in train_commands(PAGES[page].read_text()):
-        check_override_keys(arguments)
+        check_overrides(arguments)
         config(*(re.sub(r"=(\w+),.*", r"=\1", argument) for argument in arguments))  # of a sweep its first run
 
 

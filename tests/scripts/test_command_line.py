@@ -1,6 +1,7 @@
 """The commands as a user types them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from scripts import checkpoint
-from scripts.config import check_override_keys
+from scripts.config import check_overrides
 from scripts.train import train
 from tests.scripts.conftest import SHORT, TINY
 
@@ -80,7 +81,38 @@ def test_help(tmp_path, module):
 
 @pytest.mark.parametrize(
     "argument",
-    ["hydra/job_logging=disabled", "hydra.run.dir=x", "+data.column=text", "optim.lr=1e-3", "-m", "seed=0,1"],
+    [
+        *("hydra/job_logging=disabled", "hydra.run.dir=x", "+data.column=text", "-m", "seed=0,1", "seed=range(0,3)"),
+        *(
+            "optim.lr=1e-3",
+            "optim.lr=1",
+            "optim.lr=1e-3,1e-2",
+            "trainer.gradient_clip_val=null",
+            "trainer.devices=auto",
+        ),
+        *("data.eval_lengths=[8,16]", "data.num_workers=${threads}", "model.mixer.conv_gates=[i]", "ckpt_path=last"),
+    ],
 )
 def test_arguments_that_hydra_knows_pass(argument):
-    check_override_keys(["model=elman,gru", argument])
+    check_overrides(["model=elman,gru", argument])
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("compile=ture", "compile=ture: expected a value of type bool, such as False"),
+        ("optim.lr=0.1,high", "optim.lr=high: expected a value of type float, such as 0.003"),
+        ("data.batch_size=12.5", "data.batch_size=12.5: expected a value of type int, such as 128"),
+        ("data.eval_lengths=64", "data.eval_lengths=64: expected a value of type list"),
+        ("model.mixer=lstm", "model.mixer=lstm: model.mixer has keys of its own, set one of them: _target_, "),
+    ],
+)
+def test_value_of_another_type_than_the_default(argument, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_overrides([argument])
+
+
+def test_overrides_of_a_resumed_run_are_checked_against_its_config(tmp_path):
+    torch.save({"config": {"overrides": ["experiment=text_tiny"]}, "state_dict": {}}, tmp_path / "text.ckpt")
+    ended = run("scripts.train", "ckpt_path=text.ckpt", "data.context_length=long", folder=tmp_path)
+    assert "data.context_length=long: expected a value of type int, such as 128" in ended.stderr

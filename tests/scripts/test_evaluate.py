@@ -53,6 +53,25 @@ def test_unknown_key(override, allowed):
         config_with(saved, [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=many", "seed=many: expected a value of type int, such as 0"),
+        ("data=s3", "data=s3: data has keys of its own"),
+    ],
+)
+def test_value_of_another_type(override, message):
+    with pytest.raises(ValueError, match=message):
+        config_with({"data": {"eval_lengths": [40, 64]}, "seed": 0}, [override])
+
+
+def test_folder_above_the_runs(tmp_path):
+    (tmp_path / "2026-01-01" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "2026-01-01" / "checkpoints" / "last.ckpt").touch()
+    with pytest.raises(FileNotFoundError, match=r"the folder of a run, such as .*/2026-01-01$"):
+        main(str(tmp_path), [])
+
+
 def test_weights_of_another_model(tiny_config):
     config = tiny_config("parity")
     train(config)

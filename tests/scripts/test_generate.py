@@ -46,6 +46,11 @@ def test_a_dtype_that_there_is_not(run):
         text(run, dtype="int8")
 
 
+def test_a_device_that_there_is_not():
+    with pytest.raises(ValueError, match="device=cuda:99: PyTorch has cpu"):
+        text("anywhere", device="cuda:99")
+
+
 def test_on_the_command_line_prompts_are_taken_as_they_are(run, tmp_path):
     prompt = "{the: [7th], 'of' = forty, "
     ended = command("scripts.generate", f"ckpt={run}", f"prompt={prompt}", "max_new_tokens=5", folder=tmp_path)
