@@ -43,7 +43,7 @@ def test_waiting_for_data(tiny_config, monkeypatch, slow):
     if slow == "training":
         assert min(waits[1:]) >= 0.5
     else:
-        assert max(logged(config.run_dir, "step_time")) < 0.5
+        assert max(logged(config.run_dir, "step_time")[1:]) < 0.5  # the first compiles the cell
 
 
 def test_samples_of_text(tiny_config):
