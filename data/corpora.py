@@ -18,7 +18,7 @@ from datasets.distributed import split_dataset_by_node
 from data import hub
 from data.files import READ, kind, missing_column, read_rows
 
-STDLIB = "stdlib"
+STDLIB, INSTALLED = "stdlib", "installed"
 LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+)?$")
 
 
@@ -26,9 +26,10 @@ LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+
 class Corpus:
     """Documents in a fixed order.
 
-    source: "stdlib", a local file or glob, or the name of a dataset on the hub. Local files are JSON lines (.jsonl,
-    .json, compressed or not), .parquet, or else plain text, which is cut at line ends into documents of about 16 KiB,
-    so that one large file streams, and can be held out in part.
+    source: "stdlib" (sources of the Python standard library), "installed" (and of all packages installed beside it), a
+    local file or glob, or the name of a dataset on the hub. Local files are JSON lines (.jsonl, .json, compressed or
+    not), .parquet, or else plain text, which is cut at line ends into documents of about 16 KiB, so that one large file
+    streams, and can be held out in part.
     """
 
     source: str
@@ -41,7 +42,9 @@ class Corpus:
     def files(self) -> list[str] | None:
         """The local files in sorted order; None: the source is on the hub."""
         if self.source == STDLIB:
-            return _stdlib_files()
+            return _python_files("stdlib")
+        if self.source == INSTALLED:
+            return _python_files("stdlib", "purelib", "platlib")
         if Path(self.source).is_dir():
             raise ValueError(
                 f"source {self.source!r} is a folder; name its files: '{self.source.rstrip('/')}/**/*.txt'"
@@ -176,9 +179,11 @@ def fingerprint(files: Iterable[str]) -> str:
     return hashlib.blake2b(repr(entries).encode(), digest_size=16).hexdigest()
 
 
-def _stdlib_files() -> list[str]:
-    files = []
-    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
-        subfolders[:] = set(subfolders) - {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-        files += [os.path.join(folder, name) for name in names if name.endswith(".py")]
+def _python_files(*schemes: str) -> list[str]:
+    """Python sources, without tests, in the folders that `sysconfig` knows by these names."""
+    files = set()
+    for root in map(sysconfig.get_path, schemes):
+        for folder, subfolders, names in os.walk(root):
+            subfolders[:] = set(subfolders) - {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+            files.update(os.path.join(folder, name) for name in names if name.endswith(".py"))
     return sorted(files)

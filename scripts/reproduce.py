@@ -16,6 +16,7 @@ from scripts.reproduction.complexity import COMPLEXITY
 from scripts.reproduction.kernels import KERNEL_SPEED, NUMERICAL_ERROR
 from scripts.reproduction.language_model import LANGUAGE_MODEL
 from scripts.reproduction.limits import HEAD_SIZE_LIMITS
+from scripts.reproduction.loss_curves import LOSS_CURVES
 from scripts.reproduction.result import Options, Reproduction, write
 from scripts.reproduction.roofline import ROOFLINE
 from scripts.reproduction.throughput import EXTRAPOLATION_THROUGHPUT
@@ -23,6 +24,7 @@ from scripts.reproduction.throughput import EXTRAPOLATION_THROUGHPUT
 REPRODUCTIONS: dict[str, Reproduction] = {
     "kernel_speed": KERNEL_SPEED,
     "language_model": LANGUAGE_MODEL,
+    "loss_curves": LOSS_CURVES,
     "parity": PARITY,
     "head_size_limits": HEAD_SIZE_LIMITS,
     "numerical_error": NUMERICAL_ERROR,

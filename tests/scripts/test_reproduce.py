@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from scripts import reproduce
 from scripts.benchmarks.results import RESULTS
-from scripts.reproduction import language_model
+from scripts.reproduction import language_model, loss_curves
 from scripts.reproduction.accuracy import PARITY, STATE_TRACKING, extrapolated
 from scripts.reproduction.result import Options, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
@@ -158,17 +158,35 @@ def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
         save("parity", Options(quick=True, out=tmp_path), {"runs": []})
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_language_models_are_asked_for_in_keys_that_exist(quick, monkeypatch, tmp_path):
+@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+@pytest.mark.parametrize("module", [language_model, loss_curves], ids=["language_model", "loss_curves"])
+def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(language_model, "train", lambda runs, options: asked.extend(runs))
-    monkeypatch.setattr(language_model, "collect", lambda folder: [])
-    language_model.LANGUAGE_MODEL.measure(Options(quick=quick, out=tmp_path))
-    assert len(asked) == len(paper("language_model"))
+    monkeypatch.setattr(module, "train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr(module, "collect", lambda folder: [])
+    reproduce.REPRODUCTIONS[module.__name__.split(".")[-1]].measure(Options(quick=quick, out=tmp_path))
+    assert len(asked) == len(paper("language_model") if module is language_model else loss_curves.MODELS)
     for run in asked:
         composed = config(*run.overrides, f"run_dir={run.folder}")
         OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-        assert composed.data.context_length == 1024
+        assert composed.data.context_length == (128 if quick and module is loss_curves else 1024)
+
+
+def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
+    finished = {
+        "model": "lstm", "overrides": ["model=lstm", "model.num_heads=12"], "parameters": 164553984, "step": 30,
+        "perplexity": 12.5, "step_time": 0.07, "tokens_per_second": 468_000.0,
+        "curve": [(step, 10.0 - step / 10) for step in range(1, 31)],
+    }  # fmt: skip
+    broken = {"model": "gru", "overrides": ["model=gru", "model.num_heads=1"], "error": "out of memory", "curve": []}
+    file = tmp_path / "loss_curves_cpu.json"
+    provenance = json.loads((RESULTS / "parity_cpu.json").read_text())
+    head = {key: provenance[key] for key in ("command", "commit", "machine", "versions")}
+    file.write_text(json.dumps(head | {"quick": False, "runs": [finished, broken]}))
+    page, figure = write("loss_curves", reproduce.REPRODUCTIONS["loss_curves"], [file], tmp_path)
+    assert rows(page)[2:] == [["lstm, 12 heads", "164.6", "30", "1.0", "12.50", "70.0", "468,000"]]
+    assert "out of memory" in page.read_text()
+    assert figure.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""The language models side by side on the same text: loss over tokens and over time, and what they end with."""
+
+import csv
+from pathlib import Path
+
+from scripts.reproduction.result import Options, Reproduction, Table, save
+from scripts.reproduction.runs import OUTPUTS, Run, collect, train
+
+MODELS = (("transformer", 12), ("lstm", 12), ("lstm", 1), ("slstm", 12), ("slstm", 1), ("nn_lstm", 1))
+QUICK = (
+    "data=text_tiny",
+    "data.context_length=128",
+    "data.batch_size=8",
+    "global_batch_size=8",
+    "compile=false",
+    "threads=1",
+    "model.vocab_size=null",
+    "model.d_model=96",
+    "model.num_blocks=2",
+    "trainer.precision=32-true",
+    "trainer.max_steps=60",
+    "val_every=60",
+    "optim.warmup_steps=10",
+)
+_SMOOTHED = 5  # logged losses, of which each point is the mean
+
+
+def _measure(options: Options) -> list[Path]:
+    folder = options.runs
+    if folder is None:
+        folder = OUTPUTS / ("loss_curves_quick" if options.quick else "loss_curves")
+        runs = [
+            Run(
+                folder / f"{model}_{heads}",
+                ("experiment=python_160m", f"model={model}", f"model.num_heads={heads}", *(QUICK * options.quick)),
+            )
+            for model, heads in MODELS
+        ]
+        train(runs, options)
+    folders = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
+    rows = [row | {"curve": _curve(run / "metrics.csv")} for run in folders for row in collect(run)]
+    return [save("loss_curves", options, {"runs": rows})]
+
+
+def _curve(file: Path) -> list[tuple[int, float]]:
+    """Optimizer steps and training losses, as they were logged."""
+    if not file.exists():
+        return []
+    with file.open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get("train/loss")]
+    return [(int(row["step"]) + 1, float(row["train/loss"])) for row in rows]
+
+
+def _name(run: dict) -> str:
+    heads = next(value for value in run["overrides"] if value.startswith("model.num_heads=")).split("=")[1]
+    return f"{run['model']}, {heads} head{'s' if heads != '1' else ''}"
+
+
+def _finished(contents: list[dict]) -> list[dict]:
+    return [run for run in contents[0]["runs"] if "perplexity" in run]
+
+
+def _table(contents: list[dict]) -> Table:
+    header = ["model", "parameters (M)", "steps", "tokens (M)", "validation perplexity", "ms / step", "tokens / s"]
+    rows = [header]
+    for run in _finished(contents):
+        tokens = run["step"] * run["tokens_per_second"] * run["step_time"] / 1e6
+        numbers = [f"{run['parameters'] / 1e6:.1f}", str(run["step"]), f"{tokens:.1f}", f"{run['perplexity']:.2f}"]
+        rows.append([_name(run), *numbers, f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}"])
+    return rows
+
+
+def _draw(contents: list[dict], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    over_steps, over_time = figure.subplots(1, 2, sharey=True)
+    for run in _finished(contents):
+        points = run["curve"]
+        ends = range(_SMOOTHED, len(points) + 1)
+        losses = [sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED for end in ends]
+        steps = [points[end - 1][0] for end in ends]
+        over_steps.plot(steps, losses, label=_name(run))
+        over_time.plot([step * run["step_time"] for step in steps], losses, label=_name(run))
+    over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged")
+    over_time.set(xlabel="seconds, at the median step time")
+    for axes in (over_steps, over_time):
+        axes.grid(alpha=0.3)
+    over_steps.legend()
+    figure.savefig(file, dpi=150)
+
+
+def _notes(contents: list[dict]) -> list[str]:
+    failed = [run for run in contents[0]["runs"] if "error" in run]
+    return [f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed]
+
+
+LOSS_CURVES = Reproduction(
+    title="Language models side by side on the same text",
+    source="loss_curves",
+    what="The models of the paper's table trained on the Python sources of the machine (experiment=python_160m), all "
+    "on the same blocks in the same order.",
+    measure=_measure,
+    table=_table,
+    draw=_draw,
+    notes=_notes,
+)
