@@ -27,7 +27,10 @@ def read(path: Path) -> dict:
 def draw(content: dict, path: Path) -> Path:
     """Draws curves of a sweep, or ratios to the peers, to `path`."""
     suite, jobs = content["suite"], by_job(content["rows"])
-    figure = _sweep(jobs, *_SWEEPS[suite]) if suite in _SWEEPS else _ratios(jobs)
+    if suite in _SWEEPS:
+        figure = _sweep(jobs, *_SWEEPS[suite])
+    else:
+        figure = _backends(jobs) if suite == "backends" else _ratios(jobs)
     figure.suptitle(f"{content['runs'][-1]['machine']['gpu']}, {suite}")
     figure.savefig(path, dpi=150)
     return path
@@ -63,6 +66,26 @@ def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
     ax.grid(alpha=0.3)
     if curves:
         ax.legend()
+
+
+def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
+    """Time per step of every implementation that has any."""
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows)))
+    colors = {name: f"C{k}" for k, name in enumerate(names)}
+    for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
+        found = {job.case: times(rows) for job, rows in jobs.items() if job.mode == mode}
+        for row, (case, ms) in enumerate(found.items()):
+            height = 0.8 / max(len(ms), 1)
+            for k, (name, value) in enumerate(ms.items()):
+                ax.barh(row + (k - (len(ms) - 1) / 2) * height, 1000 * value / case.T, height, color=colors[name])
+        for name in names:
+            ax.barh(0, 0, color=colors[name], label=name)
+        ax.set_yticks(range(len(found)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in found])
+        ax.invert_yaxis()
+        ax.set(title=mode, xlabel="µs per time step", xscale="log")
+        ax.legend()
+    return figure
 
 
 def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:

@@ -45,7 +45,7 @@ def _draw(contents: list[dict], file: Path) -> None:
             axes.plot(place, size, "k_", markersize=16, label=f"paper, {gpu}, {name}")
     axes.set_xticks(range(len(gpus)), labels=gpus)
     axes.set(ylabel="largest head", title="16 bit, weights on the chip for all steps, forward and backward")
-    axes.legend()
+    axes.legend(loc="upper left")
     figure.savefig(file, dpi=150)
 
 
