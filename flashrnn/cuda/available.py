@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 
 from flashrnn.problem import Problem
-from flashrnn.trace import UntraceableCell, trace
+from flashrnn.trace import untraceable
 
 
 def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None:
@@ -14,19 +14,14 @@ def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None
         return f"it runs on CUDA GPUs, not on {problem.device.type}"
     if torch.version.hip:
         return "it needs an NVIDIA GPU"
-    if problem.dtype not in dtypes:
-        *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
-        return f"it computes in {', '.join(others)} and {last}, not in {problem.dtype}"
+    if reason := problem.wrong_dtype(dtypes):
+        return reason
     if not (_installed("cuda.core") and _installed("cuda.bindings")):
         return "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
     gpu = problem.gpu
     if gpu.capability < (8, 0):
         return f"it needs compute capability 8.0, {gpu.name} has {'.'.join(map(str, gpu.capability))}"
-    try:
-        trace(problem.cell)
-    except UntraceableCell as error:
-        return str(error)
-    return None
+    return untraceable(problem.cell)
 
 
 def _installed(module: str) -> bool:

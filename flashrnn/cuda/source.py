@@ -1,7 +1,7 @@
 """The text that stands before a kernel's source: sizes as constants, and the cell's printed functions."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,7 +10,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.codegen.cuda_source import cell_functions
 from flashrnn.codegen.torch_source import torch_function
-from flashrnn.products import recurrent_only
+from flashrnn.products import places, recurrent_only
 from flashrnn.trace import trace
 
 
@@ -76,7 +76,7 @@ def cell_prelude(
     dtype: torch.dtype,
     variant: Variant,
     layout: Mapping[str, int],
-    slots: Mapping[str, list[int]],
+    slots: Mapping[str, Sequence[int]],
 ) -> str:
     """What any kernel is told of cell, sizes and variant, its own constants `layout`, and tables `slots` by gate."""
     constants = {
@@ -95,8 +95,8 @@ def cell_prelude(
         **layout,
     }
     tables = {
-        "INPUT_OF": [_index(cell.input_gates, gate) for gate in cell.gates],
-        "RECURRENT_OF": [_index(cell.recurrent_gates, gate) for gate in cell.gates],
+        "INPUT_OF": places(cell, cell.input_gates),
+        "RECURRENT_OF": places(cell, cell.recurrent_gates),
         **slots,
     }
     lines = [f"#define {_SCALAR[dtype]}"]
@@ -105,10 +105,6 @@ def cell_prelude(
         f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()
     ]
     return "\n".join([*lines, '#include "math.cuh"', cell_functions(cell)])
-
-
-def _index(names: tuple[str, ...], name: str) -> int:
-    return names.index(name) if name in names else -1
 
 
 def sum_rows(cell: Cell) -> int:

@@ -14,7 +14,7 @@ from flashrnn.cells import Cell
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, minimum
 from flashrnn.cuda.source import Variant, cell_prelude
 from flashrnn.gpu import Gpu
-from flashrnn.products import recurrent_only
+from flashrnn.products import places, recurrent_only
 from flashrnn.trace import trace
 
 # Clock cycles of an H100, by its data sheet and by what docs/kernels.md reports of other kernels; not fitted.
@@ -166,7 +166,7 @@ def layout_prelude(
         "SHARED_BYTES_EXPECTED": shared_bytes(direction, cell, layout),
     }
     others = without_input(cell)
-    slots = {"OTHER_OF": [others.index(gate) if gate in others else -1 for gate in cell.gates]}
+    slots = {"OTHER_OF": places(cell, others)}
     return cell_prelude(cell, heads, head_dim, dtype, variant, constants, slots)
 
 
