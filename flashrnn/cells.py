@@ -36,7 +36,7 @@ class Cell:
         recurrent_gates: the gates with a recurrent part R s (default: all). A gate in neither has its bias alone.
 
     Raises:
-        ValueError: the names do not fit the signature of `step`.
+        ValueError: the names do not fit the signature of `step`, or `step` is not element-wise.
 
     Example:
         >>> def step(i, f, z, o, h, c):
@@ -73,6 +73,7 @@ class Cell:
             if unknown:
                 raise ValueError(f"cell {self.name!r}: {kind} {sorted(unknown)} are not among its gates {gates}")
             set_field(self, kind, tuple(gate for gate in gates if gate in names))
+        self._check_element_wise()
         set_field(self, "key", _unique_key(self.name))
         _BY_KEY[self.key] = self
 
@@ -83,6 +84,30 @@ class Cell:
 
     def __deepcopy__(self, memo) -> "Cell":
         return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
+
+    def _check_element_wise(self) -> None:
+        """Raise unless a unit's new states depend on that unit alone; a backend that takes the step as it is, such as
+        vanilla, would mix units and sequences without a word."""
+        size = len(self.gates), len(self.states)
+        values = torch.linspace(-2, 1, 12 * sum(size), dtype=torch.float64, device="cpu").exp() - 0.7  # of both signs
+        values = values.view(-1, 4, 3).split(size)
+        try:
+            alone = self.update(*([value[1:2, 1:2].clone() for value in group] for group in values))
+            together = self.update(*([value.clone() for value in group] for group in values))
+            mixed = any(
+                new.shape != (4, 3) or not torch.allclose(new[1:2, 1:2], one, equal_nan=True)
+                for new, one in zip(together, alone, strict=True)
+            )
+        except (RuntimeError, IndexError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"cell {self.name!r}: step must run on tensors of any shape, without Python branches: {reason}"
+            ) from error
+        if mixed:
+            raise ValueError(
+                f"cell {self.name!r}: step is not element-wise: a unit's new states must depend on that unit's gates "
+                "and states alone, so no mean, softmax or indexing"
+            )
 
     def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
         """One step: `gates` in the order of `self.gates` and `states` -> the new states."""

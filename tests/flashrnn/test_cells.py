@@ -80,9 +80,24 @@ def test_definition_that_does_not_fit_its_step(arguments, message):
 
 @pytest.mark.parametrize("new", [None, 1.0, (torch.zeros(2), torch.zeros(2))])
 def test_step_must_return_a_tensor_for_each_state(new):
-    cell = Cell("mine", lambda g, h: new, states=("h",))
     with pytest.raises(ValueError, match=r"cell 'mine': step must return a tensor for each of \('h',\), not \("):
-        cell.update([torch.zeros(2)], [torch.zeros(2)])
+        Cell("mine", lambda g, h: new, states=("h",))
+
+
+@pytest.mark.parametrize(
+    ("mixing", "message"),
+    [
+        (lambda g, h: g - g.mean(), "step is not element-wise"),
+        (lambda g, h: torch.softmax(g, -1) + h, "step is not element-wise"),
+        (lambda g, h: g.cumsum(-1), "step is not element-wise"),
+        (lambda g, h: g[..., 0] + h, "step must run on tensors of any shape"),
+        (lambda g, h: g if h > 0 else h, "step must run on tensors of any shape, without Python branches"),
+    ],
+    ids=["mean", "softmax", "cumsum", "index", "branch"],
+)
+def test_step_that_looks_at_other_units_is_refused(mixing, message):
+    with pytest.raises(ValueError, match=f"cell 'mine': {message}"):
+        Cell("mine", mixing, states=("h",))
 
 
 def test_unknown_cell_lists_the_registered_ones():

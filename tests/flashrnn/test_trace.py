@@ -165,9 +165,8 @@ def test_a_trace_is_the_same_wherever_it_is_made(context):
         (torch.lgamma, "aten.lgamma.default"),
         (lambda x: torch.div(x, 0.3, rounding_mode="floor"), "aten.div.Tensor_mode{'rounding_mode': 'floor'}"),
         (lambda x: x + x.to(torch.int64), "aten._to_copy.default{'dtype': torch.int64}"),
-        (lambda x: x - x.sum(), "aten.sum.dim_IntList"),
     ],
-    ids=["lgamma", "floor_division", "integers", "sum"],
+    ids=["lgamma", "floor_division", "integers"],
 )
 def test_operator_without_a_scalar_form_is_named(activation, operator):
     with pytest.raises(UntraceableCell) as error:
@@ -176,7 +175,7 @@ def test_operator_without_a_scalar_form_is_named(activation, operator):
     assert "sigmoid" in str(error.value)  # among those that have one
 
 
-@pytest.mark.parametrize("step", [lambda g, h: g if (h > 0).all() else h, lambda g, h: g * float(h)])
+@pytest.mark.parametrize("step", [lambda g, h: g if h.isnan().any() else h, lambda g, h: g * float(h.isnan().any())])
 def test_python_branch_on_values_is_refused(step):
     with pytest.raises(UntraceableCell, match=r"cell 'mine' cannot be traced: .* no Python branches on values"):
         trace(Cell("mine", step, states=("h",)))
