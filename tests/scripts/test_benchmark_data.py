@@ -13,7 +13,7 @@ from scripts.benchmarks import data as measured
 def _few_documents(tmp_path, monkeypatch):
     for k in range(100):
         tmp_path.joinpath(f"{k}.py").write_text(f"state_{k} = {k} * state_{k + 1}\n" * 60)
-    monkeypatch.setattr(corpora, "_stdlib_files", lambda: sorted(map(str, tmp_path.glob("*.py"))))
+    monkeypatch.setattr(corpora, "_python_files", lambda *_: sorted(map(str, tmp_path.glob("*.py"))))
     monkeypatch.setattr(measured, "CONTEXT_LENGTH", 32)
     monkeypatch.setattr(measured, "BATCH_SIZE", 8)
 
