@@ -109,6 +109,10 @@ def as_rows(x: Tensor, like: Tensor) -> Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1) if is_time_major(like) else x.contiguous()
 
 
+def contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
 def empty_aux(cell: Cell, Wx: Tensor, all_states: bool) -> Tensor:
     """Room for the states behind the first: [S-1, B, T, N, D], without time steps if they are not wanted."""
     B, T, _, N, D = Wx.shape

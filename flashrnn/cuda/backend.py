@@ -14,7 +14,7 @@ from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
+from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, contiguous, empty_aux, rows_like
 from flashrnn.products import gate_views, outer_products, recurrent_only, recurrent_sums, row_strides, shifted
 
 
@@ -44,7 +44,7 @@ class CudaFused:
         variant = Variant(reset=reset is not None, all_states=all_states and len(cell.states) > 1, d_aux=False)
         h, aux, last = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), torch.empty_like(states)
         kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
-        arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, last)
+        arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), contiguous(reset), h, aux, last)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             rings = _rings(groups, layout, Wx) if layout.grid else None
             kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first)
@@ -62,9 +62,9 @@ class CudaFused:
         recurrent_sums(gradients, R, parts)
         d_h = rows_like(Wx, N, D).zero_() if grads.h is None else _aligned(as_rows(grads.h, Wx))
         d_b, d_states = b.new_empty(layout.batches(B), *b.shape), torch.empty_like(states)
-        known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _contiguous(reset), h, aux, d_h)
+        known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), contiguous(reset), h, aux, d_h)
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
-        more = (d_aux, _contiguous(grads.last), d_Wx, d_u, d_b, d_states)
+        more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             exchanged = _exchanged(groups, layout, Wx) if layout.grid else None
             kernel(groups, *known, *more, exchanged, B, T, *row_strides(Wx), first)
@@ -104,7 +104,3 @@ def _exchanged(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
 def _aligned(x: Tensor) -> Tensor:
     """x where asynchronous copies of 16 bytes can start from."""
     return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
-def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()

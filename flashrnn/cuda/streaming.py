@@ -17,7 +17,7 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import Variant
 from flashrnn.cuda.streaming_layout import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
 from flashrnn.gpu import Gpu, device_gpu
-from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
+from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, contiguous, empty_aux, rows_like
 from flashrnn.products import gate_views, outer_products, previous_h, recurrent_sums, row_strides, whole
 
 
@@ -42,7 +42,7 @@ class CudaStreaming:
         state = states.clone(memory_format=torch.contiguous_format)
         matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, Wx), _counters(layout, Wx)
         exchange[0, :, :, :D] = states[0].transpose(0, 1)
-        arguments = (Wx, matrix, b.contiguous(), _contiguous(reset), exchange, counters, h, aux, state)
+        arguments = (Wx, matrix, b.contiguous(), contiguous(reset), exchange, counters, h, aux, state)
         kernel(_blocks(kernel, layout, Wx), *arguments, B, T, *row_strides(Wx))
         return States(h, aux, state)
 
@@ -62,7 +62,7 @@ class CudaStreaming:
         if grads.last is not None:
             d_state.copy_(grads.last)
         matrix = in_order(R.permute(1, 3, 0, 2).flatten(2)[:, None], layout)
-        read = (Wx, matrix, b.contiguous(), _contiguous(reset), _exchange(layout, Wx), _counters(layout, Wx))
+        read = (Wx, matrix, b.contiguous(), contiguous(reset), _exchange(layout, Wx), _counters(layout, Wx))
         read += (states.contiguous(), h_before, aux, d_h, d_aux)
         kernel(_blocks(kernel, layout, Wx), *read, d_Wx, d_u, d_state, B, T, *row_strides(Wx))
         return Gradients(
@@ -113,10 +113,6 @@ def _blocks(kernel: LoadedKernel, layout: Layout, Wx: Tensor) -> int:
     """One for every item, as far as they can run at the same time, because they wait for each other."""
     B, _, _, N, D = Wx.shape
     return min(layout.groups(N, B) * layout.unit_blocks(D), kernel.at_once)
-
-
-def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
 
 
 def _bias_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,6 +4,7 @@ A kept tiling is taken by later processes, for all calls of its sizes on that mo
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +46,8 @@ def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, 
             trials.append(Trial(direction, choice, _measure(direction, sizes, choice, inputs)))
             yield trials[-1]
         best = min(trials, key=lambda trial: trial.us)
-        keep(direction, sizes, best.tiling, best.us)
+        if math.isfinite(best.us):
+            keep(direction, sizes, best.tiling, best.us)
 
 
 def candidates(direction: str, sizes: Sizes, count: int) -> list[Tiling]:

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 from scripts.reproduction.result import Options, Reproduction, Table, save
-from scripts.reproduction.runs import OUTPUTS, Run, collect, train
+from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, train
 
 MODELS = (("transformer", 12), ("lstm", 12), ("lstm", 1), ("slstm", 12), ("slstm", 1), ("nn_lstm", 1))
 QUICK = (
@@ -90,11 +90,6 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def _notes(contents: list[dict]) -> list[str]:
-    failed = [run for run in contents[0]["runs"] if "error" in run]
-    return [f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed]
-
-
 LOSS_CURVES = Reproduction(
     title="Language models side by side on the same text",
     source="loss_curves",
@@ -103,5 +98,5 @@ LOSS_CURVES = Reproduction(
     measure=_measure,
     table=_table,
     draw=_draw,
-    notes=_notes,
+    notes=failures,
 )
