@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend
 from flashrnn.initialization import BIAS, RECURRENT, check_init, init_bias, init_recurrent
-from flashrnn.op import recurrence
+from flashrnn.op import dtype_under_autocast, recurrence
 
 
 class Recurrence(nn.Module):
@@ -184,9 +184,14 @@ class FlashRNN(nn.Module):
             raise ValueError(f"x must be {allowed} with {self.input_size} features last, got {list(x.shape)}")
         if not x.is_floating_point():
             raise TypeError(f"x must be a floating-point tensor, got {x.dtype}")
-        device = self.input_l0.weight.device
-        if x.device != device:
-            raise ValueError(f"x is on {x.device}, but the network is on {device}; move them to one device")
+        weight = self.input_l0.weight
+        if x.device != weight.device:
+            raise ValueError(f"x is on {x.device}, but the network is on {weight.device}; move them to one device")
+        if dtype_under_autocast(x) != dtype_under_autocast(weight):
+            raise TypeError(
+                f"x is {x.dtype}, but the weights are {weight.dtype}; give x.to({weight.dtype}), or convert the "
+                f"network with .to({x.dtype})"
+            )
 
     def _forward_packed(self, x: PackedSequence, states, reset):
         self._check_input(x.data, (2,))

@@ -108,11 +108,16 @@ def reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
     return torch.isin(position, cu_seqlens.to(Wx.device))[None]
 
 
+def dtype_under_autocast(x: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
+    device = x.device.type
+    if x.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
 def _io_dtype(Wx: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    device = Wx.device.type
-    if dtype is None and Wx.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-    dtype = dtype or Wx.dtype
+    dtype = dtype or dtype_under_autocast(Wx)
     if dtype not in _DTYPES:
         raise TypeError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype}")
     return dtype

@@ -205,12 +205,26 @@ def test_wrong_options(options, message):
         (torch.zeros(0, 2, 5), ValueError, r"at least one sequence, step, head and unit, got \[2, 0, 4, 1, 6\]"),
         (torch.zeros(4, 2, 5).long(), TypeError, r"x must be a floating-point tensor, got torch.int64"),
         (torch.zeros(4, 2, 5).to("meta"), ValueError, "x is on meta, but the network is on cpu; move them"),
+        (
+            torch.zeros(4, 2, 5).double(),
+            TypeError,
+            r"x is torch.float64, but the weights are torch.float32; give x.to\(torch.float32\), or convert",
+        ),
         (pack_sequence([torch.zeros(3, 6)]), ValueError, r"x must be 2-D with 5 features last, got \[3, 6\]"),
     ],
 )
 def test_wrong_x(x, error, message):
     with pytest.raises(error, match=message):
         FlashRNN(5, 6)(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_autocast_takes_x_of_another_dtype_than_the_weights(dtype):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _ = FlashRNN(5, 6)(torch.zeros(4, 2, 5, dtype=dtype))
+        with pytest.raises(TypeError, match=r"x is torch\.float64"):
+            FlashRNN(5, 6)(torch.zeros(4, 2, 5).double())
+    assert out.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
