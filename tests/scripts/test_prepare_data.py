@@ -132,6 +132,13 @@ def test_checks_what_was_there_before(overrides, tmp_path, monkeypatch):
     prepare_data(asked)
 
 
+@pytest.mark.parametrize("name", ["python", "slimpajama", "text_tiny"])
+def test_data_are_those_of_their_config(name):
+    """The command's own experiment changes nothing of them, but for what a device takes at once."""
+    prepared, own = (config(command, f"data={name}").data for command in ("prepare_data", "train"))
+    assert dict(prepared) == dict(own) | {"batch_size": prepared.batch_size}
+
+
 def test_data_that_is_drawn_while_training():
     with pytest.raises(ValueError, match=r"StateTracking draws its data while it trains"):
         prepare_data(config("prepare_data", "data=parity", "experiment=parity"))
