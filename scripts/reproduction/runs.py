@@ -2,13 +2,15 @@
 
 import csv
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import yaml
 from tqdm import tqdm
@@ -35,11 +37,22 @@ class Run:
 def train(runs: Sequence[Run], options: Options) -> None:
     """Makes what is missing, `options.jobs` at a time. A run that fails is told of, and left for the next call."""
     missing = [run for run in runs if not run.finished]
+    places: SimpleQueue[dict[str, str]] = SimpleQueue()
+    for place in environments(options.jobs, _gpus(), os.environ):
+        places.put(place)
+
+    def begin(run: Run) -> str | None:
+        place = places.get()
+        try:
+            return _train(run, options.overrides, place)
+        finally:
+            places.put(place)
+
     with (
         ThreadPoolExecutor(options.jobs) as pool,
         tqdm(total=len(runs), initial=len(runs) - len(missing), unit="run") as progress,
     ):
-        futures = {pool.submit(_train, run, options.overrides): run for run in missing}
+        futures = {pool.submit(begin, run): run for run in missing}
         try:
             for future in as_completed(futures):
                 progress.update()
@@ -50,7 +63,25 @@ def train(runs: Sequence[Run], options: Options) -> None:
             raise
 
 
-def _train(run: Run, overrides: Sequence[str]) -> str | None:
+def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environments of `jobs` runs at a time, made of `ours`: the GPUs go round, the cores are shared out."""
+    if jobs == 1:
+        return [dict(ours)]
+    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    shared = {"OMP_NUM_THREADS": threads, **ours}
+    return [shared | ({"CUDA_VISIBLE_DEVICES": gpus[job % len(gpus)]} if gpus else {}) for job in range(jobs)]
+
+
+def _gpus() -> list[str]:
+    """What PyTorch sees, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    import torch
+
+    number = torch.cuda.device_count()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return names[:number] if names != [""] else [str(index) for index in range(number)]
+
+
+def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """What went wrong, if anything."""
     run.folder.mkdir(parents=True, exist_ok=True)
     where = [f"hydra.run.dir={run.folder}", "trainer.enable_progress_bar=false"]
@@ -59,7 +90,7 @@ def _train(run: Run, overrides: Sequence[str]) -> str | None:
         where.append(f"ckpt_path={last}")
     command = [sys.executable, "-m", "scripts.train", *run.overrides, *overrides, *where]
     with (run.folder / LOG).open("w") as log:
-        code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
     return failure(run.folder) if code else None
 
 
