@@ -8,45 +8,33 @@ the same command again repeats what is missing alone. KEY=VALUE goes to every tr
 """
 
 import argparse
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts.config import one_line_errors
-from scripts.reproduction.accuracy import PARITY, STATE_TRACKING
-from scripts.reproduction.complexity import COMPLEXITY
-from scripts.reproduction.kernels import KERNEL_SPEED, NUMERICAL_ERROR
-from scripts.reproduction.language_model import LANGUAGE_MODEL
-from scripts.reproduction.limits import HEAD_SIZE_LIMITS
-from scripts.reproduction.loss_curves import LOSS_CURVES
-from scripts.reproduction.result import Options, Reproduction, write
-from scripts.reproduction.roofline import ROOFLINE
-from scripts.reproduction.throughput import EXTRAPOLATION_THROUGHPUT
+from scripts.reproduction import ENTRIES
 
-REPRODUCTIONS: dict[str, Reproduction] = {
-    "kernel_speed": KERNEL_SPEED,
-    "language_model": LANGUAGE_MODEL,
-    "loss_curves": LOSS_CURVES,
-    "parity": PARITY,
-    "head_size_limits": HEAD_SIZE_LIMITS,
-    "numerical_error": NUMERICAL_ERROR,
-    "roofline": ROOFLINE,
-    "complexity": COMPLEXITY,
-    "state_tracking": STATE_TRACKING,
-    "extrapolation_throughput": EXTRAPOLATION_THROUGHPUT,
-}
+if TYPE_CHECKING:
+    from scripts.reproduction.result import Reproduction
+
+
+def load(name: str) -> "Reproduction":
+    return getattr(import_module(f"scripts.reproduction.{ENTRIES[name].module}"), name.upper())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", nargs="?", choices=REPRODUCTIONS, metavar="NAME", help="what to reproduce, see --list")
+    parser.add_argument("name", nargs="?", choices=ENTRIES, metavar="NAME", help="what to reproduce, see --list")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every training run")
     parser.add_argument("--list", action="store_true", help="names and what they are")
     parser.add_argument("--quick", action="store_true", help="scaled down: for a CPU, or for minutes on a GPU")
     parser.add_argument("--jobs", type=int, default=1, help="training runs at a time (default: 1)")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="collect the runs below it, instead of training")
     parser.add_argument("--data", type=Path, nargs="+", metavar="FILE", help="table and figure of these files alone")
-    parser.add_argument("--out", type=Path, default=Options.out, help="folder of the results (default: docs/results)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the results (default: docs/results)")
     return parser
 
 
@@ -54,16 +42,18 @@ def main() -> None:
     parser = _parser()
     asked = parser.parse_intermixed_args()
     if asked.list:
-        for name, reproduction in REPRODUCTIONS.items():
-            print(f"{name:<26}{reproduction.title}")
+        for name, entry in ENTRIES.items():
+            print(f"{name:<26}{entry.title}")
         return
     if asked.name is None:
         parser.error("which NAME? --list shows them")
-    reproduction = REPRODUCTIONS[asked.name]
-    options = Options(asked.quick, asked.jobs, asked.runs, tuple(asked.overrides), asked.out)
+    from scripts.reproduction.result import Options, write
+
+    reproduction, out = load(asked.name), asked.out or Options.out
     with one_line_errors():
+        options = Options(asked.quick, asked.jobs, asked.runs, tuple(asked.overrides), out)
         files = asked.data or reproduction.measure(options)
-        for path in (*files, *write(asked.name, reproduction, files, asked.out)):
+        for path in (*files, *write(asked.name, reproduction, files, out)):
             print(path)
 
 

@@ -1,1 +1,25 @@
-"""What `python -m scripts.reproduce` regenerates, one file for each result of the paper, and what these share."""
+"""What `python -m scripts.reproduce` regenerates, one file for each result of the paper, and what these share.
+
+Names and titles stand here, so that listing them loads nothing else.
+"""
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    module: str  # of this package; the Reproduction there has the name in capitals
+    title: str
+
+
+ENTRIES = {
+    "kernel_speed": Entry("kernels", "Speed of the kernels"),
+    "language_model": Entry("language_model", "Language models on SlimPajama"),
+    "loss_curves": Entry("loss_curves", "Language models side by side on the same text"),
+    "parity": Entry("accuracy", "Parity: learnt on short sequences, asked on longer ones"),
+    "head_size_limits": Entry("limits", "Largest heads"),
+    "numerical_error": Entry("kernels", "Numerical error over long sequences"),
+    "roofline": Entry("roofline", "Roofline"),
+    "complexity": Entry("complexity", "Growth with length, batch and head size"),
+    "state_tracking": Entry("accuracy", "State tracking: every task, every model"),
+    "extrapolation_throughput": Entry("throughput", "Extrapolation against throughput"),
+}

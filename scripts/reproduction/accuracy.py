@@ -157,7 +157,6 @@ def _draw_tasks(contents: list[dict], file: Path) -> None:
 
 
 PARITY = Reproduction(
-    title="Parity: learnt on short sequences, asked on longer ones",
     source="parity",
     what="Accuracy of the label at the last position, by the length of the sequence, mean over seeds. The paper gives "
     "one number for lengths 40 to 256.",
@@ -167,7 +166,6 @@ PARITY = Reproduction(
     notes=_parity_notes,
 )
 STATE_TRACKING = Reproduction(
-    title="State tracking: every task, every model",
     source="state_tracking",
     what="Accuracy of the last label of sequences longer than those of training, lengths uniform: mean over seeds, and "
     "the worst of them in brackets. The tasks and their sources are described in `data/tasks.py`.",

@@ -56,7 +56,6 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 COMPLEXITY = Reproduction(
-    title="Growth with length, batch and head size",
     source="kernels_length",
     what="Milliseconds over the smallest to the largest size, and the exponent of the power law through all sizes: 1 "
     "is linear. Over head size the number of units stays, so that the product grows linearly with it.",

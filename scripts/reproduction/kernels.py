@@ -65,7 +65,6 @@ def _error_table(contents: list[dict]) -> Table:
 
 
 KERNEL_SPEED = Reproduction(
-    title="Speed of the kernels",
     source="kernels_main",
     what="Milliseconds (medians) of h alone, or of h and all gradients. For the paper's Triton kernels the head size "
     "is known here, not the cell, the batch, the length or whether it is forward alone: no ratio is formed with it.",
@@ -74,7 +73,6 @@ KERNEL_SPEED = Reproduction(
     draw=_draw_speed,
 )
 NUMERICAL_ERROR = Reproduction(
-    title="Numerical error over long sequences",
     source="numerical_error",
     what="Relative error of h against float64, mean of 128 steps each; the paper finds it bounded, however long the "
     "sequence.",

@@ -99,7 +99,6 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 LANGUAGE_MODEL = Reproduction(
-    title="Language models on SlimPajama",
     source="language_model",
     what="160 M parameters, 15 B tokens, GPT-2 vocabulary, context 1024, batches of 512. Seconds per step are medians.",
     measure=_measure,

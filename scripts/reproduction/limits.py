@@ -50,7 +50,6 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 HEAD_SIZE_LIMITS = Reproduction(
-    title="Largest heads",
     source="head_size_limits",
     what="The largest head, forward and backward, whose recurrent matrix stays in registers and shared memory over all "
     "time steps (`cuda_fused`), by the integer constraint solver; no GPU is asked.",

@@ -91,7 +91,6 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 LOSS_CURVES = Reproduction(
-    title="Language models side by side on the same text",
     source="loss_curves",
     what="The models of the paper's table trained on the Python sources of the machine (experiment=python_160m), all "
     "on the same blocks in the same order.",

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import yaml
 
+from flashrnn.files import replacing
 from scripts.benchmarks.results import RESULTS, device_slug, provenance
+from scripts.reproduction import ENTRIES
 
 ROOT = Path(__file__).parents[2]
 Table = list[list[str]]  # the header, then rows
@@ -39,7 +41,6 @@ class Reproduction:
     alone. `table` and `draw` make what people look at from the contents of such files and from nothing else.
     """
 
-    title: str
     source: str  # with what the name of its first data file begins
     what: str  # what the table and the figure show
     measure: Callable[[Options], list[Path]]
@@ -69,8 +70,8 @@ def save(name: str, options: Options, content: dict, place: str | None = None) -
         raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with --out FOLDER")
     command = shlex.join(["python", "-m", "scripts.reproduce", *sys.argv[1:]])
     head = provenance() | {"command": command, "quick": options.quick}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(head | content, indent=1) + "\n")
+    with replacing(path) as file:
+        file.write(f"{json.dumps(head | content, indent=1)}\n".encode())
     return path
 
 
@@ -115,14 +116,14 @@ def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Pat
     contents = [json.loads(file.read_text()) for file in files]
     stem = name + first.removeprefix(reproduction.source)
     page, figure = out / f"{stem}.md", out / f"{stem}.png"
-    table = markdown(reproduction.table(contents))
+    title, table = ENTRIES[name].title, markdown(reproduction.table(contents))
     reproduction.draw(contents, figure)
     sources = ", ".join(f"[{file.name}]({os.path.relpath(file, out)})" for file in files)
     paragraphs = [
-        f"# {reproduction.title}",
+        f"# {title}",
         reproduction.what,
         table,
-        f"![{reproduction.title}]({figure.name})",
+        f"![{title}]({figure.name})",
         *reproduction.notes(contents),
         *dict.fromkeys(map(origin, contents)),
         f"Data: {sources}. `python -m scripts.reproduce {name} --data FILE ...` makes page and figure from it.",

@@ -70,7 +70,6 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 ROOFLINE = Reproduction(
-    title="Roofline",
     source="kernels_heads",
     what="Operations of the recurrent product per second, and the share of what memory and tensor cores would allow. "
     "Bytes are those that must move: inputs and h once, R once for all steps. A recurrence is far below the roof "

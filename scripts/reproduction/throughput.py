@@ -69,7 +69,6 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 EXTRAPOLATION_THROUGHPUT = Reproduction(
-    title="Extrapolation against throughput",
     source="parity",
     what="Accuracy on parity beyond the lengths of training, and the tokens per second of training: in those very "
     "runs, with padding, and for language models of 160 M parameters where these have been timed.",

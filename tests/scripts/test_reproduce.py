@@ -1,7 +1,9 @@
 """Results of the paper: runs are made once and collected whole, pages say what the data says, beside the paper's."""
 
 import json
+import re
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -11,9 +13,9 @@ from omegaconf import OmegaConf
 
 from scripts import reproduce
 from scripts.benchmarks.results import RESULTS
-from scripts.reproduction import language_model, loss_curves
+from scripts.reproduction import ENTRIES, language_model, loss_curves
 from scripts.reproduction.accuracy import PARITY, STATE_TRACKING, extrapolated
-from scripts.reproduction.result import Options, paper, save, write
+from scripts.reproduction.result import ROOT, Options, Reproduction, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
 from tests.scripts.conftest import config
 
@@ -164,7 +166,7 @@ def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeyp
     asked = []
     monkeypatch.setattr(module, "train", lambda runs, options: asked.extend(runs))
     monkeypatch.setattr(module, "collect", lambda folder: [])
-    reproduce.REPRODUCTIONS[module.__name__.split(".")[-1]].measure(Options(quick=quick, out=tmp_path))
+    reproduce.load(module.__name__.split(".")[-1]).measure(Options(quick=quick, out=tmp_path))
     assert len(asked) == len(paper("language_model") if module is language_model else loss_curves.MODELS)
     for run in asked:
         composed = config(*run.overrides, f"run_dir={run.folder}")
@@ -183,7 +185,7 @@ def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
     provenance = json.loads((RESULTS / "parity_cpu.json").read_text())
     head = {key: provenance[key] for key in ("command", "commit", "machine", "versions")}
     file.write_text(json.dumps(head | {"quick": False, "runs": [finished, broken]}))
-    page, figure = write("loss_curves", reproduce.REPRODUCTIONS["loss_curves"], [file], tmp_path)
+    page, figure = write("loss_curves", reproduce.load("loss_curves"), [file], tmp_path)
     assert rows(page)[2:] == [["lstm, 12 heads", "164.6", "30", "1.0", "12.50", "70.0", "468,000"]]
     assert "out of memory" in page.read_text()
     assert figure.exists()
@@ -200,7 +202,7 @@ def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
 )
 def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
     files = [RESULTS / f"{source}_{GPU}.json" for source in sources]
-    page, figure = write(name, reproduce.REPRODUCTIONS[name], files, tmp_path)
+    page, figure = write(name, reproduce.load(name), files, tmp_path)
     assert page.name == f"{name}_{GPU}.md"
     assert any(number in cell for row in rows(page) for cell in row)
     assert "NVIDIA H100" in page.read_text()
@@ -210,7 +212,7 @@ def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
 def test_a_file_of_something_else_is_refused(tmp_path):
     file = RESULTS / f"numerical_error_{GPU}.json"
     with pytest.raises(ValueError, match=r"numerical_error_.* is no data of roofline, which is in kernels_heads"):
-        write("roofline", reproduce.REPRODUCTIONS["roofline"], [file], tmp_path)
+        write("roofline", reproduce.load("roofline"), [file], tmp_path)
 
 
 def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
@@ -220,14 +222,26 @@ def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
         reproduce.main()
 
 
+@pytest.mark.parametrize("name", list(ENTRIES))
+def test_every_name_has_its_reproduction(name):
+    assert isinstance(reproduce.load(name), Reproduction)
+
+
+@pytest.mark.parametrize("option", ["--list", "--help"])
+def test_questions_are_answered_without_loading_torch(option):
+    command = [sys.executable, "-X", "importtime", "-m", "scripts.reproduce", option]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
+
+
 def test_list_names_all(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["reproduce", "--list"])
     reproduce.main()
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == list(reproduce.REPRODUCTIONS)
+    assert names == list(ENTRIES)
 
 
-@pytest.mark.parametrize("name", list(reproduce.REPRODUCTIONS))
+@pytest.mark.parametrize("name", list(ENTRIES))
 def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
     values = paper(name)
     assert values is None or values

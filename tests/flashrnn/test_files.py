@@ -1,0 +1,64 @@
+"""A file is the old one or the new one, whole, whatever happens while it is written."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from flashrnn.files import replacing
+
+
+def write(path, content, **options):
+    with replacing(path, **options) as file:
+        file.write(content)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_the_file_and_nothing_else_is_there_in_the_end(tmp_path, durable):
+    path = tmp_path / "new" / "folder" / "file"
+    for content in (b"long content", b"short"):
+        write(path, content, durable=durable)
+        assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_an_error_leaves_what_was_there(tmp_path, durable):
+    path, backup = tmp_path / "file", tmp_path / "backup"
+    write(path, b"old")
+    with pytest.raises(TypeError, match="bytes-like"):
+        write(path, "text", backup=backup, durable=durable)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_there_goes_to_the_backup(tmp_path):
+    path, backup = tmp_path / "file", tmp_path / "backup"
+    for content in (b"1", b"2", b"3"):
+        write(path, content, backup=backup)
+    assert (backup.read_bytes(), path.read_bytes()) == (b"2", b"3")
+
+
+def test_a_killed_writer_leaves_the_old_file_and_the_next_one_writes_over_the_rest(tmp_path):
+    path = tmp_path / "file"
+    write(path, b"old")
+    code = (
+        "import os, sys, pathlib; from flashrnn.files import replacing\n"
+        "with replacing(pathlib.Path(sys.argv[1])) as file:\n"
+        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, path]).returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    write(path, b"new")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"new"}
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"No space left on device: .*/file'"),
+        replacing(tmp_path / "file"),
+        open("/dev/full", "wb", buffering=0) as disk,
+    ):
+        disk.write(b"x")
+    assert not list(tmp_path.iterdir())
