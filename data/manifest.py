@@ -5,19 +5,18 @@ array of tokens, documents one after the other, each closed by the end-of-text t
 the same stretch of the corpus; a split that has nothing there has no file.
 """
 
-import contextlib
-import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
+
+from flashrnn.files import replacing
 
 TRAIN, VALIDATION = "train", "validation"
 REMEDY = "delete this file: the next start, or `python -m scripts.prepare_data`, makes it again and keeps the others"
@@ -129,21 +128,3 @@ class Manifest:
 
 def path(folder: Path, split: str, number: int) -> Path:
     return folder / f"{split}-{number:05d}.bin"
-
-
-@contextlib.contextmanager
-def replacing(name: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which gets its name when all of it is on the disk."""
-    partial = name.with_name(f"{name.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(name)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            message = "no space left; finished shards are kept, and the same command goes on when there is some"
-            raise OSError(errno.ENOSPC, message, str(name)) from error
-        raise

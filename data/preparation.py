@@ -1,6 +1,7 @@
 """A corpus tokenised once, into shards. A killed process leaves whole ones, and the next one goes on behind them."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -21,7 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from data import hub, tokenization
 from data.corpora import Corpus, Documents, held_out
 from data.encoding import Encoded, Encoder, encode_in_order, token_dtype, vocab_size
-from data.manifest import TRAIN, VALIDATION, Manifest, Shard, ShardFile, path, replacing
+from data.manifest import TRAIN, VALIDATION, Manifest, Shard, ShardFile, path
+from flashrnn.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +136,7 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
     """
     folder = recipe.folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # of several processes one builds, the others wait
+    with FileLock(f"{folder}.lock"), _naming_a_full_disk():  # of several processes one builds, the others wait
         try:
             manifest = Manifest.read(folder)
         except FileNotFoundError:
@@ -148,6 +150,17 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
             if not manifest.complete:
                 _go_on(recipe, folder, manifest, encoder, processes)
     return folder
+
+
+@contextlib.contextmanager
+def _naming_a_full_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        message = "no space left; finished shards are kept, and the same command goes on when there is some"
+        raise OSError(errno.ENOSPC, message, error.filename) from error
 
 
 def load_tokenizer(manifest: Manifest, folder: Path) -> PreTrainedTokenizerBase:

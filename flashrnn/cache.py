@@ -4,7 +4,8 @@ import os
 import warnings
 from functools import cache
 from pathlib import Path
-from uuid import uuid4
+
+from flashrnn.files import replacing
 
 
 def cache_folder() -> Path:
@@ -21,19 +22,10 @@ def store(files: dict[Path, bytes]) -> None:
     """
     for path, content in files.items():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, content)
+            with replacing(path, durable=False) as file:
+                file.write(content)
         except OSError as error:
             _warn_not_kept(path.parent, error.strerror)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @cache

@@ -1,7 +1,6 @@
 """Checkpoints: written so that a good one is always there, and found by file or run folder with one clear error."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
+
+from flashrnn.files import replacing
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # what last.ckpt was before
@@ -28,29 +29,18 @@ class StepCheckpoint(ModelCheckpoint):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, waits until the disk has it, and only then moves it there."""
+    """Writes checkpoints that take their place when they are whole; the last one stays as the previous one."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
         try:
-            with partial.open("wb") as file:
+            with replacing(path, backup=path.with_name(PREVIOUS) if path.name == LAST else None) as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
         except (OSError, RuntimeError) as error:  # torch.save has its own words for a full disk
-            partial.unlink(missing_ok=True)
             reason = str(error).partition("\n")[0]
             raise OSError(
                 f"the checkpoint {path} could not be written ({reason}): is the disk full? Earlier ones are untouched"
             ) from error
-        if path.name == LAST and path.exists():
-            path.replace(path.with_name(PREVIOUS))
-        partial.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)  # or the new name may be lost with the power
-        os.close(folder)
 
 
 def find(path: str, run_name: str | None = None) -> Path:

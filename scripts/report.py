@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from flashrnn.files import replacing
+
 
 def environment() -> dict:
     """Where a number comes from: versions, device, commit of this checkout."""
@@ -26,11 +28,11 @@ def environment() -> dict:
 
 def save(folder: Path, result: dict, config: DictConfig, **facts: float) -> dict[str, Path]:
     """Write eval.json and, for accuracies, accuracy.png; where they are."""
-    folder.mkdir(parents=True, exist_ok=True)
     content = {"name": config.name, **facts, **result, "environment": environment()}
     content["config"] = OmegaConf.to_container(config, resolve=True)
     places = {"results": folder / "eval.json"}
-    places["results"].write_text(json.dumps(content, indent=2) + "\n")
+    with replacing(places["results"]) as file:
+        file.write(f"{json.dumps(content, indent=2)}\n".encode())
     if "ranges" in result:
         places["plot"] = folder / "accuracy.png"
         plot(result, places["plot"])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from flashrnn.files import replacing
 from scripts.benchmarks.cases import Case, Job
 from scripts.benchmarks.ours import is_ours
 
@@ -99,10 +100,8 @@ class KernelResults:
         run = {"run": len(self._content["runs"]) - 1}
         row = vars(job.case) | {"mode": job.mode, "implementation": implementation} | measured | run
         self._rows[job, implementation] = row
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".part")
-        temporary.write_text(self._text())
-        os.replace(temporary, self.path)
+        with replacing(self.path) as file:
+            file.write(self._text().encode())
         return row
 
     def _text(self) -> str:

@@ -159,13 +159,10 @@ def test_folder_that_takes_no_files_warns_once(tmp_path, monkeypatch, new_proces
 
 
 def test_disk_that_is_full_leaves_no_files(folder, monkeypatch):
-    write = Path.write_bytes
-
-    def half(path: Path, content: bytes) -> None:
-        write(path, content[: len(content) // 2])
+    def full(path: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", half)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         assert twice().registers > 0
     assert list(folder.iterdir()) == []

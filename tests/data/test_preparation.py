@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from backports import zstd
 
-from data import hub, manifest, preparation, tokenization
+from data import hub, preparation, tokenization
 from data.corpora import Corpus, Documents, held_out
 from data.manifest import TRAIN, VALIDATION, Manifest
 from data.packing import PackedBlocks
 from data.preparation import Recipe, prepare
+from flashrnn.files import replacing
 
 SETS = ("RedPajamaCommonCrawl", "RedPajamaGithub")
 
@@ -296,7 +297,7 @@ def test_another_tokenizer_in_the_folder(recipe, whole, tmp_path):
 def test_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path, monkeypatch):
     @contextmanager
     def full(name):
-        with manifest.replacing(name) as file, open("/dev/full", "wb", buffering=0) as disk:
+        with replacing(name) as file, open("/dev/full", "wb", buffering=0) as disk:
             yield disk if name.name == "train-00002.bin" else file
 
     with monkeypatch.context() as patch:
