@@ -31,6 +31,7 @@ SHARD_TOKENS = 2**27  # 256 MiB at 2 bytes each; what a killed process has to do
 CHUNK_CHARS = 2**20  # tokenised in one go
 TOKENIZER_BYTES = 64 * 2**20  # of text are enough to train a tokenizer on
 FORMAT = 2  # of the folder
+TOKENIZER = "tokenizer"  # its folder in that of the tokens
 READABLE = 40  # characters of the source that go into the folder's name
 
 
@@ -165,7 +166,7 @@ def _naming_a_full_disk() -> Iterator[None]:
 
 def load_tokenizer(manifest: Manifest, folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a prepared folder."""
-    place = folder / "tokenizer"
+    place = folder / TOKENIZER
     if tokenization.folder_hash(place) != manifest.tokenizer["sha256"]:
         raise ValueError(f"{place} is not what the tokens were made with: delete {folder} to prepare it again")
     return tokenization.load(str(place))
@@ -176,10 +177,10 @@ def _begin(recipe: Recipe, folder: Path) -> Manifest:
     on_hub = recipe.corpus.files is None
     revision = hub.check("dataset", recipe.corpus.source, recipe.corpus.revision) if on_hub else None
     tokenizer = recipe.at_revision(revision).make_tokenizer()
-    tokenizer.save_pretrained(folder / "tokenizer")
+    tokenizer.save_pretrained(folder / TOKENIZER)
     about = {
         "name": recipe.tokenizer,
-        "sha256": tokenization.folder_hash(folder / "tokenizer"),
+        "sha256": tokenization.folder_hash(folder / TOKENIZER),
         "vocab_size": vocab_size(tokenizer),
         "end_of_text": tokenizer.eos_token_id,
     }

@@ -1,6 +1,7 @@
 """Language modelling on text: tokenised once, packed into blocks and cached; or tokenised while it streams."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from data.encoding import Encoder
 from data.manifest import TRAIN, VALIDATION, Manifest
 from data.module import ResumableDataModule
 from data.packing import PackedBlocks
-from data.preparation import Recipe, load_tokenizer, prepare
+from data.preparation import TOKENIZER, Recipe, load_tokenizer, prepare
 from data.streaming import StreamedBlocks
 
 
@@ -102,6 +103,22 @@ class Text(ResumableDataModule):
     def folder(self) -> Path:
         """Of the prepared tokens."""
         return self.recipe.folder(self.cache_dir)
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Of the tokenizer that the prepared tokens are made with, as save_pretrained() leaves it."""
+        return self.folder / TOKENIZER
+
+    def take_tokenizer(self, saved: Path) -> None:
+        """In place of one to be trained on the corpus, which may have changed, take that which an earlier run trained.
+
+        Tokens that were prepared with it are used as they are. A tokenizer that is not trained stays what it is.
+        """
+        if tokenization.trained_size(self.recipe.tokenizer) is None:
+            return
+        prepared = self.tokenizer_folder / tokenization.FILE
+        if not prepared.exists() or prepared.read_bytes() != (saved / tokenization.FILE).read_bytes():
+            self.recipe = replace(self.recipe, tokenizer=str(saved))
 
     def prepare_data(self) -> None:
         prepare(self.recipe, self.cache_dir, self.prepare_processes)

@@ -14,6 +14,7 @@ from data.corpora import fingerprint
 TRAINED = re.compile(r"bpe:(\d+)")  # "bpe:2048": trained on the corpus, 2048 tokens
 SMALLEST_BPE = 257  # all bytes and the end of text
 END_OF_TEXT = "<|endoftext|>"
+FILE = "tokenizer.json"  # of a saved tokenizer that was trained: all that decides on the tokens
 
 
 def identity(name: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What a run reports and leaves behind while it trains."""
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -12,15 +13,17 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig, OmegaConf
 
+from data.text import Text
 from scripts import report
-from scripts.checkpoint import LAST
+from scripts.checkpoint import LAST, TOKENIZER
 from scripts.peaks import PEAK_FLOPS, peak_flops
 
 PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, how often
 
 
 class RunRecord(Callback):
-    """Puts the config into the run's folder, checkpoints and loggers, and saves the state after the last step."""
+    """Puts the config into the run's folder, checkpoints and loggers, a tokenizer into the folder, and saves the state
+    after the last step."""
 
     def __init__(self, config: DictConfig) -> None:
         self.config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
@@ -32,6 +35,8 @@ class RunRecord(Callback):
         folder = Path(self.config["run_dir"])
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(OmegaConf.create(self.config), folder / "config.yaml")
+        if isinstance(trainer.datamodule, Text) and not (folder / TOKENIZER).exists():
+            shutil.copytree(trainer.datamodule.tokenizer_folder, folder / TOKENIZER)
         for logger in trainer.loggers:
             if not isinstance(logger, CSVLogger):  # it would only write a second config.yaml
                 logger.log_hyperparams({**self.config, "environment": report.environment()})

@@ -17,6 +17,7 @@ from flashrnn.files import replacing
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # what last.ckpt was before
 OUTPUTS = Path("outputs")
+TOKENIZER = "tokenizer"  # of a language model, a folder in that of the run
 EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scripts.export: weights; config and step
 
 
@@ -88,13 +89,20 @@ def load(file: Path) -> dict[str, Any]:
 
 def _load_exported(file: Path) -> dict[str, Any]:
     import models.hugging_face  # noqa: F401, or transformers warns of the folder when it reads the tokenizer
-    from data.tokenization import trained_size
 
-    content = json.loads(file.with_name(TRAINING).read_text())
-    data = content["config"]["data"]
-    if trained_size(data["tokenizer"]) is not None:  # the corpus that it was trained on may have changed
-        data["tokenizer"] = str(file.parent)
-    return content | {"state_dict": load_file(file)}
+    return json.loads(file.with_name(TRAINING).read_text()) | {"state_dict": load_file(file)}
+
+
+def run_folder(file: Path) -> Path | None:
+    """Of the run that a checkpoint file belongs to; None where it stands alone."""
+    return file.parents[1] if file.parent.name == "checkpoints" else None
+
+
+def tokenizer_folder(file: Path) -> Path | None:
+    """Of the tokenizer that the model of a checkpoint or export was trained with; None where it stands alone."""
+    run = run_folder(file)
+    folder = file.parent if file.name == EXPORTED else run and run / TOKENIZER
+    return folder if folder and folder.is_dir() else None
 
 
 def _leaves(section: dict[str, Any], name: str) -> dict[str, Any]:

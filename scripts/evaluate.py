@@ -77,6 +77,8 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     config = config_with(content["config"], ["trainer.accelerator=auto", *overrides])
     prepare_process(config.threads)
     datamodule = instantiate(config.data)
+    if tokenizer := checkpoint.tokenizer_folder(file):
+        datamodule.take_tokenizer(tokenizer)
     module = SequenceModule(instantiate(config.model))
     try:
         module.load_state_dict(content["state_dict"])
@@ -84,9 +86,7 @@ def main(ckpt: str, overrides: list[str]) -> dict:
         raise ValueError(f"the weights in {file} do not fit this model: {error}") from error
     one_device = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "enable_checkpointing": False}
     result = evaluate(instantiate(config.trainer, **one_device), module, datamodule)
-    folder = (file.parent.parent if file.parent.name == "checkpoints" else file.parent) / time.strftime(
-        "evaluate_%Y-%m-%d_%H-%M-%S"
-    )
+    folder = (checkpoint.run_folder(file) or file.parent) / time.strftime("evaluate_%Y-%m-%d_%H-%M-%S")
     places = report.save(folder, result, config, step=content["global_step"])
     report.show(result, {"checkpoint": file, **places})
     return result

@@ -19,17 +19,21 @@ if TYPE_CHECKING:
     from models.hugging_face import FlashRNNForCausalLM
 
 
-def training_tokenizer(data: dict[str, Any]) -> "PreTrainedTokenizerBase":
-    """The tokenizer of the section `data` of a training config; one that was trained there comes from its corpus."""
+def training_tokenizer(file: Path, data: dict[str, Any]) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a checkpoint, from the folder of its run. For a checkpoint that stands alone it is made as the
+    section `data` of its config says, which may mean training it on the corpus."""
     from hydra.utils import instantiate
 
     from data import tokenization
+    from scripts import checkpoint
 
     if "tokenizer" not in data:
         raise ValueError(
             f"the model was trained on {data['_target_']}, which has no tokenizer: only language models can be "
             "exported, such as those of experiment=text_tiny"
         )
+    if folder := checkpoint.tokenizer_folder(file):
+        return tokenization.load(str(folder))
     if tokenization.trained_size(data["tokenizer"]) is None:
         return tokenization.load(data["tokenizer"])
     datamodule = instantiate(data)
@@ -45,7 +49,7 @@ def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM",
     from data.encoding import Encoder
     from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 
-    tokenizer = training_tokenizer(content["config"]["data"])
+    tokenizer = training_tokenizer(file, content["config"]["data"])
     model = FlashRNNForCausalLM(FlashRNNConfig.from_hydra(content["config"]["model"])).eval()
     try:
         model.load_state_dict(content["state_dict"])
@@ -78,9 +82,12 @@ def load(ckpt: str) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
 
 def evaluation(file: Path, step: int) -> dict[str, Any] | None:
     """The newest eval.json that the run of this checkpoint has of this step."""
-    if file.parent.name != "checkpoints":
+    from scripts import checkpoint
+
+    run = checkpoint.run_folder(file)
+    if run is None:
         return None
-    found = sorted(file.parent.parent.glob("**/eval.json"), key=lambda path: path.stat().st_mtime)
+    found = sorted(run.glob("**/eval.json"), key=lambda path: path.stat().st_mtime)
     of_step = [content for content in (json.loads(path.read_text()) for path in found) if content.get("step") == step]
     return of_step[-1] if of_step else None
 

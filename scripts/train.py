@@ -75,6 +75,8 @@ def train(config: DictConfig) -> dict:
     folder = Path(config.run_dir)
     seed_everything(config.seed, verbose=False)
     datamodule = instantiate(config.data)
+    if resume and (tokenizer := checkpoint.tokenizer_folder(resume)):
+        datamodule.take_tokenizer(tokenizer)
     datamodule.prepare_data()
     datamodule.setup("fit")
     fit_model_to_data(config.model, datamodule)

@@ -1,5 +1,7 @@
 """Runs of scripts.train within the test's own process, on the smallest models."""
 
+import shutil
+
 import pytest
 from hydra import compose, initialize_config_dir
 
@@ -55,3 +57,15 @@ def tiny_config(tmp_path, monkeypatch):
         return config(*folders, *TINY[experiment], *SHORT, *overrides)
 
     return build
+
+
+@pytest.fixture
+def change_texts(tmp_path):
+    """change_texts(): the texts of tiny_config("text_tiny") become other ones, and what was prepared is gone."""
+
+    def change():
+        for file in tmp_path.glob("texts/*.txt"):
+            file.write_text(f"{file.stem} quite other words about something else, {file.stem * 3}. " * 9)
+        shutil.rmtree(tmp_path / "corpora")
+
+    return change

@@ -37,6 +37,16 @@ def test_text(tiny_config):
     assert main(config.run_dir, []) == pytest.approx(trained)
 
 
+def test_text_is_read_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
+    """One trained on the corpus as it is now would not fit the weights."""
+    config = tiny_config("text_tiny")
+    train(config)
+    change_texts()
+    main(config.run_dir, [])
+    (used,) = tmp_path.glob("corpora/*/tokenizer/tokenizer.json")
+    assert used.read_text() == (tmp_path / "outputs/text_tiny/run/tokenizer/tokenizer.json").read_text()
+
+
 def test_overrides_reach_the_config():
     saved = {"data": {"eval_lengths": [40, 64], "seed": 0}, "seed": 0}
     changed = config_with(saved, ["data.eval_lengths=[40,64,512]", "seed=3"])

@@ -39,17 +39,23 @@ def test_logits_and_tokenizer_are_those_of_the_run(run, tmp_path):
     assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_evaluates_as_the_run_did_although_its_corpus_is_gone(run, tmp_path):
-    """The tokenizer comes from the folder: one trained on other texts would not fit the weights."""
+def test_evaluates_as_the_run_did_with_the_tokens_of_the_run(run, tmp_path):
     folder, result, _ = run
     export(folder, tmp_path / "out")
-    before = evaluate.main(str(tmp_path / "out"), [])
-    assert before["perplexity"] == pytest.approx(result["perplexity"])
-    for file in tmp_path.glob("texts/*.txt"):
-        file.write_text(f"{file.stem} quite other words about something else, {file.stem * 3}. " * 9)
+    assert evaluate.main(str(tmp_path / "out"), [])["perplexity"] == pytest.approx(result["perplexity"])
+    assert len(list(tmp_path.glob("corpora/*/"))) == 1
+
+
+def test_its_tokenizer_outlives_the_corpus_it_was_trained_on(run, change_texts, tmp_path):
+    folder, _, _ = run
+    export(folder, tmp_path / "before")
+    change_texts()
+    export(folder, tmp_path / "out")
+    saved = (tmp_path / "out/tokenizer.json").read_text()
+    assert saved == (tmp_path / "before/tokenizer.json").read_text()
     evaluate.main(str(tmp_path / "out"), ["data.cache_dir=other"])
-    (packed,) = (tmp_path / "other").glob("*/tokenizer/tokenizer.json")
-    assert json.loads(packed.read_text())["model"] == json.loads((tmp_path / "out/tokenizer.json").read_text())["model"]
+    (used,) = (tmp_path / "other").glob("*/tokenizer/tokenizer.json")
+    assert used.read_text() == saved
 
 
 def test_model_card_says_what_it_is(run, tmp_path):

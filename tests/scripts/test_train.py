@@ -64,6 +64,18 @@ def test_resumes_exactly(tiny_config, experiment):
         assert torch.equal(weight, ends[1]["state_dict"][name]), name
 
 
+def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
+    train(tiny_config("text_tiny", "optim.total_steps=20", run="first"))
+    change_texts()
+    runs = tmp_path / "outputs" / "text_tiny"
+    for steps, before in ((9, "first"), (10, "second")):
+        resume = ["optim.total_steps=20", f"trainer.max_steps={steps}", f"ckpt_path={runs}/{before}"]
+        train(tiny_config("text_tiny", *resume, run="second"))
+    first, second = (runs / run / "tokenizer" / "tokenizer.json" for run in ("first", "second"))
+    assert first.read_text() == second.read_text()
+    assert {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")} == {first.read_text()}
+
+
 def test_last_is_the_latest_run_and_can_be_lengthened(tiny_config):
     train(tiny_config("parity", "optim.total_steps=20", run="first"))
     longer = tiny_config("parity", "optim.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", run="second")
