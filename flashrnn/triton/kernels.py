@@ -1,18 +1,48 @@
-"""The time loops, of one head and a tile of SEQS sequences per program, R on the chip.
-
-Plain functions: whether Triton compiles or interprets them is decided where they are used (launch.py). The cell's
-printed functions, and which gates have which part, come as constants:
-
-    INPUT_OF, RECURRENT_OF, ONLY_OF: a gate's place among the gates with an input, with a recurrent part, and with a
-        recurrent part alone; -1 if it is not among them.
-    P: head size, padded to a power of two. PREFETCH: steps that are loaded or computed at once.
+"""The time loops, of one head and a tile of sequences per program, R on the chip.
 
 A row is one step of one sequence, [N, D] in memory; sequence n and step t have row n * row_b + t * row_t.
 """
 
+from typing import NamedTuple
+
+import triton
 import triton.language as tl
 
+SIZES = ("B", "T", "row_b", "row_t")  # not compiled into a kernel
 
+
+class Constants(NamedTuple):
+    """What a kernel is compiled for, besides the cell's printed functions."""
+
+    INPUT_OF: tuple[int, ...]  # every gate's place among the gates with an input, -1 if it is not among them
+    RECURRENT_OF: tuple[int, ...]  # the same among the gates with a recurrent part
+    ONLY_OF: tuple[int, ...]  # the same among the gates with a recurrent part alone
+    GATES: int
+    GI: int
+    GR: int
+    GU: int  # gates with a recurrent part alone
+    STATES: int
+    N: int
+    D: int
+    P: int  # head size, padded to a power of two
+    ROW: int  # N * D
+    SEQS: int  # sequences of a program
+    PREFETCH: int  # steps that are loaded or computed at once
+
+
+class Tile(NamedTuple):
+    """The head and the sequences of a program."""
+
+    first: tl.tensor  # of the head's units in a row
+    unit: tl.tensor  # [1, P] in the head
+    place: tl.tensor  # [1, P] of the units in a row
+    is_unit: tl.tensor  # [1, P]; the others pad the head
+    sequence: tl.tensor  # [SEQS, 1] int64
+    row: tl.tensor  # [SEQS, 1] int64, of the sequence's step 0
+    valid: tl.tensor  # [SEQS, P]: there are such a sequence and such a unit
+
+
+@triton.jit(do_not_specialize=SIZES)
 def forward(
     x,  # [rows, GI, N, D]
     R,  # [GR, N, D, D]
@@ -27,72 +57,36 @@ def forward(
     row_b,
     row_t,
     cell_forward: tl.constexpr,
-    INPUT_OF: tl.constexpr,
-    RECURRENT_OF: tl.constexpr,
-    GATES: tl.constexpr,
-    GI: tl.constexpr,
-    GR: tl.constexpr,
-    STATES: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    SEQS: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    C: tl.constexpr,
 ):
-    ROW: tl.constexpr = N * D
-    head = tl.program_id(0) % N
-    sequence = (tl.program_id(0) // N * SEQS + tl.arange(0, SEQS)[:, None]).to(tl.int64)
-    unit = tl.arange(0, P)[None, :]
-    other = tl.arange(0, P)[:, None]
-    is_unit = unit < D
-    valid = (sequence < B) & is_unit
-    element = head * D + unit
-    rows = sequence * row_b
+    tile = tile_of_program(B, row_b, C)
+    before = tl.arange(0, C.P)[:, None]
+    weights = load_matrices(R, tile.place, before, tile.is_unit & (before < C.D), C)
+    biases, state = load_biases(bias, tile, C), load_states(initial, B, tile, C)
     plane = tl.cast(B, tl.int64) * T
-
-    weights, biases, state = (), (), ()
-    for j in tl.static_range(GR):
-        weights += (tl.load(R + (j * ROW + element) * D + other, mask=is_unit & (other < D), other=0.0),)
-    for j in tl.static_range(GATES):
-        biases += (tl.load(bias + j * ROW + element, mask=is_unit, other=0.0),)
-    for i in tl.static_range(STATES):
-        state += (tl.load(initial + (i * B + sequence) * ROW + element, mask=valid, other=0.0),)
+    starts = None
     if reset is not None:
-        starts = tl.load(reset + sequence * T, mask=sequence < B, other=0)
+        starts = tl.load(reset + tile.sequence * T, mask=tile.sequence < B, other=0)
 
-    for t in tl.range(0, T, num_stages=PREFETCH):
+    for t in tl.range(0, T, num_stages=C.PREFETCH):
         step = tl.cast(t, tl.int64) * row_t
-        old = ()
-        for i in tl.static_range(STATES):
-            old += (tl.where(starts == 0, state[i], 0.0) if reset is not None else state[i],)
+        old = zero_at(starts, state)
         if reset is not None:
-            starts = tl.load(reset + sequence * T + t + 1, mask=(sequence < B) & (t + 1 < T), other=0)
-        operand = old[0].to(R.dtype.element_ty)
-        gates = ()
-        for j in tl.static_range(GATES):
-            gate = tl.broadcast_to(biases[j], (SEQS, P))
-            if INPUT_OF[j] >= 0:
-                at = x + rows * (GI * ROW) + element + (step * GI + INPUT_OF[j]) * ROW
-                gate += tl.load(at, mask=valid, other=0.0)
-            if RECURRENT_OF[j] >= 0:
-                gate += tl.dot(operand, weights[RECURRENT_OF[j]], input_precision="ieee")
-            gates += (gate,)
+            starts = tl.load(reset + tile.sequence * T + t + 1, mask=(tile.sequence < B) & (t + 1 < T), other=0)
+        gates = add_up_gates(x, biases, weights, old[0].to(R.dtype.element_ty), tile, step, C)
         new = cell_forward(*gates, *old)
-        rounded = new[0].to(h.dtype.element_ty)
-        if D != P:
-            rounded = tl.where(is_unit, rounded, 0.0)  # what is no unit may be NaN, and its product with 0 too
+        (rounded,) = zero_padding((new[0].to(h.dtype.element_ty),), tile, C)
         state = (rounded.to(tl.float32),)
-        for i in tl.static_range(1, STATES):
-            state += (new[i],)
-        tl.store(h + rows * ROW + element + step * ROW, rounded, mask=valid)
+        state += new[1:]
+        tl.store(in_rows(h, tile, step, 0, 1, C), rounded, mask=tile.valid)
         if aux is not None:
-            for i in tl.static_range(1, STATES):
-                tl.store(aux + (rows + (i - 1) * plane) * ROW + element + step * ROW, state[i], mask=valid)
+            for i in tl.static_range(1, C.STATES):
+                tl.store(in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C), state[i], mask=tile.valid)
 
-    for i in tl.static_range(STATES):
-        tl.store(last + (i * B + sequence) * ROW + element, state[i], mask=valid)
+    store_states(last, state, B, tile, C)
 
 
+@triton.jit(do_not_specialize=SIZES)
 def backward(
     x,  # [rows, GI, N, D]
     R,  # [GR, N, D, D]
@@ -114,112 +108,220 @@ def backward(
     row_t,
     cell_factors: tl.constexpr,
     cell_backward: tl.constexpr,
-    INPUT_OF: tl.constexpr,
-    RECURRENT_OF: tl.constexpr,
-    ONLY_OF: tl.constexpr,
-    GATES: tl.constexpr,
-    GI: tl.constexpr,
-    GR: tl.constexpr,
-    GU: tl.constexpr,
-    STATES: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    SEQS: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    C: tl.constexpr,
 ):
-    ROW: tl.constexpr = N * D
-    head = tl.program_id(0) % N
-    sequence = (tl.program_id(0) // N * SEQS + tl.arange(0, SEQS)[:, None]).to(tl.int64)
-    unit = tl.arange(0, P)[None, :]
-    other = tl.arange(0, P)[:, None]
-    is_unit = unit < D
-    valid = (sequence < B) & is_unit
-    element = head * D + unit
-    rows = sequence * row_b
-    plane = tl.cast(B, tl.int64) * T
-
-    weights, biases, d_biases, d_sums, first, d_state = (), (), (), (), (), ()
-    for j in tl.static_range(GR):
-        transposed = R + (j * ROW + head * D + other) * D + unit
-        weights += (tl.load(transposed, mask=is_unit & (other < D), other=0.0),)
+    tile = tile_of_program(B, row_b, C)
+    after = tl.arange(0, C.P)[:, None]
+    transposed = load_matrices(R, tile.first + after, tile.unit, tile.is_unit & (after < C.D), C)
     # Zeros in the layout that products come in: with them in every sum the compiler computes the whole step in that
     # layout, where the gradients are, rather than factors in the layout of loads, from which it would move them.
-    zeros = tl.dot(tl.full((SEQS, P), 0.0, R.dtype.element_ty), weights[0], input_precision="ieee")
-    for j in tl.static_range(GATES):
-        biases += (zeros + tl.load(bias + j * ROW + element, mask=is_unit, other=0.0),)
-        d_biases += (zeros,)
-    for _ in tl.static_range(GR):
-        d_sums += (zeros,)
-    for i in tl.static_range(STATES):
-        place = (i * B + sequence) * ROW + element
-        first += (zeros + tl.load(initial + place, mask=valid, other=0.0),)
-        d_state += (zeros if d_last is None else zeros + tl.load(d_last + place, mask=valid, other=0.0),)
+    zeros = tl.dot(tl.full((C.SEQS, C.P), 0.0, R.dtype.element_ty), transposed[0], input_precision="ieee")
+    d_biases, d_sums, d_state = copies(zeros, C.GATES), copies(zeros, C.GR), copies(zeros, C.STATES)
+    biases = add(d_biases, load_biases(bias, tile, C))
+    initial_states = add(d_state, load_states(initial, B, tile, C))
+    if d_last is not None:
+        d_state = add(d_state, load_states(d_last, B, tile, C))
+    plane = tl.cast(B, tl.int64) * T
+    starts = None
     if reset is not None:
-        starts = tl.load(reset + sequence * T + T - 1, mask=sequence < B, other=0)
+        starts = tl.load(reset + tile.sequence * T + T - 1, mask=tile.sequence < B, other=0)
 
-    for back in tl.range(0, T, num_stages=PREFETCH):
+    for back in tl.range(0, T, num_stages=C.PREFETCH):
         t = T - 1 - back
         step = tl.cast(t, tl.int64) * row_t
-        here = rows * ROW + element + step * ROW
-        gates = ()
-        for j in tl.static_range(GATES):
-            gate = biases[j]
-            with_input = rows * (GI * ROW) + element + (step * GI + INPUT_OF[j]) * ROW
-            without = rows * (GU * ROW) + element + (step * GU + ONLY_OF[j]) * ROW
-            if INPUT_OF[j] >= 0:
-                gate += tl.load(x + with_input, mask=valid, other=0.0)
-            if RECURRENT_OF[j] >= 0:
-                gate += tl.load(d_u + without if ONLY_OF[j] >= 0 else d_x + with_input, mask=valid, other=0.0)
-            gates += (gate,)
-        old = (tl.load(h_before + here, mask=valid, other=0.0).to(tl.float32),)
-        for i in tl.static_range(1, STATES):
-            before = aux + here + ((i - 1) * plane - row_t) * ROW
-            state = tl.where(t > 0, tl.load(before, mask=valid & (t > 0), other=0.0), first[i])
-            old += (tl.where(starts == 0, state, 0.0) if reset is not None else state,)
+        gates = load_gates(x, d_x, d_u, biases, tile, step, C)
+        old = (tl.load(in_rows(h_before, tile, step, 0, 1, C), mask=tile.valid, other=0.0).to(tl.float32),)
+        old += zero_at(starts, load_before(aux, plane, initial_states, t, tile, step - row_t, C))
         factors = cell_factors(*gates, *old)
-
-        d_new = ()
-        for i in tl.static_range(STATES):
-            d = d_state[i]
-            if i == 0:
-                for j in tl.static_range(GR):
-                    d += d_sums[j]
-                if d_h is not None:
-                    d += tl.load(d_h + here, mask=valid, other=0.0)
-            elif d_aux is not None:
-                d += tl.load(d_aux + here + (i - 1) * plane * ROW, mask=valid, other=0.0)
-            d_new += (d,)
+        d_new = add_gradients(sum_up(d_state, d_sums), d_h, d_aux, plane, tile, step, C)
         d_all = cell_backward(*factors, *d_new)
-
-        # Each gate's product is a sum of its own: one chain of tensor core instructions through all gates takes longer.
-        totals, d_sums, d_gates, d_state = (), (), (), ()
-        for j in tl.static_range(GATES):
-            d = tl.where(is_unit, d_all[j], 0.0) if D != P else d_all[j]
-            totals += (d_biases[j] + d,)
-            d_gates += (d.to(x.dtype.element_ty),)
-            if RECURRENT_OF[j] >= 0:
-                d_sum = tl.dot(d_gates[j], weights[RECURRENT_OF[j]], input_precision="ieee")
-                d_sums += (tl.where(starts == 0, d_sum, 0.0) if reset is not None else d_sum,)
-        d_biases = totals
-        for i in tl.static_range(STATES):
-            d = d_all[GATES + i]
-            d_state += (tl.where(starts == 0, d, 0.0) if reset is not None else d,)
+        d_gates, rounded, products = multiply(d_all[: C.GATES], transposed, tile, C)
+        d_biases = add(d_biases, d_gates)
+        d_sums, d_state = zero_at(starts, products), zero_at(starts, d_all[C.GATES :])
         if reset is not None:
-            starts = tl.load(reset + sequence * T + t - 1, mask=(sequence < B) & (t > 0), other=0)
-        for j in tl.static_range(GATES):
-            if INPUT_OF[j] >= 0:
-                with_input = rows * (GI * ROW) + element + (step * GI + INPUT_OF[j]) * ROW
-                tl.store(d_x + with_input, d_gates[j], mask=valid)
-            elif ONLY_OF[j] >= 0:
-                without = rows * (GU * ROW) + element + (step * GU + ONLY_OF[j]) * ROW
-                tl.store(d_u + without, d_gates[j], mask=valid)
+            starts = tl.load(reset + tile.sequence * T + t - 1, mask=(tile.sequence < B) & (t > 0), other=0)
+        store_gates(d_x, d_u, rounded, tile, step, C)
 
-    for i in tl.static_range(STATES):
+    store_states(d_initial, sum_up(d_state, d_sums), B, tile, C)
+    for j in tl.static_range(C.GATES):
+        place = (tile.sequence * C.GATES + j) * C.ROW + tile.place
+        tl.store(d_bias + place, d_biases[j], mask=tile.valid)
+
+
+@triton.jit
+def tile_of_program(B, row_b, C: tl.constexpr) -> Tile:
+    sequence = (tl.program_id(0) // C.N * C.SEQS + tl.arange(0, C.SEQS)[:, None]).to(tl.int64)
+    unit = tl.arange(0, C.P)[None, :]
+    first, is_unit = tl.program_id(0) % C.N * C.D, unit < C.D
+    return Tile(first, unit, first + unit, is_unit, sequence, sequence * row_b, (sequence < B) & is_unit)
+
+
+@triton.jit
+def in_rows(x, tile, step, k, COUNT: tl.constexpr, C: tl.constexpr):
+    """Pointers [SEQS, P] into x [rows, COUNT, N, D]: the tile's number k at a step."""
+    return x + tile.row * (COUNT * C.ROW) + tile.place + (step * COUNT + k) * C.ROW
+
+
+@triton.jit
+def in_states(tile, i, B, C: tl.constexpr):
+    """Where the tile stands in [STATES, B, N, D]: [SEQS, P] of state i."""
+    return (i * B + tile.sequence) * C.ROW + tile.place
+
+
+@triton.jit
+def load_matrices(R, row, column, mask, C: tl.constexpr):
+    """The head's recurrent matrices [P, P]; `row` counts the units of all heads, `column` those before the step."""
+    matrices = ()
+    for j in tl.static_range(C.GR):
+        matrices += (tl.load(R + (j * C.ROW + row) * C.D + column, mask=mask, other=0.0),)
+    return matrices
+
+
+@triton.jit
+def load_biases(bias, tile, C: tl.constexpr):
+    """[1, P] of every gate."""
+    biases = ()
+    for j in tl.static_range(C.GATES):
+        biases += (tl.load(bias + j * C.ROW + tile.place, mask=tile.is_unit, other=0.0),)
+    return biases
+
+
+@triton.jit
+def load_states(states, B, tile, C: tl.constexpr):
+    """[SEQS, P] of every state in [STATES, B, N, D]."""
+    loaded = ()
+    for i in tl.static_range(C.STATES):
+        loaded += (tl.load(states + in_states(tile, i, B, C), mask=tile.valid, other=0.0),)
+    return loaded
+
+
+@triton.jit
+def store_states(to, states, B, tile, C: tl.constexpr):
+    """The opposite of load_states."""
+    for i in tl.static_range(C.STATES):
+        tl.store(to + in_states(tile, i, B, C), states[i], mask=tile.valid)
+
+
+@triton.jit
+def zero_at(starts, blocks):
+    """The blocks, zero where a document starts (None: none does)."""
+    kept = ()
+    for i in tl.static_range(len(blocks)):
+        kept += (blocks[i] if starts is None else tl.where(starts == 0, blocks[i], 0.0),)
+    return kept
+
+
+@triton.jit
+def zero_padding(blocks, tile, C: tl.constexpr):
+    """The blocks, zero in the padding: what is no unit may be NaN, and so its product with 0."""
+    padded = ()
+    for i in tl.static_range(len(blocks)):
+        padded += (blocks[i] if C.D == C.P else tl.where(tile.is_unit, blocks[i], 0.0),)
+    return padded
+
+
+@triton.jit
+def copies(block, COUNT: tl.constexpr):
+    blocks = ()
+    for _ in tl.static_range(COUNT):
+        blocks += (block,)
+    return blocks
+
+
+@triton.jit
+def add(blocks, others):
+    sums = ()
+    for i in tl.static_range(len(blocks)):
+        sums += (blocks[i] + others[i],)
+    return sums
+
+
+@triton.jit
+def sum_up(d_state, d_sums):
+    """The gradients of the states: what came through the step after, and to h through R."""
+    d_h = d_state[0]
+    for j in tl.static_range(len(d_sums)):
+        d_h += d_sums[j]
+    sums = (d_h,)
+    sums += d_state[1:]
+    return sums
+
+
+@triton.jit
+def add_up_gates(x, biases, weights, h, tile, step, C: tl.constexpr):
+    """Every gate of a step, of the state h before it in the dtype of R."""
+    gates = ()
+    for j in tl.static_range(C.GATES):
+        gate = tl.broadcast_to(biases[j], (C.SEQS, C.P))
+        if C.INPUT_OF[j] >= 0:
+            gate += tl.load(in_rows(x, tile, step, C.INPUT_OF[j], C.GI, C), mask=tile.valid, other=0.0)
+        if C.RECURRENT_OF[j] >= 0:
+            gate += tl.dot(h, weights[C.RECURRENT_OF[j]], input_precision="ieee")
+        gates += (gate,)
+    return gates
+
+
+@triton.jit
+def load_gates(x, d_x, d_u, biases, tile, step, C: tl.constexpr):
+    """Every gate of a step, whose recurrent sums stand where its gradients will."""
+    gates = ()
+    for j in tl.static_range(C.GATES):
+        gate = biases[j]
+        if C.INPUT_OF[j] >= 0:
+            gate += tl.load(in_rows(x, tile, step, C.INPUT_OF[j], C.GI, C), mask=tile.valid, other=0.0)
+        if C.ONLY_OF[j] >= 0:
+            gate += tl.load(in_rows(d_u, tile, step, C.ONLY_OF[j], C.GU, C), mask=tile.valid, other=0.0)
+        elif C.RECURRENT_OF[j] >= 0:
+            gate += tl.load(in_rows(d_x, tile, step, C.INPUT_OF[j], C.GI, C), mask=tile.valid, other=0.0)
+        gates += (gate,)
+    return gates
+
+
+@triton.jit
+def store_gates(d_x, d_u, d_gates, tile, step, C: tl.constexpr):
+    """The gradients of a step's gates."""
+    for j in tl.static_range(C.GATES):
+        if C.INPUT_OF[j] >= 0:
+            tl.store(in_rows(d_x, tile, step, C.INPUT_OF[j], C.GI, C), d_gates[j], mask=tile.valid)
+        elif C.ONLY_OF[j] >= 0:
+            tl.store(in_rows(d_u, tile, step, C.ONLY_OF[j], C.GU, C), d_gates[j], mask=tile.valid)
+
+
+@triton.jit
+def load_before(aux, plane, initial, t, tile, step, C: tl.constexpr):
+    """The states behind the first before step t, that is at `step`, or the initial ones."""
+    states = ()
+    for i in tl.static_range(1, C.STATES):
+        pointers = in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C)
+        states += (tl.where(t > 0, tl.load(pointers, mask=tile.valid & (t > 0), other=0.0), initial[i]),)
+    return states
+
+
+@triton.jit
+def add_gradients(d_state, d_h, d_aux, plane, tile, step, C: tl.constexpr):
+    """The gradients of a step's states, with those of what the network gave out."""
+    sums = ()
+    for i in tl.static_range(C.STATES):
         d = d_state[i]
         if i == 0:
-            for j in tl.static_range(GR):
-                d += d_sums[j]
-        tl.store(d_initial + (i * B + sequence) * ROW + element, d, mask=valid)
-    for j in tl.static_range(GATES):
-        tl.store(d_bias + (sequence * GATES + j) * ROW + element, d_biases[j], mask=valid)
+            if d_h is not None:
+                d += tl.load(in_rows(d_h, tile, step, 0, 1, C), mask=tile.valid, other=0.0)
+        elif d_aux is not None:
+            d += tl.load(in_rows(d_aux, tile, step + (i - 1) * plane, 0, 1, C), mask=tile.valid, other=0.0)
+        sums += (d,)
+    return sums
+
+
+@triton.jit
+def multiply(d_gates, matrices, tile, C: tl.constexpr):
+    """Gradients of gates, zero in the padding; the same in the dtype of R; their products with R.
+
+    Each is a sum of its own: one chain of tensor core instructions through all gates takes longer.
+    """
+    padded, rounded, products = (), (), ()
+    for j in tl.static_range(C.GATES):
+        padded += zero_padding((d_gates[j],), tile, C)
+        rounded += (padded[j].to(matrices[0].dtype),)
+        if C.RECURRENT_OF[j] >= 0:
+            products += (tl.dot(rounded[j], matrices[C.RECURRENT_OF[j]], input_precision="ieee"),)
+    return padded, rounded, products

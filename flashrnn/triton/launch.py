@@ -5,20 +5,22 @@ import linecache
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 
 import torch
 import triton
 from torch import Tensor
+from triton.language import constexpr
 
 from flashrnn.cells import Cell
 from flashrnn.codegen.functions import functions
 from flashrnn.codegen.triton_source import cell_functions
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.products import places, recurrent_only, row_strides
-from flashrnn.triton import kernels
+from flashrnn.triton.kernels import Constants
 
 SEQUENCES = 16  # of a program: the least that tensor cores of all vendors multiply at once
-SIZES = ("B", "T", "row_b", "row_t")  # not compiled into a kernel
 
 
 def launch(direction: str, cell: Cell, Wx: Tensor, *arguments: Tensor | None, d_aux: bool = False) -> None:
@@ -26,8 +28,9 @@ def launch(direction: str, cell: Cell, Wx: Tensor, *arguments: Tensor | None, d_
     B, T, _, N, D = Wx.shape
     warp = 64 if torch.version.hip else 32
     stages = prefetch(direction, cell, D, Wx.dtype, room(nvidia_gpu(Wx.device)), d_aux)
-    constants = kernel_constants(direction, cell, N, D, stages)
-    kernel = jit(getattr(kernels, direction))[(N * -(-B // SEQUENCES),)]
+    interpret = triton.knobs.runtime.interpret
+    constants = kernel_constants(direction, cell, N, D, stages, interpret)
+    kernel = getattr(_kernels(interpret), direction)[(N * -(-B // SEQUENCES),)]
     with torch.cuda.device(Wx.device) if Wx.is_cuda else nullcontext():
         kernel(*arguments, B, T, *row_strides(Wx), **constants, num_warps=num_warps(padded(D), warp))
 
@@ -61,50 +64,54 @@ def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, room
     return max(0, min(3, 1 + (room - R - scratch) // (SEQUENCES * size * values)))
 
 
-def kernel_constants(direction: str, cell: Cell, heads: int, head_dim: int, stages: int) -> dict:
-    """The arguments of a kernel that it is compiled for, by name."""
+@cache
+def kernel_constants(
+    direction: str, cell: Cell, heads: int, head_dim: int, stages: int, interpret: bool
+) -> dict[str, Callable | Constants]:
+    """The arguments of a kernel that it is compiled for, by name: parts of the cell, and `kernels.Constants`."""
     names = {"forward": ("cell_forward",), "backward": ("cell_factors", "cell_backward")}[direction]
     only = recurrent_only(cell)
-    constants = {name: jit(_functions(cell)[name]) for name in names}
-    constants |= {
+    values = {
         "INPUT_OF": places(cell, cell.input_gates),
         "RECURRENT_OF": places(cell, cell.recurrent_gates),
+        "ONLY_OF": places(cell, only),
         "GATES": len(cell.gates),
         "GI": len(cell.input_gates),
         "GR": len(cell.recurrent_gates),
+        "GU": len(only),
         "STATES": len(cell.states),
         "N": heads,
         "D": head_dim,
         "P": padded(head_dim),
+        "ROW": heads * head_dim,
         "SEQS": SEQUENCES,
         "PREFETCH": stages,
     }
-    if direction == "backward":
-        constants |= {"ONLY_OF": places(cell, only), "GU": len(only)}
-    return constants
-
-
-def jit(function: Callable) -> Callable:
-    """`function` for Triton to compile, or under TRITON_INTERPRET=1 to interpret."""
-    return _jit(function, triton.knobs.runtime.interpret)
+    printed = _functions(cell, interpret)
+    constants = Constants(**{name: constexpr(value) for name, value in values.items()})
+    return {name: printed[name] for name in names} | {"C": constants}
 
 
 @cache
-def _jit(function: Callable, interpret: bool) -> Callable:
-    return triton.jit(function, do_not_specialize=[name for name in SIZES if name in function.__code__.co_varnames])
+def _kernels(interpret: bool) -> ModuleType:
+    """kernels.py, once for each way: Triton decides whether it compiles or interprets a function as it is defined."""
+    spec = find_spec(Constants.__module__)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @cache
-def _functions(cell: Cell) -> dict[str, Callable]:
+def _functions(cell: Cell, interpret: bool) -> dict[str, Callable]:
     names = [function.name for function in functions(cell)]
     return dict(zip(names, load(cell_functions(cell), cell.name, names), strict=True))
 
 
 def load(source: str, label: str, names: Sequence[str]) -> list[Callable]:
-    """The functions `names` of a module's text. Triton reads it again, through `inspect`, which asks linecache."""
+    """The functions `names` of a module's text for Triton, which reads it again, through `inspect` and linecache."""
     module = f"flashrnn.triton.{label}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     filename = f"<{module}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     scope: dict = {"__name__": module}
     exec(compile(source, filename, "exec"), scope)
-    return [scope[name] for name in names]
+    return [triton.jit(scope[name]) for name in names]

@@ -14,7 +14,7 @@ from flashrnn.codegen.functions import Function
 from flashrnn.codegen.triton_source import device_function
 from flashrnn.gpu import named_gpu
 from flashrnn.triton import kernels
-from flashrnn.triton.launch import SIZES, jit, kernel_constants, load, num_warps, padded, prefetch
+from flashrnn.triton.launch import kernel_constants, load, num_warps, padded, prefetch
 from tests.graphs import every_operator
 from tests.problems import BUILT_IN, cell_name
 from tests.triton.test_triton_source import apply
@@ -36,11 +36,11 @@ def compiled(
     direction: str, cell: Cell, D: int, dtype: torch.dtype, target: GPUTarget, room: int, options: tuple[str, ...] = ()
 ):
     """The kernel for 768 units, as `launch` would have it compiled; `options` are the tensors that may be None."""
-    kernel = jit(getattr(kernels, direction))
+    kernel = getattr(kernels, direction)
     stages = prefetch(direction, cell, D, dtype, room, "d_aux" in options)
-    constants = kernel_constants(direction, cell, 768 // D, D, stages)
+    constants = kernel_constants(direction, cell, 768 // D, D, stages, interpret=False)
     types = dict.fromkeys(HALF_POINTERS, f"*{TYPES[dtype]}") | dict.fromkeys(FLOAT_POINTERS, "*fp32")
-    types |= dict.fromkeys(SIZES, "i32") | {"reset": "*i8"}
+    types |= dict.fromkeys(kernels.SIZES, "i32") | {"reset": "*i8"}
     absent = {"reset", "d_aux", "aux" if len(cell.states) == 1 and direction == "forward" else ""} - {*options}
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants or name in absent else types[name] for name in names}
@@ -89,10 +89,10 @@ def test_every_operator(target):
     graph = every_operator()
     function = Function("operators", graph, {"a": ("x", "y")}, {"out": tuple(graph.outputs)})
     (printed,) = load(f"import triton.language as tl\n{device_function(function)}", "test", [function.name])
-    constants = {"function": jit(printed), "ARGUMENTS": 2, "RESULTS": len(graph.outputs), "SIZE": 32}
+    constants = {"function": printed, "ARGUMENTS": 2, "RESULTS": len(graph.outputs), "SIZE": 32}
     signature = {"values": "*fp32", "results": "*fp32"} | dict.fromkeys(constants, "constexpr")
     places = {(k,): constants[name] for k, name in enumerate(signature) if name in constants}
-    assert triton.compile(ASTSource(jit(apply), signature, places, {}), target=target).asm
+    assert triton.compile(ASTSource(triton.jit(apply), signature, places, {}), target=target).asm
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

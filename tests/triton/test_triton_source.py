@@ -11,7 +11,7 @@ from torch import Tensor
 from flashrnn import Cell
 from flashrnn.codegen.functions import Function, functions
 from flashrnn.codegen.triton_source import cell_functions, device_function
-from flashrnn.triton.launch import jit, load
+from flashrnn.triton.launch import load
 from tests.graphs import by_graph, every_operator, operands, values_of
 from tests.problems import CELLS, cell_name
 
@@ -35,7 +35,7 @@ def in_triton(function: Function, values: Tensor) -> Tensor:
     columns[:, : len(values)] = values.T
     out = columns.new_empty(results, size)
     (printed,) = load(f"import triton.language as tl\n{device_function(function)}", "test", [function.name])
-    jit(apply)[(1,)](columns, out, jit(printed), arguments, results, size)
+    triton.jit(apply)[(1,)](columns, out, printed, arguments, results, size)
     return out[:, : len(values)].T
 
 
@@ -78,5 +78,5 @@ def test_saturated_gates_are_exact():
 def test_a_changed_cell_of_the_same_name_is_another_function():
     """Triton keeps kernels by their source: a cell redefined in a notebook must not get the kernels of the old one."""
     texts = [cell_functions(Cell("mine", step, ("h",))) for step in (lambda g, h: g + h, lambda g, h: g - h)]
-    first, second = (triton.JITFunction(load(text, "mine", ["cell_forward"])[0]) for text in texts)
+    first, second = (load(text, "mine", ["cell_forward"])[0] for text in texts)
     assert first.cache_key != second.cache_key
