@@ -33,6 +33,12 @@ class Problem(NamedTuple):
         """The kernels that the call needs."""
         return ("forward", "backward") if self.training else ("forward",)
 
+    def old_gpu(self) -> str | None:
+        """Why the call's NVIDIA GPU serves no backend; None if it does, or if the call has none."""
+        if self.gpu is None or self.gpu.capability >= (8, 0):
+            return None
+        return f"it needs compute capability 8.0, {self.gpu.name} has {'.'.join(map(str, self.gpu.capability))}"
+
     def wrong_dtype(self, allowed: tuple[torch.dtype, ...]) -> str | None:
         """Why a backend that computes in the `allowed` dtypes does not serve the call; None if it does."""
         if self.dtype in allowed:

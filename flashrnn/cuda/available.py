@@ -18,10 +18,7 @@ def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None
         return reason
     if not (_installed("cuda.core") and _installed("cuda.bindings")):
         return "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
-    gpu = problem.gpu
-    if gpu.capability < (8, 0):
-        return f"it needs compute capability 8.0, {gpu.name} has {'.'.join(map(str, gpu.capability))}"
-    return untraceable(problem.cell)
+    return problem.old_gpu() or untraceable(problem.cell)
 
 
 def _installed(module: str) -> bool:

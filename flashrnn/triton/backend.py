@@ -73,9 +73,7 @@ def _device_reason(problem: Problem) -> str | None:
         return "it runs on CUDA and ROCm GPUs, and on the CPU under TRITON_INTERPRET=1 only"
     if device.type != "cuda":
         return f"it runs on CUDA and ROCm GPUs, not on {device.type}"
-    if (gpu := problem.gpu) and gpu.capability < (8, 0):
-        return f"it needs compute capability 8.0, {gpu.name} has {'.'.join(map(str, gpu.capability))}"
-    return None
+    return problem.old_gpu()
 
 
 def _size_reason(problem: Problem) -> str | None:
