@@ -33,6 +33,7 @@ _EXCHANGE_UNIT = 8
 _GRID_EXCHANGE = {"forward": 2400, "backward": 1100}  # the same through L2
 _GRID_EXCHANGE_UNIT = {"forward": 8, "backward": 15}
 _LOOK = 250  # at what eight other blocks have sent to a warp
+_BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in kernels/tiles.cuh
 _GRID_SLACK = 16  # registers for an exchange through L2
 
 
@@ -185,4 +186,4 @@ def _shared_bytes(
         row = (len(cell.input_gates) + sum_rows(cell) + 1 + uses_h) * size + others * 4
         exchange = sums if grid else several_blocks * (2 * padded * seqs * size)
     inputs = units * seqs * row
-    return 2 * operand + stages * inputs + exchange + warps * (fragments - register_fragments) * 512 + 16
+    return 2 * operand + stages * inputs + exchange + warps * (fragments - register_fragments) * 512 + _BARRIERS

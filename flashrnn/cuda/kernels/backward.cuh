@@ -24,7 +24,7 @@ constexpr int INPUT_BYTES = UNIT_TILES * (INPUT_ROWS * ROW_BYTES + (STATES - 1) 
 constexpr int INBOX_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
 constexpr int GRID_FLOATS = GRID ? SUM_FLOATS<1> : 0;                     // partial sums of a tile's warps
 constexpr int SHARED_BYTES =
-    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * INBOX_BYTES + GRID_FLOATS * 4 + WARPS * Weights::SHARED + 16;
+    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * INBOX_BYTES + GRID_FLOATS * 4 + WARPS * Weights::SHARED + BARRIER_BYTES;
 static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the shared memory differently");
 
 #include "partial_sums.cuh"
@@ -128,7 +128,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   // The gradient that h of a step gets through R from the step after it, number `step` of the loop.
   auto recurrent_gradient = [&](float (&sum)[CELLS], i64 step) {
     if constexpr (BLOCKS == 1) {
-      float c[M_CHUNK][BATCH_TILES][4];
+      float c[M_CHUNK][BATCH_TILES][4] = {};
       Weights::Queue queue;
       weights.start(queue);
       product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, 0, shared_address(memory) + (step & 1) * GATE_BYTES, place);
@@ -256,7 +256,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
       weights.start(queue);
 #pragma unroll
       for (int first = 0; first < M_TILES; first += M_CHUNK) {
-        float c[M_CHUNK][BATCH_TILES][4];
+        float c[M_CHUNK][BATCH_TILES][4] = {};
         product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, first * K_TILES, shared_address(memory) + buffer, place);
         const int tile = place.warp * M_TILES + first;
         if constexpr (CLUSTERED) send_sums(c, tile, shared_address(inbox) + (step & 1) * INBOX_BYTES, barriers + (step & 1) * 8, place);

@@ -11,29 +11,41 @@ constexpr int K_TILES = PADDED / 16 / K_SPLITS;  // k tiles of a warp
 static_assert(K_TILES * K_SPLITS * 16 == PADDED);
 using Weights = Fragments<GR * K_TILES, REGISTER_FRAGMENTS, false>;
 
+// In a cluster h of the other blocks arrives one after the other, and a product of many tiles begins with what comes first:
+// h lies in the order in which it arrives, this block's own in front, and each of SLICES parts has a barrier.
+constexpr bool sliced(int n) { return BLOCKS % n == 0 && BLOCKS / n * UNIT_TILES % K_SPLITS == 0 && K_TILES / n >= 6; }
+constexpr int SLICES = !CLUSTERED ? 1 : sliced(4) ? 4 : sliced(2) ? 2 : 1;
+constexpr int SLICE_TILES = K_TILES / SLICES;  // k tiles of a warp in a slice
+constexpr int SLICE_BLOCKS = BLOCKS / SLICES;
+static_assert(2 * SLICES * 8 <= BARRIER_BYTES);
+// The unit of the head that stands at place k of the operand.
+DEVICE int unit_at(int k, const Place& place) {
+  return CLUSTERED ? (place.rank + BLOCKS - k / UNITS) % BLOCKS * UNITS + k % UNITS : k;
+}
+
 constexpr int PLANE_BYTES = PADDED * SEQS * 2;
 constexpr int STATE_BYTES = PLANES * PLANE_BYTES;                 // h of a head, for the product
 constexpr int INPUT_BYTES = UNIT_TILES * GI * ROW_BYTES;          // one step of x
 constexpr int OUTBOX_BYTES = BLOCKS == 1 ? 0 : PLANES * UNITS * SEQS * 2;
 constexpr int SHARED_BYTES =
-    2 * STATE_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS<GR> * 4 + OUTBOX_BYTES + WARPS * Weights::SHARED + 16;
+    2 * STATE_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS<GR> * 4 + OUTBOX_BYTES + WARPS * Weights::SHARED + BARRIER_BYTES;
 static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the shared memory differently");
 
 constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: a plane of h of a unit tile
 
-// h of a unit tile, from the outbox into every block's shared memory.
-DEVICE void send_state(const char* outbox, u32 state, u32 barrier, const Place& place) {
+// h of a unit tile, from the outbox into every block's shared memory, the next block's first.
+DEVICE void send_state(const char* outbox, u32 state, u32 barriers, const Place& place) {
   constexpr int SENDS = (VECTORS * BLOCKS + TILE_THREADS - 1) / TILE_THREADS;
-  const u32 place_in_state = state + place.tile_unit / 8 * SEQS * 16;
 #pragma unroll
   for (int plane = 0; plane < PLANES; plane++) {
     const uint4* vectors = reinterpret_cast<const uint4*>(outbox + plane * UNITS * SEQS * 2) + place.unit_tile * VECTORS;
 #pragma unroll
     for (int i = 0; i < SENDS; i++) {
-      int index = i * TILE_THREADS + place.tile_thread, rank = index / VECTORS, vector = index % VECTORS;
-      if (rank < BLOCKS)
-        send(remote_address(place_in_state + plane * PLANE_BYTES + vector * 16, rank), vectors[vector],
-             remote_address(barrier, rank));
+      int index = i * TILE_THREADS + place.tile_thread, distance = index / VECTORS, vector = index % VECTORS;
+      int rank = (place.rank + distance) % BLOCKS;
+      u32 to = state + plane * PLANE_BYTES + ((distance * UNIT_TILES + place.unit_tile) * VECTORS + vector) * 16;
+      if (distance < BLOCKS)
+        send(remote_address(to, rank), vectors[vector], remote_address(barriers + distance / SLICE_BLOCKS * 8, rank));
     }
   }
 }
@@ -120,7 +132,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 
   Weights weights;
   weights.load(fragments, place, [&](int i, int row, int column) {
-    int gate = i % GR, unit = place.tile_unit + row, k = (place.split * K_TILES + i / GR) * 16 + column;
+    int gate = i % GR, slice = i / GR / SLICE_TILES, unit = place.tile_unit + row;
+    int k = unit_at(((slice * K_SPLITS + place.split) * SLICE_TILES + i / GR % SLICE_TILES) * 16 + column, place);
     return unit < D && k < D ? R + ((gate * HEADS + place.head) * D + unit) * D + k : nullptr;
   });
 
@@ -138,11 +151,11 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? bias[j * ROW + element[q]] : 0;
   }
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
-    int k = i % PADDED, n = i / PADDED;
+    int k = unit_at(i % PADDED, place), n = i / PADDED;
     bool inside = k < D && place.sequence0 + n < B;
     PairOf<float> pair{inside ? initial[(place.sequence0 + n) * ROW + place.head * D + k] : 0, 0};
     for (int plane = 0; plane < PLANES; plane++) {
-      char* to = state + plane * PLANE_BYTES + operand_offset(k, n) * 2;
+      char* to = state + plane * PLANE_BYTES + operand_offset(i % PADDED, n) * 2;
       *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_plane());
       *reinterpret_cast<u16*>(to + STATE_BYTES) = 0;
     }
@@ -161,7 +174,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   for (int i = 0; i < STAGES - 1; i++) load_input(i, i);
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
-    if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
+    if (threadIdx.x == 0)
+      for (int i = 0; i < 2 * SLICES; i++) barrier_init(barriers + i * 8);
     cluster_sync();
   }
   __syncthreads();
@@ -194,13 +208,19 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     const int now = t & 1, next = now ^ 1;
     const bool exchange = BLOCKS > 1 && t + 1 < T;
     if (GRID && exchange) ring.clear_next(t);
-    if (CLUSTERED && exchange && threadIdx.x == 0) barrier_expect(barriers + next * 8, STATE_BYTES);
+    if (CLUSTERED && exchange && threadIdx.x == 0)
+      for (int i = 0; i < SLICES; i++) barrier_expect(barriers + (next * SLICES + i) * 8, STATE_BYTES / SLICES);
 
-    float c[GR][BATCH_TILES][4], u[GR][CELLS];
+    float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
     Weights::Queue queue;
     weights.start(queue);
-    const u32 operand_tile = shared_address(state) + now * STATE_BYTES + place.split * K_TILES * SEQS * 32;
-    product<GR, K_TILES, PLANE_BYTES>(c, weights, queue, 0, operand_tile, place);
+    const u32 operand_tile = shared_address(state) + now * STATE_BYTES + place.split * SLICE_TILES * SEQS * 32;
+#pragma unroll
+    for (int i = 0; i < SLICES; i++) {
+      if (CLUSTERED && t > 0) barrier_wait(barriers + (now * SLICES + i) * 8, (t - 1) >> 1 & 1);
+      product<GR, SLICE_TILES, PLANE_BYTES>(c, weights, queue, i * SLICE_TILES * GR,
+                                            operand_tile + i * K_SPLITS * SLICE_TILES * SEQS * 32, place);
+    }
     const scalar* tile = reinterpret_cast<const scalar*>(inputs + stage * INPUT_BYTES + place.unit_tile * GI * ROW_BYTES);
     float v[GI][CELLS];
 #pragma unroll
@@ -237,8 +257,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
       __syncthreads();
     } else if constexpr (CLUSTERED) {
       group_barrier<TILE_THREADS>(1 + place.unit_tile);
-      if (exchange) send_state(outbox, shared_address(state) + next * STATE_BYTES, barriers + next * 8, place);
-      if (exchange) barrier_wait(barriers + next * 8, (t >> 1) & 1);
+      if (exchange) send_state(outbox, shared_address(state) + next * STATE_BYTES, barriers + next * SLICES * 8, place);
     } else {
       __syncthreads();
       if (exchange) {

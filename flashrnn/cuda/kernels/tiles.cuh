@@ -23,6 +23,7 @@ constexpr int CELLS = LANE_CELLS / CELL_SPLITS;     // cells whose element-wise 
 constexpr int CHUNK = D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // units that can be moved at once
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
+constexpr int BARRIER_BYTES = 64;                           // room for the barriers of a cluster's exchange
 static_assert(LANE_CELLS % CELL_SPLITS == 0 && (CELLS == 1 || CELLS % 2 == 0) && D % 2 == 0 && PADDED >= D);
 
 // Where a thread stands.
@@ -292,6 +293,12 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
                     const Place& place) {
   constexpr int SPLIT = M * BATCH_TILES >= 4 || K_TILES < 2 ? 1 : 4 / (M * BATCH_TILES);
   float part[SPLIT][M][BATCH_TILES][4] = {};
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < BATCH_TILES; n++)
+#pragma unroll
+      for (int r = 0; r < 4; r++) part[0][m][n][r] = c[m][n][r];
   const u32 row = address + ((place.lane / 8) * SEQS + place.lane % 8) * 16;
 #pragma unroll
   for (int k = 0; k < K_TILES; k += 2) {
