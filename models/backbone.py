@@ -61,6 +61,8 @@ class SequenceModel(nn.Module):
         for name, value in {"vocab_size": vocab_size, "d_model": d_model, "num_blocks": num_blocks}.items():
             if value < 1:
                 raise ValueError(f"{name}={value} must be positive")
+        if embedding_std is not None and embedding_std < 0:
+            raise ValueError(f"embedding_std={embedding_std} must not be negative")
         self.vocab_size = vocab_size
         self.num_classes = num_classes or vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)

@@ -40,10 +40,16 @@ def adamw_cosine(
     fused: bool = True,
 ) -> dict:
     """AdamW over `decay_groups(model)` with `warmup_cosine` set before every optimizer step."""
+    if total_steps < 1:
+        raise ValueError(f"total_steps={total_steps} must be at least 1 (in the configs trainer.max_steps)")
+    if lr <= 0 or final_lr < 0 or weight_decay < 0:
+        raise ValueError(
+            f"lr={lr}, final_lr={final_lr}, weight_decay={weight_decay}: lr must be positive, the others not negative"
+        )
     if not 0 <= warmup_steps < total_steps:
         raise ValueError(
-            f"warmup_steps={warmup_steps} with total_steps={total_steps}: expected 0 <= warmup_steps < total_steps "
-            "(in the configs optim.warmup_steps and trainer.max_steps)"
+            f"warmup_steps={warmup_steps} with total_steps={total_steps}: expected 0 <= warmup_steps < total_steps, "
+            f"such as optim.warmup_steps={total_steps // 10} with trainer.max_steps={total_steps}"
         )
     optimizer = AdamW(decay_groups(model, weight_decay), lr=lr, betas=tuple(betas), eps=eps, fused=fused)
     schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, lr, final_lr, warmup_steps, total_steps) / lr)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
@@ -24,9 +24,9 @@ def accumulate(global_batch_size: int | None, batch_size: int, devices: int, num
     if not isinstance(devices, int) or devices < 1:
         raise ValueError(f"trainer.devices={devices}: with global_batch_size set it must be the number of devices")
     together = batch_size * devices * num_nodes
-    if global_batch_size % together:
+    if global_batch_size < 1 or global_batch_size % together:
         raise ValueError(
-            f"global_batch_size={global_batch_size} is no multiple of data.batch_size={batch_size} x "
+            f"global_batch_size={global_batch_size} is no positive multiple of data.batch_size={batch_size} x "
             f"trainer.devices={devices} x trainer.num_nodes={num_nodes} = {together}"
         )
     return global_batch_size // together
@@ -66,6 +66,8 @@ def check_trainer(trainer: DictConfig) -> None:
         )
     if trainer.val_check_interval <= 0:
         raise ValueError(f"val_every makes {trainer.val_check_interval} batches between validations: set at least 1")
+    if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:
+        raise ValueError(f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be positive; null: no clipping")
     on_gpu = accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available()
     if precision.startswith("16") and (accelerator == "cpu" or not torch.accelerator.is_available()):
         raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU it is bf16-mixed or 32-true")
@@ -74,6 +76,36 @@ def check_trainer(trainer: DictConfig) -> None:
             f"trainer.precision={precision}: {torch.cuda.get_device_name()} has no bfloat16; "
             "expected 16-mixed or 32-true there"
         )
+
+
+def check_nulls(name: str, section: DictConfig) -> None:
+    """Raise for a null where what the section builds takes none by its type hints; so in the sections below."""
+    from hydra.utils import get_object
+
+    hints = {}
+    if "_target_" in section:
+        target = get_object(section._target_)
+        hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+    for key, value in section.items():
+        if isinstance(value, DictConfig):
+            check_nulls(f"{name}.{key}", value)
+        elif value is None and type(None) not in get_args(hint := hints.get(key, Any)) and hint is not Any:
+            raise ValueError(f"{name}.{key}=null: expected a value of type {getattr(hint, '__name__', hint)}")
+
+
+def check_buildable(config: DictConfig) -> None:
+    """Raise for sizes that no model can have and settings that no optimizer takes: both are built, without memory, so
+    that nobody waits for data first."""
+    import torch
+    from hydra.utils import instantiate
+
+    vocabulary = {"vocab_size": config.model.vocab_size or 1}  # null: that of the data, which is not known yet
+    sized = OmegaConf.merge(config, {"model": vocabulary})
+    for name in ("model", "data", "optim", "trainer"):
+        check_nulls(name, sized[name])
+    with torch.device("meta"):
+        model = instantiate(sized.model)
+    instantiate(sized.optim)(model, fused=False)
 
 
 def settings(arguments: list[str]) -> list[str]:
@@ -104,6 +136,8 @@ def check_type(key: str, value: Any, default: Any) -> None:
         return
     if isinstance(default, Mapping) and not isinstance(value, Mapping):
         raise ValueError(f"{key}={value}: {key} has keys of its own, set one of them: {', '.join(default)}")
+    if value is None:
+        value = "null"
     if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
         raise ValueError(f"{key}={value}: expected a value of type {type(default).__name__}, such as {default}")
 
@@ -135,7 +169,8 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
             node, above = node._get_node(part), part
         default = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
         for value in values:
-            if value is not None and not str(value).startswith("${"):
+            null_in_section = value is None and "." in key  # check_nulls knows which of them mean something
+            if not null_in_section and not str(value).startswith("${"):
                 check_type(key, value, default)
 
 

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from scripts.config import (
     CONFIGS,
+    check_buildable,
     check_overrides,
     check_trainer,
     one_line_errors,
@@ -71,6 +72,7 @@ def train(config: DictConfig) -> dict:
 
     prepare_process(config.threads)
     check_trainer(config.trainer)
+    check_buildable(config)
     resume = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name)
     folder = Path(config.run_dir)
     seed_everything(config.seed, verbose=False)

@@ -39,6 +39,9 @@ class MambaMixer(nn.Module):
         num_blocks: int = 1,
     ) -> None:
         super().__init__()
+        for name, value in {"state_size": state_size, "conv_width": conv_width, "expand": expand}.items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be positive")
         self.config = MambaConfig(
             hidden_size=d_model, state_size=state_size, conv_kernel=conv_width, expand=expand, num_hidden_layers=1
         )

@@ -66,6 +66,13 @@ def test_decay_groups():
     }
 
 
+@pytest.mark.parametrize("setting", [{"lr": 0.0}, {"final_lr": -1e-4}, {"weight_decay": -0.1}])
+def test_rates_that_make_no_sense(setting):
+    ((name, value),) = setting.items()
+    with pytest.raises(ValueError, match=f"{name}={value}.*lr must be positive, the others not negative"):
+        adamw_cosine(torch.nn.Linear(2, 2), total_steps=1000, **setting)
+
+
 @pytest.mark.parametrize("warmup_steps", [-1, 100])
 def test_warmup_must_end_before_training(warmup_steps):
     with pytest.raises(ValueError, match=f"warmup_steps={warmup_steps} with total_steps=100"):

@@ -101,6 +101,7 @@ def test_arguments_that_hydra_knows_pass(argument):
     ("argument", "message"),
     [
         ("compile=ture", "compile=ture: expected a value of type bool, such as False"),
+        ("val_every=null", "val_every=null: expected a value of type int, such as 100"),
         ("optim.lr=0.1,high", "optim.lr=high: expected a value of type float, such as 0.003"),
         ("data.batch_size=12.5", "data.batch_size=12.5: expected a value of type int, such as 128"),
         ("data.eval_lengths=64", "data.eval_lengths=64: expected a value of type list"),

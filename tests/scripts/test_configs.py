@@ -81,8 +81,9 @@ def test_accumulate(arguments, expected):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((512, 60, 8, 1), r"global_batch_size=512 is no multiple of data.batch_size=60 x trainer.devices=8"),
+        ((512, 60, 8, 1), r"global_batch_size=512 is no positive multiple of data.batch_size=60 x trainer.devices=8"),
         ((32, 32, 8, 1), "= 256"),
+        ((0, 1, 1, 1), "global_batch_size=0 is no positive multiple"),
         ((512, 32, "auto", 1), "trainer.devices=auto"),
         ((512, 32, -1, 1), "trainer.devices=-1"),
     ],

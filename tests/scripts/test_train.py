@@ -110,14 +110,14 @@ def test_model_too_small_for_the_data(tiny_config):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("global_batch_size=101", r"global_batch_size=101 is no multiple of data\.batch_size=4 x .* = 4"),
+        ("global_batch_size=101", r"global_batch_size=101 is no positive multiple of data\.batch_size=4 x .* = 4"),
         ("trainer.accelerator=gpu", "trainer.accelerator=gpu: PyTorch sees no GPU"),
         ("val_every=0", "val_every makes 0 batches between validations: set at least 1"),
         ("threads=0", "threads=0: expected at least 1, or null for one per core"),
         ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed needs a GPU; on a CPU .* bf16-mixed or 32-true"),
         ("trainer.strategy=fsdp", r"trainer\.strategy=fsdp: .* take trainer=fsdp_8"),
         ("trainer.precision=half", "Precision 'half' is invalid"),
-        ("model.num_heads=3", "d_model=8 is not divisible by num_heads=3"),
+        ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1 must be positive; null: no clipping"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, message):
@@ -127,6 +127,31 @@ def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, messa
         one_line_errors(),
     ):
         train(tiny_config("parity", override))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.d_model=null", r"model\.d_model=null: expected a value of type int"),
+        ("model.d_model=-8", "d_model=-8 must be positive"),
+        ("model.num_heads=3", "d_model=8 is not divisible by num_heads=3"),
+        ("model.embedding_std=-1", "embedding_std=-1 must not be negative"),
+        ("model.mixer.conv_width=null", r"model\.mixer\.conv_width=null: expected a value of type int"),
+        ("data.batch_size=null", r"data\.batch_size=null: expected a value of type int"),
+        ("trainer.max_steps=0", r"total_steps=0 must be at least 1 \(in the configs trainer\.max_steps\)"),
+        (
+            "optim.warmup_steps=200",
+            r"warmup_steps=200 with total_steps=8: .* such as optim\.warmup_steps=0 with trainer\.max_steps=8",
+        ),
+    ],
+)
+def test_nobody_waits_for_data_to_be_told_that_it_cannot_be_built(
+    tiny_config, tmp_path, monkeypatch, override, message
+):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(SystemExit, match=f"^error: {message}\n"), one_line_errors():
+        train(tiny_config("text_tiny", override))
+    assert not (tmp_path / "corpora").exists()
 
 
 def test_diverging_run_ends_with_a_message(tiny_config):
