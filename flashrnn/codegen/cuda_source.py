@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from flashrnn.cells import Cell
 from flashrnn.codegen.functions import functions
 from flashrnn.codegen.graph import TRUTH, Graph, Node
-from flashrnn.codegen.printing import operations
+from flashrnn.codegen.printing import EVERYWHERE, operations, write
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "and": "&&", "or": "||",
-}  # fmt: skip
-_PREFIX = {"neg": "-", "not": "!"}
+_FORMULA = EVERYWHERE | {"and": "{0} && {1}", "or": "{0} || {1}", "not": "!{0}", "where": "{0} ? {1} : {2}"}
 
 
 def device_function(
@@ -44,10 +40,4 @@ def _literal(value: float) -> str:
 
 
 def _expression(node: Node, args: list[str]) -> str:
-    if node.op in _INFIX:
-        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
-    if node.op in _PREFIX:
-        return f"{_PREFIX[node.op]}{args[0]}"
-    if node.op == "where":
-        return f"{args[0]} ? {args[1]} : {args[2]}"
-    return f"op_{node.op}({', '.join(args)})"
+    return write(node.op, args, _FORMULA, "op_")

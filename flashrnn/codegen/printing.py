@@ -1,8 +1,18 @@
-"""What the printers share: the walk over a graph, from inputs to results."""
+"""What the printers share: the walk over a graph, from inputs to results, and what languages write alike."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flashrnn.codegen.graph import Graph, Node
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+EVERYWHERE = {"neg": "-{0}"} | {op: f"{{0}} {sign} {{1}}" for op, sign in _INFIX.items()}
+"""The formulas of operators that all languages have, in the operands {0} and {1}."""
+PYTHON = EVERYWHERE | {"div": "{0} / {1}", "and": "{0} & {1}", "or": "{0} | {1}", "not": "~{0}"}
+
+
+def variables(names: Iterable[str]) -> dict[str, str]:
+    """What inputs are called in printed code, where no other name looks like that."""
+    return {name: f"x_{name}" for name in names}
 
 
 def operations(
@@ -28,3 +38,17 @@ def operations(
             texts[index] = f"v{index}"
             lines.append((texts[index], node, expression(node, [texts[a] for a in node.args])))
     return lines, [texts[graph.outputs[name]] for name in results]
+
+
+def write(op: str, args: Sequence[str], formulas: Mapping[str, str], library: str) -> str:
+    """An operator on the texts of its operands: by its formula, or as the function `{library}{op}`."""
+    return formulas[op].format(*args) if op in formulas else f"{library}{op}({', '.join(args)})"
+
+
+def python_function(
+    name: str, arguments: Iterable[str], printed: Iterable[tuple[str, Node, str]], results: Iterable[str]
+) -> str:
+    """A function of `arguments` that returns the tuple of `results`, with operations as `operations` gives them."""
+    lines = [f"def {name}({', '.join(arguments)}):"]
+    lines += [f"    {value} = {text}" for value, _, text in printed]
+    return "\n".join([*lines, f"    return ({''.join(text + ', ' for text in results)})"])

@@ -6,14 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flashrnn.codegen.graph import Graph, Node
-from flashrnn.codegen.printing import operations
+from flashrnn.codegen.printing import PYTHON, operations, python_function, variables, write
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
-    "gt": ">", "ge": ">=", "and": "&", "or": "|",
-}  # fmt: skip
-_PREFIX = {"neg": "-", "not": "~"}
-_CLAMP = {"max": ("maximum", "min"), "min": ("minimum", "max")}
+_FORMULA = PYTHON | {"pow": "{0} ** {1}", "max": "torch.maximum({0}, {1})", "min": "torch.minimum({0}, {1})"}
+_CLAMP = {"max": "min", "min": "max"}  # the argument of clamp that a constant operand is
 
 
 def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str]) -> Callable:
@@ -22,31 +18,17 @@ def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str
     An output that is a constant is returned as a float.
     """
 
-    def expression(node: Node, args: list[str]) -> str:
+    def text_of(node: Node, args: list[str]) -> str:
         is_constant = [graph.constant(a) is not None for a in node.args]
         if node.op == "where" and is_constant[1:] == [True, True]:
-            args[1] = f"x_{arguments[0]}.new_full((), {args[1]})"  # two numbers would give the default dtype
-        return _expression(node.op, args, is_constant)
-
-    inputs = {name: f"x_{name}" for name in arguments}
-    printed, texts = operations(graph, results, inputs, lambda value: f"({value!r})", expression)
-    lines = [f"def function({', '.join(inputs.values())}):"]
-    lines += [f"    {value} = {text}" for value, _, text in printed]
-    lines.append(f"    return ({''.join(text + ', ' for text in texts)})")
-    scope: dict = {"torch": torch, "inf": math.inf, "nan": math.nan}
-    exec("\n".join(lines), scope)
-    return scope["function"]
-
-
-def _expression(op: str, args: list[str], is_constant: list[bool]) -> str:
-    if op in _INFIX:
-        return f"({args[0]} {_INFIX[op]} {args[1]})"
-    if op in _PREFIX:
-        return f"({_PREFIX[op]}{args[0]})"
-    if op in _CLAMP:
-        tensors, bound = _CLAMP[op]
-        if any(is_constant):
+            args[1] = f"{inputs[arguments[0]]}.new_full((), {args[1]})"  # two numbers would give the default dtype
+        if node.op in _CLAMP and any(is_constant):
             constant = is_constant.index(True)
-            return f"torch.clamp({args[1 - constant]}, {bound}={args[constant]})"
-        return f"torch.{tensors}({args[0]}, {args[1]})"
-    return f"torch.{op}({', '.join(args)})"
+            return f"torch.clamp({args[1 - constant]}, {_CLAMP[node.op]}={args[constant]})"
+        return write(node.op, args, _FORMULA, "torch.")
+
+    inputs = variables(arguments)
+    printed, texts = operations(graph, results, inputs, lambda value: f"({value!r})", text_of)
+    scope: dict = {"torch": torch, "inf": math.inf, "nan": math.nan}
+    exec(python_function("function", inputs.values(), printed, texts), scope)
+    return scope["function"]

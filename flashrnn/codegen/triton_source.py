@@ -5,18 +5,13 @@ import math
 from flashrnn.cells import Cell
 from flashrnn.codegen.functions import Function, functions
 from flashrnn.codegen.graph import Node
-from flashrnn.codegen.printing import operations
+from flashrnn.codegen.printing import PYTHON, operations, python_function, variables, write
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
-    "ge": ">=", "and": "&", "or": "|",
-}  # fmt: skip
-_PREFIX = {"neg": "-", "not": "~"}
 # Errors are absolute for results of size 1. No argument overflows to NaN: exp2 may be infinite, its inverse is then 0.
 # exp2 and rsqrt, squared for an inverse, are one instruction each; exp and a division are five and six on NVIDIA GPUs.
 _EXP = "tl.exp2(1.4426950408889634 * {0})"
 _LOGISTIC = "tl.rsqrt(1.0 + tl.exp2({scale} * {{0}})) * tl.rsqrt(1.0 + tl.exp2({scale} * {{0}}))"
-_FORMULA = {
+_FORMULA = PYTHON | {
     "exp": _EXP,
     "tanh": f"2.0 * {_LOGISTIC.format(scale=-2.8853900817779268)} - 1.0",
     "sigmoid": _LOGISTIC.format(scale=-1.4426950408889634),
@@ -37,21 +32,23 @@ def device_function(function: Function) -> str:
     """A function of float32 blocks, with an argument per element of its groups, that returns the tuple of results."""
     arguments = [name for group in function.inputs.values() for name in group]
     results = [name for group in function.outputs.values() for name in group]
-    inputs = {name: f"x_{name}" for name in arguments}
-    like = inputs[arguments[0]]
+    inputs = variables(arguments)
 
-    def expression(node: Node, args: list[str]) -> str:
+    def full(literal: str) -> str:
+        return f"tl.full({inputs[arguments[0]]}.shape, {literal}, tl.float32)"
+
+    def text_of(node: Node, args: list[str]) -> str:
         if node.op == "pow":
-            args = [_full(like, value) if function.graph.constant(a) is not None else value
-                    for a, value in zip(node.args, args, strict=True)]  # fmt: skip
-        return _expression(node.op, args)
+            args = [full(arg) if is_constant(a) else arg for a, arg in zip(node.args, args, strict=True)]
+        return write(node.op, args, _FORMULA, "tl.")
 
-    printed, texts = operations(function.graph, results, inputs, _literal, expression)
-    texts = [_full(like, text) if function.graph.constant(function.graph.outputs[name]) is not None else text
-             for name, text in zip(results, texts, strict=True)]  # fmt: skip
-    lines = [f"def {function.name}({', '.join(inputs.values())}):"]
-    lines += [f"    {value} = {text}" for value, _, text in printed]
-    return "\n".join([*lines, f"    return ({''.join(text + ', ' for text in texts)})"])
+    def is_constant(index: int) -> bool:
+        return function.graph.constant(index) is not None
+
+    printed, texts = operations(function.graph, results, inputs, _literal, text_of)
+    indices = (function.graph.outputs[name] for name in results)
+    texts = [full(text) if is_constant(index) else text for index, text in zip(indices, texts, strict=True)]
+    return python_function(function.name, inputs.values(), printed, texts)
 
 
 def cell_functions(cell: Cell) -> str:
@@ -61,15 +58,3 @@ def cell_functions(cell: Cell) -> str:
 
 def _literal(value: float) -> str:
     return f"({value!r})" if math.isfinite(value) else f"float('{value}')"
-
-
-def _full(like: str, literal: str) -> str:
-    return f"tl.full({like}.shape, {literal}, tl.float32)"
-
-
-def _expression(op: str, args: list[str]) -> str:
-    if op in _INFIX:
-        return f"{args[0]} {_INFIX[op]} {args[1]}"
-    if op in _PREFIX:
-        return f"{_PREFIX[op]}{args[0]}"
-    return _FORMULA.get(op, f"tl.{op}({{0}})").format(*args)
