@@ -1,0 +1,53 @@
+"""Whatever the code imports, its requirements name: what comes with something else may go with it."""
+
+import ast
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {"flashrnn": ("cpu", "cuda"), "models": ("train",), "data": ("train",), "scripts": ("train", "cuda", "docs")}
+NOT_REQUIRED = {
+    "triton",  # comes with PyTorch wherever there is a GPU that it serves
+    "lm_eval",  # scripts/lm_eval.py says how to get it
+}
+
+
+def imported(package):
+    """Top-level names that are imported anywhere in a package, with one file that does so."""
+    names = {}
+    for file in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                modules.append(node.module)
+            names |= {module.partition(".")[0]: file for module in modules}
+    return {name: file for name, file in names.items() if name not in {*sys.stdlib_module_names, *EXTRAS}}
+
+
+def required(extras):
+    """Names of the distributions that the project and these extras of it ask for."""
+    names = set()
+    for line in [*PROJECT["dependencies"], *(line for e in extras for line in PROJECT["optional-dependencies"][e])]:
+        requirement = Requirement(line)
+        of_project = requirement.name == PROJECT["name"]
+        names |= required(requirement.extras) if of_project else {canonicalize_name(requirement.name)}
+    return names
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_imports_are_required(package):
+    distributions = packages_distributions()
+    found = imported(package)
+    assert found
+    for name in found.keys() - NOT_REQUIRED:
+        of_name = {canonicalize_name(distribution) for distribution in distributions.get(name, [name])}
+        assert of_name & required(EXTRAS[package]), (
+            f"{found[name]} imports {name}: which extra of pyproject.toml has it?"
+        )
