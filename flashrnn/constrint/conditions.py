@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,18 @@ if TYPE_CHECKING:
     from .expressions import Expression, Variable
 
 
-class Condition:
+class Condition(ABC):
     """Something that holds or does not once every variable has a value."""
 
     __slots__ = ()
 
+    @abstractmethod
     def variables(self) -> Iterator[Variable]:
         """The variables in it, in order of appearance, with repetitions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, style: Style) -> tuple[str, int]:
-        raise NotImplementedError
+        """Its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
 
     def __and__(self, other: Condition) -> Condition:
         return all_of(self, other)

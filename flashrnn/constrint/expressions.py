@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from math import prod
@@ -13,7 +14,7 @@ from .intervals import Interval
 from .text import ATOM, PAPER, POWER, PRODUCT, PYTHON, SIGN, SUM, Style, bracketed, superscript
 
 
-class Expression:
+class Expression(ABC):
     """An integer that depends on variables.
 
     `+ - * // % **` build expressions, `<= < >= > == !=` conditions. `bounds` contains every value it can take.
@@ -23,11 +24,13 @@ class Expression:
     bounds: Interval
     operands: tuple[Expression, ...] = ()
 
+    @abstractmethod
     def evaluate(self, values: Mapping[Variable, int]) -> int:
-        raise NotImplementedError
+        """Its value once every variable has one."""
 
+    @abstractmethod
     def write(self, style: Style) -> tuple[str, int]:
-        raise NotImplementedError
+        """Its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
 
     def variables(self) -> Iterator[Variable]:
         """The variables in it, in order of appearance, with repetitions."""
