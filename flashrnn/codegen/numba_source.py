@@ -13,46 +13,44 @@ _PREFIX = {"neg": "-", "not": "not "}
 
 
 def cell_loop(cell: Cell, direction: str) -> str:
-    """The C function `kernel(gates, states, at, count)`, backward `kernel(gates, states, at, d_states, count)`.
+    """The C function `kernel(gates, states, count)`, backward `kernel(gates, states, d_states, count)`.
 
-    It goes over `count` numbers of every gate and state, STRIDE apart, gates and states from `at` on, and writes its
-    results in the place of what it reads: the new states, or the gradients of the gates and of the states before.
+    It goes over `count` numbers of every gate and state, STRIDE apart, and writes its results in the place of what it
+    reads: the new states, or the gradients of the gates and of the states before.
     """
     forward, factors, backward = functions(cell)
-    gates = {name: f"gates[{k} * STRIDE + at + i]" for k, name in enumerate(cell.gates)}
-    states = {name: f"states[{k} * STRIDE + at + i]" for k, name in enumerate(cell.states)}
+    gates = {name: f"gates[{k} * STRIDE + i]" for k, name in enumerate(cell.gates)}
+    states = {name: f"states[{k} * STRIDE + i]" for k, name in enumerate(cell.states)}
     if direction == "forward":
         results = dict(zip(forward.outputs["fresh"], states.values(), strict=True))
-        return _loop(
-            "pointer, pointer, intp, intp", "gates, states, at, count", _body(forward, gates | states, results)
-        )
+        return _loop(("gates", "states"), _body(forward, gates | states, results))
     d_new = {name: f"d_states[{k} * STRIDE + i]" for k, name in enumerate(backward.inputs["d_new"])}
     kept = {name: name for name in factors.outputs["factors"]}
     results = dict(zip(backward.outputs["d_g"], gates.values(), strict=True))
     results |= dict(zip(backward.outputs["d_old"], d_new.values(), strict=True))
     body = _body(factors, gates | states, kept) + _body(backward, kept | d_new, results)
-    return _loop("pointer, pointer, intp, pointer, intp", "gates, states, at, d_states, count", body)
+    return _loop(("gates", "states", "d_states"), body)
 
 
 def product(rows: int, depth: int) -> str:
-    """`product_{rows}x{depth}(out, o, a, i, row_step, step, w, k)`: out [rows, WIDTH] += a [rows, depth] @ w.
+    """`product_{rows}x{depth}(out, a, row_step, step, w)`: out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH].
 
     The loop over columns, which is vectorized, adds up `depth` products per load and store of `out`.
     """
-    lines = ["@function", f"def product_{rows}x{depth}(out, o, a, i, row_step, step, w, k):"]
-    lines += [f"    a{r}_{d} = a[i + {r} * row_step + {d} * step]" for r in range(rows) for d in range(depth)]
+    lines = ["@function", f"def product_{rows}x{depth}(out, a, row_step, step, w):"]
+    lines += [f"    a{r}_{d} = a[{r} * row_step + {d} * step]" for r in range(rows) for d in range(depth)]
     lines.append("    for j in range(WIDTH):")
-    lines += [f"        w{d} = w[k + {d} * WIDTH + j]" for d in range(depth)]
+    lines += [f"        w{d} = w[{d} * WIDTH + j]" for d in range(depth)]
     for r in range(rows):
-        place, terms = f"out[o + {r} * WIDTH + j]", " + ".join(f"a{r}_{d} * w{d}" for d in range(depth))
+        place, terms = f"out[{r} * WIDTH + j]", " + ".join(f"a{r}_{d} * w{d}" for d in range(depth))
         lines.append(f"        {place} = {place} + {terms}")
     return "\n".join(lines)
 
 
-def _loop(types: str, arguments: str, body: list[str]) -> str:
+def _loop(arrays: tuple[str, ...], body: list[str]) -> str:
     lines = [
-        f"@cfunc(void({types}), cache=CACHE, **OPTIONS)",
-        f"def kernel({arguments}):",
+        f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, **OPTIONS)",
+        f"def kernel({', '.join(arrays)}, count):",
         "    for i in range(count):",
     ]
     return "\n".join([*lines, *(f"        {line}" for line in body)])

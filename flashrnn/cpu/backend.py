@@ -1,9 +1,9 @@
 """Backend `cpu_fused`: the whole time loop of a head compiled for the CPU, its weights and gates in the caches."""
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from math import gcd
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,23 +33,25 @@ class CpuFused:
         return untraceable(problem.cell)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
-        Wx, R, b, states, reset = _dense(inputs)
+        inputs = _dense(inputs)
+        Wx, states = inputs.Wx, inputs.states
         h, aux, last = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states), torch.empty_like(states)
-        tensors = (Wx, _columns(R.transpose(2, 3)), b, states, reset, h, aux, last)
-        _run("forward", cell, Wx, lambda part: tensors, _parts(Wx), all_states)
+        _run("forward", cell, inputs, h=h, aux=aux, last=last)
         return States(h, aux, last)
 
     def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
-        Wx, R, b, states, reset = _dense(inputs)
-        d_h = None if grads.h is None else as_rows(grads.h, Wx)
-        d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
+        inputs = _dense(inputs)
+        Wx, R, b, states, _ = inputs
+        given = {
+            "d_h": None if grads.h is None else as_rows(grads.h, Wx),
+            "d_aux": None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux),
+        }
         d_states = torch.zeros_like(states) if grads.last is None else torch.empty_like(states).copy_(grads.last)
-        parts, matrix, d_Wx = _parts(Wx), _columns(R), rows_like(Wx, *Wx.shape[2:])
-        d_R, d_b = matrix.new_zeros(len(parts), *matrix.shape), b.new_zeros(len(parts), *b.shape)
-        known = (Wx, _columns(R.transpose(2, 3)), matrix, b, states, reset, h, aux, d_h, d_aux, d_Wx)
-        flags = d_h is not None, d_aux is not None
-        _run("backward", cell, Wx, lambda part: (*known, d_R[part], d_b[part], d_states), parts, *flags)
-        return Gradients(d_Wx, d_R.sum(0)[..., : R.shape[3]].contiguous(), d_b.sum(0), d_states)
+        parts, matrix, d_x = _parts(Wx), _columns(R), rows_like(Wx, *Wx.shape[2:])
+        d_R, d_b = matrix.new_zeros(parts.count, *matrix.shape), b.new_zeros(parts.count, *b.shape)
+        results = {"d_x": d_x, "d_R": d_R, "d_b": d_b, "d_states": d_states}
+        _run("backward", cell, inputs, h=h, aux=aux, R=matrix, **given, **results)
+        return Gradients(d_x, d_R.sum(0)[..., : R.shape[3]].contiguous(), d_b.sum(0), d_states)
 
 
 @cache
@@ -69,36 +71,54 @@ def _columns(R: Tensor) -> Tensor:
     return pad(R, (0, build.layout(R.shape[3]).width - R.shape[3])).contiguous()
 
 
-def _parts(Wx: Tensor) -> list[tuple[int, int]]:
-    """First sequence and end of each part of the batch: so many that the heads' parts keep all threads busy."""
+class _Parts(NamedTuple):
+    """How the batch is divided, so that the heads' parts keep all threads busy."""
+
+    count: int
+    size: int  # sequences in each, but for the last
+
+
+def _parts(Wx: Tensor) -> _Parts:
     B, N, available = Wx.shape[0], Wx.shape[3], torch.get_num_threads()
     size = -(-B // (available // gcd(N, available)))
     size += size % 2  # sequences are worked on in pairs
-    return [(first, min(first + size, B)) for first in range(0, B, size)]
+    return _Parts(-(-B // size), size)
 
 
-def _run(
-    direction: str,
-    cell: Cell,
-    Wx: Tensor,
-    tensors: Callable[[int], Sequence[Tensor | None]],
-    parts: list[tuple[int, int]],
-    *flags: bool,
-) -> None:
-    """Runs the kernel on every head of every part of the batch; `tensors` gives its arguments for a part."""
-    B, T, inputs, N, D = Wx.shape
-    layout, dtype = build.layout(D), Wx.dtype
-    loop, product = build.time_loop(direction, dtype), build.matrix_product(layout.width, dtype)
-    step = build.cell_step(direction, cell, layout.stride, dtype)
-    counts = (len(cell.gates), len(cell.states), inputs)
-    sizes = torch.tensor([B, T, N, D, *row_strides(Wx), *layout, *counts])
-    tables = [torch.tensor(places(cell, names)) for names in (cell.input_gates, cell.recurrent_gates)]
-    buffers = (len(cell.gates), *(len(cell.states),) * (1 if direction == "forward" else 2))
+def _run(direction: str, cell: Cell, inputs: Inputs, **others: Tensor | None) -> None:
+    """Runs the kernel on every head of every part of the batch; `others` are the direction's own arguments."""
+    Wx, R, b, states, reset = inputs
+    B, T, _, N, D = Wx.shape
+    layout, dtype, parts = build.layout(D), Wx.dtype, _parts(Wx)
+    tasks = parts.count * N
+    buffers = len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)
+    threads_with_room = min(tasks, torch.get_num_threads())
+    arguments = {
+        "counters": torch.zeros(2, dtype=torch.int64),
+        "tasks": tasks,
+        "part": parts.size,
+        "room": Wx.new_zeros(threads_with_room, buffers * layout.stride),  # zeros: no number is slow to work on
+        "room_size": buffers * layout.stride,
+        **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
+        **dict(zip(("batch_stride", "time_stride"), row_strides(Wx), strict=True)),
+        **layout._asdict(),
+        "gates": len(cell.gates),
+        "states": len(cell.states),
+        "inputs": len(cell.input_gates),
+        "matrices": len(cell.recurrent_gates),
+        "input_of": torch.tensor(places(cell, cell.input_gates)),
+        "recurrent_of": torch.tensor(places(cell, cell.recurrent_gates)),
+        "multiply": build.matrix_product(layout.width, dtype).address,
+        "cell": build.cell_step(direction, cell, layout.stride, dtype).address,
+        **{"x": Wx, "weights": _columns(R.transpose(2, 3)), "b": b, "initial": states, "reset": reset},
+        **others,
+    }
+    loop = build.time_loop(direction, dtype)
+    words = [_word(arguments[name]) for name in loop.module.FIELDS]
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+    threads.run(loop.address, threads.Data(torch.tensor(words), tensors), tasks)
 
-    def task(part: int, head: int) -> None:
-        room = (Wx.new_zeros(count * layout.stride) for count in buffers)  # zeros: no number is slow to work on
-        used = (*tensors(part), *room, sizes, *tables)
-        pointers = (None if x is None else x.data_ptr() for x in used)
-        loop.call(*pointers, product.address, step.address, head, *parts[part], *flags)
 
-    threads.run([partial(task, part, head) for part in range(len(parts)) for head in range(N)])
+def _word(value: Tensor | int | None) -> int:
+    """An address, or a number."""
+    return 0 if value is None else value.data_ptr() if isinstance(value, Tensor) else int(value)

@@ -7,7 +7,6 @@ matrices) and the cell's element-wise step (for a dtype). So a new cell, or a ne
 import hashlib
 import os
 import sys
-from ctypes import c_ssize_t, c_void_p
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -23,25 +22,6 @@ from flashrnn.problem import dtype_name
 
 _KERNELS = Path(__file__).parent / "kernels"
 _ELEMENTS = 2048  # of a gate that are worked on at a time: all gates and states fit the second cache
-_HEADER = """\
-import math
-from collections import namedtuple
-from math import inf, nan
-
-import numpy as np
-from llvmlite import ir
-from numba import cfunc, intp, njit, uint8, void
-from numba import {dtype} as real
-from numba.core import cgutils
-from numba.extending import intrinsic
-from numba.types import CPointer
-
-F = np.{dtype}
-pointer = CPointer(real)
-# Products and sums become one instruction; NaN, infinities and the order of sums stay.
-OPTIONS = {{"error_model": "numpy", "fastmath": {{"contract"}}}}
-function = njit(**OPTIONS)
-"""
 
 
 class Layout(NamedTuple):
@@ -63,14 +43,13 @@ class Part(NamedTuple):
     """A compiled C function."""
 
     address: int
-    call: object  # from Python
     module: ModuleType  # keeps it alive
 
 
 @cache
 def time_loop(direction: str, dtype: torch.dtype) -> Part:
-    """The function of kernels/`direction`.py."""
-    return _compiled(direction, dtype, _template("loop"), _template(direction))
+    """The function of kernels/tasks.py for kernels/`direction`.py."""
+    return _compiled(direction, dtype, *map(_template, ("loop", direction, "tasks")))
 
 
 @cache
@@ -89,7 +68,8 @@ def cell_step(direction: str, cell: Cell, stride: int, dtype: torch.dtype) -> Pa
 
 def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
     """The C function `kernel` of the module that consists of `parts`."""
-    text = "\n\n".join((_HEADER.format(dtype=dtype_name(dtype)), *parts)) + "\n"
+    names = f"from numba import {dtype_name(dtype)} as real\nfrom numpy import {dtype_name(dtype)} as F"
+    text = "\n\n".join((names, _template("header"), *parts)) + "\n"
     versions = f"{sys.version} numba {version('numba')} llvmlite {version('llvmlite')} numpy {version('numpy')}"
     key = hashlib.sha256((versions + text).encode()).hexdigest()[:32]
     path = cache_folder() / f"cpu-{name}-{key}.py"
@@ -98,9 +78,7 @@ def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
     module = sys.modules[path.stem] = ModuleType(path.stem)  # where numba's kept code looks for it
     module.CACHE = path.exists() and os.access(path.parent, os.W_OK)
     _execute(compile(text, str(path), "exec"), module, path)
-    function = module.kernel.ctypes
-    function.argtypes = [kind if kind is c_ssize_t else c_void_p for kind in function.argtypes]  # addresses as numbers
-    return Part(module.kernel.address, function, module)
+    return Part(module.kernel.address, module)
 
 
 def _execute(code: CodeType, module: ModuleType, path: Path) -> None:

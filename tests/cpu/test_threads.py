@@ -1,5 +1,7 @@
 import multiprocessing
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import CFUNCTYPE, c_void_p, cast
 
 import pytest
 import torch
@@ -7,7 +9,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from flashrnn import flashrnn, get_cell
 from flashrnn.cpu import threads
-from tests.problems import random_inputs
+from tests.problems import random_inputs, results
+
+needs_openmp = pytest.mark.skipif(threads._openmp is None, reason="this PyTorch has no OpenMP that could be called")
 
 
 @pytest.fixture
@@ -18,27 +22,78 @@ def _two_threads():
     torch.set_num_threads(before)
 
 
-def output() -> torch.Tensor:
-    inputs = random_inputs(get_cell("lstm"), 4, 6, 2, 8, torch.float32)
+@pytest.fixture
+def _no_openmp(monkeypatch):
+    monkeypatch.setattr(threads, "_openmp", None)
+
+
+def output(B: int = 4, N: int = 2) -> torch.Tensor:
+    inputs = random_inputs(get_cell("lstm"), B, 6, N, 8, torch.float32)
     with torch.no_grad():
         return flashrnn(*inputs, function="lstm", backend="cpu_fused")[0]
 
 
+def call_in_threads(function, tasks: int) -> None:
+    c_function = CFUNCTYPE(None, c_void_p)(lambda _: function())
+    words = torch.zeros(1, dtype=torch.int64)
+    threads.run(cast(c_function, c_void_p).value, threads.Data(words, ()), tasks)
+
+
+@needs_openmp
 @pytest.mark.usefixtures("_two_threads")
-def test_every_task_runs_once():
-    done = []
-    threads.run([lambda k=k: done.append(k) for k in range(100)])
-    assert sorted(done) == list(range(100))
+@pytest.mark.parametrize(("tasks", "expected"), [(1, 1), (2, 2), (5, 2)])
+def test_as_many_threads_run_as_pytorch_would_use(tasks, expected):
+    seen = []
+    call_in_threads(lambda: seen.append(threading.get_ident()), tasks)
+    assert len(seen) == len(set(seen)) == expected
+    assert threading.get_ident() in seen
+
+
+@needs_openmp
+@pytest.mark.usefixtures("_two_threads")
+def test_within_a_parallel_region_results_are_the_same():
+    expected, found = output(), []
+    call_in_threads(lambda: found.append(output()), 2)
+    assert len(found) == 2
+    for result in found:
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize(("B", "N"), [(1, 1), (1, 2), (5, 2), (7, 3)])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_outputs_do_not_depend_on_the_number_of_threads(B, N, count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = output(B, N)
+    torch.set_num_threads(count)
+    found = output(B, N)
+    torch.set_num_threads(before)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_an_error_in_any_task_reaches_the_caller():
-    def fail():
-        raise ValueError("task failed")
+def test_gradients_repeat_bit_for_bit():
+    inputs = random_inputs(get_cell("lstm"), 33, 20, 1, 16, torch.float32)
+    first, *others = (results(flashrnn, inputs, function="lstm", backend="cpu_fused") for _ in range(5))
+    for other in others:
+        for name, value in first.items():
+            assert torch.equal(other[name], value), name
 
-    for place in range(4):
-        with pytest.raises(ValueError, match="task failed"):
-            threads.run([fail if k == place else int for k in range(4)])
+
+@pytest.mark.usefixtures("_two_threads", "_no_openmp")
+def test_without_openmp_results_are_the_same(monkeypatch):
+    found = output()
+    monkeypatch.undo()
+    assert torch.equal(found, output())
+
+
+@pytest.mark.usefixtures("_two_threads", "_no_openmp")
+def test_without_openmp_an_error_in_a_thread_reaches_the_caller():
+    def fail(address):
+        raise ValueError("thread failed")
+
+    with pytest.raises(ValueError, match="thread failed"):
+        threads._run_in_pool(fail, threads.Data(torch.zeros(1, dtype=torch.int64), ()), 2)
 
 
 @pytest.mark.usefixtures("_two_threads")
@@ -65,16 +120,19 @@ def test_workers_forked_after_use_get_the_same():
 
 
 def _child(queue):
-    threads.run([lambda k=k: queue.put(k) for k in range(4)])
+    queue.put((torch.get_num_threads(), output().tolist()))
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_a_forked_process_starts_threads_of_its_own():
-    threads.run([int] * 4)  # the parent's threads, which the child does not have
+@pytest.mark.parametrize("pool", [False, True], ids=["openmp", "pool"])
+def test_a_forked_process_starts_threads_of_its_own(pool, monkeypatch):
+    if pool:
+        monkeypatch.setattr(threads, "_openmp", None)
+    expected = output()  # the parent's threads, which the child does not have
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     child = context.Process(target=_child, args=(queue,))
     child.start()
     child.join(20)
     assert child.exitcode == 0
-    assert sorted(queue.get() for _ in range(4)) == [0, 1, 2, 3]
+    assert queue.get() == (2, expected.tolist())

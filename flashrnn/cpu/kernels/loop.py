@@ -2,21 +2,42 @@
 
 A head's numbers are kept as [gates or states][rows][width], rows being sequences, or steps of sequences; `stride` is
 the distance of two gates. The columns from D to the width take part in all that is done by column, and are not read
-across columns. `p, i` is the place i behind the pointer p. All that depends on the cell or the width stands behind
-function pointers, so that these loops are compiled once.
+across columns. All that depends on the cell or the width stands behind function pointers, so that these loops are
+compiled once.
 """
 
-Sizes = namedtuple(
-    "Sizes", "batch steps heads D batch_stride time_stride width rows stride gates states inputs"
-)  # as the array `sizes` has them
-
-
-@function
-def unpack(sizes):
-    return Sizes(
-        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10],
-        sizes[11],
-    )  # fmt: skip
+# The kernel's arguments `z`: numbers and addresses.
+SHARED = (
+    "counters",  # [2]: tasks, and threads, that have begun
+    "tasks",
+    "part",  # sequences in a part of the batch
+    "room",  # [threads, room_size]: what a thread works on
+    "room_size",
+    "batch",
+    "steps",
+    "heads",
+    "D",
+    "batch_stride",  # distance of sequences in rows
+    "time_stride",
+    "width",
+    "rows",
+    "stride",
+    "gates",
+    "states",
+    "inputs",
+    "matrices",
+    "input_of",  # [G]: which input is this gate's, or -1
+    "recurrent_of",  # [G]: which matrix is this gate's, or -1
+    "multiply",  # the function of product.py
+    "cell",  # the cell's step
+    "x",  # [rows, Gi, N, D]
+    "weights",  # [Gr, N, D, width]: R transposed, [previous unit, unit]
+    "b",  # [G, N, D]
+    "initial",  # [S, B, N, D]
+    "reset",  # [rows]
+    "h",  # [rows, N, D]
+    "aux",  # [S-1, rows, N, D], forward 0 if it is not wanted
+)
 
 
 @intrinsic
@@ -33,27 +54,27 @@ def call(typing, address, arguments):
 
 
 @function
-def copy(out, o, p, i, count):
+def copy(out, p, count):
     for j in range(count):
-        out[o + j] = p[i + j]
+        out[j] = p[j]
 
 
 @function
-def add(out, o, p, i, count):
+def add(out, p, count):
     for j in range(count):
-        out[o + j] += p[i + j]
+        out[j] += p[j]
 
 
 @function
-def clear(out, o, count):
+def clear(out, count):
     for j in range(count):
-        out[o + j] = F(0)
+        out[j] = F(0)
 
 
 @function
-def add_product(multiply, out, o, a, i, row_step, step, w, k, rows, depth):
+def add_product(z, out, a, row_step, step, w, rows, depth):
     """out [rows, width] += a [rows, depth] @ w [depth, width], where a[r, d] stands at r * row_step + d * step."""
-    call(multiply, (out, intp(o), a, intp(i), intp(row_step), intp(step), w, intp(k), intp(rows), intp(depth)))
+    call(z.multiply, (out, a, intp(row_step), intp(step), w, intp(rows), intp(depth)))
 
 
 @function
@@ -62,38 +83,70 @@ def row_of(z, sequence, t):
 
 
 @function
-def load_gates(z, input_of, gates, at, x, b, row, head):
-    """Bias and input of every gate at one row of x."""
-    for gate in range(z.gates):
-        copy(gates, gate * z.stride + at, b, (gate * z.heads + head) * z.D, z.D)
-        if input_of[gate] >= 0:
-            add(gates, gate * z.stride + at, x, ((row * z.inputs + input_of[gate]) * z.heads + head) * z.D, z.D)
+def is_reset(z, row):
+    return bytes_behind(z.reset, row)[0] != 0
 
 
 @function
-def add_recurrent_sums(z, recurrent_of, multiply, gates, h, weights, head, rows):
+def input_at(z, row, k, head):
+    return ((row * z.inputs + k) * z.heads + head) * z.D
+
+
+@function
+def aux_at(z, s, row, head):
+    return (((s - 1) * z.batch * z.steps + row) * z.heads + head) * z.D
+
+
+@function
+def state_at(z, s, sequence, head):
+    return ((s * z.batch + sequence) * z.heads + head) * z.D
+
+
+@function
+def matrix_at(z, k, head):
+    return (k * z.heads + head) * z.D * z.width
+
+
+@function
+def load_gates(z, gates, row, head):
+    """Bias and input of every gate at one row of x."""
+    for gate in range(z.gates):
+        to, bias = behind(gates, gate * z.stride), behind(z.b, (gate * z.heads + head) * z.D)
+        k = words_behind(z.input_of, gate)[0]
+        if k >= 0:
+            x = behind(z.x, input_at(z, row, k, head))
+            for j in range(z.D):
+                to[j] = bias[j] + x[j]
+        else:
+            copy(to, bias, z.D)
+
+
+@function
+def add_recurrent_sums(z, gates, h, head, rows):
     """Adds R h of `rows` rows of h to the gates that have a recurrent part."""
     for gate in range(z.gates):
-        if recurrent_of[gate] >= 0:
-            matrix = (recurrent_of[gate] * z.heads + head) * z.D * z.width
-            add_product(multiply, gates, gate * z.stride, h, 0, z.width, 1, weights, matrix, rows, z.D)
+        k = words_behind(z.recurrent_of, gate)[0]
+        if k >= 0:
+            matrix = behind(z.weights, matrix_at(z, k, head))
+            add_product(z, behind(gates, gate * z.stride), h, z.width, 1, matrix, rows, z.D)
 
 
 @function
 def load_states(z, state, states, begin, count, head):
     for s in range(z.states):
         for r in range(count):
-            copy(state, s * z.stride + r * z.width, states, ((s * z.batch + begin + r) * z.heads + head) * z.D, z.D)
+            copy(behind(state, s * z.stride + r * z.width), behind(states, state_at(z, s, begin + r, head)), z.D)
 
 
 @function
 def store_states(z, state, states, begin, count, head):
     for s in range(z.states):
         for r in range(count):
-            copy(states, ((s * z.batch + begin + r) * z.heads + head) * z.D, state, s * z.stride + r * z.width, z.D)
+            copy(behind(states, state_at(z, s, begin + r, head)), behind(state, s * z.stride + r * z.width), z.D)
 
 
 @function
-def clear_states(z, state, at):
+def clear_states(z, state):
+    """Those of one row."""
     for s in range(z.states):
-        clear(state, s * z.stride + at, z.width)
+        clear(behind(state, s * z.stride), z.width)

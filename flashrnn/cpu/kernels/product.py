@@ -1,8 +1,8 @@
 """A matrix product of narrow rows."""
 
 
-@cfunc(void(pointer, intp, pointer, intp, intp, intp, pointer, intp, intp, intp), cache=CACHE, **OPTIONS)
-def kernel(out, o, a, i, row_step, step, w, k, rows, depth):
+@cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp), cache=CACHE, **OPTIONS)
+def kernel(out, a, row_step, step, w, rows, depth):
     """out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH], where a[r, d] stands at r * row_step + d * step.
 
     Eight rows of w stay in the first cache until all rows of `out` have had them.
@@ -10,11 +10,17 @@ def kernel(out, o, a, i, row_step, step, w, k, rows, depth):
     last = rows - 1
     for d in range(0, depth - 7, 8):
         for r in range(0, last, 2):
-            product_2x8(out, o + r * WIDTH, a, i + r * row_step + d * step, row_step, step, w, k + d * WIDTH)
+            product_2x8(
+                behind(out, r * WIDTH), behind(a, r * row_step + d * step), row_step, step, behind(w, d * WIDTH)
+            )
         if rows % 2:
-            product_1x8(out, o + last * WIDTH, a, i + last * row_step + d * step, row_step, step, w, k + d * WIDTH)
+            at = last * row_step + d * step
+            product_1x8(behind(out, last * WIDTH), behind(a, at), row_step, step, behind(w, d * WIDTH))
     for d in range(depth - depth % 8, depth):
         for r in range(0, last, 2):
-            product_2x1(out, o + r * WIDTH, a, i + r * row_step + d * step, row_step, step, w, k + d * WIDTH)
+            product_2x1(
+                behind(out, r * WIDTH), behind(a, r * row_step + d * step), row_step, step, behind(w, d * WIDTH)
+            )
         if rows % 2:
-            product_1x1(out, o + last * WIDTH, a, i + last * row_step + d * step, row_step, step, w, k + d * WIDTH)
+            at = last * row_step + d * step
+            product_1x1(behind(out, last * WIDTH), behind(a, at), row_step, step, behind(w, d * WIDTH))

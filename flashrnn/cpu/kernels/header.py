@@ -1,0 +1,37 @@
+"""Names that all parts of a kernel use. F and `real` are numpy's and numba's names of the dtype."""
+
+# ruff: noqa: F401  (what stands behind this file uses them)
+
+import math
+from math import inf, nan
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, from_dtype, intp, njit, uint8, void
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.types import CPointer
+
+pointer, words = CPointer(real), CPointer(intp)
+# Products and sums become one instruction; NaN, infinities and the order of sums stay.
+OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}}
+function = njit(**OPTIONS)
+
+
+def _places_of(kind):
+    """The function `place(start, index)`: the pointer to element `index` behind `start`, a pointer or an address."""
+
+    @intrinsic
+    def place(typing, start, index):
+        def generate(context, builder, signature, values):
+            first = values[0]
+            if start == intp:
+                first = builder.inttoptr(first, context.get_value_type(kind))
+            return builder.gep(first, [values[1]])
+
+        return kind(start, intp), generate
+
+    return place
+
+
+behind, words_behind, bytes_behind = _places_of(pointer), _places_of(words), _places_of(CPointer(uint8))
