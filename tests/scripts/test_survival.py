@@ -34,7 +34,9 @@ def test_kill_9_and_go_on_as_if_nothing_had_been(tiny_config, tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         os.killpg(killed.pid, signal.SIGKILL)
-    step = checkpoint.load(checkpoint.find(str(found[0].parents[1])))["global_step"]
+    killed_run = found[0].parents[1]
+    step = checkpoint.load(checkpoint.find(str(killed_run)))["global_step"]
+    assert set(range(step - 1)) <= losses(killed_run).keys()  # that of the last step may have been on its way
     steps = f"trainer.max_steps={step + 6}"
 
     resumed = run("scripts.train", "ckpt_path=last", steps, "optim.total_steps=1000000", folder=tmp_path)
