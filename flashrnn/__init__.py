@@ -1,6 +1,6 @@
 """FlashRNN: traditional recurrent networks at the speed of the hardware."""
 
-from flashrnn.cells import Cell, cells, get_cell, register
+from flashrnn.cells import Cell, get_cell, register, registered_cells
 from flashrnn.dispatch import UnsupportedProblem, backends
 from flashrnn.layer import FlashRNN, Recurrence
 from flashrnn.op import flashrnn
@@ -11,9 +11,9 @@ __all__ = [
     "Recurrence",
     "UnsupportedProblem",
     "backends",
-    "cells",
     "flashrnn",
     "get_cell",
     "register",
+    "registered_cells",
 ]
 __version__ = "0.1.0"

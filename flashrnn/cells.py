@@ -146,13 +146,13 @@ def get_cell(function: str | Cell) -> Cell:
         return function
     if function not in _REGISTRY:
         raise ValueError(
-            f"unknown cell {function!r}; registered cells: {', '.join(cells())}. "
+            f"unknown cell {function!r}; registered cells: {', '.join(registered_cells())}. "
             "Pass a flashrnn.Cell, or register yours with flashrnn.register(cell)"
         )
     return _REGISTRY[function]
 
 
-def cells() -> tuple[str, ...]:
+def registered_cells() -> tuple[str, ...]:
     """The names of all registered cells."""
     return tuple(sorted(_REGISTRY))
 

@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from flashrnn.cells import Cell, cells, get_cell
+from flashrnn.cells import Cell, get_cell, registered_cells
 from flashrnn.cuda import tiling
 from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
 from flashrnn.problem import dtype_name
@@ -44,7 +44,7 @@ def known_gpus() -> list[Gpu]:
 
 def limits(gpu: Gpu) -> Iterator[Limit]:
     """For every registered cell and every dtype of the fused kernels."""
-    return (limit(cell, dtype, gpu) for cell in cells() for dtype in DTYPES)
+    return (limit(cell, dtype, gpu) for cell in registered_cells() for dtype in DTYPES)
 
 
 def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from flashrnn import cells, get_cell
+from flashrnn import get_cell, registered_cells
 from flashrnn.dispatch import choose
 from flashrnn.gpu import NAMED, Gpu
 from flashrnn.limits import NOTE, limits, table
@@ -36,7 +36,7 @@ def choices() -> Table:
         [dtype_name(dtype), str(head_dim), cell, *(choice(cell, head_dim, dtype, gpu) for gpu in devices.values())]
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for cell in cells()
+        for cell in registered_cells()
     ]
     return [["dtype", "head size", "cell", *devices], *rows]
 

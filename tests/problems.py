@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashrnn import Cell, cells, flashrnn, get_cell
+from flashrnn import Cell, flashrnn, get_cell, registered_cells
 
 
 def _minimal_gated(u, r, f, h):
@@ -36,7 +36,7 @@ PEEPHOLE_LSTM = Cell(
 )
 LEAKY_ELMAN = Cell("leaky_elman", _leaky_elman, states=("h",), input_gates=("g",), recurrent_gates=("g",))
 
-BUILT_IN = tuple(get_cell(name) for name in cells())
+BUILT_IN = tuple(get_cell(name) for name in registered_cells())
 CELLS = (*BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN)
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from flashrnn import cells
+from flashrnn import registered_cells
 from flashrnn.gpu import NAMED
 from flashrnn.limits import limit
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper, save
 
 
 def _measure(options: Options) -> list[Path]:
-    asked = [(gpu, cell) for gpu in NAMED.values() for cell in cells()]
+    asked = [(gpu, cell) for gpu in NAMED.values() for cell in registered_cells()]
     rows = [
         {"gpu": gpu.name, "cell": cell, "head_dim": limit(cell, torch.bfloat16, gpu).training}
         for gpu, cell in tqdm(asked, unit="limit")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashrnn import cells, get_cell
+from flashrnn import get_cell, registered_cells
 from flashrnn.cuda import tiling
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.streaming import CudaStreaming
@@ -47,6 +47,6 @@ def test_an_lstm_on_an_h100_has_at_most_a_tile_per_multiprocessor():
 
 @pytest.mark.parametrize("gpu", NAMED)
 def test_backend_cuda_has_no_largest_head(gpu):
-    for cell in cells():
+    for cell in registered_cells():
         for dtype in DTYPES:
             assert CudaStreaming().supports(problem(gpu, cell, 2**16, dtype, training=True)) is None
