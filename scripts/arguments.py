@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from scripts.config import CONFIGS, check_type
+from scripts.config import CONFIGS
+from scripts.overrides import check_type
 
 MISSING = "???"
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from scripts.config import check_type, one_line_errors, prepare_process
+from scripts.overrides import check_type
+from scripts.process import one_line_errors, prepare_process
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts import arguments
-from scripts.config import one_line_errors
+from scripts.process import one_line_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from scripts import arguments
-from scripts.config import one_line_errors
+from scripts.process import one_line_errors
 
 DTYPES = ("float32", "bfloat16", "float16")
 

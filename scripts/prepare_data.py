@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from scripts.config import CONFIGS, check_overrides, one_line_errors
+from scripts.config import CONFIGS
+from scripts.overrides import check_overrides
+from scripts.process import one_line_errors
 
 if TYPE_CHECKING:
     from data.text import Text

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.config import one_line_errors
+from scripts.process import one_line_errors
 from scripts.reproduction import ENTRIES
 
 if TYPE_CHECKING:

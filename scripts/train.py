@@ -14,15 +14,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from scripts.config import (
-    CONFIGS,
-    check_buildable,
-    check_overrides,
-    check_trainer,
-    one_line_errors,
-    overrides_of_run,
-    prepare_process,
-)
+from scripts.checks import check_buildable, check_trainer
+from scripts.config import CONFIGS
+from scripts.overrides import check_overrides, overrides_of_run
+from scripts.process import one_line_errors, prepare_process
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer

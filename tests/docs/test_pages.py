@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from scripts.config import check_overrides
+from scripts.overrides import check_overrides
 from tests.docs.pages import PAGES, has_code
 from tests.scripts.conftest import config
 

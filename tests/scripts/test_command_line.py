@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scripts import checkpoint
-from scripts.config import check_overrides
+from scripts.overrides import check_overrides
 from scripts.train import train
 from tests.scripts.conftest import SHORT, TINY
 

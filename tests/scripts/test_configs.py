@@ -8,7 +8,8 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from scripts.config import CONFIGS, accumulate, one_line_errors
+from scripts.config import CONFIGS, accumulate
+from scripts.process import one_line_errors
 from tests.scripts.conftest import config
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from data.module import ResumableDataModule
 from data.text import Text
-from scripts.config import one_line_errors
+from scripts.process import one_line_errors
 
 
 class Killed(Dataset):

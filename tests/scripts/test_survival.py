@@ -13,7 +13,7 @@ import torch
 
 from scripts import checkpoint
 from scripts.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
-from scripts.config import one_line_errors
+from scripts.process import one_line_errors
 from scripts.train import train
 from tests.scripts.conftest import SHORT, TINY
 from tests.scripts.test_command_line import ROOT, run

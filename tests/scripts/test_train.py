@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from scripts import checkpoint
-from scripts.config import one_line_errors
+from scripts.process import one_line_errors
 from scripts.train import train
 
 

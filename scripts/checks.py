@@ -1,0 +1,63 @@
+"""Configs that compose and still cannot work, told before anything slow begins."""
+
+from typing import Any, get_args, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+
+def check_trainer(trainer: DictConfig) -> None:
+    """Raise for what Lightning takes and does badly: float16 on a CPU, bfloat16 that a GPU emulates, its old FSDP; and
+    for what it refuses without naming a key of ours."""
+    import torch
+
+    precision, accelerator = str(trainer.precision), trainer.accelerator
+    if str(trainer.strategy).startswith(("fsdp", "deepspeed")):
+        raise ValueError(f"trainer.strategy={trainer.strategy}: to share weights out, take trainer=fsdp_8 (FSDP2)")
+    if accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
+        raise ValueError(
+            f"trainer.accelerator={accelerator}: PyTorch sees no GPU (python -m flashrnn doctor shows why); "
+            "trainer=single takes what there is"
+        )
+    if trainer.val_check_interval <= 0:
+        raise ValueError(f"val_every makes {trainer.val_check_interval} batches between validations: set at least 1")
+    if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:
+        raise ValueError(f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be positive; null: no clipping")
+    on_gpu = accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available()
+    if precision.startswith("16") and (accelerator == "cpu" or not torch.accelerator.is_available()):
+        raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU it is bf16-mixed or 32-true")
+    if precision.startswith("bf16") and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ValueError(
+            f"trainer.precision={precision}: {torch.cuda.get_device_name()} has no bfloat16; "
+            "expected 16-mixed or 32-true there"
+        )
+
+
+def check_nulls(name: str, section: DictConfig) -> None:
+    """Raise for a null where what the section builds takes none by its type hints; so in the sections below."""
+    from hydra.utils import get_object
+
+    hints = {}
+    if "_target_" in section:
+        target = get_object(section._target_)
+        hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+    for key, value in section.items():
+        hint = hints.get(key, Any)
+        if isinstance(value, DictConfig):
+            check_nulls(f"{name}.{key}", value)
+        elif value is None and hint is not Any and type(None) not in get_args(hint):
+            raise ValueError(f"{name}.{key}=null: expected a value of type {getattr(hint, '__name__', hint)}")
+
+
+def check_buildable(config: DictConfig) -> None:
+    """Raise for sizes that no model can have and settings that no optimizer takes: both are built, without memory, so
+    that nobody waits for data first."""
+    import torch
+    from hydra.utils import instantiate
+
+    vocabulary = {"vocab_size": config.model.vocab_size or 1}  # null: that of the data, which is not known yet
+    sized = OmegaConf.merge(config, {"model": vocabulary})
+    for name in ("model", "data", "optim", "trainer"):
+        check_nulls(name, sized[name])
+    with torch.device("meta"):
+        model = instantiate(sized.model)
+    instantiate(sized.optim)(model, fused=False)

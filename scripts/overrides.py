@@ -1,0 +1,78 @@
+"""KEY=VALUE and GROUP=OPTION of a command line: checked against the configs, and taken over from a resumed run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from scripts.config import CONFIGS
+
+# Lightning takes these in several types: a number, a list or "auto"; a flag or "warn"; a share or a number.
+ANY_TYPE = ("trainer.devices", "trainer.deterministic", "trainer.limit_val_batches")
+
+
+def settings(arguments: list[str]) -> list[str]:
+    """The GROUP=OPTION and KEY=VALUE arguments among those of a command line."""
+    return [argument for argument in arguments if "=" in argument and not argument.startswith(("-", "+", "~"))]
+
+
+def is_group(name: str) -> bool:
+    """Whether an override of this name chooses an option, such as model=lstm, and sets no key."""
+    return Path(CONFIGS, name).is_dir()
+
+
+def overrides_of_run(arguments: list[str]) -> list[str]:
+    """The arguments, behind those of the run that ckpt_path resumes if they choose no option of a group themselves."""
+    given = dict(setting.split("=", 1) for setting in settings(arguments))
+    if not given.get("ckpt_path") or given["ckpt_path"] == "null" or any(map(is_group, given)):
+        return arguments
+    from scripts import checkpoint
+
+    file = checkpoint.find(given["ckpt_path"], given.get("name"))
+    before = [o for o in checkpoint.load(file)["config"]["overrides"] if not o.startswith("ckpt_path=")]
+    return [*before, *(f"ckpt_path={file}" if o.startswith("ckpt_path=") else o for o in arguments)]
+
+
+def check_type(key: str, value: Any, default: Any) -> None:
+    """Raise unless `value` has the type of its default; for a float an int will do, for text or null anything."""
+    if key in ANY_TYPE or default is None or isinstance(default, str):
+        return
+    if isinstance(default, Mapping) and not isinstance(value, Mapping):
+        raise ValueError(f"{key}={value}: {key} has keys of its own, set one of them: {', '.join(default)}")
+    if value is None:
+        value = "null"
+    if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
+        raise ValueError(f"{key}={value}: expected a value of type {type(default).__name__}, such as {default}")
+
+
+def check_overrides(arguments: list[str], config_name: str = "train") -> None:
+    """Raise ValueError for a KEY=VALUE argument whose key the config does not have, or whose value has another type;
+    Hydra would not say what it has, and takes text for numbers and flags."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    groups, keys = [], {}
+    for override in OverridesParser.create().parse_overrides(settings(arguments)):
+        name = override.key_or_group
+        if is_group(name):
+            values = override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
+            groups.append(f"{name}={next(iter(values))}")
+        elif not name.startswith(("hydra.", "hydra/")):
+            keys[name] = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+    if not keys:  # composing takes a moment, and Hydra will do it again
+        return
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = compose(config_name, overrides=groups)
+    for key, values in keys.items():
+        node, above = config, "the config"
+        for part in key.split("."):
+            if not OmegaConf.is_config(node) or part not in list(node):  # `in` misses keys that are ???
+                allowed = ", ".join(map(str, node)) if OmegaConf.is_config(node) else "no keys"
+                raise ValueError(f"unknown config key {key!r}: {above} has {allowed} (+{key}=... adds a key)")
+            node, above = node._get_node(part), part
+        default = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+        for value in values:
+            null_in_section = value is None and "." in key  # check_nulls knows which of them mean something
+            if not null_in_section and not str(value).startswith("${"):
+                check_type(key, value, default)
