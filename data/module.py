@@ -14,6 +14,13 @@ for guess in ("your dataloader is not resumable", "does not have many workers"):
     warnings.filterwarnings("ignore", message=f".*{guess}", module="lightning")
 
 
+def check_at_least(least: int, **values: int | None) -> None:
+    """Raise ValueError for a value that is less; None stands for no limit."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+
+
 class ResumableDataModule(L.LightningDataModule):
     """A DataModule that continues with the very batch that follows the checkpoint, also in the middle of an epoch.
 
@@ -23,9 +30,8 @@ class ResumableDataModule(L.LightningDataModule):
 
     def __init__(self, batch_size: int, num_workers: int, seed: int):
         super().__init__()
-        for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0)):
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
+        check_at_least(1, batch_size=batch_size)
+        check_at_least(0, num_workers=num_workers, seed=seed)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed

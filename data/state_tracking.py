@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data.module import ResumableDataModule
+from data.module import ResumableDataModule, check_at_least
 from data.tasks import IGNORED, Task, get_task
 
 Supervision = Literal["per_position", "final"]
@@ -89,8 +89,7 @@ class StateTracking(ResumableDataModule):
             raise ValueError(f"eval_lengths={list(edges)}: need two or more growing lengths, such as [40, 64, 128]")
         if supervision not in get_args(Supervision):
             raise ValueError(f"unknown supervision {supervision!r}; there are: {', '.join(get_args(Supervision))}")
-        if eval_batches < 1:
-            raise ValueError(f"eval_batches={eval_batches} must be at least 1")
+        check_at_least(1, eval_batches=eval_batches)
         self.task = get_task(task)
         self.task.check()
         self.min_length = min_length

@@ -14,7 +14,7 @@ from data import tokenization
 from data.corpora import Corpus
 from data.encoding import Encoder
 from data.manifest import TRAIN, VALIDATION, Manifest
-from data.module import ResumableDataModule
+from data.module import ResumableDataModule, check_at_least
 from data.packing import PackedBlocks
 from data.preparation import TOKENIZER, Recipe, load_tokenizer, prepare
 from data.streaming import StreamedBlocks
@@ -56,21 +56,12 @@ class Text(ResumableDataModule):
         num_workers: int = 0,
     ):
         super().__init__(batch_size, num_workers, seed)
-        limits = {"context_length": context_length, "max_bytes": max_bytes, "max_val_blocks": max_val_blocks}
-        for name, value in limits.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        for name, value in {"shuffle_blocks": shuffle_blocks, "prepare_processes": prepare_processes}.items():
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} must be at least 0")
+        check_at_least(1, context_length=context_length, max_bytes=max_bytes, max_val_blocks=max_val_blocks)
+        check_at_least(0, shuffle_blocks=shuffle_blocks, prepare_processes=prepare_processes)
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction={val_fraction} must lie between 0 and 1")
-        if streaming and max_val_blocks is None:
-            raise ValueError("streaming=true needs max_val_blocks: how many blocks to read ahead for validation")
-        if streaming and max_bytes is not None:
-            raise ValueError(f"max_bytes={max_bytes} limits what is packed; streaming=true packs no training data")
-        if streaming and num_workers > 1:
-            raise ValueError(f"num_workers={num_workers}: streaming=true reads in order, with at most 1 worker")
+        if streaming:
+            _check_streaming(max_val_blocks, max_bytes, num_workers)
         self.recipe = Recipe(
             *_corpora(source, column, subset, split, val_split, revision),
             tokenizer=tokenizer,
@@ -200,6 +191,15 @@ class Text(ResumableDataModule):
 
     def _next_position(self, batch: dict) -> Any:
         return batch.pop("position") if self.streaming else super()._next_position(batch)
+
+
+def _check_streaming(max_val_blocks: int | None, max_bytes: int | None, num_workers: int) -> None:
+    if max_val_blocks is None:
+        raise ValueError("streaming=true needs max_val_blocks: how many blocks to read ahead for validation")
+    if max_bytes is not None:
+        raise ValueError(f"max_bytes={max_bytes} limits what is packed; streaming=true packs no training data")
+    if num_workers > 1:
+        raise ValueError(f"num_workers={num_workers}: streaming=true reads in order, with at most 1 worker")
 
 
 def _corpora(

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
+from torch import nn
 
 from flashrnn.files import replacing
 
@@ -85,6 +86,14 @@ def load(file: Path) -> dict[str, Any]:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{file} is damaged or no checkpoint of ours: {reason}") from error
     return content
+
+
+def load_weights(module: nn.Module, file: Path, content: dict[str, Any]) -> None:
+    """Set the weights of a module to those of a checkpoint file, whose content this is."""
+    try:
+        module.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {file} do not fit this model: {error}") from error
 
 
 def _load_exported(file: Path) -> dict[str, Any]:

@@ -81,10 +81,7 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     if tokenizer := checkpoint.tokenizer_folder(file):
         datamodule.take_tokenizer(tokenizer)
     module = SequenceModule(instantiate(config.model))
-    try:
-        module.load_state_dict(content["state_dict"])
-    except RuntimeError as error:
-        raise ValueError(f"the weights in {file} do not fit this model: {error}") from error
+    checkpoint.load_weights(module, file, content)
     one_device = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "enable_checkpointing": False}
     result = evaluate(instantiate(config.trainer, **one_device), module, datamodule)
     folder = (checkpoint.run_folder(file) or file.parent) / time.strftime("evaluate_%Y-%m-%d_%H-%M-%S")

@@ -48,13 +48,11 @@ def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM",
 
     from data.encoding import Encoder
     from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
+    from scripts import checkpoint
 
     tokenizer = training_tokenizer(file, content["config"]["data"])
     model = FlashRNNForCausalLM(FlashRNNConfig.from_hydra(content["config"]["model"])).eval()
-    try:
-        model.load_state_dict(content["state_dict"])
-    except RuntimeError as error:
-        raise ValueError(f"the weights in {file} do not fit its model: {error}") from error
+    checkpoint.load_weights(model, file, content)
     tokens = Encoder(tokenizer).vocab_size
     if tokens > model.config.vocab_size:
         raise ValueError(
