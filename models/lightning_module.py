@@ -96,7 +96,7 @@ class SequenceModule(LightningModule):
             )
         if gradient_clip_val is None and not self._logs_this_step:
             return
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(parameter.grad for parameter in parameters)
         if gradient_clip_val is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)

@@ -3,8 +3,10 @@
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -66,15 +68,25 @@ def _measure(overrides: list[str], batch_size: int, devices: int) -> dict:
         return {"error": "out of memory"}
 
 
-def build(overrides: Sequence[str]) -> SequenceModel:
-    """The model of experiment=slimpajama_160m with these overrides, on the GPU."""
+def _config(overrides: Sequence[str] = ()) -> DictConfig:
     from hydra import compose, initialize_config_dir
-    from hydra.utils import instantiate
 
     with initialize_config_dir(CONFIGS, version_base="1.3"):
-        config = compose("train", overrides=["experiment=slimpajama_160m", *overrides])
+        return compose("train", overrides=["experiment=slimpajama_160m", *overrides])
+
+
+def build(overrides: Sequence[str]) -> SequenceModel:
+    """The model of experiment=slimpajama_160m with these overrides, on the GPU."""
+    from hydra.utils import instantiate
+
+    config = _config(overrides)
     config.model.num_classes = config.model.vocab_size
     return instantiate(config.model).cuda()
+
+
+def data_parallel_options() -> dict[str, Any]:
+    """What experiment=slimpajama_160m gives to DistributedDataParallel, by way of Lightning's DDPStrategy."""
+    return {key: value for key, value in _config().trainer.strategy.items() if key != "_target_"}
 
 
 def _train(model: SequenceModel, batch_size: int, devices: int) -> dict:
@@ -83,9 +95,7 @@ def _train(model: SequenceModel, batch_size: int, devices: int) -> dict:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     loss_of = _Loss(model)
     if devices > 1:
-        loss_of = DistributedDataParallel(
-            loss_of, device_ids=[torch.cuda.current_device()], gradient_as_bucket_view=True
-        )
+        loss_of = DistributedDataParallel(loss_of, device_ids=[torch.cuda.current_device()], **data_parallel_options())
     ids = torch.randint(0, model.vocab_size, (batch_size, _CONTEXT + 1), device="cuda")
 
     def step() -> None:

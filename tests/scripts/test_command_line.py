@@ -38,7 +38,7 @@ def test_train_several_models_then_evaluate_one(tmp_path):
     assert "6-14" in evaluated.stdout
 
 
-@pytest.mark.parametrize("strategy", ["trainer.strategy=ddp", "trainer=fsdp_8"])
+@pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
 def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
     """Equal lengths, so that the mean over ranks is the mean over labels: the same weights up to rounding."""
     settings = ["model=lstm", "data.min_length=6", "logger=none"]

@@ -1,5 +1,6 @@
 """Every config composes and builds what it names; wrong keys and values are told in one line."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from torch.nn.parallel import DistributedDataParallel
 
+from scripts.benchmarks.language_model import data_parallel_options
 from scripts.config import CONFIGS, accumulate
 from scripts.process import one_line_errors
 from tests.scripts.conftest import config
@@ -56,6 +59,12 @@ def test_trainers_make_the_same_steps(trainer, devices, batch, accumulated):
     of_trainer = composed.trainer.devices, composed.data.batch_size, composed.trainer.accumulate_grad_batches
     assert of_trainer == (devices, batch, accumulated)
     assert composed.trainer.precision == "bf16-mixed"
+
+
+def test_the_benchmark_can_reduce_gradients_as_training_does():
+    options = data_parallel_options()
+    assert options["gradient_as_bucket_view"]
+    assert options.keys() <= inspect.signature(DistributedDataParallel).parameters.keys()
 
 
 def test_validation_interval_counts_optimizer_steps():
