@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
+from scripts.checks import check_nulls
 from scripts.overrides import check_type
 from scripts.process import one_line_errors, prepare_process
 
@@ -77,6 +78,7 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     content = checkpoint.load(file)
     config = config_with(content["config"], ["trainer.accelerator=auto", *overrides])
     prepare_process(config.threads)
+    check_nulls("data", config.data)
     datamodule = instantiate(config.data)
     if tokenizer := checkpoint.tokenizer_folder(file):
         datamodule.take_tokenizer(tokenizer)

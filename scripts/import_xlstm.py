@@ -9,7 +9,7 @@ The cell is taken to be the package's function="slstm", not its "lstm": the chec
 """
 
 import argparse
-import sys
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flashrnn.cells import SLSTM
 from models.mixers import RNNMixer
+from scripts.process import one_line_errors
 
 # The package gives its fgate to the cell's input gate and its igate to the forget gate. The names are wrong, and stay
 # so for the sake of trained models (https://github.com/NX-AI/xlstm/issues/98).
@@ -76,7 +77,10 @@ def _recurrence(name: str, kernel: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
 
 def read(path: Path) -> Mapping[str, Tensor]:
     """The state_dict in a file of torch.save."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is no file of torch.save with tensors alone, or damaged") from error
     weights = content.get("state_dict", content) if isinstance(content, Mapping) else {}
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         keys = f" with the keys {', '.join(map(str, content))}" if isinstance(content, Mapping) else ""
@@ -89,12 +93,10 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path, help="state_dict of a model with sLSTM layers")
     parser.add_argument("out", type=Path, help="file to write")
     options = parser.parse_args()
-    try:
+    with one_line_errors():
         layers = import_layers(read(options.checkpoint))
         torch.save({name: {"arguments": _arguments(m), "state_dict": m.state_dict()} for name, m in layers.items()},
                    options.out)  # fmt: skip
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
     for name, mixer in layers.items():
         print(f"{name}: {', '.join(f'{key}={value!r}' for key, value in _arguments(mixer).items())}")
     print(options.out)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
+from scripts.checks import check_nulls
 from scripts.config import CONFIGS
 from scripts.overrides import check_overrides
 from scripts.process import one_line_errors
@@ -30,6 +31,7 @@ def prepare_data(config: DictConfig) -> "Text":
         raise ValueError(
             f"{config.data._target_} draws its data while it trains; only text (data=slimpajama) is prepared"
         )
+    check_nulls("data", config.data)
     datamodule: Text = instantiate(config.data)
     datamodule.prepare_data()
     datamodule.setup()

@@ -82,6 +82,13 @@ def test_folder_above_the_runs(tmp_path):
         main(str(tmp_path), [])
 
 
+def test_a_null_that_means_nothing(tiny_config):
+    config = tiny_config("parity")
+    train(config)
+    with pytest.raises(ValueError, match=r"data\.batch_size=null: expected a value of type int"):
+        main(config.run_dir, ["data.batch_size=null"])
+
+
 def test_weights_of_another_model(tiny_config):
     config = tiny_config("parity")
     train(config)

@@ -109,3 +109,10 @@ def test_a_file_that_holds_no_state_dict_is_refused(tmp_path):
     torch.save({"epoch": 3, "weights": {}}, tmp_path / "run.pt")
     with pytest.raises(ValueError, match="holds a dict with the keys epoch, weights; expected a state_dict"):
         read(tmp_path / "run.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut off"])
+def test_a_damaged_file_is_refused(tmp_path, content):
+    (tmp_path / "xlstm.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"xlstm\.pt is no file of torch\.save with tensors alone, or damaged"):
+        read(tmp_path / "xlstm.pt")

@@ -139,6 +139,11 @@ def test_data_are_those_of_their_config(name):
     assert dict(prepared) == dict(own) | {"batch_size": prepared.batch_size}
 
 
+def test_a_null_that_means_nothing_is_told_before_anything_is_read():
+    with pytest.raises(ValueError, match=r"data\.context_length=null: expected a value of type int"):
+        prepare_data(config("prepare_data", "data=text_tiny", "data.context_length=null"))
+
+
 def test_data_that_is_drawn_while_training():
     with pytest.raises(ValueError, match=r"StateTracking draws its data while it trains"):
         prepare_data(config("prepare_data", "data=parity", "experiment=parity"))
