@@ -22,15 +22,17 @@ from flashrnn.trace import trace
 
 # Clock cycles on an H100, fitted to the runs in docs/kernels.md.
 _MMA = 6  # one 16x8x16 product on one of an SM's four tensor cores
+_ALONE = 10  # the same for a warp that has nobody to take turns with
 _READ = 4  # a warp reads 16 bytes per lane of shared memory
 _WARP = {"forward": 330, "backward": 400}  # a warp's instructions in a step, apart from those of its cells
 _CELL = {"forward": 80, "backward": 200}  # the element-wise step of one cell per lane
 _OTHER_WARP = 100  # a warp that has no cells
 _SECOND_TILE = 300  # what two batch tiles in one block cost besides the work of both
-_REDUCE = 150  # adding up the sums of a tile's warps
+_REDUCE = 100  # adding up the sums of a tile's warps, for each of them
+_GRID_REDUCE = 150  # the same in a grid, of any number
 _EXCHANGE = 250  # a step's results from block to block of a cluster, and _EXCHANGE_UNIT / 10 for every unit of the head
 _EXCHANGE_UNIT = 8
-_GRID_EXCHANGE = {"forward": 2400, "backward": 1100}  # the same through L2
+_GRID_EXCHANGE = {"forward": 2800, "backward": 1400}  # the same through L2
 _GRID_EXCHANGE_UNIT = {"forward": 8, "backward": 15}
 _LOOK = 250  # at what eight other blocks have sent to a warp
 _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in kernels/tiles.cuh
@@ -119,7 +121,7 @@ def pose(
 
     waves = ceil_div(heads * ceil_div(batch, 8 * batch_tiles), lookup(blocks, at_once))
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
-    products = tiles * (planes * (planes + 1) // 2) * batch_tiles * per_core * _MMA
+    products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, _ALONE)
     reads = (fragments - register_fragments) * warps * _READ
     step = maximum(products, reads) + minimum(products, reads) // 2 + _SECOND_TILE * (batch_tiles - 1)
     cell_warps = unit_tiles * minimum(k_splits, 4 * batch_tiles)
@@ -133,7 +135,7 @@ def pose(
         exchange = _EXCHANGE + _EXCHANGE_UNIT * head_dim // 10
         step += lookup(blocks, {size: exchange * (size > 1) for size in gpu.cluster_sizes})
     if direction == "forward":
-        step += minimum(k_splits - 1, 1) * _REDUCE
+        step += minimum(k_splits - 1, 1) * (_GRID_REDUCE if grid else k_splits * _REDUCE)
     idle = minimum(16 * unit_tiles * (blocks - 1) // head_dim, 1)  # whether there is a block without units
     return p, (idle, waves * step, warps * blocks, -register_fragments)
 

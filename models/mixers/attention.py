@@ -3,6 +3,10 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# cuDNN plans anew for every length, and a cache grows by a token at a time: 50 ms per token in place of 12 on an H100.
+_BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @torch.library.custom_op("models::rotary_angles", mutates_args=())
@@ -80,7 +84,8 @@ class AttentionMixer(nn.Module):
         else:
             causal = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(diagonal=past)
             same_document = document[:, :, None] == seen[:, None, :]
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=(causal & same_document)[:, None])
+            with sdpa_kernel(_BACKENDS_FOR_CACHE):
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=(causal & same_document)[:, None])
         return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v, seen)
 
     def flops_per_token(self, T: int) -> float:

@@ -90,7 +90,7 @@ def test_head_that_does_not_fit_names_what_is_missing():
     first, *others = reason.summary.split("\n")
     assert first == "no solution; these 3 constraints exclude each other:"
     assert others[0] == "  units of the head: reaches at most 2112, needs at least 4096"
-    assert others[2] == "  shared memory: needs at least 1012.5 KiB, at most 227 KiB"
+    assert others[2] == "  shared memory: needs at least 1012.6 KiB, at most 227 KiB"
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
