@@ -37,8 +37,8 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
                     *OF_MODEL.get(model, ()),
                 ),
             )
+            for seed in seeds  # outermost: what is broken off has every task
             for task in tasks
-            for seed in seeds
             for model in MODELS
         ]
         train(runs, options)
