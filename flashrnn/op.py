@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell, cell_of_key, get_cell
 from flashrnn.dispatch import check_backend, choose
-from flashrnn.problem import Backend, Inputs, Problem, States, empty_aux, rows_like, state_dtype
+from flashrnn.problem import Backend, Inputs, Problem, States, as_planes, as_rows, empty_aux, rows_like, state_dtype
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -46,6 +46,7 @@ def flashrnn(
         ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
         UnsupportedProblem: the named backend cannot serve the problem; the message says why.
     """
+    _check_tensors(Wx=Wx, states=states, cu_seqlens=cu_seqlens)
     if reset is not None and cu_seqlens is not None:
         raise ValueError("give either reset or cu_seqlens, not both")
     if cu_seqlens is not None:
@@ -76,6 +77,7 @@ def recurrence(
     """
     cell = get_cell(function)
     check_backend(backend)
+    _check_tensors(Wx=Wx, R=R, b=b, states=states, reset=reset)
     dtype = _io_dtype(Wx, dtype)
     _check(cell, Wx, R, b, states, reset)
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
@@ -83,11 +85,12 @@ def recurrence(
         states = Wx.new_zeros(len(cell.states), Wx.shape[0], *Wx.shape[3:], dtype=b.dtype)
     else:
         states = torch.cat([states[:1].to(dtype).to(b.dtype), states[1:].to(b.dtype)])  # h is of dtype at every step
-    needs_grad = torch.is_grad_enabled() and (
-        Wx.requires_grad or R.requires_grad or b.requires_grad or states.requires_grad
-    )
-    inputs = Inputs(Wx, R, b, states, reset)
-    return States(*_forward(*inputs, cell.key, backend, all_states or needs_grad, needs_grad))
+    differentiable = (Wx, R, b, states)
+    _check_no_tangents(differentiable)
+    transformed = _transformed()  # then inputs do not tell whether a gradient is wanted
+    needs_grad = transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
+    run = _Forward.apply if transformed else _forward
+    return States(*run(*differentiable, reset, cell.key, backend, all_states or needs_grad, needs_grad))
 
 
 def reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
@@ -123,6 +126,12 @@ def _io_dtype(Wx: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype
 
 
+def _check_tensors(**inputs: Tensor | None) -> None:
+    for name, x in inputs.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+
+
 def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None) -> None:
     if Wx.dim() != 5:
         raise ValueError(f"Wx must be [B, T, gates with input, heads, head size], got {list(Wx.shape)}")
@@ -150,6 +159,21 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, 
             raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
     if reset is not None and reset.dtype != torch.bool:
         raise TypeError(f"reset must be a bool tensor, got {reset.dtype}")
+
+
+def _check_no_tangents(inputs: tuple[Tensor, ...]) -> None:
+    """Without this, forward-mode differentiation would give zeros."""
+    if torch.compiler.is_compiling():
+        return
+    if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+        raise NotImplementedError(
+            "flashrnn has no forward-mode derivative (jvp, jacfwd, hessian); use grad, vjp or jacrev"
+        )
+
+
+def _transformed() -> bool:
+    """Whether torch.func is at work: it does not see the gradients that are registered with operators."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _backend(cell: Cell, inputs: Inputs, name: str, training: bool) -> Backend:
@@ -214,6 +238,7 @@ def _run_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     definition, inputs, grads = cell_of_key(cell), Inputs(Wx, R, b, states, reset), States(d_h, d_aux, d_last)
+    h, aux = as_rows(h, Wx), as_planes(aux, Wx)  # what keeps saved tensors (vmap, hooks) may change their layout
     with _no_autocast(Wx):
         return tuple(_backend(definition, inputs, backend, True).backward(definition, inputs, h, aux, grads))
 
@@ -236,7 +261,8 @@ def _setup_context(ctx, inputs, output):
 
 
 def _autograd(ctx, d_h, d_aux, d_last):
-    gradients = _backward(d_h, d_aux, d_last, *ctx.saved_tensors, ctx.cell, ctx.backend)
+    run = _Backward.apply if _transformed() else _backward
+    gradients = run(d_h, d_aux, d_last, *ctx.saved_tensors, ctx.cell, ctx.backend)
     return (*gradients, None, None, None, None, None)
 
 
@@ -250,3 +276,21 @@ def _no_double_backward(ctx, *_):
 
 
 torch.library.register_autograd("flashrnn::backward", _no_double_backward)
+
+
+class _Forward(torch.autograd.Function):
+    """flashrnn::forward for torch.func."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_autograd)
+
+
+class _Backward(torch.autograd.Function):
+    """flashrnn::backward for torch.func."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_backward)
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = staticmethod(_no_double_backward)

@@ -86,7 +86,7 @@ class Backend(Protocol):
         """Without `all_states` the states behind the first are given after the last step alone."""
 
     def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
-        """`h` and `aux` are those that `forward` gave with `all_states`."""
+        """`h` and `aux` are those that `forward` gave with `all_states`, in memory as Wx."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -113,6 +113,11 @@ def rows_like(x: Tensor, *inner: int) -> Tensor:
 def as_rows(x: Tensor, like: Tensor) -> Tensor:
     """x [B, T, ...], dense, with batch and time in memory as `like` has them; x itself if it is already so."""
     return x.transpose(0, 1).contiguous().transpose(0, 1) if is_time_major(like) else x.contiguous()
+
+
+def as_planes(x: Tensor, like: Tensor) -> Tensor:
+    """As `as_rows`, for x [S-1, B, T, ...]."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if is_time_major(like) else x.contiguous()
 
 
 def contiguous(x: Tensor | None) -> Tensor | None:

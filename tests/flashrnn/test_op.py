@@ -132,6 +132,69 @@ def test_double_backward_says_that_there_is_none():
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize("function", ["lstm", "gru"])
+def test_gradients_of_every_sequence_by_torch_func(function):
+    model = Network(function, backend="vanilla")
+    x, parameters = torch.randn(3, 4, 5), {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x[None], None))[0].square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for b in range(3):
+        expected = torch.autograd.grad(model(x[b : b + 1], None)[0].square().sum(), model.parameters())
+        for name, ref in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(gradients[name][b], ref)
+
+
+@pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
+@pytest.mark.parametrize("no_grad", [False, True], ids=["", "no_grad"])
+def test_an_ensemble_by_vmap(no_grad, backend):
+    models = [FlashRNN(5, 6, num_heads=2, backend=backend) for _ in range(3)]
+    x, (parameters, _) = torch.randn(4, 2, 5), torch.func.stack_module_state(models)
+    with torch.set_grad_enabled(not no_grad):
+        run = torch.func.vmap(lambda parameters: torch.func.functional_call(models[0], parameters, (x,))[0])
+        together = run(parameters)
+        torch.testing.assert_close(together, torch.stack([model(x)[0] for model in models]))
+    if not no_grad:
+        together.sum().backward()
+        models[1](x)[0].sum().backward()
+        torch.testing.assert_close(parameters["recurrent_l0.R"].grad[1], models[1].recurrent_l0.R.grad)
+
+
+@pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
+def test_layout_of_saved_tensors_does_not_matter(backend):
+    """Hooks that keep them elsewhere, as for activation offloading, may give back dense copies of some."""
+    Wx, R, b, states = random_inputs(LSTM, 3, 4, 2, 5)
+    inputs = (Wx.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_(), R, b, states)
+
+    def gradients(pack):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            every, last = flashrnn(*inputs, backend=backend)
+        return torch.autograd.grad(every.square().sum() + last.sum(), inputs)
+
+    expected = gradients(lambda x: x)
+    found = gradients(lambda x: x if x.shape == Wx.shape else x.contiguous())
+    for out, ref in zip(found, expected, strict=True):
+        torch.testing.assert_close(out, ref)
+
+
+def test_forward_mode_derivatives_are_refused():
+    Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 1, 2, 1, 2))
+    message = "flashrnn has no forward-mode derivative .*use grad, vjp or jacrev"
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.jvp(lambda R: flashrnn(Wx, R, b)[0], (R,), (R,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match=message):
+        flashrnn(torch.autograd.forward_ad.make_dual(Wx, Wx), R, b)
+
+
+def test_second_derivatives_by_torch_func_are_refused():
+    Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 1, 2, 1, 2))
+    gradient = torch.func.grad(lambda R: flashrnn(Wx, R, b, backend="vanilla")[0].sum())
+    with pytest.raises(RuntimeError, match="flashrnn has no second derivative"):
+        torch.func.grad(lambda R: gradient(R).sum())(R)
+
+
 def test_works_in_inference_mode():
     inputs = random_inputs(LSTM, 1, 2, 1, 2)
     with torch.inference_mode():
@@ -155,6 +218,10 @@ def bad(**changes):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
+        ({"Wx": [[[[[0.0]]]]]}, TypeError, "Wx must be a tensor, got list"),
+        ({"states": (torch.zeros(2, 1, 2, 4),) * 2}, TypeError, "states must be a tensor, got tuple"),
+        ({"reset": [True, False]}, TypeError, "reset must be a tensor, got list"),
+        ({"cu_seqlens": [0, 3]}, TypeError, "cu_seqlens must be a tensor, got list"),
         ({"Wx": torch.zeros(2, 3, 32)}, ValueError, r"Wx must be \[B, T, gates .*, got \[2, 3, 32\]"),
         ({"Wx": torch.zeros(2, 3, 3, 2, 4)}, ValueError, r"Wx has 3 gates, but cell 'lstm' has input for 4: \('i', "),
         ({"Wx": torch.zeros(2, 0, 4, 2, 4)}, ValueError, r"at least one sequence, step, .*, got \[2, 0, 4, 2, 4\]"),
