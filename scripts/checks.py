@@ -34,12 +34,7 @@ def check_trainer(trainer: DictConfig) -> None:
 
 def check_nulls(name: str, section: DictConfig) -> None:
     """Raise for a null where what the section builds takes none by its type hints; so in the sections below."""
-    from hydra.utils import get_object
-
-    hints = {}
-    if "_target_" in section:
-        target = get_object(section._target_)
-        hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+    hints = _hints(section._target_) if "_target_" in section else {}
     for key, value in section.items():
         hint = hints.get(key, Any)
         if isinstance(value, DictConfig):
@@ -48,16 +43,33 @@ def check_nulls(name: str, section: DictConfig) -> None:
             raise ValueError(f"{name}.{key}=null: expected a value of type {getattr(hint, '__name__', hint)}")
 
 
+def _hints(target: str) -> dict[str, Any]:
+    """The type hints of what a _target_ names."""
+    from hydra.utils import get_object
+
+    found = get_object(target)
+    try:
+        return get_type_hints(found.__init__ if isinstance(found, type) else found)
+    except (NameError, TypeError):  # names that are there for type checkers alone; objects that have none
+        return {}
+
+
 def check_buildable(config: DictConfig) -> None:
     """Raise for sizes that no model can have and settings that no optimizer takes: both are built, without memory, so
     that nobody waits for data first."""
     import torch
+    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     vocabulary = {"vocab_size": config.model.vocab_size or 1}  # null: that of the data, which is not known yet
     sized = OmegaConf.merge(config, {"model": vocabulary})
     for name in ("model", "data", "optim", "trainer"):
         check_nulls(name, sized[name])
-    with torch.device("meta"):
-        model = instantiate(sized.model)
+    try:
+        with torch.device("meta"):
+            model = instantiate(sized.model)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, RuntimeError):  # some part wants numbers, and is built when they are there
+            return
+        raise
     instantiate(sized.optim)(model, fused=False)

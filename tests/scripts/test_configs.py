@@ -10,7 +10,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
+from models.mixers import RNNMixer
 from scripts.benchmarks.language_model import data_parallel_options
+from scripts.checks import check_buildable
 from scripts.config import CONFIGS, accumulate
 from scripts.process import one_line_errors
 from tests.scripts.conftest import config
@@ -101,6 +103,17 @@ def test_accumulate(arguments, expected):
 def test_accumulate_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         accumulate(*arguments)
+
+
+class MixerThatWantsNumbers(RNNMixer):
+    def __init__(self, d_model: int, scale: "NotImported" = 1.0, **options) -> None:  # noqa: F821
+        super().__init__(d_model, **options)
+        self.total = self.norm_weight.sum().item() * scale
+
+
+def test_a_mixer_that_cannot_be_built_without_numbers_is_no_mistake():
+    composed = config(f"model.mixer._target_={__name__}.MixerThatWantsNumbers", "+model.mixer.scale=null", "run_dir=.")
+    check_buildable(composed)
 
 
 def test_unknown_option_lists_the_options():
