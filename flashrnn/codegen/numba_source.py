@@ -3,13 +3,9 @@
 from flashrnn.cells import Cell
 from flashrnn.codegen.functions import Function, functions
 from flashrnn.codegen.graph import Node
-from flashrnn.codegen.printing import operations
+from flashrnn.codegen.printing import PYTHON, operations, variables, write
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
-    "ge": ">=", "and": "&", "or": "|",
-}  # fmt: skip
-_PREFIX = {"neg": "-", "not": "not "}
+_FORMULA = PYTHON | {"not": "not {0}"}
 
 
 def cell_loop(cell: Cell, direction: str) -> str:
@@ -58,18 +54,12 @@ def _loop(arrays: tuple[str, ...], body: list[str]) -> str:
 
 def _body(function: Function, inputs: dict[str, str], outputs: dict[str, str]) -> list[str]:
     """Statements that assign the function's results to the texts in `outputs`, all inputs being read before."""
-    names = list(function.graph.inputs)
-    read = [f"x_{name} = {inputs[name]}" for name in names]
-    printed, texts = operations(
-        function.graph, outputs, {name: f"x_{name}" for name in names}, lambda value: f"F({value!r})", _expression
-    )
+    names = variables(function.graph.inputs)
+    read = [f"{variable} = {inputs[name]}" for name, variable in names.items()]
+    printed, texts = operations(function.graph, outputs, names, lambda value: f"F({value!r})", _expression)
     lines = [f"{value} = {text}" for value, _, text in printed]
     return [*read, *lines, *(f"{place} = {text}" for place, text in zip(outputs.values(), texts, strict=True))]
 
 
 def _expression(node: Node, args: list[str]) -> str:
-    if node.op in _INFIX:
-        return f"{args[0]} {_INFIX[node.op]} {args[1]}"
-    if node.op in _PREFIX:
-        return f"{_PREFIX[node.op]}{args[0]}"
-    return f"op_{node.op}({', '.join(args)})"
+    return write(node.op, args, _FORMULA, "op_")
