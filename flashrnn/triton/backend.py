@@ -88,7 +88,7 @@ def _size_reason(problem: Problem) -> str | None:
         needed = len(cell.recurrent_gates) * size**2 * problem.dtype.itemsize
         return (
             f"the recurrent matrices of a head take {needed // 1024} KiB (head size {problem.head_dim}, padded to "
-            f"{size}, {problem.dtype}), and the {space // 1024} KiB of a multiprocessor must hold them"
+            f"{size}, {problem.dtype}), and the {space // 1024} KiB of a multiprocessor must hold them and a step"
         )
     return None
 

@@ -99,7 +99,7 @@ def test_problems_that_are_served():
         (
             {"head_dim": 96, "dtype": torch.float32},
             "the recurrent matrices of a head take 256 KiB (head size 96, padded to 128, torch.float32), "
-            "and the 227 KiB of a multiprocessor must hold them",
+            "and the 227 KiB of a multiprocessor must hold them and a step",
         ),
     ],
     ids=["cpu", "device", "dtype", "head size", "room"],
@@ -113,7 +113,7 @@ def test_reasons_of_the_gpu():
     assert reason(assumed_gpu=v100) == "it needs compute capability 8.0, V100 has 7.0"
     rtx_4090 = named_gpu("RTX 4090")
     assert reason(assumed_gpu=rtx_4090) is None
-    assert reason(assumed_gpu=rtx_4090, head_dim=100).endswith("the 99 KiB of a multiprocessor must hold them")
+    assert reason(assumed_gpu=rtx_4090, head_dim=100).endswith("the 99 KiB of a multiprocessor must hold them and a step")
 
 
 @pytest.mark.usefixtures("interpreted")
