@@ -25,7 +25,7 @@ def flashrnn(
 ) -> tuple[Tensor, Tensor]:
     """Run a recurrent cell over time (arXiv 2412.07752, eq. 1-2).
 
-    Differentiable once and in reverse mode, also by torch.func (grad, vjp, jacrev), whose vmap runs one after the other.
+    Differentiable once, in reverse mode, also by torch.func (grad, vjp, jacrev), whose vmap runs one after the other.
 
     Args:
         Wx: [B, T, Gi, N, D] input part of the gates, as an nn.Linear leaves it.

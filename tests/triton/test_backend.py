@@ -113,7 +113,9 @@ def test_reasons_of_the_gpu():
     assert reason(assumed_gpu=v100) == "it needs compute capability 8.0, V100 has 7.0"
     rtx_4090 = named_gpu("RTX 4090")
     assert reason(assumed_gpu=rtx_4090) is None
-    assert reason(assumed_gpu=rtx_4090, head_dim=100).endswith("the 99 KiB of a multiprocessor must hold them and a step")
+    assert reason(assumed_gpu=rtx_4090, head_dim=100).endswith(
+        "the 99 KiB of a multiprocessor must hold them and a step"
+    )
 
 
 @pytest.mark.usefixtures("interpreted")
