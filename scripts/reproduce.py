@@ -31,7 +31,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every training run")
     parser.add_argument("--list", action="store_true", help="names and what they are")
     parser.add_argument("--quick", action="store_true", help="scaled down: for a CPU, or for minutes on a GPU")
-    parser.add_argument("--jobs", type=int, default=1, help="training runs at a time (default: 1)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="training runs at a time, spread over the GPUs (default: 1)"
+    )
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="collect the runs below it, instead of training")
     parser.add_argument("--data", type=Path, nargs="+", metavar="FILE", help="table and figure of these files alone")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the results (default: docs/results)")
@@ -47,10 +49,13 @@ def main() -> None:
         return
     if asked.name is None:
         parser.error("which NAME? --list shows them")
+    from scripts.benchmarks.results import provenance
     from scripts.reproduction.result import Options, write
 
     reproduction, out = load(asked.name), asked.out or Options.out
     with one_line_errors():
+        if not asked.data:
+            provenance()  # an error now, not after the measurements
         options = Options(asked.quick, asked.jobs, asked.runs, tuple(asked.overrides), out)
         files = asked.data or reproduction.measure(options)
         for path in (*files, *write(asked.name, reproduction, files, out)):

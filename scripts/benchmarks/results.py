@@ -23,7 +23,9 @@ def provenance(commit: str | None = None) -> dict:
     """Command, commit (of this checkout, if None), versions and machine."""
     commit = commit or _run("git describe --always --dirty --abbrev=40")
     if not commit:
-        raise ValueError("there is no git history here to tell the commit: give --commit")
+        raise ValueError(
+            "there is no git history here to tell what is measured: work in a clone, or give scripts.benchmark --commit"
+        )
     gpu = torch.cuda.is_available()
     libraries = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} | _packages() if gpu else {}
     return {

@@ -222,6 +222,16 @@ def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
         reproduce.main()
 
 
+def test_without_a_commit_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["reproduce", "head_size_limits"])
+    monkeypatch.setattr("scripts.benchmarks.results._run", lambda command: "")
+    monkeypatch.setattr(
+        reproduce, "load", lambda name: SimpleNamespace(measure=lambda options: pytest.fail("measured"))
+    )
+    with pytest.raises(SystemExit, match="error: there is no git history here"):
+        reproduce.main()
+
+
 @pytest.mark.parametrize("name", list(ENTRIES))
 def test_every_name_has_its_reproduction(name):
     assert isinstance(reproduce.load(name), Reproduction)
