@@ -110,8 +110,11 @@ class FlashRNN(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        if input_size < 1 or num_layers < 1:
-            raise ValueError(f"input_size and num_layers must be at least 1, got {input_size} and {num_layers}")
+        if min(input_size, hidden_size, num_layers) < 1:
+            raise ValueError(
+                f"input_size, hidden_size and num_layers must be at least 1, got {input_size}, {hidden_size} and "
+                f"{num_layers}"
+            )
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must be a probability, got {dropout}")
         self.cell = get_cell(function)
@@ -179,6 +182,8 @@ class FlashRNN(nn.Module):
         return out.squeeze(1), states
 
     def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a tensor, or of whole sequences a PackedSequence, got {type(x).__name__}")
         if x.dim() not in dims or x.shape[-1] != self.input_size:
             allowed = " or ".join(f"{d}-D" for d in dims)
             raise ValueError(f"x must be {allowed} with {self.input_size} features last, got {list(x.shape)}")

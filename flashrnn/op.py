@@ -175,7 +175,7 @@ def _check_no_tangents(inputs: tuple[Tensor, ...]) -> None:
 
 def _transformed() -> bool:
     """Whether torch.func is at work: it does not see the gradients that are registered with operators."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return torch._C._are_functorch_transforms_active()
 
 
 def _backend(cell: Cell, inputs: Inputs, name: str, training: bool) -> Backend:

@@ -185,8 +185,9 @@ def test_meta_device(cell):
     [
         ({"num_heads": 4}, "num_heads must divide hidden_size, got hidden_size=6 and num_heads=4"),
         ({"num_heads": 0}, "num_heads must divide hidden_size, got hidden_size=6 and num_heads=0"),
-        ({"input_size": 0}, "input_size and num_layers must be at least 1, got 0 and 1"),
-        ({"num_layers": 0}, "input_size and num_layers must be at least 1, got 5 and 0"),
+        ({"input_size": 0}, "input_size, hidden_size and num_layers must be at least 1, got 0, 6 and 1"),
+        ({"hidden_size": -6}, "input_size, hidden_size and num_layers must be at least 1, got 5, -6 and 1"),
+        ({"num_layers": 0}, "input_size, hidden_size and num_layers must be at least 1, got 5, 6 and 0"),
         ({"dropout": 1.5}, r"dropout must be a probability, got 1\.5"),
         ({"function": "lstn"}, "unknown cell 'lstn'; registered cells: elman, gru, lstm, slstm"),
         ({"backend": "cudnn"}, "unknown backend 'cudnn'; allowed: auto, "),
@@ -200,6 +201,7 @@ def test_wrong_options(options, message):
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
+        ([[0.0] * 5], TypeError, "x must be a tensor, or of whole sequences a PackedSequence, got list"),
         (torch.zeros(4, 2, 6), ValueError, r"x must be 2-D or 3-D with 5 features last, got \[4, 2, 6\]"),
         (torch.zeros(1, 4, 2, 5), ValueError, r"x must be 2-D or 3-D with 5 features last, got \[1, 4, 2, 5\]"),
         (torch.zeros(0, 2, 5), ValueError, r"at least one sequence, step, head and unit, got \[2, 0, 4, 1, 6\]"),

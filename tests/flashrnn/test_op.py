@@ -188,6 +188,13 @@ def test_forward_mode_derivatives_are_refused():
         flashrnn(torch.autograd.forward_ad.make_dual(Wx, Wx), R, b)
 
 
+def test_compiled_torch_func_gives_equal_results():
+    torch.compiler.reset()
+    Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 2, 3, 1, 2))
+    gradient = torch.func.grad(lambda R: flashrnn(Wx, R, b, backend="vanilla")[0].square().sum())
+    torch.testing.assert_close(torch.compile(gradient, backend="aot_eager")(R), gradient(R))
+
+
 def test_second_derivatives_by_torch_func_are_refused():
     Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 1, 2, 1, 2))
     gradient = torch.func.grad(lambda R: flashrnn(Wx, R, b, backend="vanilla")[0].sum())
