@@ -78,4 +78,5 @@ class MambaMixer(nn.Module):
 
     def _call(self, x: Tensor, cache: DynamicCache) -> tuple[Tensor, tuple[Tensor, ...]]:
         y = self.layer(x, cache_params=cache)
-        return y, (cache.get_conv_state(0), cache.get_recurrent_state(0))
+        layer = cache.layers[0]
+        return y, (layer.conv_states[0], layer.recurrent_states[0])
