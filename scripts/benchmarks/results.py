@@ -60,8 +60,12 @@ def gpu_slug() -> str:
     """The GPU's name as part of a file's: h100_80gb_hbm3."""
     if not torch.cuda.is_available():
         raise ValueError("this is measured on an NVIDIA GPU, and torch sees none")
-    name = torch.cuda.get_device_name().removeprefix("NVIDIA ").lower()
-    return re.sub(r"[^a-z0-9]+", "_", name)
+    return slug(torch.cuda.get_device_name())
+
+
+def slug(gpu: str) -> str:
+    """A GPU's name as part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "_", gpu.removeprefix("NVIDIA ").lower())
 
 
 def device_slug() -> str:

@@ -6,7 +6,7 @@ from statistics import mean
 
 import data.tasks
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper, save
-from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, train
+from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train, trained_by
 
 MODELS = ("transformer", "mamba", "mlstm", "elman", "gru", "lstm", "slstm")
 TASKS = tuple(data.tasks.TASKS)
@@ -42,7 +42,8 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
             for model in MODELS
         ]
         train(runs, options)
-    return [save(name, options, {"runs": collect(folder)})]
+    rows = collect(folder)
+    return [save(name, options, {"runs": rows}, made_on(rows))]
 
 
 def _parity(options: Options) -> list[Path]:
@@ -95,10 +96,9 @@ def _notes(contents: list[dict]) -> list[str]:
     settings = sorted({(run["step"], run["batch_size"], *run["training_lengths"]) for run in runs})
     said = "; ".join(f"{steps} steps of {batch} sequences of {low}-{high}" for steps, batch, low, high in settings)
     seeds, sequences = len({run["seed"] for run in runs}), runs[0]["ranges"][0]["sequences"]
-    environments = sorted({(run["environment"]["commit"], run["environment"]["device"]) for run in runs})
-    where = "; ".join(f"commit {commit} on {device}" for commit, device in environments)
+    by = trained_by(contents)
     return [
-        f"Trained for {said}, with up to {seeds} seeds, by {where}; {sequences} sequences per range and seed.",
+        f"Trained for {said}, with up to {seeds} seeds, by {by}; {sequences} sequences per range and seed.",
         *failures(contents),
     ]
 
@@ -148,7 +148,8 @@ def _draw_tasks(contents: list[dict], file: Path) -> None:
             if of_cell := finished(contents, data=task, model=model):
                 accuracy, chance = mean(map(extrapolated, of_cell)), of_cell[0]["chance"]
                 above_chance[i, j] = (accuracy - chance) / (1 - chance)
-                axes.text(j, i, f"{accuracy:.2f}", ha="center", va="center")
+                dark = abs(above_chance[i, j] - 0.5) > 0.4
+                axes.text(j, i, f"{accuracy:.2f}", ha="center", va="center", color="white" if dark else "black")
     image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
     axes.set_xticks(range(len(models)), labels=models)
     axes.set_yticks(range(len(tasks)), labels=tasks)

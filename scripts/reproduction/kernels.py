@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from scripts.benchmarks import numerical_error
-from scripts.benchmarks.cases import MODES
+from scripts.benchmarks.cases import MODES, Job
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job, device_slug
 from scripts.benchmarks.table import recurrent_peers, times
@@ -11,8 +11,17 @@ from scripts.reproduction.axes import milliseconds_over
 from scripts.reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
 
 
+def _jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
+    """Rows by job and implementation; of files that share a job, that named first, which is no quick one."""
+    jobs: dict[Job, dict[str, dict]] = {}
+    for content in contents:
+        for job, rows in by_job(content["rows"]).items():
+            jobs[job] = rows | jobs.get(job, {})
+    return jobs
+
+
 def _speed_table(contents: list[dict]) -> Table:
-    jobs = by_job([row for content in contents for row in content["rows"]])
+    jobs = _jobs(contents)
     names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows) if name != OURS))
     table = [
         ["cell, heads × size, batch, steps", "mode", OURS, *names, "fastest recurrent peer / ours", "paper, Triton"]
@@ -31,7 +40,7 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
     """Milliseconds over head size, batch 16 and the units of one model; a panel for forward and for training."""
     from matplotlib.figure import Figure
 
-    jobs = by_job([row for content in contents for row in content["rows"]])
+    jobs = _jobs(contents)
     figure = Figure(figsize=(11, 5), layout="constrained")
     for axes, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
         curves: dict[str, list[tuple[int, float]]] = {}

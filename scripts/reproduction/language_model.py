@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from scripts.reproduction.result import Options, Reproduction, Table, paper, save
-from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, train
+from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train
 
 BACKENDS = {
     "CUDA fused": ("model.mixer.backend=cuda_fused",),
@@ -38,7 +38,8 @@ def _measure(options: Options) -> list[Path]:
     if folder is None:
         folder = OUTPUTS / ("language_model_quick" if options.quick else "language_model")
         train([_run(row, folder, options.quick) for row in paper("language_model")], options)
-    return [save("language_model", options, {"runs": collect(folder)})]
+    rows = collect(folder)
+    return [save("language_model", options, {"runs": rows}, made_on(rows))]
 
 
 def ours(contents: list[dict], row: dict) -> dict | None:

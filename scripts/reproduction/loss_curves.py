@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 from scripts.reproduction.result import Options, Reproduction, Table, save
-from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, train
+from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train, trained_by
 
 # The longest first: with several runs at a time they end together.
 MODELS = (("nn_lstm", 1), ("slstm", 1), ("lstm", 1), ("slstm", 12), ("lstm", 12), ("transformer", 12))
@@ -40,7 +40,7 @@ def _measure(options: Options) -> list[Path]:
         train(runs, options)
     folders = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
     rows = [row | {"curve": _curve(run / "metrics.csv")} for run in folders for row in collect(run)]
-    return [save("loss_curves", options, {"runs": rows})]
+    return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
 
 
 def _curve(file: Path) -> list[tuple[int, float]]:
@@ -71,6 +71,10 @@ def _table(contents: list[dict]) -> Table:
     return rows
 
 
+def _notes(contents: list[dict]) -> list[str]:
+    return [f"Trained by {trained_by(contents)}.", *failures(contents)]
+
+
 def _draw(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
@@ -98,5 +102,5 @@ LOSS_CURVES = Reproduction(
     measure=_measure,
     table=_table,
     draw=_draw,
-    notes=failures,
+    notes=_notes,
 )

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 import yaml
 from tqdm import tqdm
 
+from scripts.benchmarks.results import device_slug, slug
 from scripts.checkpoint import LAST
 from scripts.reproduction.result import ROOT, Options
 
@@ -103,9 +104,32 @@ def failure(folder: Path) -> str:
 
 
 def failures(contents: list[dict]) -> list[str]:
-    """A paragraph for each run of collected data that has no results."""
-    failed = [run for content in contents for run in content["runs"] if "error" in run]
-    return [f"No result: `{' '.join(run['overrides'])}`: {run['error']}" for run in failed]
+    """A paragraph for each error in collected data, with the runs that have no results because of it."""
+    of_error: dict[str, list[str]] = {}
+    for run in (run for content in contents for run in content["runs"] if "error" in run):
+        of_error.setdefault(run["error"], []).append(f"`{' '.join(run['overrides'])}`")
+    return [
+        f"No result, {len(runs)} x, {error}: {', '.join(runs[:3])}{', ...' * (len(runs) > 3)}"
+        for error, runs in of_error.items()
+    ]
+
+
+def trained_by(contents: list[dict]) -> str:
+    """Commit and device of the runs that have results."""
+    made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(contents)}
+    return "; ".join(f"commit {commit} on {device}" for commit, device in sorted(made))
+
+
+def made_on(rows: list[dict]) -> str:
+    """The device that made these runs, as part of a file's name; it may be another than the one that collects them."""
+    devices = {row["environment"]["device"] for row in _results([{"runs": rows}])}
+    return (
+        "_".join(sorted(slug(device) if device.startswith("NVIDIA") else "cpu" for device in devices)) or device_slug()
+    )
+
+
+def _results(contents: list[dict]) -> list[dict]:
+    return [run for content in contents for run in content["runs"] if "environment" in run]
 
 
 def evaluation(folder: Path) -> dict | None:

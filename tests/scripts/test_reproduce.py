@@ -67,7 +67,7 @@ def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
         ["mamba", "1,234", "0.5000", "0.5000", "0.5000", "0.5000", "0.56"],
         ["lstm", "1,234", "1.0000", "0.7500", "0.7778", "0.5556, 1.0000", "1.00"],
     ]
-    assert "`model=gru`: error: out of memory" in page.read_text()
+    assert "No result, 1 x, error: out of memory: `model=gru`" in page.read_text()
     assert "250 steps of 128 sequences of 1-40, with up to 2 seeds, by commit abc on a CPU" in page.read_text()
     assert "This is the quick run" in page.read_text()
     assert figure.stat().st_size > 10_000
