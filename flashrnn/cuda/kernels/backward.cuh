@@ -29,6 +29,77 @@ static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the share
 
 #include "partial_sums.cuh"
 
+DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const Place& place) {
+  weights.load(fragments, place, [&](int i, int row, int column) {
+    int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
+    int k = in_chunk / M_CHUNK * 16 + row, from = place.rank * UNITS + k % UNITS;
+    int to = (place.warp * M_TILES + m) * 16 + column;
+    return from < D && to < D ? R + ((k / UNITS * HEADS + place.head) * D + from) * D + to : nullptr;
+  });
+}
+
+// What the gradient of a step needs of its inputs and recurrent sums v, biases b and states before it; `keep`: whether
+// these go on into the step.
+DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS], const float (&v)[SLOTS + 1][CELLS],
+                            const float (&old)[STATES][CELLS], const float (&b)[GATES][CELLS], const unsigned char* reset,
+                            i64 T, i64 t, const bool (&valid)[CELLS], const i64 (&sequence)[CELLS], const Place& place) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    if (!place.has_cells()) break;
+    float g[GATES], s[STATES];
+    keep[q] = !RESET || !valid[q] || !reset[sequence[q] * T + t];
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i] = keep[q] && (i > 0 || USES_H) ? old[i][q] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      g[j] = b[j][q];
+      if (INPUT_OF[j] >= 0) g[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
+      if (SUM_SLOT_OF[j] >= 0) g[j] += v[SUM_SLOT_OF[j] >= 0 ? SUM_SLOT_OF[j] : 0][q];
+    }
+    cell_factors(g, s, factors[q]);
+  }
+}
+
+// Gradients of the gates and of the state before the step, from those of the state after it, of the lane's cell q.
+DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
+                      const float (&factors)[FACTORS], const float (&d_new)[STATES], int q, bool valid, bool keep) {
+  float d_g[GATES], d_old[STATES];
+  cell_backward(factors, d_new, d_g, d_old);
+#pragma unroll
+  for (int j = 0; j < GATES; j++) {
+    d_g_all[j][q] = FINITE_AT_ZERO || valid ? d_g[j] : 0;
+    d_b[j][q] += d_g_all[j][q];
+  }
+#pragma unroll
+  for (int i = 0; i < STATES; i++) d_state[i][q] = keep ? d_old[i] : 0;
+}
+
+// Biases: the sum over this tile's sequences, which four lanes t, and with K_SPLITS > 1 several warps, hold.
+DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const Place& place) {
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < GATES; j++)
+#pragma unroll
+    for (int odd = 0; odd < 2; odd++) {
+      float sum = 0;
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) sum += place.unit(q) % 2 == odd ? d_b[j][q] : 0;
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int unit = place.unit_tile * 16 + 2 * place.g + odd;
+      if (place.t == 0 && place.has_cells()) totals[(place.split * GATES + j) * UNITS + unit] = sum;
+    }
+  __syncthreads();
+  const i64 batch_tile = place.sequence0 / SEQS;
+  for (int i = threadIdx.x; i < GATES * UNITS; i += THREADS) {
+    int gate = i / UNITS, unit = place.rank * UNITS + i % UNITS;
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < CELL_SPLITS; k++) sum += totals[k * GATES * UNITS + i];
+    if (unit < D) d_bias[(batch_tile * GATES + gate) * ROW + place.head * D + unit] = sum;
+  }
+}
+
 // As flashrnn_forward, and: d_h [B, T, N, D], d_aux as aux, d_last as last (null: zero) ->
 // d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u [B, T, GU, N, D]: both come with the recurrent
 // gates' sums R h, and leave with gradients; d_bias [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
@@ -50,12 +121,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   if (GRID) parts += blockIdx.x / BLOCKS * 2 * BLOCKS * PARTS_TO_BLOCK;
 
   Weights weights;
-  weights.load(fragments, place, [&](int i, int row, int column) {
-    int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
-    int k = in_chunk / M_CHUNK * 16 + row, from = place.rank * UNITS + k % UNITS;
-    int to = (place.warp * M_TILES + m) * 16 + column;
-    return from < D && to < D ? R + ((k / UNITS * HEADS + place.head) * D + from) * D + to : nullptr;
-  });
+  load_weights(weights, fragments, R, place);
 
   bool valid[CELLS];
   i64 sequence[CELLS], element[CELLS];  // where the lane's cells stand in [.., B, N, D]
@@ -201,28 +267,14 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
 
     float factors[CELLS][FACTORS];
     bool keep[CELLS];
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) {
-      if (!place.has_cells()) break;
-      float g[GATES], s[STATES];
-      keep[q] = !RESET || !valid[q] || !reset[sequence[q] * T + t];
-#pragma unroll
-      for (int i = 0; i < STATES; i++) s[i] = keep[q] && (i > 0 || USES_H) ? old[i][q] : 0;
-#pragma unroll
-      for (int j = 0; j < GATES; j++) {
-        g[j] = b[j][q];
-        if (INPUT_OF[j] >= 0) g[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
-        if (SUM_SLOT_OF[j] >= 0) g[j] += v[SUM_SLOT_OF[j] >= 0 ? SUM_SLOT_OF[j] : 0][q];
-      }
-      cell_factors(g, s, factors[q]);
-    }
+    compute_factors(factors, keep, v, old, b, reset, T, t, valid, sequence, place);
     if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1);
 
     float d_g_all[GATES][CELLS];
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
       if (!place.has_cells()) break;
-      float d_new[STATES], d_g[GATES], d_old[STATES];
+      float d_new[STATES];
 #pragma unroll
       for (int i = 0; i < STATES; i++) {
         d_new[i] = d_state[i][q];
@@ -230,14 +282,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
           d_new[i] += d_aux[((i - 1) * B * T + sequence[q] * row_b + t * row_t) * ROW + element[q]];
       }
       d_new[0] += v[SLOTS][q] + d_from_next[q];
-      cell_backward(factors[q], d_new, d_g, d_old);
-#pragma unroll
-      for (int j = 0; j < GATES; j++) {
-        d_g_all[j][q] = FINITE_AT_ZERO || valid[q] ? d_g[j] : 0;
-        d_b[j][q] += d_g_all[j][q];
-      }
-#pragma unroll
-      for (int i = 0; i < STATES; i++) d_state[i][q] = keep[q] ? d_old[i] : 0;
+      step_back(d_g_all, d_state, d_b, factors[q], d_new, q, valid[q], keep[q]);
       keep_next[q] = keep[q];
     }
 
@@ -277,28 +322,6 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
     for (int i = 0; i < STATES; i++)
       if (valid[q]) d_initial[(i * B + sequence[q]) * ROW + element[q]] = d_state[i][q];
 
-  // Biases: the sum over this tile's sequences, which four lanes t, and with K_SPLITS > 1 several warps, hold.
-  float* totals = reinterpret_cast<float*>(memory);
-  __syncthreads();
-#pragma unroll
-  for (int j = 0; j < GATES; j++)
-#pragma unroll
-    for (int odd = 0; odd < 2; odd++) {
-      float sum = 0;
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) sum += place.unit(q) % 2 == odd ? d_b[j][q] : 0;
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      if (place.t == 0 && place.has_cells()) totals[(place.split * GATES + j) * UNITS + place.unit_tile * 16 + 2 * place.g + odd] = sum;
-    }
-  __syncthreads();
-  const i64 batch_tile = place.sequence0 / SEQS;
-  for (int i = threadIdx.x; i < GATES * UNITS; i += THREADS) {
-    int gate = i / UNITS, unit = place.rank * UNITS + i % UNITS;
-    float sum = 0;
-#pragma unroll
-    for (int k = 0; k < CELL_SPLITS; k++) sum += totals[k * GATES * UNITS + i];
-    if (unit < D) d_bias[(batch_tile * GATES + gate) * ROW + place.head * D + unit] = sum;
-  }
+  sum_biases(d_bias, d_b, reinterpret_cast<float*>(memory), place);
   if constexpr (CLUSTERED) cluster_sync();
 }

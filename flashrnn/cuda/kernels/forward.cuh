@@ -111,6 +111,65 @@ struct Ring {
   }
 };
 
+DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const Place& place) {
+  weights.load(fragments, place, [&](int i, int row, int column) {
+    int gate = i % GR, slice = i / GR / SLICE_TILES, unit = place.tile_unit + row;
+    int k = unit_at(((slice * K_SPLITS + place.split) * SLICE_TILES + i / GR % SLICE_TILES) * 16 + column, place);
+    return unit < D && k < D ? R + ((gate * HEADS + place.head) * D + unit) * D + k : nullptr;
+  });
+}
+
+// The state that the first product sees, and zeros behind it, which padding keeps.
+DEVICE void place_initial(char* state, const float* initial, i64 B, const Place& place) {
+  for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
+    int k = unit_at(i % PADDED, place), n = i / PADDED;
+    bool inside = k < D && place.sequence0 + n < B;
+    PairOf<float> pair{inside ? initial[(place.sequence0 + n) * ROW + place.head * D + k] : 0, 0};
+    for (int plane = 0; plane < PLANES; plane++) {
+      char* to = state + plane * PLANE_BYTES + operand_offset(i % PADDED, n) * 2;
+      *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_plane());
+      *reinterpret_cast<u16*>(to + STATE_BYTES) = 0;
+    }
+  }
+}
+
+// The recurrent sums of this warp's part of h, which in a cluster may still be arriving.
+DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32 state, u32 barriers, i64 t,
+                     const Place& place) {
+  const int now = t & 1;
+  Weights::Queue queue;
+  weights.start(queue);
+  const u32 operand_tile = state + now * STATE_BYTES + place.split * SLICE_TILES * SEQS * 32;
+#pragma unroll
+  for (int i = 0; i < SLICES; i++) {
+    if (CLUSTERED && t > 0) barrier_wait(barriers + (now * SLICES + i) * 8, (t - 1) >> 1 & 1);
+    product<GR, SLICE_TILES, PLANE_BYTES>(c, weights, queue, i * SLICE_TILES * GR,
+                                          operand_tile + i * K_SPLITS * SLICE_TILES * SEQS * 32, place);
+  }
+}
+
+// One step of the lane's cells: inputs v, recurrent sums u, biases b; s becomes the new state.
+DEVICE void step_cells(float (&s)[STATES][CELLS], const float (&v)[GI][CELLS], const float (&u)[GR][CELLS],
+                       const float (&b)[GATES][CELLS], const unsigned char* reset, i64 T, i64 t,
+                       const bool (&valid)[CELLS], const i64 (&sequence)[CELLS]) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    float gates[GATES], old[STATES], fresh[STATES];
+    const bool keep = !RESET || !valid[q] || !reset[sequence[q] * T + t];
+#pragma unroll
+    for (int i = 0; i < STATES; i++) old[i] = keep ? s[i][q] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      gates[j] = b[j][q];
+      if (INPUT_OF[j] >= 0) gates[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
+      if (RECURRENT_OF[j] >= 0) gates[j] += keep ? u[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][q] : 0;
+    }
+    cell_forward(gates, old, fresh);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i][q] = FINITE_AT_ZERO || valid[q] ? fresh[i] : 0;
+  }
+}
+
 // x [B, T, GI, N, D], R [GR, N, D, D], b [GATES, N, D], initial [STATES, B, N, D], reset [B, T] ->
 // h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D].
 // With GRID, `rings` has a Ring for every group of the launch, filled with EMPTY.
@@ -131,11 +190,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   const Ring ring(rings, place);
 
   Weights weights;
-  weights.load(fragments, place, [&](int i, int row, int column) {
-    int gate = i % GR, slice = i / GR / SLICE_TILES, unit = place.tile_unit + row;
-    int k = unit_at(((slice * K_SPLITS + place.split) * SLICE_TILES + i / GR % SLICE_TILES) * 16 + column, place);
-    return unit < D && k < D ? R + ((gate * HEADS + place.head) * D + unit) * D + k : nullptr;
-  });
+  load_weights(weights, fragments, R, place);
 
   bool valid[CELLS];
   i64 sequence[CELLS], element[CELLS];  // where the lane's cells stand in [.., B, N, D]
@@ -150,16 +205,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? bias[j * ROW + element[q]] : 0;
   }
-  for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
-    int k = unit_at(i % PADDED, place), n = i / PADDED;
-    bool inside = k < D && place.sequence0 + n < B;
-    PairOf<float> pair{inside ? initial[(place.sequence0 + n) * ROW + place.head * D + k] : 0, 0};
-    for (int plane = 0; plane < PLANES; plane++) {
-      char* to = state + plane * PLANE_BYTES + operand_offset(i % PADDED, n) * 2;
-      *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_plane());
-      *reinterpret_cast<u16*>(to + STATE_BYTES) = 0;
-    }
-  }
+  place_initial(state, initial, B, place);
 
   TileLoader<BYTES, GI, ROW * BYTES> loader;
   loader.start(shared_address(inputs) + place.unit_tile * GI * ROW_BYTES, place, B,
@@ -205,22 +251,14 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   };
   int stage = 0;
   for (i64 t = 0; t < T; t++) {
-    const int now = t & 1, next = now ^ 1;
+    const int next = t + 1 & 1;
     const bool exchange = BLOCKS > 1 && t + 1 < T;
     if (GRID && exchange) ring.clear_next(t);
     if (CLUSTERED && exchange && threadIdx.x == 0)
       for (int i = 0; i < SLICES; i++) barrier_expect(barriers + (next * SLICES + i) * 8, STATE_BYTES / SLICES);
 
     float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
-    Weights::Queue queue;
-    weights.start(queue);
-    const u32 operand_tile = shared_address(state) + now * STATE_BYTES + place.split * SLICE_TILES * SEQS * 32;
-#pragma unroll
-    for (int i = 0; i < SLICES; i++) {
-      if (CLUSTERED && t > 0) barrier_wait(barriers + (now * SLICES + i) * 8, (t - 1) >> 1 & 1);
-      product<GR, SLICE_TILES, PLANE_BYTES>(c, weights, queue, i * SLICE_TILES * GR,
-                                            operand_tile + i * K_SPLITS * SLICE_TILES * SEQS * 32, place);
-    }
+    multiply(c, weights, shared_address(state), barriers, t, place);
     const scalar* tile = reinterpret_cast<const scalar*>(inputs + stage * INPUT_BYTES + place.unit_tile * GI * ROW_BYTES);
     float v[GI][CELLS];
 #pragma unroll
@@ -232,22 +270,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     stage = stage + 1 == STAGES ? 0 : stage + 1;
 
     if (place.has_cells()) {
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) {
-        float gates[GATES], old[STATES], fresh[STATES];
-        const bool keep = !RESET || !valid[q] || !reset[sequence[q] * T + t];
-#pragma unroll
-        for (int i = 0; i < STATES; i++) old[i] = keep ? s[i][q] : 0;
-#pragma unroll
-        for (int j = 0; j < GATES; j++) {
-          gates[j] = b[j][q];
-          if (INPUT_OF[j] >= 0) gates[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
-          if (RECURRENT_OF[j] >= 0) gates[j] += keep ? u[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][q] : 0;
-        }
-        cell_forward(gates, old, fresh);
-#pragma unroll
-        for (int i = 0; i < STATES; i++) s[i][q] = FINITE_AT_ZERO || valid[q] ? fresh[i] : 0;
-      }
+      step_cells(s, v, u, b, reset, T, t, valid, sequence);
       h_now.round(s[0]);
       h_now.get(s[0]);
       store_operand<BLOCKS == 1 ? PADDED : UNITS>(h_now, h_operand, BLOCKS == 1 ? next * STATE_BYTES : 0);
