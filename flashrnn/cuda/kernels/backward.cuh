@@ -29,6 +29,64 @@ static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the share
 
 #include "partial_sums.cuh"
 
+// Where rows of a step are read from: row (n, t) of each is n * row_b + t * row_t.
+struct Sources {
+  const scalar *x, *d_x, *d_u, *d_h, *h;
+  const float *aux, *initial;
+  i64 B, T, row_b, row_t;
+  DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
+};
+
+// Copies gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step, from
+// the last step on.
+constexpr u32 SUM_TILE = GI * ROW_BYTES, U_TILE = (SLOTS - GU) * ROW_BYTES, D_H_TILE = SLOTS * ROW_BYTES;
+constexpr u32 H_TILE = D_H_TILE + ROW_BYTES, AUX_TILE = INPUT_ROWS * ROW_BYTES;
+struct StepInputs {
+  const Sources from;
+  const Place& place;
+  const u32 tile;
+  const i64 head;
+  TileLoader<BYTES, GI, ROW * BYTES> x;
+  TileLoader<BYTES, GS, ROW * BYTES> sums;  // of gates with an input, in d_x
+  TileLoader<BYTES, GU, ROW * BYTES> u;     // of those without, in d_u
+  TileLoader<BYTES, 1, 0> d_h, h;
+  TileLoader<4, 1, 0> aux[STATES];
+  i64 back, x_back, u_back, aux_back;
+
+  DEVICE StepInputs(u32 tile, const Sources& from, const Place& place)
+      : from(from), place(place), tile(tile), head(place.head * D) {
+    x.start(tile, place, from.B, [&](i64 n) { return from.x + from.last_row(n, 0) * GI * ROW + head; });
+    sums.start(tile + SUM_TILE, place, from.B, [&](i64 n) { return from.d_x + from.last_row(n, 0) * GI * ROW + head; });
+    u.start(tile + U_TILE, place, from.B, [&](i64 n) { return from.d_u + from.last_row(n, 0) * GU * ROW + head; });
+    d_h.start(tile + D_H_TILE, place, from.B, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
+    h.start(tile + H_TILE, place, from.B, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
+    start_aux(from.T == 1);
+    back = -from.row_t * ROW * BYTES, x_back = back * GI, u_back = back * GU, aux_back = -from.row_t * ROW * 4;
+    keep(back), keep(x_back), keep(u_back), keep(aux_back);
+  }
+  DEVICE void start_aux(bool first_step) {
+#pragma unroll
+    for (int i = 0; i < STATES - 1; i++)
+      aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, place, from.B, [&](i64 n) {
+        const float* before = from.aux + (i * from.B * from.T + from.last_row(n, 1)) * ROW;
+        return head + (first_step ? from.initial + ((i + 1) * from.B + n) * ROW : before);
+      });
+  }
+  DEVICE void load(i64 t, int stage) {
+    if (t >= 0) {
+      x.load(stage * INPUT_BYTES, x_back);
+      sums.load(stage * INPUT_BYTES, x_back);
+      u.load(stage * INPUT_BYTES, u_back);
+      d_h.load(stage * INPUT_BYTES, back);
+      if (STATES > 1 && t == 0 && from.T > 1) start_aux(true);
+#pragma unroll
+      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, aux_back);
+      if (USES_H && t > 0) h.load(stage * INPUT_BYTES, back);
+    }
+    copy_commit();
+  }
+};
+
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const Place& place) {
   weights.load(fragments, place, [&](int i, int row, int column) {
     int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
@@ -36,6 +94,57 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
     int to = (place.warp * M_TILES + m) * 16 + column;
     return from < D && to < D ? R + ((k / UNITS * HEADS + place.head) * D + from) * D + to : nullptr;
   });
+}
+
+// What blocks hand each other: partial sums, and barriers or memory for them.
+struct Exchange {
+  u32* inbox;
+  u32 barriers;
+  u64* parts;
+  float* sums;
+};
+
+// The gradient that h of a step gets through R from the step after it, number `step` of the loop.
+DEVICE void recurrent_gradient(float (&sum)[CELLS], i64 step, const Weights& weights, const char* gates,
+                               const Exchange& from, const Place& place) {
+  if constexpr (BLOCKS == 1) {
+    float c[M_CHUNK][BATCH_TILES][4] = {};
+    Weights::Queue queue;
+    weights.start(queue);
+    const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES;
+    product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, 0, operand, place);
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) sum[q] = c[0][q / 4][q % 2 * 2 + q / 2 % 2];
+  } else {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) sum[q] = 0;
+    if (CLUSTERED && step >= 0) {
+      barrier_wait(from.barriers + (step & 1) * 8, (step >> 1) & 1);
+      receive_sums(sum, from.inbox + (step & 1) * (INBOX_BYTES / 4), place);
+    }
+    if (GRID && step >= 0) {
+      float c[1][BATCH_TILES][4], u[1][CELLS];
+      collect_sums(c, from.parts, step, place);
+      reduce_splits<1>(u, c, from.sums, place);
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
+    }
+  }
+}
+
+// This block's gates' gradients of a step times its rows of R, to everyone.
+DEVICE void hand_out(i64 step, const Weights& weights, const char* gates, const Exchange& to, const Place& place) {
+  Weights::Queue queue;
+  weights.start(queue);
+#pragma unroll
+  for (int first = 0; first < M_TILES; first += M_CHUNK) {
+    float c[M_CHUNK][BATCH_TILES][4] = {};
+    const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES, odd = step & 1;
+    product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, first * K_TILES, operand, place);
+    const int tile = place.warp * M_TILES + first;
+    if constexpr (CLUSTERED) send_sums(c, tile, shared_address(to.inbox) + odd * INBOX_BYTES, to.barriers + odd * 8, place);
+    else publish_sums(c, tile, to.parts, step, place);
+  }
 }
 
 // What the gradient of a step needs of its inputs and recurrent sums v, biases b and states before it; `keep`: whether
@@ -119,6 +228,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
   const Place place(first_group);
   if (GRID) parts += blockIdx.x / BLOCKS * 2 * BLOCKS * PARTS_TO_BLOCK;
+  const Exchange exchange{inbox, barriers, parts, sums};
 
   Weights weights;
   load_weights(weights, fragments, R, place);
@@ -142,47 +252,11 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
     reinterpret_cast<u32*>(memory)[i] = 0;
 
-  // Gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step.
-  constexpr u32 SUM_TILE = GI * ROW_BYTES, U_TILE = (SLOTS - GU) * ROW_BYTES, D_H_TILE = SLOTS * ROW_BYTES;
-  constexpr u32 H_TILE = D_H_TILE + ROW_BYTES, AUX_TILE = INPUT_ROWS * ROW_BYTES;
-  const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES), input_tile = shared_address(inputs) + own_inputs;
-  const i64 head = place.head * D;
-  TileLoader<BYTES, GI, ROW * BYTES> x_loader;
-  TileLoader<BYTES, GS, ROW * BYTES> sum_loader;  // sums of gates with an input, in d_x
-  TileLoader<BYTES, GU, ROW * BYTES> u_loader;    // of those without, in d_u
-  TileLoader<BYTES, 1, 0> d_h_loader, h_loader;
-  TileLoader<4, 1, 0> aux_loader[STATES];
-  auto last_row = [&](i64 n, i64 back) { return n * row_b + (T - 1 - back) * row_t; };
-  x_loader.start(input_tile, place, B, [&](i64 n) { return x + last_row(n, 0) * GI * ROW + head; });
-  sum_loader.start(input_tile + SUM_TILE, place, B, [&](i64 n) { return d_x + last_row(n, 0) * GI * ROW + head; });
-  u_loader.start(input_tile + U_TILE, place, B, [&](i64 n) { return d_u + last_row(n, 0) * GU * ROW + head; });
-  d_h_loader.start(input_tile + D_H_TILE, place, B, [&](i64 n) { return d_h + last_row(n, 0) * ROW + head; });
-  h_loader.start(input_tile + H_TILE, place, B, [&](i64 n) { return h + last_row(n, 1) * ROW + head; });
-  auto start_aux = [&](bool first_step) {
+  const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES);
+  const Sources sources{x, d_x, d_u, d_h, h, aux, initial, B, T, row_b, row_t};
+  StepInputs next_inputs(shared_address(inputs) + own_inputs, sources, place);
 #pragma unroll
-    for (int i = 0; i < STATES - 1; i++)
-      aux_loader[i].start(input_tile + AUX_TILE + i * STATE_ROW_BYTES, place, B, [&](i64 n) {
-        return head + (first_step ? initial + ((i + 1) * B + n) * ROW : aux + (i * B * T + last_row(n, 1)) * ROW);
-      });
-  };
-  start_aux(T == 1);
-  i64 back = -row_t * ROW * BYTES, x_back = back * GI, u_back = back * GU, aux_back = -row_t * ROW * 4;
-  keep(back), keep(x_back), keep(u_back), keep(aux_back);
-  auto load_input = [&](i64 t, int stage) {
-    if (t >= 0) {
-      x_loader.load(stage * INPUT_BYTES, x_back);
-      sum_loader.load(stage * INPUT_BYTES, x_back);
-      u_loader.load(stage * INPUT_BYTES, u_back);
-      d_h_loader.load(stage * INPUT_BYTES, back);
-      if (STATES > 1 && t == 0 && T > 1) start_aux(true);
-#pragma unroll
-      for (int i = 0; i < STATES - 1; i++) aux_loader[i].load(stage * INPUT_BYTES, aux_back);
-      if (USES_H && t > 0) h_loader.load(stage * INPUT_BYTES, back);
-    }
-    copy_commit();
-  };
-#pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) load_input(T - 1 - i, i);
+  for (int i = 0; i < STAGES - 1; i++) next_inputs.load(T - 1 - i, i);
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
     if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
@@ -191,34 +265,6 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   __syncthreads();
 
   int stage = 0;
-  // The gradient that h of a step gets through R from the step after it, number `step` of the loop.
-  auto recurrent_gradient = [&](float (&sum)[CELLS], i64 step) {
-    if constexpr (BLOCKS == 1) {
-      float c[M_CHUNK][BATCH_TILES][4] = {};
-      Weights::Queue queue;
-      weights.start(queue);
-      product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, 0, shared_address(memory) + (step & 1) * GATE_BYTES, place);
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) sum[q] = c[0][q / 4][q % 2 * 2 + q / 2 % 2];
-    } else {
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) sum[q] = 0;
-      if (CLUSTERED && step >= 0) {
-        barrier_wait(barriers + (step & 1) * 8, (step >> 1) & 1);
-        receive_sums(sum, inbox + (step & 1) * (INBOX_BYTES / 4), place);
-      }
-      if (GRID && step >= 0) {
-        float c[1][BATCH_TILES][4], u[1][CELLS];
-        collect_sums(c, parts, step, place);
-        reduce_splits<1>(u, c, sums, place);
-#pragma unroll
-        for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
-      }
-    }
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) sum[q] = keep_next[q] ? sum[q] : 0;
-  };
-
   // Results of a step leave once the next one has begun its product.
   StoredCells d_gate[GATES] = {};
   scalar *x_to[PAIRS], *u_to[PAIRS];
@@ -227,7 +273,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   keep(x_step), keep(u_step);
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    i64 row = last_row(sequence[p * PAIR], 0);
+    i64 row = sequence[p * PAIR] * row_b + (T - 1) * row_t;
     x_to[p] = d_x + row * GI * ROW + element[p * PAIR], u_to[p] = d_u + row * GU * ROW + element[p * PAIR];
   }
   operand_addresses(gate_operand, shared_address(memory), place.rank * UNITS, place);
@@ -248,7 +294,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
     const scalar* rows = reinterpret_cast<const scalar*>(tile);
     const float* floats = reinterpret_cast<const float*>(tile + AUX_TILE);
     float v[SLOTS + 1][CELLS], old[STATES][CELLS], d_from_next[CELLS];
-    if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1);
+    if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
     if (place.has_cells()) {
 #pragma unroll
       for (int j = 0; j < SLOTS + 1; j++) read_cells(v[j], rows, j, place);
@@ -263,12 +309,12 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
       }
     }
     store_results(step);  // at the first step, into the place of the first results
-    load_input(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
+    next_inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
 
     float factors[CELLS][FACTORS];
     bool keep[CELLS];
     compute_factors(factors, keep, v, old, b, reset, T, t, valid, sequence, place);
-    if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1);
+    if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
 
     float d_g_all[GATES][CELLS];
 #pragma unroll
@@ -281,41 +327,29 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
         if (HAS_D_AUX && i > 0 && valid[q])
           d_new[i] += d_aux[((i - 1) * B * T + sequence[q] * row_b + t * row_t) * ROW + element[q]];
       }
-      d_new[0] += v[SLOTS][q] + d_from_next[q];
+      d_new[0] += v[SLOTS][q] + (keep_next[q] ? d_from_next[q] : 0);
       step_back(d_g_all, d_state, d_b, factors[q], d_new, q, valid[q], keep[q]);
       keep_next[q] = keep[q];
     }
 
-    const u32 buffer = (step & 1) * GATE_BYTES;
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       d_gate[j].round(d_g_all[j]);
       if (RECURRENT_OF[j] >= 0 && place.has_cells())
-        store_operand<GR * UNITS>(d_gate[j], gate_operand, buffer + RECURRENT_OF[j] * UNITS * SEQS * 2);
+        store_operand<GR * UNITS>(d_gate[j], gate_operand, (step & 1) * GATE_BYTES + RECURRENT_OF[j] * UNITS * SEQS * 2);
     }
     copy_wait<STAGES - 2>();
     if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES);
     __syncthreads();
-    if constexpr (BLOCKS > 1) {
-      Weights::Queue queue;
-      weights.start(queue);
-#pragma unroll
-      for (int first = 0; first < M_TILES; first += M_CHUNK) {
-        float c[M_CHUNK][BATCH_TILES][4] = {};
-        product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, first * K_TILES, shared_address(memory) + buffer, place);
-        const int tile = place.warp * M_TILES + first;
-        if constexpr (CLUSTERED) send_sums(c, tile, shared_address(inbox) + (step & 1) * INBOX_BYTES, barriers + (step & 1) * 8, place);
-        else publish_sums(c, tile, parts, step, place);
-      }
-    }
+    if constexpr (BLOCKS > 1) hand_out(step, weights, memory, exchange, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
   store_results(T);
   float d_first[CELLS];
-  recurrent_gradient(d_first, T - 1);
+  recurrent_gradient(d_first, T - 1, weights, memory, exchange, place);
 #pragma unroll
-  for (int q = 0; q < CELLS; q++) d_state[0][q] += d_first[q];
+  for (int q = 0; q < CELLS; q++) d_state[0][q] += keep_next[q] ? d_first[q] : 0;
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
