@@ -3,37 +3,44 @@
 import argparse
 import json
 import os
-import sys
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
-from scripts.benchmarks import (
-    cpu_fused,
-    data,
-    figures,
-    first_call,
-    generation,
-    kernels,
-    language_model,
-    numerical_error,
-    reference_cpu,
-    step,
-)  # fmt: skip
+from scripts.benchmarks import RESULTS
 from scripts.benchmarks.cases import SUITES, select
-from scripts.benchmarks.peers import FLASHRNN
-from scripts.benchmarks.results import RESULTS, device_slug, gpu_slug, provenance
-from scripts.benchmarks.table import print_table
-from scripts.benchmarks.timing import FULL, QUICK
+from scripts.process import one_line_errors
 
-ON_CPU = {"reference_cpu": reference_cpu, "cpu_fused": cpu_fused, "data_cpu": data}  # by the names of their files
+ON_CPU = {"reference_cpu": "", "cpu_fused": "", "data": "_cpu"}  # and what the names of their files end with
 
 
-def _on_cpu(file: str, options: argparse.Namespace) -> None:
-    _write(options.out / f"{file}.json", ON_CPU[file].rows.__doc__, options.commit, ON_CPU[file].rows())
+def _measure(options: argparse.Namespace, ending: str, *arguments) -> None:
+    """Writes <name><ending>.json with the rows of a benchmark, and draws them where it can."""
+    from scripts.benchmarks.results import write
+
+    module = import_module(f"scripts.benchmarks.{options.name}")
+    path = options.out / f"{options.name}{ending}.json"
+    write(path, module.rows.__doc__, options.commit, module.rows(*arguments))
+    if hasattr(module, "draw"):
+        print(module.draw(json.loads(path.read_text()), path.with_suffix(".png")))
+
+
+def _on_cpu(options: argparse.Namespace) -> None:
+    _measure(options, ON_CPU[options.name])
+
+
+def _on_gpu(options: argparse.Namespace) -> None:
+    from scripts.benchmarks.results import gpu_slug
+
+    _measure(options, f"_{gpu_slug()}")
 
 
 def _kernels(options: argparse.Namespace) -> None:
+    from scripts.benchmarks import kernels
+    from scripts.benchmarks.peers import FLASHRNN
+    from scripts.benchmarks.timing import FULL, QUICK
+
     wheel, peers, effort = options.flashrnn_wheel, options.peers, QUICK if options.quick else FULL
     if peers is None:
         peers = [name for name in kernels.PEERS if (name in FLASHRNN) <= bool(wheel)]
@@ -41,50 +48,125 @@ def _kernels(options: argparse.Namespace) -> None:
 
 
 def _first_call(options: argparse.Namespace) -> None:
-    rows = first_call.rows(select("main", options.case), options.rounds)
-    _write(options.out / f"first_call_{gpu_slug()}.json", first_call.rows.__doc__, options.commit, rows)
+    from scripts.benchmarks.results import gpu_slug
 
-
-def _numerical_error(options: argparse.Namespace) -> None:
-    path = options.out / f"numerical_error_{gpu_slug()}.json"
-    _write(path, numerical_error.rows.__doc__, options.commit, numerical_error.rows())
-    print(numerical_error.draw(json.loads(path.read_text()), path.with_suffix(".png")))
+    _measure(options, f"_{gpu_slug()}", select("main", options.case), options.rounds)
 
 
 def _generation(options: argparse.Namespace) -> None:
-    path = options.out / f"generation_{device_slug()}.json"
-    _write(path, generation.rows.__doc__, options.commit, generation.rows(options.contexts))
-    print(generation.draw(json.loads(path.read_text()), path.with_suffix(".png")))
+    from scripts.benchmarks.results import device_slug
+
+    _measure(options, f"_{device_slug()}", options.contexts)
 
 
 def _language_model(options: argparse.Namespace) -> None:
-    rows = list(language_model.rows(options.models, options.batch_sizes))
-    devices, rank = rows[0]["devices"], int(os.environ.get("RANK", 0))
-    name = f"language_model_{gpu_slug()}{f'_x{devices}' if devices > 1 else ''}.json"
+    from scripts.benchmarks import language_model
+    from scripts.benchmarks.results import gpu_slug
+
+    asked = options.models or language_model.MODELS, options.batch_sizes
+    devices, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
     if rank == 0:
-        _write(options.out / name, language_model.rows.__doc__, options.commit, rows)
-
-
-def _step(options: argparse.Namespace) -> None:
-    _write(options.out / f"step_{gpu_slug()}.json", step.rows.__doc__, options.commit, step.rows())
+        _measure(options, f"_{gpu_slug()}{f'_x{devices}' if devices > 1 else ''}", *asked)
+    else:
+        list(language_model.rows(*asked))
 
 
 def _figures(options: argparse.Namespace) -> None:
+    from scripts.benchmarks import figures
+    from scripts.benchmarks.table import print_table
+
     for file in options.files:
         content = figures.read(file)
         print_table(content["rows"])
         print(figures.draw(content, file.with_suffix(".png")))
 
 
-def _write(path: Path, what: str, commit: str | None, rows: Iterable[dict]) -> None:
-    found = []
-    for row in rows:
-        print(json.dumps(row), flush=True)
-        found.append(row)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    result = {"what": " ".join(what.split())} | provenance(commit) | {"rows": found}
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(path)
+def _kernels_arguments(command: argparse.ArgumentParser) -> None:
+    command.description += """ Rows go into the file as they are measured. A run measures what the file lacks, and anew
+        what is ours and comes from another commit; delete the file, or rows of it, to measure more again."""
+    command.add_argument("--suite", choices=SUITES, default="main", help="(default: main)")
+    command.add_argument("--case", nargs="*", default=[], metavar="PATTERN", help="shell patterns of the cases' names, "
+                         "as in lstm-12x64-B16-T1024-bfloat16 (default: all of the suite)")  # fmt: skip
+    command.add_argument("--peers", nargs="*", metavar="PEER", help="(default: all that can be measured)")
+    command.add_argument("--flashrnn-wheel", type=Path, metavar="PATH", help="pip download flashrnn==1.0.8 --no-deps")
+    command.add_argument("--quick", action="store_true", help="fewer repetitions")
+
+
+def _first_call_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--case", nargs="*", default=["lstm-12x64-B16-*"], metavar="PATTERN",
+                         help="of suite main (default: lstm-12x64-B16-*)")  # fmt: skip
+    command.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+
+
+def _generation_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--contexts", nargs="+", type=int, metavar="TOKENS", help="(default: four lengths)")
+
+
+def _language_model_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--models", nargs="+", metavar="OVERRIDES",
+                         help="of experiment=slimpajama_160m, in quotes (default: the paper's)")  # fmt: skip
+    command.add_argument("--batch-sizes", nargs="+", type=int, default=[32, 64], help="(default: 32 64)")
+
+
+def _figures_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("files", nargs="+", type=Path, metavar="FILE")
+
+
+class Command(NamedTuple):
+    """A benchmark as the command line has it, which loads nothing to show that."""
+
+    title: str
+    run: Callable[[argparse.Namespace], None]
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda command: None
+
+
+COMMANDS = {
+    "reference_cpu": Command(
+        "The reference on one CPU core against autograd through the time loop",
+        _on_cpu,
+    ),
+    "cpu_fused": Command(
+        "Backend cpu_fused on CPU cores beside the reference and nn.LSTM, and what its first calls cost",
+        _on_cpu,
+    ),
+    "data": Command(
+        "Tokenising a corpus beside the bare tokenizer, and reading its blocks as training does",
+        _on_cpu,
+    ),
+    "kernels": Command(
+        "Speed and memory of the recurrent kernels on a GPU, beside their peers in the same run",
+        _kernels,
+        _kernels_arguments,
+    ),
+    "first_call": Command(
+        "Seconds until the first result in a process of its own, with nothing compiled yet or all of it",
+        _first_call,
+        _first_call_arguments,
+    ),
+    "numerical_error": Command(
+        "How far h is from the float64 reference over 8192 time steps, per cell, dtype and backend",
+        _on_gpu,
+    ),
+    "generation": Command(
+        "Speed and memory of generating text, against the length of the context",
+        _generation,
+        _generation_arguments,
+    ),
+    "language_model": Command(
+        "Time and memory of a training step of the language models, compiled",
+        _language_model,
+        _language_model_arguments,
+    ),
+    "step": Command(
+        "Time of one token through a language model whose states are kept",
+        _on_gpu,
+    ),
+    "figures": Command(
+        "Draw FILE.png beside each FILE.json of kernels, and print its table",
+        _figures,
+        _figures_arguments,
+    ),
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,56 +175,20 @@ def _parser() -> argparse.ArgumentParser:
     output = argparse.ArgumentParser(add_help=False)
     output.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (default: docs/results)")
     output.add_argument("--commit", help="what is measured (default: this checkout's, from git)")
-
-    for file, module in ON_CPU.items():
-        command = names.add_parser(module.__name__.rpartition(".")[2], parents=[output], help=module.__doc__)
-        command.set_defaults(run=partial(_on_cpu, file))
-
-    command = names.add_parser("kernels", parents=[output], help=kernels.__doc__, description=f"""{kernels.__doc__}
-        Rows go into the file as they are measured. A run measures what the file lacks, and anew what is ours and comes
-        from another commit; delete the file, or rows of it, to measure more again.""")  # fmt: skip
-    command.add_argument("--suite", choices=SUITES, default="main", help="(default: main)")
-    command.add_argument("--case", nargs="*", default=[], metavar="PATTERN", help="shell patterns of the cases' names, "
-                         "as in lstm-12x64-B16-T1024-bfloat16 (default: all of the suite)")  # fmt: skip
-    command.add_argument("--peers", nargs="*", choices=kernels.PEERS, help="(default: all that can be measured)")
-    command.add_argument("--flashrnn-wheel", type=Path, metavar="PATH", help="pip download flashrnn==1.0.8 --no-deps")
-    command.add_argument("--quick", action="store_true", help="fewer repetitions")
-    command.set_defaults(run=_kernels)
-
-    command = names.add_parser("first_call", parents=[output], help=first_call.__doc__)
-    command.add_argument("--case", nargs="*", default=["lstm-12x64-B16-*"], metavar="PATTERN",
-                         help="of suite main (default: lstm-12x64-B16-*)")  # fmt: skip
-    command.add_argument("--rounds", type=int, default=3, help="(default: 3)")
-    command.set_defaults(run=_first_call)
-
-    command = names.add_parser("numerical_error", parents=[output], help=numerical_error.__doc__)
-    command.set_defaults(run=_numerical_error)
-
-    command = names.add_parser("generation", parents=[output], help=generation.__doc__)
-    command.add_argument("--contexts", nargs="+", type=int, metavar="TOKENS", help="(default: four lengths)")
-    command.set_defaults(run=_generation)
-
-    command = names.add_parser("language_model", parents=[output], help=language_model.__doc__)
-    command.add_argument("--models", nargs="+", default=language_model.MODELS, metavar="OVERRIDES",
-                         help="of experiment=slimpajama_160m, in quotes (default: the paper's)")  # fmt: skip
-    command.add_argument("--batch-sizes", nargs="+", type=int, default=[32, 64], help="(default: 32 64)")
-    command.set_defaults(run=_language_model)
-
-    command = names.add_parser("step", parents=[output], help=step.__doc__)
-    command.set_defaults(run=_step)
-
-    command = names.add_parser("figures", help="draw FILE.png beside each FILE.json of kernels, and print its table")
-    command.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    command.set_defaults(run=_figures)
+    for name, (title, _, add_arguments) in COMMANDS.items():
+        parents = [output] if name != "figures" else []
+        add_arguments(names.add_parser(name, parents=parents, help=title, description=f"{title}."))
     return parser
 
 
 def main() -> None:
     options = _parser().parse_args()
-    try:
-        options.run(options)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    with one_line_errors():
+        if options.name != "figures":
+            from scripts.benchmarks.results import checkout
+
+            options.commit = options.commit or checkout()  # an error now, not after the measurements
+        COMMANDS[options.name].run(options)
 
 
 if __name__ == "__main__":

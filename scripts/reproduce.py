@@ -49,13 +49,13 @@ def main() -> None:
         return
     if asked.name is None:
         parser.error("which NAME? --list shows them")
-    from scripts.benchmarks.results import provenance
+    from scripts.benchmarks.results import checkout
     from scripts.reproduction.result import Options, write
 
     reproduction, out = load(asked.name), asked.out or Options.out
     with one_line_errors():
         if not asked.data:
-            provenance()  # an error now, not after the measurements
+            checkout()  # an error now, not after the measurements
         options = Options(asked.quick, asked.jobs, asked.runs, tuple(asked.overrides), out)
         files = asked.data or reproduction.measure(options)
         for path in (*files, *write(asked.name, reproduction, files, out)):

@@ -65,6 +65,8 @@ PEERS = (*IN_PROCESS, *peers.FLASHRNN)
 
 def implementations(names: Sequence[str], wheel: Path | None) -> list[Implementation]:
     """Ours and the peers of these names."""
+    if unknown := [name for name in names if name not in PEERS]:
+        raise ValueError(f"unknown peer {unknown[0]!r}; there are: {', '.join(PEERS)}")
     from_wheel = [name for name in names if name in peers.FLASHRNN]
     if from_wheel and wheel is None:
         raise ValueError(
@@ -97,7 +99,7 @@ def run(
     wheel: Path | None,
     effort: Effort,
     folder: Path,
-    commit: str | None,
+    commit: str,
 ) -> None:
     """Measures cases of a suite, and prints a table of all that the suite's file then holds."""
     cases, chosen = select(suite, patterns), implementations(peer_names, wheel)

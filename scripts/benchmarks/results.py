@@ -7,30 +7,35 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
 
 from flashrnn.files import replacing
+from scripts.benchmarks import RESULTS
 from scripts.benchmarks.cases import Case, Job
 from scripts.benchmarks.ours import is_ours
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
-
-def provenance(commit: str | None = None) -> dict:
-    """Command, commit (of this checkout, if None), versions and machine."""
-    commit = commit or _run("git describe --always --dirty --abbrev=40")
+def checkout() -> str:
+    """The commit of this checkout, and whether it has changes; to be asked for before anything is measured."""
+    commit = _run("git describe --always --dirty --abbrev=40")
     if not commit:
         raise ValueError(
             "there is no git history here to tell what is measured: work in a clone, or give scripts.benchmark --commit"
         )
+    return commit
+
+
+def provenance(commit: str | None = None) -> dict:
+    """Command, commit (of this checkout, if None), versions and machine."""
     gpu = torch.cuda.is_available()
     libraries = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} | _packages() if gpu else {}
     return {
         "command": shlex.join(["python", "-m", "scripts.benchmark", *sys.argv[1:]]),
-        "commit": commit,
+        "commit": commit or checkout(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__} | libraries,
         "machine": {
             "processor": _processor(),
@@ -39,6 +44,18 @@ def provenance(commit: str | None = None) -> dict:
             "gpu": torch.cuda.get_device_name() if gpu else None,
         },
     }
+
+
+def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
+    """Measures `rows`, which are shown as they come, and writes them with what was measured."""
+    found = []
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        found.append(row)
+    result = {"what": " ".join(what.split())} | provenance(commit) | {"rows": found}
+    with replacing(path) as file:
+        file.write(f"{json.dumps(result, indent=1)}\n".encode())
+    print(path)
 
 
 def _run(command: str) -> str:

@@ -15,7 +15,8 @@ import torch
 import yaml
 
 from flashrnn.files import replacing
-from scripts.benchmarks.results import RESULTS, device_slug, provenance
+from scripts.benchmarks import RESULTS
+from scripts.benchmarks.results import device_slug, provenance
 from scripts.reproduction import ENTRIES
 
 ROOT = Path(__file__).parents[2]

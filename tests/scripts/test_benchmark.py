@@ -1,6 +1,7 @@
 """The benchmark of kernels without a GPU: everything but the times."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from scripts import benchmark
-from scripts.benchmarks import figures, kernels, ours, timing
+from scripts.benchmarks import figures, kernels, ours, reference_cpu, timing
 from scripts.benchmarks.cases import FORWARD, MODES, SUITES, TRAINING, Case, Job, select
 from scripts.benchmarks.kernels import InProcess
 from scripts.benchmarks.peers import PyPIFlashRNN
@@ -340,7 +341,35 @@ class TestCommandLine:
     @pytest.mark.parametrize("name", ["kernels", "first_call"])
     def test_asks_for_a_gpu(self, name, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert self.refused(monkeypatch, name) == "error: this is measured on an NVIDIA GPU, and torch sees none"
+        error = self.refused(monkeypatch, name)
+        assert error.startswith("error: this is measured on an NVIDIA GPU, and torch sees none\n")
+
+    def test_names_the_peers(self, monkeypatch):
+        error = self.refused(monkeypatch, "kernels", "--peers", "cudnn")
+        assert error.startswith("error: unknown peer 'cudnn'; there are: cudnn_fp16, cudnn_bf16, attention, ours_cuda,")
+
+    def test_without_a_commit_nothing_is_measured(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("scripts.benchmarks.results._run", lambda command: "")
+        monkeypatch.setattr(reference_cpu, "rows", lambda: pytest.fail("measured"))
+        error = self.refused(monkeypatch, "reference_cpu", "--out", tmp_path)
+        assert error.startswith("error: there is no git history here to tell what is measured")
+
+    def test_a_run_that_breaks_off_leaves_the_earlier_result(self, monkeypatch, tmp_path):
+        def rows():
+            """A test."""
+            yield {"ms": 1}
+            raise ValueError("out of luck")
+
+        monkeypatch.setattr(reference_cpu, "rows", rows)
+        tmp_path.joinpath("reference_cpu.json").write_text("earlier")
+        assert "out of luck" in self.refused(monkeypatch, "reference_cpu", "--out", tmp_path, "--commit", "abc")
+        assert [file.read_text() for file in tmp_path.iterdir()] == ["earlier"]
+
+    @pytest.mark.parametrize("arguments", [["--help"], ["kernels", "--help"]])
+    def test_help_is_shown_without_loading_torch(self, arguments):
+        command = [sys.executable, "-X", "importtime", "-m", "scripts.benchmark", *arguments]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
 
     def test_measures_a_case_into_the_folder(self, monkeypatch, tmp_path, wheel, capsys):
         monkeypatch.setattr(kernels, "gpu_slug", lambda: "gpu")
@@ -354,9 +383,9 @@ class TestCommandLine:
         assert str(tmp_path / "kernels_main_gpu.json") in capsys.readouterr().out
 
     def test_measures_the_reference(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(benchmark.reference_cpu, "processor_time", lambda runs: {k: {"p50": 1.0} for k in runs})
+        monkeypatch.setattr(reference_cpu, "processor_time", lambda runs: {k: {"p50": 1.0} for k in runs})
         monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-        monkeypatch.setattr(benchmark.reference_cpu, "_SIZES", [(2, 3, 2, 4)])
+        monkeypatch.setattr(reference_cpu, "_SIZES", [(2, 3, 2, 4)])
         self.run(monkeypatch, "reference_cpu", "--out", tmp_path)
         content = json.loads((tmp_path / "reference_cpu.json").read_text())
         assert [row["cell"] for row in content["rows"]] == ["lstm", "slstm"]

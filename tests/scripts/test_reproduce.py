@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from scripts import reproduce
-from scripts.benchmarks.results import RESULTS
+from scripts.benchmarks import RESULTS
 from scripts.reproduction import ENTRIES, language_model, loss_curves
 from scripts.reproduction.accuracy import PARITY, STATE_TRACKING, extrapolated
 from scripts.reproduction.result import ROOT, Options, Reproduction, paper, save, write
