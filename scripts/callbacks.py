@@ -51,10 +51,11 @@ class RunRecord(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if trainer.is_global_zero and self.last.exists():
-            run = self.config["run_dir"]
-            print(
-                f"stopped at step {trainer.global_step}; ckpt_path={run} goes on from its checkpoint", file=sys.stderr
-            )
+            run, step = self.config["run_dir"], trainer.global_step
+            advice = f"ckpt_path={run} goes on from its checkpoint"
+            if step == trainer.max_steps:  # nothing is left to train
+                advice = f"python -m scripts.evaluate ckpt={run} evaluates it"
+            print(f"stopped at step {step}; {advice}", file=sys.stderr)
 
 
 class DataWait(Profiler):

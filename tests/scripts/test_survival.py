@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.lightning_module import SequenceModule
 from scripts import checkpoint
 from scripts.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
 from scripts.process import one_line_errors
@@ -84,6 +85,17 @@ def test_an_error_says_where_to_go_on(tiny_config, capsys):
     with pytest.raises(FloatingPointError):
         train(config)
     assert f"ckpt_path={config.run_dir} goes on from its checkpoint" in capsys.readouterr().err
+
+
+def test_an_error_after_the_last_step_says_how_to_evaluate(tiny_config, capsys, monkeypatch):
+    def fail(*_):
+        raise KeyError("a fault of the evaluation")
+
+    monkeypatch.setattr(SequenceModule, "test_step", fail)
+    config = tiny_config("parity")
+    with pytest.raises(KeyError):
+        train(config)
+    assert f"python -m scripts.evaluate ckpt={config.run_dir} evaluates it" in capsys.readouterr().err
 
 
 class Dying(torch.utils.data.Dataset):
