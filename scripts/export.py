@@ -29,8 +29,8 @@ def training_tokenizer(file: Path, data: dict[str, Any]) -> "PreTrainedTokenizer
 
     if "tokenizer" not in data:
         raise ValueError(
-            f"the model was trained on {data['_target_']}, which has no tokenizer: only language models can be "
-            "exported, such as those of experiment=text_tiny"
+            f"the model was trained on {data['_target_']}, which has no tokenizer: only language models can "
+            "generate or be exported, such as those of experiment=text_tiny"
         )
     if folder := checkpoint.tokenizer_folder(file):
         return tokenization.load(str(folder))
