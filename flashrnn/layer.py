@@ -272,7 +272,10 @@ class FlashRNN(nn.Module):
         return convert(cls, module, backend)
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, dropout={self.dropout}"
+        return (
+            f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}, "
+            f"dropout={self.dropout}, bidirectional={self.bidirectional}"
+        )
 
 
 def _reversed_time(x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -255,8 +255,8 @@ def test_wrong_step():
 
 
 def test_representation_names_what_matters():
-    text = repr(FlashRNN(5, 6, num_heads=2, function=PEEPHOLE_LSTM, num_layers=1, dropout=0.1))
-    assert "5, 6, num_layers=1, dropout=0.1" in text
+    text = repr(FlashRNN(5, 6, num_heads=2, function=PEEPHOLE_LSTM, dropout=0.1, batch_first=True))
+    assert "5, 6, num_layers=1, batch_first=True, dropout=0.1, bidirectional=False" in text
     assert "6, num_heads=2, function='peephole_lstm', backend='auto'" in text
 
 
