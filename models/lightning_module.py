@@ -24,7 +24,8 @@ class SequenceModule(LightningModule):
         model: the model to train.
         optim: `optim(model, fused=...)` gives what `configure_optimizers` returns, such as a partial of
             `models.optim.adamw_cosine`; None for a module that only evaluates.
-        compile: torch.compile the model with its loss.
+        compile: torch.compile the model with its loss, for training, and for evaluation of batches of training's shape,
+            as those of text are. Others are not worth it: each shape would be compiled anew.
 
     After a test, `test_sequences` holds one row per sequence: index of its dataloader, its length (position of the last
     label, from 1), and 1 where the answer at that last position was right, else 0.
@@ -35,6 +36,8 @@ class SequenceModule(LightningModule):
         self.model = model
         self.optim = optim
         self.compile_loss = compile
+        self._compiled_loss: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._training_shape: torch.Size | None = None
         self.eval_loss = SumMetric(nan_strategy="disable")  # summed over the scored labels, which eval_labels counts
         self.eval_labels = SumMetric()
         self.eval_right = SumMetric()
@@ -49,10 +52,8 @@ class SequenceModule(LightningModule):
                 fully_shard(block, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
             register_fsdp_forward_method(self.model, "loss")
-        if self.compile_loss:
-            # Each shape is compiled by itself: training has one, and is not to be slowed by what evaluation has.
-            self.model.loss = torch.compile(self.model.loss, dynamic=False)
-            self.compile_loss = False
+        if self.compile_loss and self._compiled_loss is None:
+            self._compiled_loss = torch.compile(self.model.loss, dynamic=False)
 
     def configure_optimizers(self) -> dict:
         # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.
@@ -64,7 +65,9 @@ class SequenceModule(LightningModule):
         if batch_idx == 0:  # on a GPU the check waits for the device: once per epoch is enough to see a wrong model
             check_ids("input_ids", input_ids, self.model.vocab_size)
             check_ids("labels", labels, self.model.num_classes, ignore=IGNORE)
-        return self.model.loss(input_ids, labels, batch.get("reset"))
+        compiled = self.compile_loss and input_ids.shape == self._training_shape
+        loss = self._compiled_loss if compiled else self.model.loss
+        return loss(input_ids, labels, batch.get("reset"))
 
     # --- training ---
 
@@ -73,6 +76,7 @@ class SequenceModule(LightningModule):
         return (self.global_step + 1) % self.trainer.log_every_n_steps == 0
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        self._training_shape = batch["input_ids"].shape
         loss, right = self._loss(batch, batch_idx)
         # Reading a value from a GPU stalls it, so there the loss is looked at only when it is logged anyway.
         if self._logs_this_step or loss.device.type == "cpu":

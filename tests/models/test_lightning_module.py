@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -122,6 +123,20 @@ def test_reset_reaches_the_model(tmp_path):
 
 def test_compiled_model_keeps_its_state_dict():
     assert tiny_module(compile=True).state_dict().keys() == tiny_module().state_dict().keys()
+
+
+def test_evaluation_is_compiled_for_the_shape_of_training_alone(tmp_path, monkeypatch):
+    """Every other shape would take as long to compile as training does: minutes, where a loop over time is unrolled."""
+    compiled = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
+    train, evaluation = map(batch, range(6)), [batch(6), batch(7, B=3), batch(8, T=9)]
+    module, trainer = tiny_module(compile=True), tiny_trainer(tmp_path, inference_mode=False)
+    trainer.fit(module, loader(*train), loader(evaluation[0]))
+    (metrics,) = trainer.test(module, loader(*evaluation), verbose=False)
+    assert compiled.frame_count == 2  # with gradients, and without
+    uncompiled = tiny_module()
+    uncompiled.load_state_dict(module.state_dict())
+    assert trainer.test(uncompiled, loader(*evaluation), verbose=False)[0] == pytest.approx(metrics)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
