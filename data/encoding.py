@@ -105,8 +105,9 @@ def encode_in_order(chunks: Iterable[Chunk], encoder: Encoder, processes: int) -
             yield chunk, encoded.result()
     except BrokenProcessPool as error:
         raise ChildProcessError(
-            f"one of the {processes} tokenising processes was killed, most often because memory ran out: use fewer "
-            "(data.prepare_processes); what is finished is kept, and the same command goes on from there"
+            f"one of the {processes} tokenising processes ended. If it says nothing above it was killed, most often "
+            "because memory ran out: use fewer (data.prepare_processes); what is finished is kept, and the same "
+            "command goes on from there"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

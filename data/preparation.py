@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -135,6 +136,7 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
 
     The result does not depend on the number of processes, nor on where earlier ones were killed.
     """
+    _check_script()
     folder = recipe.folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"), _naming_a_full_disk():  # of several processes one builds, the others wait
@@ -151,6 +153,15 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
             if not manifest.complete:
                 _go_on(recipe, folder, manifest, encoder, processes)
     return folder
+
+
+def _check_script() -> None:
+    """A new process runs the script that started it first: there it would wait for a lock that its parent holds."""
+    if getattr(current_process(), "_inheriting", False):  # as multiprocessing itself asks, but only behind the lock
+        raise RuntimeError(
+            'tokenising starts processes that import this script: put what it runs under `if __name__ == "__main__":`, '
+            "or set prepare_processes=0"
+        )
 
 
 @contextlib.contextmanager

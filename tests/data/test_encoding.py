@@ -66,5 +66,7 @@ def test_processes_give_every_chunk_in_order(encoder):
 
 
 def test_a_killed_process_ends_it_with_one_message():
-    with pytest.raises(ChildProcessError, match=r"one of the 1 tokenising processes was killed.*prepare_processes"):
+    with pytest.raises(
+        ChildProcessError, match=r"one of the 1 tokenising processes ended.*it was killed.*prepare_processes"
+    ):
         list(encode_in_order([Chunk(["2"])], Kills(), 1))

@@ -5,7 +5,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -19,6 +22,7 @@ from data.packing import PackedBlocks
 from data.preparation import Recipe, prepare
 from flashrnn.files import replacing
 
+ROOT = Path(__file__).parents[2]
 SETS = ("RedPajamaCommonCrawl", "RedPajamaGithub")
 
 
@@ -314,3 +318,21 @@ def test_no_text(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text(" \n")
     with pytest.raises(ValueError, match=r"a.txt' has no text"):
         prepare(recipe_of(f"{tmp_path}/a.txt", tokenizer), tmp_path, 0)
+
+
+def test_a_script_that_its_own_processes_would_run_again_is_told_so(sources, tokenizer, tmp_path):
+    """They would wait for its lock, and it for them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from data.corpora import Corpus\n"
+        "from data.preparation import Recipe, prepare\n"
+        f"recipe = Recipe(Corpus('{sources}/*.jsonl.zst'), None, '{tokenizer}', 0.1, None, None)\n"
+        f"prepare(recipe, Path('{tmp_path}'), 1)\n"
+    )
+    command, environment = [sys.executable, str(script)], os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (
+        "RuntimeError: tokenising starts processes that import this script: put what it runs under `if" in ended.stderr
+    )
+    assert "ChildProcessError: one of the 1 tokenising processes ended" in ended.stderr
