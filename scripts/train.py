@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from scripts.checks import check_buildable, check_trainer
 from scripts.config import CONFIGS
 from scripts.overrides import check_overrides, overrides_of_run
-from scripts.process import one_line_errors, prepare_process
+from scripts.process import end_together, one_line_errors, prepare_process
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer
@@ -45,13 +45,15 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
         hooks.append(callbacks.TextSamples(config.run_dir))
     if config.trainer.enable_progress_bar:
         hooks.append(TQDMProgressBar(refresh_rate=10))
-    return instantiate(
+    trainer = instantiate(
         config.trainer,
         logger=instantiate(config.logger) or False,
         callbacks=hooks,
         plugins=[checkpoint.AtomicCheckpointIO()],
         profiler=data_wait,
     )
+    end_together(trainer)
+    return trainer
 
 
 def train(config: DictConfig) -> dict:

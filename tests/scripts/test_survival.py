@@ -50,6 +50,37 @@ def test_kill_9_and_go_on_as_if_nothing_had_been(tiny_config, tmp_path):
     assert losses(folder) == expected
 
 
+def test_sigterm_ends_all_processes(tmp_path):
+    endless = ["trainer.max_steps=1000000", "trainer=h100_8", "trainer.devices=2", "trainer.precision=32-true"]
+    command = [sys.executable, "-m", "scripts.train", *TINY["parity"], *SHORT, *endless, "data.batch_size=2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as ended:
+        try:
+            deadline = time.monotonic() + 120
+            while not list(tmp_path.glob(f"outputs/parity/*/checkpoints/{LAST}")):
+                assert ended.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            ended.terminate()
+            assert ended.wait(timeout=60) == -signal.SIGTERM
+            deadline = time.monotonic() + 60
+            while _of_group(ended.pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            if _of_group(ended.pid):
+                os.killpg(ended.pid, signal.SIGKILL)
+
+
+def _of_group(leader: int) -> bool:
+    """Whether a process of this group is left."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_the_newest_good_checkpoint_wins(tmp_path, capsys):
     folder = tmp_path / "run" / "checkpoints"
     for step in (1, 2):
