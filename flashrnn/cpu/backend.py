@@ -29,7 +29,7 @@ class CpuFused:
         if problem.head_dim > _LARGEST:
             return f"it serves head sizes up to {_LARGEST}, got {problem.head_dim}; larger ones are faster by vanilla"
         if not _installed():
-            return "numba is not installed: pip install 'flashrnn-lm[cpu]'"
+            return "numba is not installed: pip install '.[cpu]' in a clone of flashrnn-lm"
         return untraceable(problem.cell)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:

@@ -17,7 +17,7 @@ def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None
     if reason := problem.wrong_dtype(dtypes):
         return reason
     if not (_installed("cuda.core") and _installed("cuda.bindings")):
-        return "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
+        return "cuda-core is not installed: pip install '.[cuda]' in a clone of flashrnn-lm"
     return problem.old_gpu() or untraceable(problem.cell)
 
 

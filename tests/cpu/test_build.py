@@ -65,7 +65,7 @@ def test_what_it_does_not_serve_has_a_reason(monkeypatch):
     assert reason(dtype=torch.bfloat16) == "it computes in float32 and float64, not in torch.bfloat16"
     assert reason(head_dim=385) == "it serves head sizes up to 384, got 385; larger ones are faster by vanilla"
     monkeypatch.setattr("flashrnn.cpu.backend._installed", lambda: False)
-    assert reason() == "numba is not installed: pip install 'flashrnn-lm[cpu]'"
+    assert reason() == "numba is not installed: pip install '.[cpu]' in a clone of flashrnn-lm"
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu_fused"])

@@ -48,7 +48,7 @@ def test_packages_that_are_not_installed(monkeypatch, missing):
     else:
         find_spec = available.find_spec
         monkeypatch.setattr(available, "find_spec", lambda name: None if name == missing else find_spec(name))
-    assert reason() == "cuda-core is not installed: pip install 'flashrnn-lm[cuda]'"
+    assert reason() == "cuda-core is not installed: pip install '.[cuda]' in a clone of flashrnn-lm"
 
 
 def test_gpu_that_is_too_old():
