@@ -22,16 +22,26 @@ TRAIN, VALIDATION, TEST = range(3)  # distinct random streams
 class TaskSamples(Dataset):
     """Maps indices [B] to a batch of sequences of one task: input_ids and labels, int64 [B, max_length].
 
-    Lengths are uniform in min_length ... max_length. Sequences stand at the front; behind their end the input is 0 and
-    the label -100. All batches have the same width, so that compiled models see one shape.
+    Lengths are uniform in min_length ... max_length, but cut to a limit that grows linearly from the one to the other
+    with the index, over the first `curriculum` samples. Sequences stand at the front; behind their end the input is 0
+    and the label -100. All batches have the same width, so that compiled models see one shape.
     """
 
-    def __init__(self, task: Task, min_length: int, max_length: int, supervision: Supervision, stream: Sequence[int]):
+    def __init__(
+        self,
+        task: Task,
+        min_length: int,
+        max_length: int,
+        supervision: Supervision,
+        stream: Sequence[int],
+        curriculum: int = 0,
+    ):
         self.task = task
         self.min_length = min_length
         self.max_length = max_length
         self.supervision = supervision
         self.stream = (*stream, min_length, max_length)
+        self.curriculum = curriculum
 
     def __getitem__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         indices = np.asarray(indices)
@@ -48,6 +58,8 @@ class TaskSamples(Dataset):
         """Tokens and labels [BLOCK, max_length]."""
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.stream, block])))
         lengths = rng.integers(self.min_length, self.max_length, BLOCK, endpoint=True)
+        if (index := block * BLOCK) < self.curriculum:
+            lengths = lengths.clip(max=self.min_length + (self.max_length - self.min_length) * index // self.curriculum)
         tokens, labels = self.task.draw(rng, (BLOCK, self.max_length))
         padding = np.arange(self.max_length) >= lengths[:, None]
         tokens = np.where(padding, 0, tokens)
@@ -61,9 +73,11 @@ class TaskSamples(Dataset):
 class StateTracking(ResumableDataModule):
     """Endless training data of one task, and evaluation data of lengths beyond those of training.
 
-    Training lengths are uniform in min_length ... max_length. `eval_lengths` are the edges of the evaluation ranges:
-    (40, 64, 256) gives 40-63 and 64-256, both ends included (`eval_ranges`). Validation is one loader, uniform over all
-    of them; testing is one loader per range. Each evaluation loader holds `eval_batches * batch_size` sequences.
+    Training lengths are uniform in min_length ... max_length; with a curriculum the longest allowed grows from the one
+    to the other over the first `curriculum` training sequences, over all devices. `eval_lengths` are the edges of the
+    evaluation ranges: (40, 64, 256) gives 40-63 and 64-256, both ends included (`eval_ranges`). Validation is one
+    loader, uniform over all of them; testing is one loader per range. Each evaluation loader holds
+    `eval_batches * batch_size` sequences.
 
     A sample is a pure function of (seed, split, lengths, index). Training needs `Trainer(max_steps=...)`.
     """
@@ -78,6 +92,7 @@ class StateTracking(ResumableDataModule):
         batch_size: int = 128,
         eval_batches: int = 8,
         supervision: Supervision = "per_position",
+        curriculum: int = 0,
         seed: int = 0,
         num_workers: int = 0,
     ):
@@ -90,12 +105,14 @@ class StateTracking(ResumableDataModule):
         if supervision not in get_args(Supervision):
             raise ValueError(f"unknown supervision {supervision!r}; there are: {', '.join(get_args(Supervision))}")
         check_at_least(1, eval_batches=eval_batches)
+        check_at_least(0, curriculum=curriculum)
         self.task = get_task(task)
         self.task.check()
         self.min_length = min_length
         self.max_length = max_length
         self.eval_batches = eval_batches
         self.supervision: Supervision = supervision
+        self.curriculum = curriculum
         ends = [edge - 1 for edge in edges[1:-1]] + [edges[-1]]
         self.eval_ranges: list[tuple[int, int]] = list(zip(edges[:-1], ends, strict=True))
 
@@ -113,7 +130,7 @@ class StateTracking(ResumableDataModule):
         return self.task.chance
 
     def train_dataloader(self) -> DataLoader:
-        return self.training_loader(self._samples(TRAIN, self.min_length, self.max_length), size=None)
+        return self.training_loader(self._samples(TRAIN, self.min_length, self.max_length, self.curriculum), size=None)
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation(VALIDATION, self.eval_ranges[0][0], self.eval_ranges[-1][1])
@@ -124,5 +141,5 @@ class StateTracking(ResumableDataModule):
     def _evaluation(self, split: int, low: int, high: int) -> DataLoader:
         return self.evaluation_loader(self._samples(split, low, high), self.eval_batches * self.batch_size)
 
-    def _samples(self, split: int, low: int, high: int) -> TaskSamples:
-        return TaskSamples(self.task, low, high, self.supervision, (self.seed, split))
+    def _samples(self, split: int, low: int, high: int, curriculum: int = 0) -> TaskSamples:
+        return TaskSamples(self.task, low, high, self.supervision, (self.seed, split), curriculum)

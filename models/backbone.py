@@ -36,6 +36,7 @@ class SequenceModel(nn.Module):
         num_blocks: number of blocks.
         num_heads: given to `mixer` too, unless it is None.
         embedding_std: standard deviation of the initial embeddings; None is that of all other weights.
+        mlp: an MLP in every block behind its mixer; without, what the mixer puts out is read linearly.
 
     Initialised as GPT-2: weights normal with standard deviation sqrt(2 / 5d), which is near its 0.02 at d = 768 and
     grows as the width shrinks; those that write to the residual stream are divided by sqrt(2 num_blocks). A mixer with
@@ -51,6 +52,7 @@ class SequenceModel(nn.Module):
         num_blocks: int = 12,
         num_heads: int | None = None,
         embedding_std: float | None = None,
+        mlp: bool = True,
     ) -> None:
         super().__init__()
         if not callable(mixer):
@@ -68,7 +70,7 @@ class SequenceModel(nn.Module):
         self.embedding = nn.Embedding(vocab_size, d_model)
         heads = {} if num_heads is None else {"num_heads": num_heads}
         self.blocks = nn.ModuleList(
-            Block(d_model, mixer(d_model, **heads, block_index=index, num_blocks=num_blocks))
+            Block(d_model, mixer(d_model, **heads, block_index=index, num_blocks=num_blocks), mlp)
             for index in range(num_blocks)
         )
         self.norm = nn.LayerNorm(d_model, bias=False)

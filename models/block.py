@@ -17,18 +17,20 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)). The mixer sees x [B, T, d] and carries the block's state."""
+    """x + mixer(norm(x)), then, with an MLP, x + mlp(norm(x)). The mixer sees x [B, T, d] and carries the state."""
 
-    def __init__(self, d_model: int, mixer: nn.Module) -> None:
+    def __init__(self, d_model: int, mixer: nn.Module, mlp: bool = True) -> None:
         super().__init__()
         self.mixer_norm = nn.LayerNorm(d_model, bias=False)
         self.mixer = mixer
-        self.mlp_norm = nn.LayerNorm(d_model, bias=False)
-        self.mlp = MLP(d_model)
+        self.mlp_norm = nn.LayerNorm(d_model, bias=False) if mlp else None
+        self.mlp = MLP(d_model) if mlp else None
 
     def forward(
         self, x: Tensor, state: tuple[Tensor, ...] | None, reset: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         y, state = self.mixer(self.mixer_norm(x), state, reset)
         x = x + y
-        return x + self.mlp(self.mlp_norm(x)), state
+        if self.mlp is not None:
+            x = x + self.mlp(self.mlp_norm(x))
+        return x, state

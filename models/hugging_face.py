@@ -34,6 +34,7 @@ class FlashRNNConfig(PreTrainedConfig):
     d_model: int = 768
     num_blocks: int = 12
     num_heads: int | None = None
+    mlp: bool = True
     mixer: dict[str, Any] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = False
@@ -49,13 +50,14 @@ class FlashRNNConfig(PreTrainedConfig):
         of_this_machine = ("_target_", "_partial_", "backend")
         options = {key: value for key, value in model["mixer"].items() if key not in of_this_machine}
         sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads")}
+        sizes["mlp"] = model.get("mlp", True)  # runs from before there was a choice have one
         return cls(**sizes, mixer={"name": model["mixer"]["_target_"].removeprefix(f"{MIXERS}."), **options})
 
     def build(self) -> SequenceModel:
         """The model, newly initialised."""
         options = dict(self.mixer or {})
         mixer = partial(mixer_class(options.pop("name", "")), **options)
-        sizes = {"d_model": self.d_model, "num_blocks": self.num_blocks, "num_heads": self.num_heads}
+        sizes = {"d_model": self.d_model, "num_blocks": self.num_blocks, "num_heads": self.num_heads, "mlp": self.mlp}
         return SequenceModel(self.vocab_size, mixer, **sizes)
 
 

@@ -62,6 +62,21 @@ def test_training_lengths_are_uniform():
     np.testing.assert_allclose(counts[1:], 1280, atol=4 * 1280**0.5)
 
 
+def test_a_curriculum_lengthens_training_sequences_alone():
+    module = StateTracking(max_length=40, curriculum=40 * 128)
+    found = [lengths(batch) for batch in first_batches(module.train_dataloader(), 80)]
+    longest = [max(of_batch) for of_batch in found]
+    assert longest[0] == 1
+    assert 19 <= longest[20] <= 21
+    assert longest[:41] == sorted(longest[:41])
+    later = np.concatenate(found[40:])
+    assert later.max() == 40
+    assert later.mean() == pytest.approx(20.5, abs=1)
+    without = StateTracking(max_length=40)
+    for ours, theirs in zip(module.test_dataloader(), without.test_dataloader(), strict=True):
+        assert next(iter(ours))["input_ids"].equal(next(iter(theirs))["input_ids"])
+
+
 def test_evaluation_ranges_meet_without_overlap():
     module = StateTracking(eval_lengths=[40, 64, 128, 256], eval_batches=3, batch_size=100)
     assert module.eval_ranges == [(40, 63), (64, 127), (128, 256)]
@@ -127,6 +142,7 @@ def test_a_task_with_values_out_of_range(new_task, token, label, message):
         ({"supervision": "last"}, "unknown supervision 'last'; there are: per_position, final"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"eval_batches": 0}, "eval_batches=0 must be at least 1"),
+        ({"curriculum": -1}, "curriculum=-1 must be at least 0"),
         ({"num_workers": -1}, "num_workers=-1 must be at least 0"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
     ],

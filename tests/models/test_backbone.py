@@ -91,6 +91,14 @@ def test_heads_of_the_model_reach_its_mixers():
     assert [block.mixer.num_heads for block in model.blocks] == [4, 4]
 
 
+def test_without_mlp_the_mixers_are_all_there_is_in_a_block():
+    model = tiny("lstm", mlp=False)
+    norm, gates, recurrent, biases = 16, 4 * 16 * 16, 4 * 16 * 8, 4 * 16
+    of_block = norm + gates + recurrent + biases + norm
+    assert sum(parameter.numel() for block in model.blocks for parameter in block.parameters()) == 2 * of_block
+    assert model(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 11)
+
+
 def test_flops_per_token():
     """6 per parameter of matrices and norms; attention adds 12 T d per block: scores and sums, forward and backward."""
     lstm, attention = tiny("lstm"), tiny("attention")

@@ -191,3 +191,10 @@ def test_only_language_models_have_a_config():
 
 def test_cache_without_states_has_no_bytes():
     assert StateCache().nbytes == 0
+
+
+def test_a_model_without_mlp_stays_one(tmp_path):
+    mixer = {"_target_": "models.mixers.RNNMixer", "_partial_": True, "function": "lstm", "backend": "auto"}
+    sizes = {"vocab_size": 11, "num_classes": 11, "d_model": 16, "num_blocks": 1, "num_heads": 2}
+    FlashRNNConfig.from_hydra({**sizes, "mlp": False, "mixer": mixer}).save_pretrained(tmp_path)
+    assert FlashRNNConfig.from_pretrained(tmp_path).build().blocks[0].mlp is None
