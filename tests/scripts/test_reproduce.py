@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from scripts import reproduce
 from scripts.benchmarks import RESULTS
 from scripts.reproduction import ENTRIES, language_model, loss_curves
-from scripts.reproduction.accuracy import PARITY, STATE_TRACKING, extrapolated
+from scripts.reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
 from scripts.reproduction.result import ROOT, Options, Reproduction, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
 from tests.scripts.conftest import config
@@ -152,6 +152,20 @@ def test_a_real_run_is_collected(tmp_path):
     assert (row["experiment"], row["data"], row["model"], row["seed"], row["step"]) == ("parity", "s3", "elman", 0, 20)
     assert row["tokens_per_second"] > 0
     assert 0 <= extrapolated(row) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "quick", "compiled"),
+    [("parity", True, {"mamba"}), ("parity", False, {"mamba", "mlstm"}), ("state_tracking", False, {"mamba"})],
+)
+def test_what_wins_back_the_time_of_compiling_is_compiled(name, quick, compiled, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("scripts.reproduction.accuracy.train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr("scripts.reproduction.accuracy.collect", lambda folder: [])
+    reproduce.load(name).measure(Options(quick=quick, out=tmp_path))
+    overrides = [dict(override.split("=") for override in run.overrides) for run in asked]
+    assert {asked["model"] for asked in overrides} == set(MODELS)
+    assert {asked["model"] for asked in overrides if asked["compile"] == "true"} == compiled
 
 
 def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
