@@ -14,6 +14,10 @@ SEEDS = (0, 1, 2)
 # By experiment. Mamba's uncompiled backward takes time in the square of the length, on a CPU 5 s a step: compiling is
 # won back in 20 steps. mLSTM, many small operators, wins it back in the 20,000 of the paper, not in the 250 of --quick.
 COMPILED = {"parity": ("mamba",), "parity_paper": ("mamba", "mlstm"), "state_tracking": ("mamba",)}
+# experiment=state_tracking gives recurrent cells one layer and no MLP; these, which have no such states, keep both.
+WITH_LAYERS = ("transformer", "mamba", "mlstm")
+LAYERS = ("model.num_blocks=2", "model.mlp=true")
+QUICK = ("trainer.max_steps=1000", "val_every=500")
 
 
 def extrapolated(run: dict) -> float:
@@ -37,6 +41,8 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
                     f"model={model}",
                     f"seed={seed}",
                     f"compile={str(model in COMPILED[experiment]).lower()}",
+                    *(LAYERS if experiment == "state_tracking" and model in WITH_LAYERS else ()),
+                    *(QUICK if experiment == "state_tracking" and options.quick else ()),
                 ),
             )
             for seed in seeds  # outermost: what is broken off has every task
