@@ -74,24 +74,24 @@ def draw_storage(file: Path) -> None:
     from matplotlib.figure import Figure
 
     from flashrnn import get_cell
-    from flashrnn.cuda.tiling import tilings
+    from flashrnn.cuda.tiling import tiles_of_warp, tilings
     from flashrnn.gpu import named_gpu
 
     gpu, cell = named_gpu("H100"), get_cell("lstm")
     figure = Figure(figsize=(11, 7), layout="constrained")
     for axes, direction in zip(figure.subplots(2, 1, sharex=True), ("forward", "backward"), strict=True):
-        for i, D in enumerate(HEADS):
-            layout = next(tilings(direction, cell, max(1, HIDDEN // D), D, BATCH, torch.bfloat16, gpu))
-            warps = layout.threads // 32
-            tiles = len(cell.recurrent_gates) * layout.blocks * layout.unit_tiles // layout.k_splits
-            kept = warps * layout.register_fragments * _FRAGMENT / 1024
-            rest = warps * (tiles - layout.register_fragments) * _FRAGMENT / 1024
-            label = (None, None) if i else ("in registers", "in shared memory")
-            axes.bar(i, kept, color="C0", label=label[0])
-            axes.bar(i, rest, bottom=kept, color="C1", label=label[1])
-            way = "grid of " if layout.grid else "cluster of " if layout.blocks > 1 else ""
-            blocks = f"{way}{layout.blocks}" if way else "one block"
-            axes.text(i, kept + rest + 6, f"{blocks},\n{warps} warps", ha="center", fontsize=8)
+        layouts = [next(tilings(direction, cell, max(1, HIDDEN // D), D, BATCH, torch.bfloat16, gpu)) for D in HEADS]
+        warps = [layout.threads // 32 for layout in layouts]
+        tiles = [tiles_of_warp(cell, layout.blocks, layout.unit_tiles, layout.k_splits) for layout in layouts]
+        fragments = [layout.register_fragments for layout in layouts]
+        kept = [_FRAGMENT * n * w / 1024 for n, w in zip(fragments, warps, strict=True)]
+        all_of_it = [_FRAGMENT * n * w / 1024 for n, w in zip(tiles, warps, strict=True)]
+        axes.bar(range(len(HEADS)), all_of_it, color="C1", label="in shared memory")
+        axes.bar(range(len(HEADS)), kept, color="C0", label="in registers")
+        for i, (layout, of_warps, height) in enumerate(zip(layouts, warps, all_of_it, strict=True)):
+            group = f"{'grid' if layout.grid else 'cluster'} of {layout.blocks}"
+            blocks = "one block" if layout.blocks == 1 else group
+            axes.text(i, height + 6, f"{blocks},\n{of_warps} warps", ha="center", fontsize=8)
         axes.set(ylabel="KiB of R per block", title=f"LSTM, {direction}", ylim=(0, 350))
         axes.set_xticks(range(len(HEADS)), labels=[f"{max(1, HIDDEN // D)} × {D}" for D in HEADS])
     axes.legend(loc="upper left")

@@ -96,7 +96,7 @@ def pose(
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     warps = unit_tiles * k_splits
     planes = planes_of(dtype)
-    tiles = len(cell.recurrent_gates) * (blocks * unit_tiles // k_splits)  # of R, per warp
+    tiles = tiles_of_warp(cell, blocks, unit_tiles, k_splits)
     fragments = planes * tiles
 
     p.add("units of the head", 16 * unit_tiles * blocks >= head_dim)
@@ -145,6 +145,11 @@ def planes_of(dtype: torch.dtype) -> int:
     return 3 if dtype == torch.float32 else 1
 
 
+def tiles_of_warp(cell: Cell, blocks: Operand, unit_tiles: Operand, k_splits: Operand) -> Operand:
+    """Tiles of R, 16 x 16, that a warp multiplies, in either direction."""
+    return len(cell.recurrent_gates) * (blocks * unit_tiles // k_splits)
+
+
 def register_need(direction: str, cell: Cell, cells: Operand, sums: Operand, planes: int) -> Expression:
     """Registers of a thread besides those for R, about: addresses, `sums` tiles of sums, values of `cells` cells."""
     gates, states = len(cell.gates), len(cell.states)
@@ -176,7 +181,7 @@ def _shared_bytes(
     planes, size = planes_of(dtype), dtype.itemsize
     seqs, units, warps = 8 * batch_tiles, 16 * unit_tiles, unit_tiles * k_splits
     padded = units * blocks
-    fragments = planes * gates * (blocks * unit_tiles // k_splits)
+    fragments = planes * tiles_of_warp(cell, blocks, unit_tiles, k_splits)
     several_blocks, several_warps = minimum(blocks - 1, 1), minimum(k_splits - 1, 1)
     sums = several_warps * warps * batch_tiles * 512  # of one gate
     if direction == "forward":

@@ -40,9 +40,7 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
                     f"data={task}",
                     f"model={model}",
                     f"seed={seed}",
-                    f"compile={str(model in COMPILED[experiment]).lower()}",
-                    *(LAYERS if experiment == "state_tracking" and model in WITH_LAYERS else ()),
-                    *(QUICK if experiment == "state_tracking" and options.quick else ()),
+                    *_settings(experiment, model, options.quick),
                 ),
             )
             for seed in seeds  # outermost: what is broken off has every task
@@ -55,6 +53,14 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
         for row in rows:
             row.pop("accuracy_by_length", None)
     return [save(name, options, {"runs": rows}, made_on(rows))]
+
+
+def _settings(experiment: str, model: str, quick: bool) -> tuple[str, ...]:
+    """What a model takes in an experiment beside what the experiment says."""
+    compiled = f"compile={str(model in COMPILED[experiment]).lower()}"
+    if experiment != "state_tracking":
+        return (compiled,)
+    return (compiled, *(LAYERS if model in WITH_LAYERS else ()), *(QUICK if quick else ()))
 
 
 def _parity(options: Options) -> list[Path]:
