@@ -7,7 +7,19 @@ from torch import Tensor
 
 from flashrnn.cells import Cell, cell_of_key, get_cell
 from flashrnn.dispatch import check_backend, choose
-from flashrnn.problem import Backend, Inputs, Problem, States, as_planes, as_rows, empty_aux, rows_like, state_dtype
+from flashrnn.problem import (
+    Backend,
+    Inputs,
+    Kept,
+    Problem,
+    States,
+    as_planes,
+    as_rows,
+    empty_aux,
+    empty_gates,
+    rows_like,
+    state_dtype,
+)
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -92,7 +104,8 @@ def recurrence(
     transformed = _transformed()  # then inputs do not tell whether a gradient is wanted
     needs_grad = transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if transformed else _forward
-    return States(*run(*differentiable, reset, cell.key, backend, all_states or needs_grad, needs_grad))
+    h, aux, last, _ = run(*differentiable, reset, cell.key, backend, all_states or needs_grad, needs_grad)
+    return States(h, aux, last)
 
 
 def reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
@@ -178,10 +191,10 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def _backend(cell: Cell, inputs: Inputs, name: str, training: bool) -> Backend:
-    Wx = inputs.Wx
-    B, T, _, N, D = Wx.shape
-    return choose(name, Problem(cell, B, T, N, D, Wx.dtype, Wx.device, training, inputs.reset is not None))
+def _backend(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Backend:
+    """That of a problem with such `rows` [B, T, ..., N, D]."""
+    B, T, *_, N, D = rows.shape
+    return choose(name, Problem(cell, B, T, N, D, rows.dtype, rows.device, training, reset is not None))
 
 
 def _no_autocast(Wx: Tensor) -> torch.autocast:
@@ -211,10 +224,12 @@ def _run_forward(
     backend: str,
     all_states: bool,
     training: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     definition, inputs = cell_of_key(cell), Inputs(Wx, R, b, states, reset)
     with _no_autocast(Wx):
-        return tuple(_backend(definition, inputs, backend, training).forward(definition, inputs, all_states))
+        chosen = _backend(backend, definition, Wx, reset, training)
+        results, gates = chosen.forward(definition, inputs, all_states, training)
+    return *results, gates
 
 
 _forward = _operator(_run_forward)
@@ -222,47 +237,51 @@ _forward = _operator(_run_forward)
 
 @torch.library.register_fake("flashrnn::forward")
 def _(Wx, R, b, states, reset, cell, backend, all_states, training):
-    return rows_like(Wx, *Wx.shape[3:]), empty_aux(cell_of_key(cell), Wx, all_states), states.new_empty(states.shape)
+    definition = cell_of_key(cell)
+    h, last = rows_like(Wx, *Wx.shape[3:]), states.new_empty(states.shape)
+    return h, empty_aux(definition, Wx, all_states), last, empty_gates(definition, Wx, training)
 
 
 def _run_backward(
     d_h: Tensor | None,
     d_aux: Tensor | None,
     d_last: Tensor | None,
-    Wx: Tensor,
     R: Tensor,
-    b: Tensor,
     states: Tensor,
     reset: Tensor | None,
     h: Tensor,
     aux: Tensor,
+    gates: Tensor,
     cell: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    definition, inputs, grads = cell_of_key(cell), Inputs(Wx, R, b, states, reset), States(d_h, d_aux, d_last)
-    h, aux = as_rows(h, Wx), as_planes(aux, Wx)  # what keeps saved tensors (vmap, hooks) may change their layout
-    with _no_autocast(Wx):
-        return tuple(_backend(definition, inputs, backend, True).backward(definition, inputs, h, aux, grads))
+    definition, grads = cell_of_key(cell), States(d_h, d_aux, d_last)
+    # what keeps saved tensors (vmap, hooks) may change their layout
+    kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
+    with _no_autocast(h):
+        return tuple(_backend(backend, definition, h, reset, True).backward(definition, kept, grads))
 
 
 _backward = _operator(_run_backward)
 
 
 @torch.library.register_fake("flashrnn::backward")
-def _(d_h, d_aux, d_last, Wx, R, b, states, reset, h, aux, cell, backend):
-    return rows_like(Wx, *Wx.shape[2:]), *(x.new_empty(x.shape) for x in (R, b, states))
+def _(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend):
+    definition, (N, D) = cell_of_key(cell), h.shape[2:]
+    d_Wx, d_b = rows_like(h, len(definition.input_gates), N, D), states.new_empty(len(definition.gates), N, D)
+    return d_Wx, R.new_empty(R.shape), d_b, states.new_empty(states.shape)
 
 
 def _setup_context(ctx, inputs, output):
-    Wx, R, b, states, reset, ctx.cell, ctx.backend, all_states, training = inputs
+    _, R, _, states, reset, ctx.cell, ctx.backend, all_states, training = inputs
     if not (all_states and training):
         raise RuntimeError("flashrnn::forward has a gradient only with all_states=True and training=True")
-    h, aux, _ = output
-    ctx.save_for_backward(Wx, R, b, states, reset, h, aux)
+    h, aux, _, gates = output
+    ctx.save_for_backward(R, states, reset, h, aux, gates)
     ctx.set_materialize_grads(False)
 
 
-def _autograd(ctx, d_h, d_aux, d_last):
+def _autograd(ctx, d_h, d_aux, d_last, _):
     run = _Backward.apply if _transformed() else _backward
     gradients = run(d_h, d_aux, d_last, *ctx.saved_tensors, ctx.cell, ctx.backend)
     return (*gradients, None, None, None, None, None)

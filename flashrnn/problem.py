@@ -58,11 +58,22 @@ class Inputs(NamedTuple):
 
 
 class States(NamedTuple):
-    """Results of the forward pass, or their gradients (None: not asked for)."""
+    """Results of the recurrence, or their gradients (None: not asked for)."""
 
     h: Tensor  # [B, T, N, D], dtype of Wx: the first state after every step
     aux: Tensor  # [S-1, B, T, N, D], state dtype: the others (T = 0 if not kept)
     last: Tensor  # [S, B, N, D], state dtype: all states after the last step
+
+
+class Kept(NamedTuple):
+    """What the backward pass computes from."""
+
+    R: Tensor
+    states: Tensor  # the initial ones
+    reset: Tensor | None
+    h: Tensor  # of all steps, as aux and gates in memory as Wx
+    aux: Tensor
+    gates: Tensor  # [B, T, G, N, D], `gate_dtype`: their pre-activations; the order within a row is the backend's own
 
 
 class Gradients(NamedTuple):
@@ -82,11 +93,14 @@ class Backend(Protocol):
     def supports(self, problem: Problem) -> str | None:
         """None if this backend serves the problem, otherwise the reason why not."""
 
-    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
-        """Without `all_states` the states behind the first are given after the last step alone."""
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
+        """The states, and the gates for `backward`, of no time steps unless `training`.
 
-    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
-        """`h` and `aux` are those that `forward` gave with `all_states`, in memory as Wx."""
+        Without `all_states` the states behind the first are given after the last step alone.
+        """
+
+    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
+        """`kept` is of a `forward` with `all_states` and `training`."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -97,6 +111,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of biases, of states across time and of sums: float32 for half types, otherwise `dtype` itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def gate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which gates are kept: of the half types float16, whose error of 2^-11 an exponential gate bears."""
+    return torch.float16 if dtype == torch.bfloat16 else dtype
 
 
 def is_time_major(x: Tensor) -> bool:
@@ -131,3 +150,12 @@ def empty_aux(cell: Cell, Wx: Tensor, all_states: bool) -> Tensor:
     if is_time_major(Wx):
         return Wx.new_empty(*shape, B, N, D, dtype=dtype).transpose(1, 2)
     return Wx.new_empty(shape[0], B, shape[1], N, D, dtype=dtype)
+
+
+def empty_gates(cell: Cell, Wx: Tensor, training: bool) -> Tensor:
+    """Room for the gates of every step: [B, T, G, N, D], without time steps if there is no training."""
+    B, T, _, N, D = Wx.shape
+    steps, row = T if training else 0, (len(cell.gates), N, D)
+    if is_time_major(Wx):
+        return Wx.new_empty(steps, B, *row, dtype=gate_dtype(Wx.dtype)).transpose(0, 1)
+    return Wx.new_empty(B, steps, *row, dtype=gate_dtype(Wx.dtype))

@@ -1,7 +1,7 @@
 """The recurrence in plain PyTorch: any cell, dtype, device and size. The oracle of every other backend ("vanilla").
 
-The backward walks the time loop by hand, without an autograd graph: all that does not depend on later steps (gates
-and the factors of the cell's gradient) is computed for many steps at once, the loop does the rest.
+The backward walks the time loop by hand, without an autograd graph: all that does not depend on later steps (the
+factors of the cell's gradient) is computed for many steps at once, the loop does the rest.
 """
 
 import logging
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.codegen.torch_source import torch_function
-from flashrnn.problem import Gradients, Inputs, Problem, States, empty_aux, rows_like, state_dtype
+from flashrnn.problem import Gradients, Inputs, Kept, Problem, States, empty_aux, empty_gates, rows_like, state_dtype
 from flashrnn.trace import UntraceableCell, trace
 
 logger = logging.getLogger("flashrnn")
@@ -30,42 +30,41 @@ class Reference:
     def supports(self, problem: Problem) -> str | None:
         return None
 
-    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         layout, T = _Layout(cell), Wx.shape[1]
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
-        h, aux = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states)
+        h, aux, gates = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states), empty_gates(cell, Wx, training)
         state = list(states.transpose(1, 2).clone(memory_format=torch.contiguous_format))  # S x [N, B, D]
-        for steps in _chunks(Wx):
+        for steps in _chunks(h):
             pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
             for t, pre_t in zip(range(T)[steps], pre.unbind(1), strict=True):
                 if reset is not None:
                     state = [s.masked_fill(reset[:, t, None], 0.0) for s in state]
-                recurrent = torch.baddbmm(pre_t[..., : weight.shape[2]], state[0], weight)
-                state = list(cell.update(layout.split(pre_t, recurrent), state))
+                pre_t[..., : weight.shape[2]].baddbmm_(state[0], weight)
+                state = list(cell.update(layout.split(pre_t), state))
                 state[0] = state[0].to(Wx.dtype).to(pre.dtype)
                 h[:, t] = state[0].transpose(0, 1)
                 if all_states:
                     for every, new in zip(aux, state[1:], strict=True):
                         every[:, t] = new.transpose(0, 1)
-        return States(h, aux, torch.stack(state).transpose(1, 2).contiguous())
+            if training:
+                gates[:, steps] = layout.rows(pre)
+        return States(h, aux, torch.stack(state).transpose(1, 2).contiguous()), gates
 
-    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
-        Wx, R, b, states, reset = inputs
-        layout, functions, T = _Layout(cell), _functions(cell), Wx.shape[1]
+    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
+        R, states, reset, h, aux, gates = kept
+        layout, functions, T = _Layout(cell), _functions(cell), h.shape[1]
         matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]
         recurrent_gates = slice(matrix.shape[1])  # of the last axis
-        given = [None if g is None else g.to(b.dtype).permute(2, 1, 0, 3) for g in _per_state(cell, grads)]
+        given = [None if g is None else g.to(states.dtype).permute(2, 1, 0, 3) for g in _per_state(cell, grads)]
         d_last = torch.zeros_like(states) if grads.last is None else grads.last
         d_state = list(d_last.transpose(1, 2).contiguous().unbind())
-        d_Wx, d_matrix, d_bias = rows_like(Wx, *Wx.shape[2:]), torch.zeros_like(matrix), 0.0
-        for steps in reversed(_chunks(Wx)):
-            pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
+        d_Wx, d_matrix, d_bias = rows_like(h, len(cell.input_gates), *h.shape[2:]), torch.zeros_like(matrix), 0.0
+        for steps in reversed(_chunks(h)):
+            pre = layout.pre_activations(gates[:, steps], states.dtype)  # [N, t, B, G*D]
             previous = _previous_states(states, reset, h, aux, steps)  # [S, N, t, B, D]
-            h_before = previous[0].flatten(1, 2)
-            recurrent = torch.baddbmm(pre[..., recurrent_gates].flatten(1, 2), h_before, matrix.transpose(1, 2))
-            gates = layout.split(pre, recurrent.view_as(pre[..., recurrent_gates]))
-            factors = [f.unbind(1) for f in functions.factors(*gates, *previous)]
+            factors = [f.unbind(1) for f in functions.factors(*layout.split(pre), *previous)]
             d_gates = torch.empty_like(pre)
             for k, t in reversed(list(enumerate(range(T)[steps]))):
                 d_new = [d if g is None else d + g[:, t] for d, g in zip(d_state, given, strict=True)]
@@ -75,15 +74,15 @@ class Reference:
                 if reset is not None:
                     d_state = [d.masked_fill(reset[:, t, None], 0.0) for d in d_state]
             d_Wx[:, steps] = layout.input_gradient(d_gates)
-            d_matrix.baddbmm_(d_gates[..., recurrent_gates].flatten(1, 2).transpose(1, 2), h_before)
+            d_matrix.baddbmm_(d_gates[..., recurrent_gates].flatten(1, 2).transpose(1, 2), previous[0].flatten(1, 2))
             d_bias = d_bias + d_gates.sum((1, 2))
         d_R, d_b = layout.parameter_gradients(d_matrix, d_bias)
         return Gradients(d_Wx, d_R.to(R.dtype), d_b, torch.stack(d_state).transpose(1, 2).contiguous())
 
 
-def _chunks(Wx: Tensor) -> list[slice]:
+def _chunks(h: Tensor) -> list[slice]:
     """Slices of time whose gates and factors stay in a processor's cache."""
-    B, T, _, N, D = Wx.shape
+    B, T, N, D = h.shape
     steps = max(1, _CHUNK // (B * N * D))
     return [slice(start, min(start + steps, T)) for start in range(0, T, steps)]
 
@@ -109,18 +108,22 @@ class _Layout:
     def recurrent_matrix(self, R: Tensor) -> Tensor:
         return R.transpose(0, 1).flatten(1, 2).to(state_dtype(R.dtype))
 
-    def split(self, pre: Tensor, recurrent: Tensor) -> list[Tensor]:
-        """Pre-activations and the recurrent gates' sums, both [..., gates*D] -> gates in the cell's order [..., D]."""
-        R = len(self.cell.recurrent_gates)
-        sums = recurrent.unflatten(-1, (R, -1)).unbind(-2)
-        rest = pre.unflatten(-1, (len(self.order), -1)).unbind(-2)[R:]
-        gates = (*sums, *rest)
+    def split(self, pre: Tensor) -> list[Tensor]:
+        """[..., G*D] in this layout -> gates in the cell's order [..., D]."""
+        gates = pre.unflatten(-1, (len(self.order), -1)).unbind(-2)
         return [gates[k] for k in self.to_cell]
+
+    def rows(self, pre: Tensor) -> Tensor:
+        """[N, T, B, G*D] in this layout -> [B, T, G, N, D], gates in this order."""
+        return pre.unflatten(-1, (len(self.order), -1)).permute(2, 1, 3, 0, 4)
+
+    def pre_activations(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """The opposite of `rows`, in `dtype`."""
+        return rows.permute(3, 1, 0, 2, 4).to(dtype, memory_format=torch.contiguous_format).flatten(3)
 
     def input_gradient(self, d_gates: Tensor) -> Tensor:
         """[N, T, B, G*D] in this layout -> [B, T, Gi, N, D]."""
-        d_gates = d_gates.unflatten(-1, (len(self.order), -1))
-        return d_gates[:, :, :, self.with_input].permute(2, 1, 3, 0, 4)
+        return self.rows(d_gates)[:, :, self.with_input]
 
     def parameter_gradients(self, d_matrix: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
         """[N, Gr*D, D] and [N, G*D] in this layout -> d_R [Gr, N, D, D] and d_b [G, N, D]."""
