@@ -41,6 +41,7 @@ class Variant:
 
     reset: bool
     all_states: bool
+    gates: bool
     d_aux: bool
 
 
@@ -90,6 +91,7 @@ def cell_prelude(
         "FACTORS": max(1, len(trace(cell).factors.outputs)),
         "RESET": variant.reset,
         "ALL_STATES": variant.all_states,
+        "KEEP_GATES": variant.gates,
         "HAS_D_AUX": variant.d_aux,
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
         **layout,

@@ -32,11 +32,13 @@ class CudaStreaming:
                 return f"{direction} does not fit: {reason}"
         return None
 
-    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> States:
         Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
         Wx = as_rows(Wx, Wx)
-        variant = Variant(reset=reset is not None, all_states=all_states and len(cell.states) > 1, d_aux=False)
+        variant = Variant(
+            reset=reset is not None, all_states=all_states and len(cell.states) > 1, gates=training, d_aux=False
+        )
         kernel, layout = _kernel("forward", cell, N, D, B, Wx.dtype, variant, Wx.device.index)
         h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states)
         state = states.clone(memory_format=torch.contiguous_format)
@@ -50,7 +52,7 @@ class CudaStreaming:
         Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
         Wx = as_rows(Wx, Wx)
-        variant = Variant(reset=reset is not None, all_states=True, d_aux=grads.aux is not None)
+        variant = Variant(reset=reset is not None, all_states=True, gates=True, d_aux=grads.aux is not None)
         kernel, layout = _kernel("backward", cell, N, D, B, Wx.dtype, variant, Wx.device.index)
         h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(without_input(cell)), N, D)

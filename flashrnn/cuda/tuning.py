@@ -65,7 +65,7 @@ def candidates(direction: str, sizes: Sizes, count: int) -> list[Tiling]:
     return order
 
 
-_TRAINING = Variant(reset=False, all_states=True, d_aux=False)
+_TRAINING = Variant(reset=False, all_states=True, gates=True, d_aux=False)
 
 
 def _compile_all(direction: str, sizes: Sizes, choices: list[Tiling]) -> None:

@@ -17,7 +17,7 @@ from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
 BUILT_IN = ("elman", "gru", "lstm", "slstm")
 DIRECTIONS = ("forward", "backward")
-TRAINING = Variant(reset=False, all_states=True, d_aux=False)
+TRAINING = Variant(reset=False, all_states=True, gates=True, d_aux=False)
 
 
 def compiled(

@@ -13,7 +13,7 @@ from flashrnn.cuda.source import Tiling, Variant, prelude, recurrent_only, sum_r
 from tests.problems import CELLS, MINIMAL_GATED, cell_name
 
 TILING = Tiling(unit_tiles=2, k_splits=2, batch_tiles=1, blocks=2, grid=False, stages=2, register_fragments=4)
-PLAIN = Variant(reset=False, all_states=True, d_aux=False)
+PLAIN = Variant(reset=False, all_states=True, gates=True, d_aux=False)
 
 
 def constants(cell: Cell, dtype: torch.dtype = torch.bfloat16, variant: Variant = PLAIN) -> dict[str, int | list[int]]:
@@ -32,7 +32,8 @@ def test_sizes_and_tiling():
 
 
 def test_variants():
-    for field, constant in (("reset", "RESET"), ("all_states", "ALL_STATES"), ("d_aux", "HAS_D_AUX")):
+    constants_of = {"reset": "RESET", "all_states": "ALL_STATES", "gates": "KEEP_GATES", "d_aux": "HAS_D_AUX"}
+    for field, constant in constants_of.items():
         for value in (False, True):
             assert constants(get_cell("lstm"), variant=replace(PLAIN, **{field: value}))[constant] == value
 

@@ -25,7 +25,7 @@ from tests.suite import Case, check
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
 SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
-TRAINING = Variant(reset=False, all_states=True, d_aux=False)
+TRAINING = Variant(reset=False, all_states=True, gates=True, d_aux=False)
 
 
 @dataclass(frozen=True)

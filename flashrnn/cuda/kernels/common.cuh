@@ -38,6 +38,13 @@ using scalar = float;
 constexpr int BYTES = sizeof(scalar);
 constexpr int PLANES = BYTES == 4 ? 3 : 1;
 
+// What gates are kept in for the backward.
+template <int>
+struct GateOf { using type = __half; };
+template <>
+struct GateOf<4> { using type = float; };
+using gate = GateOf<BYTES>::type;
+
 // Two neighbouring scalars. Their planes are taken one after the other.
 template <class S>
 struct PairOf {
