@@ -1,7 +1,7 @@
 """Backend `cuda`: any head size. The whole time loop in one kernel that reads R anew at every step.
 
-Besides inputs and results a call takes room for R once more, in the order in which the kernel reads it, and in the
-backward for h before every step.
+Besides inputs and results a call takes room for R once more, in the order in which the kernel reads it. Gates are kept
+as [B, T, N, D, G].
 """
 
 from functools import cache
@@ -17,8 +17,19 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import Variant
 from flashrnn.cuda.streaming_layout import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
 from flashrnn.gpu import Gpu, device_gpu
-from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, contiguous, empty_aux, rows_like
-from flashrnn.products import gate_views, outer_products, previous_h, recurrent_sums, row_strides, whole
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Kept,
+    Problem,
+    States,
+    as_rows,
+    contiguous,
+    empty_aux,
+    empty_gates,
+    rows_like,
+)
+from flashrnn.products import gate_views, outer_products, row_strides, shifted
 
 
 class CudaStreaming:
@@ -32,7 +43,7 @@ class CudaStreaming:
                 return f"{direction} does not fit: {reason}"
         return None
 
-    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> States:
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
         Wx = as_rows(Wx, Wx)
@@ -40,36 +51,31 @@ class CudaStreaming:
             reset=reset is not None, all_states=all_states and len(cell.states) > 1, gates=training, d_aux=False
         )
         kernel, layout = _kernel("forward", cell, N, D, B, Wx.dtype, variant, Wx.device.index)
-        h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states)
+        h, aux, gates = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), empty_gates(cell, Wx, training)
         state = states.clone(memory_format=torch.contiguous_format)
-        matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, Wx), _counters(layout, Wx)
+        matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, h), _counters(layout, h)
         exchange[0, :, :, :D] = states[0].transpose(0, 1)
-        arguments = (Wx, matrix, b.contiguous(), contiguous(reset), exchange, counters, h, aux, state)
-        kernel(_blocks(kernel, layout, Wx), *arguments, B, T, *row_strides(Wx))
-        return States(h, aux, state)
+        arguments = (Wx, matrix, b.contiguous(), contiguous(reset), exchange, counters, h, aux, state, gates)
+        kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
+        return States(h, aux, state), gates
 
-    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
-        Wx, R, b, states, reset = inputs
-        B, T, _, N, D = Wx.shape
-        Wx = as_rows(Wx, Wx)
+    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
+        R, states, reset, h, aux, gates = kept
+        B, T, N, D = h.shape
         variant = Variant(reset=reset is not None, all_states=True, gates=True, d_aux=grads.aux is not None)
-        kernel, layout = _kernel("backward", cell, N, D, B, Wx.dtype, variant, Wx.device.index)
-        h_before = previous_h(h, states[0], reset)
-        d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(without_input(cell)), N, D)
-        gradients = gate_views(cell, d_Wx, d_u)
-        recurrent_sums(gradients, R, whole(h_before))
-        d_h = None if grads.h is None else as_rows(grads.h, Wx)
+        kernel, layout = _kernel("backward", cell, N, D, B, h.dtype, variant, h.device.index)
+        d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
+        d_h = None if grads.h is None else as_rows(grads.h, h)
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
         if grads.last is not None:
             d_state.copy_(grads.last)
         matrix = in_order(R.permute(1, 3, 0, 2).flatten(2)[:, None], layout)
-        read = (Wx, matrix, b.contiguous(), contiguous(reset), _exchange(layout, Wx), _counters(layout, Wx))
-        read += (states.contiguous(), h_before, aux, d_h, d_aux)
-        kernel(_blocks(kernel, layout, Wx), *read, d_Wx, d_u, d_state, B, T, *row_strides(Wx))
-        return Gradients(
-            d_Wx, outer_products(gradients, whole(h_before)), _bias_gradient(cell, d_Wx, d_u, b.dtype), d_state
-        )
+        exchanged = contiguous(reset), _exchange(layout, h), _counters(layout, h)
+        arguments = (matrix, *exchanged, states.contiguous(), h, aux, gates, d_h, d_aux, d_Wx, d_u, d_state)
+        kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
+        d_R = outer_products(gate_views(cell, d_Wx, d_u), shifted(h, states[0], reset))
+        return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
 
 
 @cache
@@ -101,19 +107,19 @@ def in_order(rows: Tensor, layout: Layout) -> Tensor:
     return tiles.permute(0, 2, 4, 1, 3, 5).contiguous()
 
 
-def _exchange(layout: Layout, Wx: Tensor) -> Tensor:
+def _exchange(layout: Layout, h: Tensor) -> Tensor:
     """Two buffers of the vectors that a step multiplies: [2, N, B, length], zeros."""
-    return Wx.new_zeros(2, Wx.shape[3], Wx.shape[0], layout.padded(Wx.dtype))
+    return h.new_zeros(2, h.shape[2], h.shape[0], layout.padded(h.dtype))
 
 
-def _counters(layout: Layout, Wx: Tensor) -> Tensor:
+def _counters(layout: Layout, h: Tensor) -> Tensor:
     """Zeros, one for every group at the beginning of a cache line."""
-    return Wx.new_zeros(layout.groups(Wx.shape[3], Wx.shape[0]), 32, dtype=torch.int32)
+    return h.new_zeros(layout.groups(h.shape[2], h.shape[0]), 32, dtype=torch.int32)
 
 
-def _blocks(kernel: LoadedKernel, layout: Layout, Wx: Tensor) -> int:
+def _blocks(kernel: LoadedKernel, layout: Layout, h: Tensor) -> int:
     """One for every item, as far as they can run at the same time, because they wait for each other."""
-    B, _, _, N, D = Wx.shape
+    B, _, N, D = h.shape
     return min(layout.groups(N, B) * layout.unit_blocks(D), kernel.at_once)
 
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <list>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,7 @@ using operand = bfloat16;
 using scalar = float;
 using operand = bfloat16;
 #endif
+using gate = std::conditional_t<sizeof(scalar) == 4, float, _Float16>;
 constexpr int PLANES = sizeof(scalar) == 4 ? 3 : 1;
 
 inline float half_of(u32 word, int upper) {

@@ -21,10 +21,16 @@ constexpr int CELLS = (SEQS * UNITS + THREADS - 1) / THREADS;  // units of one s
 constexpr int NO_INPUT = GATES - GI;
 constexpr i64 ROW = i64(HEADS) * D;                            // units of all heads
 constexpr int AHEAD = 4;                                       // steps
+constexpr int GATE_BYTES = GATES * sizeof(gate);               // of a unit
 // Rows of sums lie so that the lanes of half a warp, four rows of four pairs, write to different banks.
 constexpr int SUM_STRIDE = ROWS + (40 - ROWS % 32) % 32;
 static_assert(ROWS % 8 == 0 && DEPTH <= WARP_VECTORS && PADDED_K >= K);
 static_assert(WARPS * SEQS * SUM_STRIDE * 4 == SHARED_BYTES_EXPECTED, "streaming_layout.py counts shared memory differently");
+
+// The gates of a unit at one step, as the forward keeps them for the backward, aligned for few and wide accesses.
+struct alignas((GATE_BYTES & -GATE_BYTES) < 16 ? GATE_BYTES & -GATE_BYTES : 16) UnitGates {
+  gate of[GATES];
+};
 
 // What one block does at every step.
 struct Item {

@@ -1,19 +1,18 @@
 // The backward time loop with R read at every step: rows are the units of an item, vectors are the gradients of the
-// recurrent gates. The factors of the cell's gradient are computed while the block waits for its group.
+// recurrent gates. The factors of the cell's gradient are computed, from the kept gates, while the block waits for its group.
 #pragma once
 #include "stream.cuh"
 static_assert(ROWS == UNITS && K == GR * D);
 
-// As flashrnn_stream_forward, and: initial [STATES, B, N, D]; h_before [B, T, N, D], zero after a reset; d_h (may be null)
-// as h, d_aux as aux -> d_x [B, T, GI, N, D] and, for gates without an input, d_u [B, T, GATES - GI, N, D]: both come with
-// the recurrent gates' sums R h, and leave with gradients. d_state [STATES, B, N, D]: the gradient of the last states, in
-// the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
+// As flashrnn_stream_forward, and: initial [STATES, B, N, D]; d_h (may be null) as h, d_aux as aux -> d_x [B, T, GI, N, D]
+// and, for gates without an input, d_u [B, T, GATES - GI, N, D]. d_state [STATES, B, N, D]: the gradient of the last
+// states, in the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_stream_backward(const scalar* __restrict__ x, const uint4* __restrict__ R, const float* __restrict__ bias,
-                         const unsigned char* __restrict__ reset, scalar* exchange, u32* counters,
-                         const float* __restrict__ initial, const scalar* __restrict__ h_before,
-                         const float* __restrict__ aux, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
-                         scalar* d_x, scalar* d_u, float* d_state, i64 B, i64 T, i64 row_b, i64 row_t) {
+flashrnn_stream_backward(const uint4* __restrict__ R, const unsigned char* __restrict__ reset, scalar* exchange,
+                         u32* counters, const float* __restrict__ initial, const scalar* __restrict__ h,
+                         const float* __restrict__ aux, const UnitGates* __restrict__ gates,
+                         const scalar* __restrict__ d_h, const float* __restrict__ d_aux, scalar* __restrict__ d_x,
+                         scalar* __restrict__ d_u, float* __restrict__ d_state, i64 B, i64 T, i64 row_b, i64 row_t) {
   extern __shared__ __align__(16) float sums[];
   const int items = Item::count(B), first = blockIdx.x;
   Stream stream(R, Item(first));
@@ -33,29 +32,25 @@ flashrnn_stream_backward(const scalar* __restrict__ x, const uint4* __restrict__
 #pragma unroll
         for (int k = 0; k < STATES; k++) d_new[i][k] = d_state[(k * B + cell.sequence) * ROW + cell.element];
         if (t < 0) continue;
-        const i64 row = cell.sequence * row_b + t * row_t, ahead = -AHEAD * row_t * ROW, at = row * ROW + cell.element;
-        auto read = [&](const auto* from, i64 back) {
-          if (t >= AHEAD) prefetch(from + back);
-          return float(*from);
+        const i64 at = (cell.sequence * row_b + t * row_t) * ROW + cell.element, back = row_t * ROW;
+        auto read = [&](const auto* from, i64 steps) {
+          if (t >= AHEAD + steps) prefetch(from - AHEAD * back);
+          return *from;
         };
         keep[i] = !RESET || !reset[cell.sequence * T + t];
+        const UnitGates kept = read(gates + at, 0);
         float g[GATES], s[STATES];
 #pragma unroll
-        for (int j = 0; j < GATES; j++) {
-          const i64 in_x = (row * GI + INPUT_OF[j]) * ROW + cell.element, in_u = (row * NO_INPUT + OTHER_OF[j]) * ROW + cell.element;
-          g[j] = bias[j * ROW + cell.element];
-          if (INPUT_OF[j] >= 0) g[j] += read(x + in_x, ahead * GI);
-          if (RECURRENT_OF[j] >= 0) g[j] += INPUT_OF[j] >= 0 ? read(d_x + in_x, ahead * GI) : read(d_u + in_u, ahead * NO_INPUT);
-        }
-        s[0] = USES_H ? read(h_before + at, ahead) : 0;
+        for (int j = 0; j < GATES; j++) g[j] = float(kept.of[j]);
+        const float* first_state = initial + cell.sequence * ROW + cell.element;
+        s[0] = !USES_H || !keep[i] ? 0 : t > 0 ? float(read(h + at - back, 1)) : *first_state;
 #pragma unroll
         for (int k = 1; k < STATES; k++) {
-          const float* from = t > 0 ? aux + (k - 1) * B * T * ROW + at - row_t * ROW
-                                    : initial + (k * B + cell.sequence) * ROW + cell.element;
-          s[k] = keep[i] ? (t > AHEAD ? read(from, ahead) : *from) : 0;
-          if (HAS_D_AUX) d_new[i][k] += read(d_aux + (k - 1) * B * T * ROW + at, ahead);
+          const i64 plane = (k - 1) * B * T * ROW + at;
+          s[k] = keep[i] ? read(t > 0 ? aux + plane - back : first_state + k * B * ROW, 1) : 0;
+          if (HAS_D_AUX) d_new[i][k] += read(d_aux + plane, 0);
         }
-        if (d_h) d_new[i][0] += read(d_h + at, ahead);
+        if (d_h) d_new[i][0] += float(read(d_h + at, 0));
         cell_factors(g, s, factors[i]);
       }
       step_sums(sums, stream, item, next, before, counters, step, B);

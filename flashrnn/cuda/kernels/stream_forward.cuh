@@ -5,12 +5,13 @@ static_assert(ROWS == GR * UNITS && K == D);
 
 // x [B, T, GI, N, D], R in the order of Stream, bias [GATES, N, D], reset [B, T] -> h [B, T, N, D], aux [STATES - 1, B, T, N, D].
 // state [STATES, B, N, D]: the initial states, in the end the last ones. exchange [2, N, B, PADDED_K]: h before the first
-// step, zeros where it is padding. counters [groups, 32]: zeros.
-// Row (b, t) of x, h and aux is row b * row_b + t * row_t: batch and time may be swapped in memory.
+// step, zeros where it is padding. counters [groups, 32]: zeros. gates [B, T, N, D], if KEEP_GATES: what cell_forward saw.
+// Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ R, const float* __restrict__ bias,
                         const unsigned char* __restrict__ reset, scalar* exchange, u32* counters, scalar* __restrict__ h,
-                        float* __restrict__ aux, float* __restrict__ state, i64 B, i64 T, i64 row_b, i64 row_t) {
+                        float* __restrict__ aux, float* __restrict__ state, UnitGates* __restrict__ gates, i64 B, i64 T,
+                        i64 row_b, i64 row_t) {
   extern __shared__ __align__(16) float sums[];
   const int items = Item::count(B), first = blockIdx.x;
   Stream stream(R, Item(first));
@@ -39,6 +40,7 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
       }
       step_sums(sums, stream, item, next, before, counters, t, B);
       float fresh[CELLS][STATES];
+      UnitGates seen[CELLS];
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
         const CellPlace cell(item, i, B);
@@ -49,6 +51,7 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
           g[j] = b[i][j];
           if (INPUT_OF[j] >= 0) g[j] += in[i][INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0];
           if (RECURRENT_OF[j] >= 0) g[j] += keep[i] ? sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row) : 0;
+          seen[i].of[j] = gate(g[j]);
         }
         cell_forward(g, s[i], fresh[i]);
         const scalar rounded = scalar(fresh[i][0]);
@@ -63,6 +66,7 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
         if (!cell.valid) continue;
         const i64 at = (cell.sequence * row_b + t * row_t) * ROW + cell.element;
         h[at] = scalar(fresh[i][0]);
+        if (KEEP_GATES) gates[at] = seen[i];
 #pragma unroll
         for (int k = 0; k < STATES; k++) {
           state[(k * B + cell.sequence) * ROW + cell.element] = fresh[i][k];
