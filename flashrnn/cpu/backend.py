@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.cpu import build, threads
-from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
+from flashrnn.problem import Gradients, Inputs, Kept, Problem, States, as_rows, empty_aux, empty_gates, rows_like
 from flashrnn.products import places, row_strides
 from flashrnn.trace import untraceable
 
@@ -32,38 +32,34 @@ class CpuFused:
             return "numba is not installed: pip install '.[cpu]' in a clone of flashrnn-lm"
         return untraceable(problem.cell)
 
-    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
-        inputs = _dense(inputs)
-        Wx, states = inputs.Wx, inputs.states
-        h, aux, last = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states), torch.empty_like(states)
-        _run("forward", cell, inputs, h=h, aux=aux, last=last)
-        return States(h, aux, last)
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
+        Wx, R, b, states, reset = inputs
+        h, aux, gates = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states), empty_gates(cell, Wx, training)
+        given = {"x": as_rows(Wx, Wx), "weights": _columns(R.transpose(2, 3)), "b": b.contiguous()}
+        kept = Kept(R, states.contiguous(), reset, h, aux, gates)
+        last = torch.empty_like(kept.states)
+        _run("forward", cell, kept, **given, last=last)
+        return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
-        inputs = _dense(inputs)
-        Wx, R, b, states, _ = inputs
+    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
+        kept = kept._replace(states=kept.states.contiguous())
+        R, states, _, h, aux, _ = kept
         given = {
-            "d_h": None if grads.h is None else as_rows(grads.h, Wx),
+            "R": _columns(R),
+            "d_h": None if grads.h is None else as_rows(grads.h, h),
             "d_aux": None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux),
         }
         d_states = torch.zeros_like(states) if grads.last is None else torch.empty_like(states).copy_(grads.last)
-        parts, matrix, d_x = _parts(Wx), _columns(R), rows_like(Wx, *Wx.shape[2:])
-        d_R, d_b = matrix.new_zeros(parts.count, *matrix.shape), b.new_zeros(parts.count, *b.shape)
-        results = {"d_x": d_x, "d_R": d_R, "d_b": d_b, "d_states": d_states}
-        _run("backward", cell, inputs, h=h, aux=aux, R=matrix, **given, **results)
-        return Gradients(d_x, d_R.sum(0)[..., : R.shape[3]].contiguous(), d_b.sum(0), d_states)
+        (N, D), parts = h.shape[2:], _parts(h).count
+        d_x, d_b = rows_like(h, len(cell.input_gates), N, D), h.new_zeros(parts, len(cell.gates), N, D)
+        d_R = h.new_zeros(parts, *given["R"].shape)
+        _run("backward", cell, kept, **given, d_x=d_x, d_R=d_R, d_b=d_b, d_states=d_states)
+        return Gradients(d_x, d_R.sum(0)[..., :D].contiguous(), d_b.sum(0), d_states)
 
 
 @cache
 def _installed() -> bool:
     return find_spec("numba") is not None
-
-
-def _dense(inputs: Inputs) -> Inputs:
-    """Inputs as the kernels read them: dense, and with a mask of resets in any case."""
-    Wx, R, b, states, reset = inputs
-    reset = Wx.new_zeros(Wx.shape[:2], dtype=torch.bool) if reset is None else reset
-    return Inputs(as_rows(Wx, Wx), R, b.contiguous(), states.contiguous(), as_rows(reset, Wx))
 
 
 def _columns(R: Tensor) -> Tensor:
@@ -78,18 +74,19 @@ class _Parts(NamedTuple):
     size: int  # sequences in each, but for the last
 
 
-def _parts(Wx: Tensor) -> _Parts:
-    B, N, available = Wx.shape[0], Wx.shape[3], torch.get_num_threads()
+def _parts(h: Tensor) -> _Parts:
+    B, N, available = h.shape[0], h.shape[2], torch.get_num_threads()
     size = -(-B // (available // gcd(N, available)))
     size += size % 2  # sequences are worked on in pairs
     return _Parts(-(-B // size), size)
 
 
-def _run(direction: str, cell: Cell, inputs: Inputs, **others: Tensor | None) -> None:
+def _run(direction: str, cell: Cell, kept: Kept, **others: Tensor | None) -> None:
     """Runs the kernel on every head of every part of the batch; `others` are the direction's own arguments."""
-    Wx, R, b, states, reset = inputs
-    B, T, _, N, D = Wx.shape
-    layout, dtype, parts = build.layout(D), Wx.dtype, _parts(Wx)
+    _, states, reset, h, aux, gates = kept
+    B, T, N, D = h.shape
+    reset = h.new_zeros(B, T, dtype=torch.bool) if reset is None else reset
+    layout, dtype, parts = build.layout(D), h.dtype, _parts(h)
     tasks = parts.count * N
     buffers = len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)
     threads_with_room = min(tasks, torch.get_num_threads())
@@ -97,10 +94,10 @@ def _run(direction: str, cell: Cell, inputs: Inputs, **others: Tensor | None) ->
         "counters": torch.zeros(2, dtype=torch.int64),
         "tasks": tasks,
         "part": parts.size,
-        "room": Wx.new_zeros(threads_with_room, buffers * layout.stride),  # zeros: no number is slow to work on
+        "room": h.new_zeros(threads_with_room, buffers * layout.stride),  # zeros: no number is slow to work on
         "room_size": buffers * layout.stride,
         **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
-        **dict(zip(("batch_stride", "time_stride"), row_strides(Wx), strict=True)),
+        **dict(zip(("batch_stride", "time_stride"), row_strides(h), strict=True)),
         **layout._asdict(),
         "gates": len(cell.gates),
         "states": len(cell.states),
@@ -110,7 +107,7 @@ def _run(direction: str, cell: Cell, inputs: Inputs, **others: Tensor | None) ->
         "recurrent_of": torch.tensor(places(cell, cell.recurrent_gates)),
         "multiply": build.matrix_product(layout.width, dtype).address,
         "cell": build.cell_step(direction, cell, layout.stride, dtype).address,
-        **{"x": Wx, "weights": _columns(R.transpose(2, 3)), "b": b, "initial": states, "reset": reset},
+        **{"initial": states, "reset": as_rows(reset, h), "h": h, "aux": aux, "pre": gates},
         **others,
     }
     loop = build.time_loop(direction, dtype)

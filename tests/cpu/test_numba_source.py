@@ -24,7 +24,7 @@ def computed(operator: str, x: torch.Tensor) -> torch.Tensor:
     cell = Cell(f"only_{operator}", lambda g, h: function(g) + 0 * h, states=("h",))
     zeros = x.new_zeros(1, 1, 1)
     inputs = Inputs(x.view(-1, 1, 1, 1, 1), x.new_zeros(1, 1, 1, 1), zeros, x.new_zeros(1, len(x), 1, 1), None)
-    return CpuFused().forward(cell, inputs, False).h.flatten()
+    return CpuFused().forward(cell, inputs, False, False)[0].h.flatten()
 
 
 @pytest.mark.parametrize("operator", FUNCTIONS)
@@ -51,5 +51,5 @@ def test_maximum_keeps_nan_on_either_side(operator):
     cell = Cell(f"two_{operator}", lambda a, b, h: OPERATORS[operator](a, b) + 0 * h, states=("h",))
     x = torch.tensor([[1.0, 2.0], [2.0, 1.0], [math.nan, 1.0], [1.0, math.nan]])
     inputs = Inputs(x.view(4, 1, 2, 1, 1), x.new_zeros(2, 1, 1, 1), x.new_zeros(2, 1, 1), x.new_zeros(1, 4, 1, 1), None)
-    ours = CpuFused().forward(cell, inputs, False).h.flatten()
+    ours = CpuFused().forward(cell, inputs, False, False)[0].h.flatten()
     torch.testing.assert_close(ours, OPERATORS[operator](*x.T), equal_nan=True)

@@ -34,8 +34,10 @@ def test_opcheck_forward_without_states():
 def test_opcheck_backward(cell):
     *inputs, reset = operator_arguments(cell, with_reset=True)
     inputs = [x.detach() for x in inputs]
-    h, aux, last = torch.ops.flashrnn.forward(*inputs, reset, cell.key, "auto", True, True)
-    arguments = (torch.ones_like(h), None, torch.ones_like(last), *inputs, reset, h, aux, cell.key, "auto")
+    h, aux, last, gates = torch.ops.flashrnn.forward(*inputs, reset, cell.key, "auto", True, True)
+    _, R, _, states = inputs
+    kept = (R, states, reset, h, aux, gates)
+    arguments = (torch.ones_like(h), None, torch.ones_like(last), *kept, cell.key, "auto")
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # its autograd is there to refuse
     torch.library.opcheck(torch.ops.flashrnn.backward, arguments, test_utils=tests)
 

@@ -1,7 +1,7 @@
 """One head of the sequences `first` to `stop` through all steps, backward.
 
-Time is cut into chunks of as many steps as there are rows: their gates are recomputed by one product, and their part of
-d_R is one product. Row k of a chunk is step k // count of sequence k % count.
+Time is cut into chunks of as many steps as there are rows, whose part of d_R is one product. Row k of a chunk is step
+k // count of sequence k % count.
 """
 
 FIELDS = (
@@ -14,6 +14,12 @@ FIELDS = (
     "d_b",  # [parts, G, N, D], to be added to
     "d_states",  # [S, B, N, D]: of the last states, then of the first
 )
+
+
+@function
+def load_gates(z, gates, row, head):
+    for gate in range(z.gates):
+        copy(behind(gates, gate * z.stride), behind(z.pre, gate_at(z, row, gate, head)), z.D)
 
 
 @function
@@ -80,7 +86,6 @@ def load_chunk(z, gates, old, begin, count, start, end, head):
             at = ((t - start) * count + r) * z.width
             load_gates(z, behind(gates, at), row_of(z, begin + r, t), head)
             load_previous(z, behind(old, at), begin + r, t, head)
-    add_recurrent_sums(z, gates, old, head, (end - start) * count)
 
 
 @function

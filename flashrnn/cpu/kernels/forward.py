@@ -2,13 +2,42 @@
 
 FIELDS = (
     *SHARED,
+    "x",  # [rows, Gi, N, D]
+    "weights",  # [Gr, N, D, width]: R transposed, [previous unit, unit]
+    "b",  # [G, N, D]
     "last",  # [S, B, N, D]
 )
 
 
 @function
-def store_step(z, state, row, head):
-    """The states of one sequence after a step."""
+def load_gates(z, gates, row, head):
+    """Bias and input of every gate at one row of x."""
+    for gate in range(z.gates):
+        to, bias = behind(gates, gate * z.stride), behind(z.b, (gate * z.heads + head) * z.D)
+        k = words_behind(z.input_of, gate)[0]
+        if k >= 0:
+            x = behind(z.x, input_at(z, row, k, head))
+            for j in range(z.D):
+                to[j] = bias[j] + x[j]
+        else:
+            copy(to, bias, z.D)
+
+
+@function
+def add_recurrent_sums(z, gates, h, head, count):
+    """Adds R h to the gates that have a recurrent part."""
+    for gate in range(z.gates):
+        k = words_behind(z.recurrent_of, gate)[0]
+        if k >= 0:
+            matrix = behind(z.weights, matrix_at(z, k, head))
+            add_product(z, behind(gates, gate * z.stride), h, z.width, 1, matrix, count, z.D)
+
+
+@function
+def store_step(z, gates, state, row, head):
+    """The gates of one sequence at a step, and its states after it."""
+    for gate in range(z.gates if z.pre != 0 else 0):
+        copy(behind(z.pre, gate_at(z, row, gate, head)), behind(gates, gate * z.stride), z.D)
     copy(behind(z.h, (row * z.heads + head) * z.D), state, z.D)
     for s in range(1, z.states if z.aux != 0 else 1):
         copy(behind(z.aux, aux_at(z, s, row, head)), behind(state, s * z.stride), z.D)
@@ -29,5 +58,6 @@ def run(z, part, head, first, stop, room):
             add_recurrent_sums(z, gates, state, head, count)
             call(z.cell, (gates, state, count * z.width))
             for r in range(count):
-                store_step(z, behind(state, r * z.width), row_of(z, begin + r, t), head)
+                at = r * z.width
+                store_step(z, behind(gates, at), behind(state, at), row_of(z, begin + r, t), head)
         store_states(z, state, z.last, begin, count, head)

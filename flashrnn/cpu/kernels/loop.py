@@ -30,13 +30,11 @@ SHARED = (
     "recurrent_of",  # [G]: which matrix is this gate's, or -1
     "multiply",  # the function of product.py
     "cell",  # the cell's step
-    "x",  # [rows, Gi, N, D]
-    "weights",  # [Gr, N, D, width]: R transposed, [previous unit, unit]
-    "b",  # [G, N, D]
     "initial",  # [S, B, N, D]
     "reset",  # [rows]
     "h",  # [rows, N, D]
     "aux",  # [S-1, rows, N, D], forward 0 if it is not wanted
+    "pre",  # [rows, N, G, D], the gates' pre-activations, forward 0 if they are not wanted
 )
 
 
@@ -98,6 +96,11 @@ def aux_at(z, s, row, head):
 
 
 @function
+def gate_at(z, row, gate, head):
+    return ((row * z.heads + head) * z.gates + gate) * z.D
+
+
+@function
 def state_at(z, s, sequence, head):
     return ((s * z.batch + sequence) * z.heads + head) * z.D
 
@@ -105,30 +108,6 @@ def state_at(z, s, sequence, head):
 @function
 def matrix_at(z, k, head):
     return (k * z.heads + head) * z.D * z.width
-
-
-@function
-def load_gates(z, gates, row, head):
-    """Bias and input of every gate at one row of x."""
-    for gate in range(z.gates):
-        to, bias = behind(gates, gate * z.stride), behind(z.b, (gate * z.heads + head) * z.D)
-        k = words_behind(z.input_of, gate)[0]
-        if k >= 0:
-            x = behind(z.x, input_at(z, row, k, head))
-            for j in range(z.D):
-                to[j] = bias[j] + x[j]
-        else:
-            copy(to, bias, z.D)
-
-
-@function
-def add_recurrent_sums(z, gates, h, head, rows):
-    """Adds R h of `rows` rows of h to the gates that have a recurrent part."""
-    for gate in range(z.gates):
-        k = words_behind(z.recurrent_of, gate)[0]
-        if k >= 0:
-            matrix = behind(z.weights, matrix_at(z, k, head))
-            add_product(z, behind(gates, gate * z.stride), h, z.width, 1, matrix, rows, z.D)
 
 
 @function
