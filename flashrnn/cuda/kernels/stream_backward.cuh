@@ -33,8 +33,8 @@ flashrnn_stream_backward(const uint4* __restrict__ R, const unsigned char* __res
         for (int k = 0; k < STATES; k++) d_new[i][k] = d_state[(k * B + cell.sequence) * ROW + cell.element];
         if (t < 0) continue;
         const i64 at = (cell.sequence * row_b + t * row_t) * ROW + cell.element, back = row_t * ROW;
-        auto read = [&](const auto* from, i64 steps) {
-          if (t >= AHEAD + steps) prefetch(from - AHEAD * back);
+        auto read = [&](const auto* from, int behind) {  // of step t - behind
+          if (t >= AHEAD + behind) prefetch(from - AHEAD * back);
           return *from;
         };
         keep[i] = !RESET || !reset[cell.sequence * T + t];
