@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
-from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, empty_aux, rows_like
-from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, recurrent_sums, whole
+from flashrnn.problem import Gradients, Inputs, Kept, Problem, States, as_rows, empty_aux, empty_gates, rows_like
+from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, whole
 from flashrnn.trace import untraceable
 
 HEAD_DIM = 128  # larger ones were never compiled
@@ -25,32 +25,32 @@ class TritonFused:
             return "triton is not installed; it comes with PyTorch for GPUs on Linux"
         return _device_reason(problem) or _size_reason(problem) or untraceable(problem.cell)
 
-    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         from flashrnn.triton.launch import launch
 
         Wx, R, b, states, reset = inputs
         Wx = as_rows(Wx, Wx)
-        h, aux, last = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states), torch.empty_like(states)
+        h, last = rows_like(Wx, *Wx.shape[3:]), torch.empty_like(states)
+        aux, gates = empty_aux(cell, Wx, all_states), empty_gates(cell, Wx, training)
         known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _as_bytes(reset))
-        launch("forward", cell, Wx, *known, h, aux if all_states else None, last)
-        return States(h, aux, last)
+        launch("forward", cell, h, *known, h, aux if all_states else None, last, gates if training else None)
+        return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
+    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
         from flashrnn.triton.launch import launch
 
-        Wx, R, b, states, reset = inputs
-        Wx = as_rows(Wx, Wx)
+        R, states, reset, h, aux, gates = kept
+        B, _, N, D = h.shape
         h_before = previous_h(h, states[0], reset)
-        d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(recurrent_only(cell)), *Wx.shape[3:])
-        gradients = gate_views(cell, d_Wx, d_u)
-        recurrent_sums(gradients, R, whole(h_before))
-        d_b, d_states = b.new_empty(Wx.shape[0], *b.shape), torch.empty_like(states)
-        known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _as_bytes(reset), h_before, aux)
-        d_h = None if grads.h is None else as_rows(grads.h, Wx)
+        d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
+        d_b, d_states = states.new_empty(B, len(cell.gates), N, D), torch.empty_like(states)
+        known = (R.contiguous(), states.contiguous(), _as_bytes(reset), h_before, aux, gates)
+        d_h = None if grads.h is None else as_rows(grads.h, h)
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
         d_last = None if grads.last is None else grads.last.contiguous()
-        launch("backward", cell, Wx, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)
-        return Gradients(d_Wx, outer_products(gradients, whole(h_before)), d_b.sum(0), d_states)
+        launch("backward", cell, h, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)
+        d_R = outer_products(gate_views(cell, d_Wx, d_u), whole(h_before))
+        return Gradients(d_Wx, d_R, d_b.sum(0), d_states)
 
 
 def _interpreted() -> bool:

@@ -52,6 +52,7 @@ def forward(
     h,  # out: [rows, N, D]
     aux,  # out: [STATES - 1, rows, N, D] float32, or None
     last,  # out: [STATES, B, N, D] float32
+    gates,  # out: [rows, GATES, N, D] pre-activations, or None
     B,
     T,
     row_b,
@@ -73,12 +74,14 @@ def forward(
         old = zero_at(starts, state)
         if reset is not None:
             starts = tl.load(reset + tile.sequence * T + t + 1, mask=(tile.sequence < B) & (t + 1 < T), other=0)
-        gates = add_up_gates(x, biases, weights, old[0].to(R.dtype.element_ty), tile, step, C)
-        new = cell_forward(*gates, *old)
+        sums = add_up_gates(x, biases, weights, old[0].to(R.dtype.element_ty), tile, step, C)
+        new = cell_forward(*sums, *old)
         (rounded,) = zero_padding((new[0].to(h.dtype.element_ty),), tile, C)
         state = (rounded.to(tl.float32),)
         state += new[1:]
         tl.store(in_rows(h, tile, step, 0, 1, C), rounded, mask=tile.valid)
+        if gates is not None:
+            store_gates(gates, sums, tile, step, C)
         if aux is not None:
             for i in tl.static_range(1, C.STATES):
                 tl.store(in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C), state[i], mask=tile.valid)
@@ -88,18 +91,17 @@ def forward(
 
 @triton.jit(do_not_specialize=SIZES)
 def backward(
-    x,  # [rows, GI, N, D]
     R,  # [GR, N, D, D]
-    bias,  # [GATES, N, D] float32
     initial,  # [STATES, B, N, D] float32
     reset,  # [B, T] int8 or None
     h_before,  # [rows, N, D] h before every step, zero after resets
     aux,  # [STATES - 1, rows, N, D] float32
+    gates,  # [rows, GATES, N, D] pre-activations
     d_h,  # [rows, N, D] or None
     d_aux,  # as aux, or None
     d_last,  # as initial, or None
-    d_x,  # [rows, GI, N, D] in: recurrent sums; out: gradients
-    d_u,  # [rows, GU, N, D] the same of the gates with a recurrent part alone
+    d_x,  # out: [rows, GI, N, D]
+    d_u,  # out: [rows, GU, N, D], of the gates with a recurrent part alone
     d_bias,  # out: [B, GATES, N, D] float32
     d_initial,  # out: as initial
     B,
@@ -113,11 +115,10 @@ def backward(
     tile = tile_of_program(B, row_b, C)
     after = tl.arange(0, C.P)[:, None]
     transposed = load_matrices(R, tile.first + after, tile.unit, tile.is_unit & (after < C.D), C)
-    # Zeros in the layout that products come in: with them in every sum the compiler computes the whole step in that
-    # layout, where the gradients are, rather than factors in the layout of loads, from which it would move them.
+    # Zeros in the layout that products come in: with them in states and gradients the compiler computes the whole step
+    # in that layout, rather than factors in the layout of loads, from which it would move them.
     zeros = tl.dot(tl.full((C.SEQS, C.P), 0.0, R.dtype.element_ty), transposed[0], input_precision="ieee")
     d_biases, d_sums, d_state = copies(zeros, C.GATES), copies(zeros, C.GR), copies(zeros, C.STATES)
-    biases = add(d_biases, load_biases(bias, tile, C))
     initial_states = add(d_state, load_states(initial, B, tile, C))
     if d_last is not None:
         d_state = add(d_state, load_states(d_last, B, tile, C))
@@ -129,10 +130,10 @@ def backward(
     for back in tl.range(0, T, num_stages=C.PREFETCH):
         t = T - 1 - back
         step = tl.cast(t, tl.int64) * row_t
-        gates = load_gates(x, d_x, d_u, biases, tile, step, C)
+        sums = load_gates(gates, tile, step, C)
         old = (tl.load(in_rows(h_before, tile, step, 0, 1, C), mask=tile.valid, other=0.0).to(tl.float32),)
         old += zero_at(starts, load_before(aux, plane, initial_states, t, tile, step - row_t, C))
-        factors = cell_factors(*gates, *old)
+        factors = cell_factors(*sums, *old)
         d_new = add_gradients(sum_up(d_state, d_sums), d_h, d_aux, plane, tile, step, C)
         d_all = cell_backward(*factors, *d_new)
         d_gates, rounded, products = multiply(d_all[: C.GATES], transposed, tile, C)
@@ -140,7 +141,7 @@ def backward(
         d_sums, d_state = zero_at(starts, products), zero_at(starts, d_all[C.GATES :])
         if reset is not None:
             starts = tl.load(reset + tile.sequence * T + t - 1, mask=(tile.sequence < B) & (t > 0), other=0)
-        store_gates(d_x, d_u, rounded, tile, step, C)
+        store_gradients(d_x, d_u, rounded, tile, step, C)
 
     store_states(d_initial, sum_up(d_state, d_sums), B, tile, C)
     for j in tl.static_range(C.GATES):
@@ -262,23 +263,25 @@ def add_up_gates(x, biases, weights, h, tile, step, C: tl.constexpr):
 
 
 @triton.jit
-def load_gates(x, d_x, d_u, biases, tile, step, C: tl.constexpr):
-    """Every gate of a step, whose recurrent sums stand where its gradients will."""
-    gates = ()
+def store_gates(gates, sums, tile, step, C: tl.constexpr):
+    """Every gate of a step, rounded to the dtype of `gates` [rows, GATES, N, D]."""
     for j in tl.static_range(C.GATES):
-        gate = biases[j]
-        if C.INPUT_OF[j] >= 0:
-            gate += tl.load(in_rows(x, tile, step, C.INPUT_OF[j], C.GI, C), mask=tile.valid, other=0.0)
-        if C.ONLY_OF[j] >= 0:
-            gate += tl.load(in_rows(d_u, tile, step, C.ONLY_OF[j], C.GU, C), mask=tile.valid, other=0.0)
-        elif C.RECURRENT_OF[j] >= 0:
-            gate += tl.load(in_rows(d_x, tile, step, C.INPUT_OF[j], C.GI, C), mask=tile.valid, other=0.0)
-        gates += (gate,)
-    return gates
+        rounded = sums[j].to(gates.dtype.element_ty)
+        tl.store(in_rows(gates, tile, step, j, C.GATES, C), rounded, mask=tile.valid)
 
 
 @triton.jit
-def store_gates(d_x, d_u, d_gates, tile, step, C: tl.constexpr):
+def load_gates(gates, tile, step, C: tl.constexpr):
+    """The opposite of store_gates."""
+    sums = ()
+    for j in tl.static_range(C.GATES):
+        kept = tl.load(in_rows(gates, tile, step, j, C.GATES, C), mask=tile.valid, other=0.0)
+        sums += (kept.to(tl.float32),)
+    return sums
+
+
+@triton.jit
+def store_gradients(d_x, d_u, d_gates, tile, step, C: tl.constexpr):
     """The gradients of a step's gates."""
     for j in tl.static_range(C.GATES):
         if C.INPUT_OF[j] >= 0:

@@ -17,22 +17,23 @@ from flashrnn.cells import Cell
 from flashrnn.codegen.functions import functions
 from flashrnn.codegen.triton_source import cell_functions
 from flashrnn.gpu import Gpu, nvidia_gpu
+from flashrnn.problem import gate_dtype
 from flashrnn.products import places, recurrent_only, row_strides
 from flashrnn.triton.kernels import Constants
 
 SEQUENCES = 16  # of a program: the least that tensor cores of all vendors multiply at once
 
 
-def launch(direction: str, cell: Cell, Wx: Tensor, *arguments: Tensor | None, d_aux: bool = False) -> None:
-    """Runs the kernel "forward" or "backward" on the device of Wx [B, T, Gi, N, D]."""
-    B, T, _, N, D = Wx.shape
+def launch(direction: str, cell: Cell, h: Tensor, *arguments: Tensor | None, d_aux: bool = False) -> None:
+    """Runs the kernel "forward" or "backward" on the device of h [B, T, N, D], as which all rows lie in memory."""
+    B, T, N, D = h.shape
     warp = 64 if torch.version.hip else 32
-    stages = prefetch(direction, cell, D, Wx.dtype, room(nvidia_gpu(Wx.device)), d_aux)
+    stages = prefetch(direction, cell, D, h.dtype, room(nvidia_gpu(h.device)), d_aux)
     interpret = triton.knobs.runtime.interpret
     constants = kernel_constants(direction, cell, N, D, stages, interpret)
     kernel = getattr(_kernels(interpret), direction)[(N * -(-B // SEQUENCES),)]
-    with torch.cuda.device(Wx.device) if Wx.is_cuda else nullcontext():
-        kernel(*arguments, B, T, *row_strides(Wx), **constants, num_warps=num_warps(padded(D), warp))
+    with torch.cuda.device(h.device) if h.is_cuda else nullcontext():
+        kernel(*arguments, B, T, *row_strides(h), **constants, num_warps=num_warps(padded(D), warp))
 
 
 def padded(head_dim: int) -> int:
@@ -56,9 +57,10 @@ def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, room
     d_aux: whether the backward reads gradients of all states.
     """
     size, others = padded(head_dim), len(cell.states) - 1
-    values = len(cell.input_gates) * dtype.itemsize
-    if direction == "backward":
-        values += (len(cell.recurrent_gates) + 2) * dtype.itemsize + 4 * others * (1 + d_aux)
+    if direction == "forward":
+        values = len(cell.input_gates) * dtype.itemsize
+    else:
+        values = len(cell.gates) * gate_dtype(dtype).itemsize + 2 * dtype.itemsize + 4 * others * (1 + d_aux)
     R = len(cell.recurrent_gates) * size**2 * dtype.itemsize
     scratch = 2 * 4 * SEQUENCES * size  # in which a block changes its layout
     return max(0, min(3, 1 + (room - R - scratch) // (SEQUENCES * size * values)))

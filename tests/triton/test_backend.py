@@ -13,7 +13,7 @@ from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
 from flashrnn.triton import backend
 from flashrnn.triton.backend import TritonFused
-from tests.problems import BUILT_IN, CELLS, random_inputs, results
+from tests.problems import BUILT_IN, CELLS, random_inputs, reference_results, results
 from tests.suite import Case, check
 from tests.tolerances import assert_close
 
@@ -46,6 +46,17 @@ def test_float32(case):
 @pytest.mark.parametrize("case", [*(Case(cell, B=3, T=5) for cell in BUILT_IN), Case(B=3, T=3, N=1, D=128)], ids=str)
 def test_float16(case):
     check("triton_fused", case, torch.float16, "cpu")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_gates_beyond_float16_saturate(cell):
+    cell = get_cell(cell)
+    inputs = random_inputs(cell, 3, 4, 1, 16, torch.float16)
+    with torch.no_grad():
+        inputs.Wx[:, 1, 0], inputs.b[cell.gates.index(cell.input_gates[0])] = 60000, 10000
+    out = results(flashrnn, inputs, function=cell, backend="triton_fused")
+    assert_close(out, reference_results(inputs, cell), torch.float16)
 
 
 @pytest.mark.usefixtures("interpreted")
