@@ -1,8 +1,4 @@
-"""What fused backends do around the time loop of the backward: products over all steps at once.
-
-The recurrent sums R h of every step are recomputed by one product before the loop, and d_R is one product after it.
-Both use the same room: the loop reads a gate's sum where it then puts the gate's gradient.
-"""
+"""What fused backends do after the time loop of the backward: d_R as one product over all steps."""
 
 from typing import NamedTuple
 
@@ -14,7 +10,7 @@ from flashrnn.problem import is_time_major, rows_like
 
 
 def recurrent_only(cell: Cell) -> tuple[str, ...]:
-    """The gates without an input, whose sums the backward keeps apart."""
+    """The gates without an input, whose gradients the backward keeps apart."""
     return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
 
 
@@ -43,8 +39,8 @@ def previous_h(h: Tensor, initial: Tensor, reset: Tensor | None) -> Tensor:
 
 
 def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
-    """Where the sums, and then the gradients, of the recurrent gates stand: [N, B*T, D] for each, or, where they lie
-    side by side (one head), one [1, B*T, Gr*D] for all."""
+    """Where the gradients of the recurrent gates stand: [N, B*T, D] for each, or, where they lie side by side (one
+    head), one [1, B*T, Gr*D] for all."""
     only = recurrent_only(cell)
     if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
         return [_flat(d_Wx).flatten(1)[None]]
@@ -56,17 +52,16 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
 
 
 class Part(NamedTuple):
-    """Rows of the gates [N, B*T, D], and what stands for the h that they saw."""
+    """Rows of the gates [N, B*T, D], and the h that they saw, less what an earlier part took for it."""
 
     rows: slice
-    h: Tensor  # [N, as many, D], for the sums
-    change: Tensor  # the same for the outer products: h less what an earlier part took for it
+    h: Tensor  # [N, as many, D]
 
 
 def whole(h_before: Tensor) -> list[Part]:
     """All rows, with h before every step [B, T, N, D]."""
     rows = _flat(h_before).transpose(0, 1)
-    return [Part(slice(None), rows, rows)]
+    return [Part(slice(None), rows)]
 
 
 def shifted(h: Tensor, initial: Tensor, reset: Tensor | None) -> list[Part]:
@@ -76,21 +71,14 @@ def shifted(h: Tensor, initial: Tensor, reset: Tensor | None) -> list[Part]:
         return whole(previous_h(h, initial, reset))
     rows, first = _flat(h).transpose(0, 1), initial.transpose(0, 1).to(h.dtype)
     if is_time_major(h):
-        return [Part(slice(B, None), rows[:, :-B], rows[:, :-B]), Part(slice(0, B), first, first)]
+        return [Part(slice(B, None), rows[:, :-B]), Part(slice(0, B), first)]
     change = first.clone()
     change[:, 1:] -= rows[:, T - 1 : -1 : T]  # the last h of the sequence before it in memory
-    return [Part(slice(1, None), rows[:, :-1], rows[:, :-1]), Part(slice(0, None, T), first, change)]
+    return [Part(slice(1, None), rows[:, :-1]), Part(slice(0, None, T), change)]
 
 
 _SHORT = 32  # steps, below which too much would have to cancel
 _LARGE = 2**25  # elements, below which more products take longer than a copy
-
-
-def recurrent_sums(sums: list[Tensor], R: Tensor, parts: list[Part]) -> None:
-    """Writes R h into `sums`, for all steps at once, at the speed of the tensor cores."""
-    for to, matrix in zip(sums, R.reshape(len(sums), R.shape[1], -1, R.shape[3]), strict=True):
-        for rows, h, _ in parts:
-            torch.bmm(h, matrix.transpose(1, 2), out=to[:, rows])
 
 
 def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
@@ -98,6 +86,6 @@ def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
     (N, _, width), D = d_gates[0].shape, parts[0].h.shape[2]
     d_R = d_gates[0].new_empty(len(d_gates), N, width, D)
     for to, d_gate in zip(d_R, d_gates, strict=True):
-        for k, (rows, _, h) in enumerate(parts):
+        for k, (rows, h) in enumerate(parts):
             torch.baddbmm(to, d_gate[:, rows].transpose(1, 2), h, beta=min(k, 1), out=to)
     return d_R.view(-1, N, D, D)

@@ -14,8 +14,20 @@ from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Gradients, Inputs, Problem, States, as_rows, contiguous, empty_aux, rows_like
-from flashrnn.products import gate_views, outer_products, recurrent_only, recurrent_sums, row_strides, shifted
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Kept,
+    Problem,
+    States,
+    as_rows,
+    contiguous,
+    empty_aux,
+    empty_gates,
+    gate_dtype,
+    rows_like,
+)
+from flashrnn.products import gate_views, outer_products, recurrent_only, row_strides, shifted
 
 
 class CudaFused:
@@ -37,37 +49,45 @@ class CudaFused:
                 return f"{direction} does not fit on the chip: {reason.summary}"
         return None
 
-    def forward(self, cell: Cell, inputs: Inputs, all_states: bool) -> States:
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
         Wx = _aligned(as_rows(Wx, Wx))
-        variant = Variant(reset=reset is not None, all_states=all_states and len(cell.states) > 1, d_aux=False)
+        all_aux = all_states and len(cell.states) > 1
+        variant = Variant(reset=reset is not None, all_states=all_aux, gates=training, d_aux=False)
         h, aux, last = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), torch.empty_like(states)
+        gates = empty_gates(cell, Wx, training)
         kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
-        arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), contiguous(reset), h, aux, last)
+        arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), contiguous(reset), h, aux, last, gates)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             rings = _rings(groups, layout, Wx) if layout.grid else None
-            kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first)
-        return States(h, aux, last)
+            kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first, *_step_bytes(cell, h))
+        return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, inputs: Inputs, h: Tensor, aux: Tensor, grads: States) -> Gradients:
-        Wx, R, b, states, reset = inputs
-        B, T, _, N, D = Wx.shape
-        Wx = _aligned(as_rows(Wx, Wx))
-        variant = Variant(reset=reset is not None, all_states=True, d_aux=grads.aux is not None)
-        kernel, layout = _kernel(self._choose, "backward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
+    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
+        R, states, reset, h, aux, gates = kept
+        B, T, N, D = h.shape
+        variant = Variant(reset=reset is not None, all_states=True, gates=True, d_aux=grads.aux is not None)
+        kernel, layout = _kernel(self._choose, "backward", cell, D, N, B, h.dtype, variant, h.device.index)
         parts = shifted(h, states[0], reset)
-        d_Wx, d_u = rows_like(Wx, *Wx.shape[2:]), rows_like(Wx, len(recurrent_only(cell)), N, D)
+        d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
         gradients = gate_views(cell, d_Wx, d_u)
-        recurrent_sums(gradients, R, parts)
-        d_h = rows_like(Wx, N, D).zero_() if grads.h is None else _aligned(as_rows(grads.h, Wx))
-        d_b, d_states = b.new_empty(layout.batches(B), *b.shape), torch.empty_like(states)
-        known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), contiguous(reset), h, aux, d_h)
+        d_h = rows_like(h, N, D).zero_() if grads.h is None else _aligned(as_rows(grads.h, h))
+        d_b, d_states = states.new_empty(layout.batches(B), len(cell.gates), N, D), torch.empty_like(states)
+        known = (
+            R.contiguous(),
+            states.contiguous(),
+            contiguous(reset),
+            _aligned(h),
+            _aligned(aux),
+            _aligned(gates),
+            d_h,
+        )
         d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
         more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
         for first, groups in kernel.rounds(layout.batches(B) * N):
-            exchanged = _exchanged(groups, layout, Wx) if layout.grid else None
-            kernel(groups, *known, *more, exchanged, B, T, *row_strides(Wx), first)
+            exchanged = _exchanged(groups, layout, h) if layout.grid else None
+            kernel(groups, *known, *more, exchanged, B, T, *row_strides(h), first, *_step_bytes(cell, h))
         return Gradients(d_Wx, outer_products(gradients, parts), d_b.sum(0), d_states)
 
 
@@ -88,6 +108,14 @@ def _kernel(
     return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
 
 
+def _step_bytes(cell: Cell, h: Tensor) -> tuple[int, int, int, int]:
+    """From one step to the next in Wx, h, aux and gates."""
+    N, D = h.shape[2:]
+    units = row_strides(h)[1] * N * D
+    gates = len(cell.gates) * gate_dtype(h.dtype).itemsize
+    return tuple(units * size for size in (len(cell.input_gates) * h.itemsize, h.itemsize, 4, gates))
+
+
 def _rings(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
     """`rings` of kernels/forward.cuh: three steps of h, in parts of 16 bits, EMPTY."""
     units, sequences = 16 * layout.unit_tiles * layout.blocks, 8 * layout.batch_tiles
@@ -95,10 +123,10 @@ def _rings(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
     return torch.full(shape, -1, dtype=torch.int16, device=Wx.device)
 
 
-def _exchanged(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
+def _exchanged(groups: int, layout: Tiling, h: Tensor) -> Tensor:
     """`parts` of kernels/backward.cuh: two buffers of partial sums, from every block of a group to every block."""
     units, sequences = 16 * layout.unit_tiles, 8 * layout.batch_tiles
-    return Wx.new_zeros(groups, 2, layout.blocks, layout.blocks, units, sequences)
+    return h.new_zeros(groups, 2, layout.blocks, layout.blocks, units, sequences)
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def prelude(
         "FINITE_AT_ZERO": _finite_at_zero(cell),
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
-    slots = {"SUM_SLOT_OF": [_sum_slot(cell, gate) for gate in cell.gates]}
+    slots = {"ONLY_OF": places(cell, recurrent_only(cell))}
     return cell_prelude(cell, heads, head_dim, dtype, variant, layout, slots)
 
 
@@ -107,20 +107,6 @@ def cell_prelude(
         f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()
     ]
     return "\n".join([*lines, '#include "math.cuh"', cell_functions(cell)])
-
-
-def sum_rows(cell: Cell) -> int:
-    """Gates of which the backward reads recurrent sums: all with an input, if one of them has a sum, and the others."""
-    only = recurrent_only(cell)
-    return len(only) + (len(cell.input_gates) if len(cell.recurrent_gates) > len(only) else 0)
-
-
-def _sum_slot(cell: Cell, gate: str) -> int:
-    """Where the backward finds the recurrent sum of a gate: behind the inputs, in the same order, then the others."""
-    only, inputs = recurrent_only(cell), cell.input_gates
-    if gate in only:
-        return len(inputs) + sum_rows(cell) - len(only) + only.index(gate)
-    return len(inputs) + inputs.index(gate) if gate in cell.recurrent_gates else -1
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, lookup, maximum, minimum
 from flashrnn.constrint.expressions import Operand, as_expression
-from flashrnn.cuda.source import Tiling, sum_rows
+from flashrnn.cuda.source import Tiling
 from flashrnn.gpu import Gpu
 from flashrnn.trace import trace
 
@@ -190,7 +190,7 @@ def _shared_bytes(
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = planes * gates * units * seqs * 2
-        row = (len(cell.input_gates) + sum_rows(cell) + 1 + uses_h) * size + others * 4
+        row = ((len(cell.gates) | 1) + 1 + uses_h) * size + others * 4  # the gates' rows lie an odd number apart
         exchange = sums if grid else several_blocks * (2 * padded * seqs * size)
     inputs = units * seqs * row
     return 2 * operand + stages * inputs + exchange + warps * (fragments - register_fragments) * 512 + _BARRIERS

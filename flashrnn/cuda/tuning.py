@@ -21,7 +21,7 @@ from flashrnn.cuda.kernel import compile_best, compile_tiling
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.cuda.tuned import Sizes, keep
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Inputs, States, state_dtype
+from flashrnn.problem import Inputs, Kept, States, state_dtype
 
 _STEPS, _REPEATS = 256, 7
 _LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
@@ -87,11 +87,13 @@ def _random_inputs(sizes: Sizes, device: torch.device) -> Inputs:
 def _measure(direction: str, sizes: Sizes, choice: Tiling, inputs: Inputs) -> float:
     backend = CudaFused(partial(_take, direction, choice))
     try:
-        states = backend.forward(sizes.cell, inputs, all_states=True)
+        run = partial(backend.forward, sizes.cell, inputs, all_states=True, training=True)
+        states, gates = run()
         if direction == "forward":
-            return _us(lambda: backend.forward(sizes.cell, inputs, all_states=True))
+            return _us(run)
+        kept = Kept(inputs.R, inputs.states, None, states.h, states.aux, gates)
         grads = States(torch.randn_like(states.h), None, None)
-        return _us(lambda: backend.backward(sizes.cell, inputs, states.h, states.aux, grads))
+        return _us(partial(backend.backward, sizes.cell, kept, grads))
     except RuntimeError:  # no room for its blocks
         return float("inf")
 

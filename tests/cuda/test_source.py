@@ -9,8 +9,8 @@ import torch
 from flashrnn import Cell, get_cell
 from flashrnn.cuda import tiling
 from flashrnn.cuda.build import build
-from flashrnn.cuda.source import Tiling, Variant, prelude, recurrent_only, sum_rows
-from tests.problems import CELLS, MINIMAL_GATED, cell_name
+from flashrnn.cuda.source import Tiling, Variant, prelude, recurrent_only
+from tests.problems import MINIMAL_GATED
 
 TILING = Tiling(unit_tiles=2, k_splits=2, batch_tiles=1, blocks=2, grid=False, stages=2, register_fragments=4)
 PLAIN = Variant(reset=False, all_states=True, gates=True, d_aux=False)
@@ -44,28 +44,15 @@ def test_scalar_type():
 
 
 def test_where_gates_find_their_parts():
-    """Rows of a step in the backward: inputs, sums of the gates with an input, sums of those without."""
     lstm = constants(get_cell("lstm"))
     assert lstm["INPUT_OF"] == lstm["RECURRENT_OF"] == [0, 1, 2, 3]
-    assert lstm["SUM_SLOT_OF"] == [4, 5, 6, 7]
+    assert lstm["ONLY_OF"] == [-1, -1, -1, -1]
     gru = constants(get_cell("gru"))  # gates g (recurrent alone), r, z, n (input alone)
     assert gru["INPUT_OF"] == [-1, 0, 1, 2]
     assert gru["RECURRENT_OF"] == [0, 1, 2, -1]
-    assert gru["SUM_SLOT_OF"] == [6, 3, 4, -1]
+    assert gru["ONLY_OF"] == [0, -1, -1, -1]
     assert recurrent_only(get_cell("gru")) == ("g",)
-    minimal = constants(MINIMAL_GATED)  # u (both), r (recurrent alone), f (input alone)
-    assert minimal["SUM_SLOT_OF"] == [2, 4, -1]
-    apart = constants(Cell("apart", lambda x, u, h: torch.tanh(x * u), ("h",), ("x",), ("u",)))
-    assert apart["INPUT_OF"] == [0, -1]
-    assert apart["SUM_SLOT_OF"] == [-1, 1]
-
-
-@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
-def test_slots_of_sums_are_distinct_and_within_a_step(cell):
-    found = constants(cell)
-    slots = [slot for slot in found["SUM_SLOT_OF"] if slot >= 0]
-    assert len(slots) == len(set(slots)) == len(cell.recurrent_gates)
-    assert all(len(cell.input_gates) <= slot < len(cell.input_gates) + sum_rows(cell) for slot in slots)
+    assert constants(MINIMAL_GATED)["ONLY_OF"] == [-1, 0, -1]  # u (both), r (recurrent alone), f (input alone)
 
 
 def test_what_is_known_of_the_cell():

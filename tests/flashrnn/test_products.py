@@ -1,11 +1,11 @@
-"""The products before and after the backward's time loop."""
+"""The product after the backward's time loop."""
 
 import pytest
 import torch
 
 from flashrnn import products
 from flashrnn.problem import rows_like
-from flashrnn.products import gate_views, outer_products, previous_h, recurrent_sums, shifted
+from flashrnn.products import gate_views, outer_products, previous_h, shifted
 from tests.problems import CELLS, cell_name, random_reset
 
 
@@ -13,8 +13,8 @@ from tests.problems import CELLS, cell_name, random_reset
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
 @pytest.mark.parametrize("N", [1, 2])
-def test_products_before_and_after_the_loop(cell, time_major, T, with_reset, N, monkeypatch):
-    """R h of all steps goes where the gates' gradients will be; d_R is made of those and of the h before every step."""
+def test_outer_products(cell, time_major, T, with_reset, N, monkeypatch):
+    """d_R is made of the gates' gradients, where the loop leaves them, and of the h before every step."""
     monkeypatch.setattr(products, "_LARGE", 0)
     B, D = 3, 4
     generator = torch.Generator().manual_seed(0)
@@ -24,7 +24,7 @@ def test_products_before_and_after_the_loop(cell, time_major, T, with_reset, N, 
 
     Gi = len(cell.input_gates)
     Wx = randn(T, B, Gi, N, D).transpose(0, 1) if time_major else randn(B, T, Gi, N, D)
-    h, R = rows_like(Wx, N, D).copy_(randn(B, T, N, D)), randn(len(cell.recurrent_gates), N, D, D)
+    h, d_gates = rows_like(Wx, N, D).copy_(randn(B, T, N, D)), randn(B, T, len(cell.recurrent_gates), N, D)
     initial, reset = randn(B, N, D), random_reset(B, T) if with_reset else None
 
     before = torch.cat([initial[:, None], h[:, :-1]], 1)
@@ -35,11 +35,8 @@ def test_products_before_and_after_the_loop(cell, time_major, T, with_reset, N, 
 
     gates = [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
     d_Wx, d_u = rows_like(Wx, Gi, N, D), rows_like(Wx, len(gates), N, D)
-    views = gate_views(cell, d_Wx, d_u)
-    recurrent_sums(views, R, shifted(h, initial, reset))
-    sums = torch.einsum("gnij,btnj->btgni", R, before)
     for k, gate in enumerate(cell.recurrent_gates):
-        found = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
-        torch.testing.assert_close(found, sums[:, :, k])
-    d_R = outer_products(views, shifted(h, initial, reset))
-    torch.testing.assert_close(d_R, torch.einsum("btgni,btnj->gnij", sums, before))
+        room = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
+        room.copy_(d_gates[:, :, k])
+    d_R = outer_products(gate_views(cell, d_Wx, d_u), shifted(h, initial, reset))
+    torch.testing.assert_close(d_R, torch.einsum("btgni,btnj->gnij", d_gates, before))

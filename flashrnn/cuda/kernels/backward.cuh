@@ -14,13 +14,13 @@ constexpr int M_CHUNK =  // of them at once
 static_assert(M_TILES * WARPS * 16 == PADDED && (BLOCKS > 1 || K_SPLITS == 1));
 using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
-constexpr int GS = GR > GU ? GI : 0;                                      // rows of d_x with sums, and those between
-constexpr int SLOTS = GI + GS + GU;                                       // inputs and recurrent sums of gates
 constexpr int PLANE_BYTES = GR * UNITS * SEQS * 2;
 constexpr int GATE_BYTES = PLANES * PLANE_BYTES;                          // dg of a step, for the product
 constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state
-constexpr int INPUT_ROWS = SLOTS + 1 + USES_H;                            // gates, d_h, h
-constexpr int INPUT_BYTES = UNIT_TILES * (INPUT_ROWS * ROW_BYTES + (STATES - 1) * STATE_ROW_BYTES);  // of a step
+constexpr int GATE_PITCH = pitch(GATES);
+constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // behind the gates of a unit tile
+constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
+constexpr int INPUT_BYTES = UNIT_TILES * (AUX_TILE + (STATES - 1) * STATE_ROW_BYTES);  // of a step
 constexpr int INBOX_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
 constexpr int GRID_FLOATS = GRID ? SUM_FLOATS<1> : 0;                     // partial sums of a tile's warps
 constexpr int SHARED_BYTES =
@@ -31,38 +31,31 @@ static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the share
 
 // Where rows of a step are read from: row (n, t) of each is n * row_b + t * row_t.
 struct Sources {
-  const scalar *x, *d_x, *d_u, *d_h, *h;
+  const gate* gates;
+  const scalar *d_h, *h;
   const float *aux, *initial;
   i64 B, T, row_b, row_t;
+  Steps step;
   DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
 };
 
 // Copies gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step, from
 // the last step on.
-constexpr u32 SUM_TILE = GI * ROW_BYTES, U_TILE = (SLOTS - GU) * ROW_BYTES, D_H_TILE = SLOTS * ROW_BYTES;
-constexpr u32 H_TILE = D_H_TILE + ROW_BYTES, AUX_TILE = INPUT_ROWS * ROW_BYTES;
 struct StepInputs {
   const Sources from;
   const Place& place;
   const u32 tile;
   const i64 head;
-  TileLoader<BYTES, GI, ROW * BYTES> x;
-  TileLoader<BYTES, GS, ROW * BYTES> sums;  // of gates with an input, in d_x
-  TileLoader<BYTES, GU, ROW * BYTES> u;     // of those without, in d_u
+  TileLoader<sizeof(gate), 1, 0, GATES> gates;
   TileLoader<BYTES, 1, 0> d_h, h;
   TileLoader<4, 1, 0> aux[STATES];
-  i64 back, x_back, u_back, aux_back;
 
   DEVICE StepInputs(u32 tile, const Sources& from, const Place& place)
       : from(from), place(place), tile(tile), head(place.head * D) {
-    x.start(tile, place, from.B, [&](i64 n) { return from.x + from.last_row(n, 0) * GI * ROW + head; });
-    sums.start(tile + SUM_TILE, place, from.B, [&](i64 n) { return from.d_x + from.last_row(n, 0) * GI * ROW + head; });
-    u.start(tile + U_TILE, place, from.B, [&](i64 n) { return from.d_u + from.last_row(n, 0) * GU * ROW + head; });
+    gates.start(tile, place, from.B, [&](i64 n) { return from.gates + (from.last_row(n, 0) * ROW + head) * GATES; });
     d_h.start(tile + D_H_TILE, place, from.B, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
     h.start(tile + H_TILE, place, from.B, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
-    back = -from.row_t * ROW * BYTES, x_back = back * GI, u_back = back * GU, aux_back = -from.row_t * ROW * 4;
-    keep(back), keep(x_back), keep(u_back), keep(aux_back);
   }
   DEVICE void start_aux(bool first_step) {
 #pragma unroll
@@ -74,14 +67,12 @@ struct StepInputs {
   }
   DEVICE void load(i64 t, int stage) {
     if (t >= 0) {
-      x.load(stage * INPUT_BYTES, x_back);
-      sums.load(stage * INPUT_BYTES, x_back);
-      u.load(stage * INPUT_BYTES, u_back);
-      d_h.load(stage * INPUT_BYTES, back);
+      gates.load(stage * INPUT_BYTES, -from.step.gates);
+      d_h.load(stage * INPUT_BYTES, -from.step.h);
       if (STATES > 1 && t == 0 && from.T > 1) start_aux(true);
 #pragma unroll
-      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, aux_back);
-      if (USES_H && t > 0) h.load(stage * INPUT_BYTES, back);
+      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -from.step.aux);
+      if (USES_H && t > 0) h.load(stage * INPUT_BYTES, -from.step.h);
     }
     copy_commit();
   }
@@ -147,11 +138,19 @@ DEVICE void hand_out(i64 step, const Weights& weights, const char* gates, const 
   }
 }
 
-// What the gradient of a step needs of its inputs and recurrent sums v, biases b and states before it; `keep`: whether
-// these go on into the step.
-DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS], const float (&v)[SLOTS + 1][CELLS],
-                            const float (&old)[STATES][CELLS], const float (&b)[GATES][CELLS], const unsigned char* reset,
-                            i64 T, i64 t, const bool (&valid)[CELLS], const i64 (&sequence)[CELLS], const Place& place) {
+DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Place& place) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    KeptGates gates;
+    gates.load(tile + tile_row(place.sequence(p * PAIR)) * GATE_PITCH + (place.unit(p * PAIR) - place.tile_unit) * GATES);
+    gates.get(g[p]);
+  }
+}
+
+// What the gradient of a step needs of its gates and of the states before it; `keep`: whether these go on into the step.
+DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
+                            const float (&old)[STATES][CELLS], const unsigned char* reset, i64 T, i64 t,
+                            const bool (&valid)[CELLS], const i64 (&sequence)[CELLS], const Place& place) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     if (!place.has_cells()) break;
@@ -160,11 +159,7 @@ DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i] = keep[q] && (i > 0 || USES_H) ? old[i][q] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) {
-      g[j] = b[j][q];
-      if (INPUT_OF[j] >= 0) g[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
-      if (SUM_SLOT_OF[j] >= 0) g[j] += v[SUM_SLOT_OF[j] >= 0 ? SUM_SLOT_OF[j] : 0][q];
-    }
+    for (int j = 0; j < GATES; j++) g[j] = gates[q / PAIR][q % PAIR * GATES + j];
     cell_factors(g, s, factors[q]);
   }
 }
@@ -210,16 +205,16 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 }
 
 // As flashrnn_forward, and: d_h [B, T, N, D], d_aux as aux, d_last as last (null: zero) ->
-// d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u [B, T, GU, N, D]: both come with the recurrent
-// gates' sums R h, and leave with gradients; d_bias [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
+// d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u [B, T, GU, N, D]; d_bias [batch tiles, GATES, N, D],
+// d_initial [STATES, B, N, D].
 // With GRID, `parts` is room for the partial sums, zero at first, for every group of the launch.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
-                  const float* __restrict__ initial, const unsigned char* __restrict__ reset,
-                  const scalar* __restrict__ h, const float* __restrict__ aux, const scalar* __restrict__ d_h,
-                  const float* __restrict__ d_aux, const float* __restrict__ d_last, scalar* d_x,
-                  scalar* d_u, float* __restrict__ d_bias, float* __restrict__ d_initial,
-                  u64* parts, i64 B, i64 T, i64 row_b, i64 row_t, i64 first_group) {
+flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initial,
+                  const unsigned char* __restrict__ reset, const scalar* __restrict__ h, const float* __restrict__ aux,
+                  const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
+                  const float* __restrict__ d_last, scalar* __restrict__ d_x, scalar* __restrict__ d_u,
+                  float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, i64 B, i64 T, i64 row_b, i64 row_t, i64 first_group,
+                  i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
   u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
@@ -235,7 +230,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
 
   bool valid[CELLS];
   i64 sequence[CELLS], element[CELLS];  // where the lane's cells stand in [.., B, N, D]
-  float d_state[STATES][CELLS], b[GATES][CELLS], d_b[GATES][CELLS] = {};
+  float d_state[STATES][CELLS], d_b[GATES][CELLS] = {};
   bool keep_next[CELLS];  // d_h of step t + 1 reaches step t
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
@@ -246,14 +241,12 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
 #pragma unroll
     for (int i = 0; i < STATES; i++)
       d_state[i][q] = valid[q] && d_last ? d_last[(i * B + sequence[q]) * ROW + element[q]] : 0;
-#pragma unroll
-    for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? bias[j * ROW + element[q]] : 0;
   }
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
     reinterpret_cast<u32*>(memory)[i] = 0;
 
   const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES);
-  const Sources sources{x, d_x, d_u, d_h, h, aux, initial, B, T, row_b, row_t};
+  const Sources sources{gates, d_h, h, aux, initial, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
   StepInputs next_inputs(shared_address(inputs) + own_inputs, sources, place);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) next_inputs.load(T - 1 - i, i);
@@ -269,8 +262,6 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
   StoredCells d_gate[GATES] = {};
   scalar *x_to[PAIRS], *u_to[PAIRS];
   u32 gate_operand[PAIRS];
-  i64 x_step = -row_t * GI * ROW, u_step = -row_t * GU * ROW;
-  keep(x_step), keep(u_step);
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     i64 row = sequence[p * PAIR] * row_b + (T - 1) * row_t;
@@ -281,27 +272,27 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, valid);
-      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, (SUM_SLOT_OF[j] - GI - GS) * ROW, valid);
+      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, ONLY_OF[j] * ROW, valid);
     }
     if (step > 0) {
 #pragma unroll
-      for (int p = 0; p < PAIRS; p++) x_to[p] += x_step, u_to[p] += u_step;
+      for (int p = 0; p < PAIRS; p++) advance(x_to[p], -x_step), advance(u_to[p], -GU * h_step);
     }
   };
   for (i64 step = 0; step < T; step++) {
     const i64 t = T - 1 - step;
     const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
-    const scalar* rows = reinterpret_cast<const scalar*>(tile);
+    const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
     const float* floats = reinterpret_cast<const float*>(tile + AUX_TILE);
-    float v[SLOTS + 1][CELLS], old[STATES][CELLS], d_from_next[CELLS];
+    float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
     if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
     if (place.has_cells()) {
-#pragma unroll
-      for (int j = 0; j < SLOTS + 1; j++) read_cells(v[j], rows, j, place);
+      read_gates(g, reinterpret_cast<const gate*>(tile), place);
+      read_cells(given, rows, 0, place);
 #pragma unroll
       for (int i = 1; i < STATES; i++) read_cells(old[i], floats, i - 1, place);
       if constexpr (USES_H) {
-        read_cells(old[0], rows, INPUT_ROWS - 1, place);
+        read_cells(old[0], rows, 1, place);
         if (t == 0) {
 #pragma unroll
           for (int q = 0; q < CELLS; q++) old[0][q] = valid[q] ? initial[sequence[q] * ROW + element[q]] : 0;
@@ -313,7 +304,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
 
     float factors[CELLS][FACTORS];
     bool keep[CELLS];
-    compute_factors(factors, keep, v, old, b, reset, T, t, valid, sequence, place);
+    compute_factors(factors, keep, g, old, reset, T, t, valid, sequence, place);
     if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
 
     float d_g_all[GATES][CELLS];
@@ -327,7 +318,7 @@ flashrnn_backward(const scalar* __restrict__ x, const scalar* __restrict__ R, co
         if (HAS_D_AUX && i > 0 && valid[q])
           d_new[i] += d_aux[((i - 1) * B * T + sequence[q] * row_b + t * row_t) * ROW + element[q]];
       }
-      d_new[0] += v[SLOTS][q] + (keep_next[q] ? d_from_next[q] : 0);
+      d_new[0] += given[q] + (keep_next[q] ? d_from_next[q] : 0);
       step_back(d_g_all, d_state, d_b, factors[q], d_new, q, valid[q], keep[q]);
       keep_next[q] = keep[q];
     }

@@ -12,14 +12,16 @@ using i64 = long long;
 
 // scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is the sum of PLANES = 3
 // operands of 8 bits each; of the 9 products of two floats' parts the 6 largest are made, which leaves an error of 2^-23.
-#ifdef SCALAR_F16
-using scalar = __half;
-using operand = __half;
-DEVICE u32 pack(float low, float high) {
+DEVICE u32 pack_halves(float low, float high) {
   __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<u32*>(&pair);
 }
-DEVICE float2 unpack(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
+DEVICE float2 unpack_halves(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
+#ifdef SCALAR_F16
+using scalar = __half;
+using operand = __half;
+DEVICE u32 pack(float low, float high) { return pack_halves(low, high); }
+DEVICE float2 unpack(u32 pair) { return unpack_halves(pair); }
 #define MMA_TYPE "f16"
 #else
 using operand = __nv_bfloat16;
@@ -122,8 +124,10 @@ DEVICE void load(PairOf<S>& pair, const scalar* from) {
                : "=r"(pair.word) : "l"(from));
 }
 
+template <class T>
+DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<u64>(pointer) + bytes); }
+
 // Keeps the compiler from computing x anew wherever it is used.
-DEVICE void keep(i64& x) { asm volatile("" : "+l"(x)); }
 DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }
 
 DEVICE void store_shared(u32 address, u32 word) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory"); }

@@ -148,10 +148,11 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
   }
 }
 
-// One step of the lane's cells: inputs v, recurrent sums u, biases b; s becomes the new state.
-DEVICE void step_cells(float (&s)[STATES][CELLS], const float (&v)[GI][CELLS], const float (&u)[GR][CELLS],
-                       const float (&b)[GATES][CELLS], const unsigned char* reset, i64 T, i64 t,
+// One step of the lane's cells: inputs v, recurrent sums u, biases b; s becomes the new state, `kept` the gates.
+DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], const float (&v)[GI][CELLS],
+                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const unsigned char* reset, i64 T, i64 t,
                        const bool (&valid)[CELLS], const i64 (&sequence)[CELLS]) {
+  float all_gates[PAIRS][PAIR_GATES];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     float gates[GATES], old[STATES], fresh[STATES];
@@ -163,22 +164,26 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], const float (&v)[GI][CELLS], c
       gates[j] = b[j][q];
       if (INPUT_OF[j] >= 0) gates[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
       if (RECURRENT_OF[j] >= 0) gates[j] += keep ? u[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][q] : 0;
+      all_gates[q / PAIR][q % PAIR * GATES + j] = gates[j];
     }
     cell_forward(gates, old, fresh);
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i][q] = FINITE_AT_ZERO || valid[q] ? fresh[i] : 0;
   }
+  if (KEEP_GATES)
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) kept[p].round(all_gates[p]);
 }
 
 // x [B, T, GI, N, D], R [GR, N, D, D], b [GATES, N, D], initial [STATES, B, N, D], reset [B, T] ->
-// h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D].
+// h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D], gates [B, T, N, D, GATES].
 // With GRID, `rings` has a Ring for every group of the launch, filled with EMPTY.
-// Row (b, t) of x, h and aux is row b * row_b + t * row_t: batch and time may be swapped in memory.
+// Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
                  const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
-                 float* __restrict__ aux, float* __restrict__ last, uint4* rings, i64 B, i64 T, i64 row_b, i64 row_t,
-                 i64 first_group) {
+                 float* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B, i64 T, i64 row_b, i64 row_t,
+                 i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* state = memory;
   char* inputs = memory + 2 * STATE_BYTES;
@@ -187,6 +192,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   char* fragments = outbox + OUTBOX_BYTES;
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
   const Place place(first_group);
+  const Steps step{x_step, h_step, aux_step, gates_step};
   const Ring ring(rings, place);
 
   Weights weights;
@@ -210,10 +216,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   TileLoader<BYTES, GI, ROW * BYTES> loader;
   loader.start(shared_address(inputs) + place.unit_tile * GI * ROW_BYTES, place, B,
                [&](i64 n) { return x + n * row_b * GI * ROW + place.head * D; });
-  i64 x_step = row_t * GI * ROW * BYTES;
-  keep(x_step);
   auto load_input = [&](i64 t, int stage) {
-    if (t < T) loader.load(stage * INPUT_BYTES, x_step);
+    if (t < T) loader.load(stage * INPUT_BYTES, step.x);
     copy_commit();
   };
 #pragma unroll
@@ -228,25 +232,28 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 
   // Results of a step leave once the next one has begun its product, which has to wait for nothing but h.
   StoredCells h_now = {};
+  KeptGates gates_now[PAIRS] = {};
   scalar* h_to[PAIRS];
   float* aux_to[PAIRS];
+  gate* gates_to[PAIRS];
   u32 h_operand[PAIRS];
-  i64 h_step = row_t * ROW, aux_step = B * T * ROW;
-  keep(h_step), keep(aux_step);
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     i64 at = sequence[p * PAIR] * row_b * ROW + element[p * PAIR];
-    h_to[p] = h + at, aux_to[p] = aux + at;
+    h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * GATES;
   }
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? state : outbox), BLOCKS == 1 ? 0 : place.rank * UNITS, place);
   auto store_results = [&](i64 t) {
     h_now.store_global(h_to, 0, valid);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
-      if (ALL_STATES) store_cells(s[i], aux_to, (i - 1) * aux_step, valid);
+      if (ALL_STATES) store_cells(s[i], aux_to, (i - 1) * B * T * ROW, valid);
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++)
+      if (KEEP_GATES && valid[p * PAIR]) gates_now[p].store(gates_to[p]);
     if (t > 0) {
 #pragma unroll
-      for (int p = 0; p < PAIRS; p++) h_to[p] += h_step, aux_to[p] += h_step;
+      for (int p = 0; p < PAIRS; p++) advance(h_to[p], step.h), advance(aux_to[p], step.aux), advance(gates_to[p], step.gates);
     }
   };
   int stage = 0;
@@ -270,7 +277,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     stage = stage + 1 == STAGES ? 0 : stage + 1;
 
     if (place.has_cells()) {
-      step_cells(s, v, u, b, reset, T, t, valid, sequence);
+      step_cells(s, gates_now, v, u, b, reset, T, t, valid, sequence);
       h_now.round(s[0]);
       h_now.get(s[0]);
       store_operand<BLOCKS == 1 ? PADDED : UNITS>(h_now, h_operand, BLOCKS == 1 ? next * STATE_BYTES : 0);

@@ -20,11 +20,16 @@ constexpr int TILE_THREADS = 32 * K_SPLITS;         // threads that work on one 
 constexpr int LANE_CELLS = 4 * BATCH_TILES;         // cells in a lane's fragment
 constexpr int CELL_SPLITS = K_SPLITS < LANE_CELLS ? K_SPLITS : LANE_CELLS;  // warps of a tile that compute its cells
 constexpr int CELLS = LANE_CELLS / CELL_SPLITS;     // cells whose element-wise step a lane of these computes
-constexpr int CHUNK = D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // units that can be moved at once
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // room for the barriers of a cluster's exchange
 static_assert(LANE_CELLS % CELL_SPLITS == 0 && (CELLS == 1 || CELLS % 2 == 0) && D % 2 == 0 && PADDED >= D);
+
+// Bytes from a time step to the next in what has a row for every step. They are arguments of the kernels, because what
+// lies in constant memory is not computed anew in the loop.
+struct Steps {
+  i64 x, h, aux, gates;
+};
 
 // Where a thread stands.
 struct Place {
@@ -53,18 +58,24 @@ struct Place {
 // keeps the lanes of a warp on different banks.
 DEVICE constexpr int tile_row(int sequence) { return sequence / 8 * 8 + sequence % 8 / 2 + sequence % 2 * 4; }
 
+// Numbers between two such rows, with NUMBERS for each unit: an odd multiple of 32 or 64 bytes, for the same reason.
+DEVICE constexpr int pitch(int numbers) { return 16 * (numbers | 1); }
+
 // A tile [units / 8][SEQS][8 units]: the right operand of mma, k contiguous in eights.
 DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * SEQS + sequence) * 8 + k % 8; }
 
-// Copies a tile of one step after the other: ROWS x SEQS rows of the unit tile's 16 units, ELEMENT (2 or 4) bytes each.
-// In shared memory it is [ROWS][SEQS in tile_row order][16 units]; in global memory rows lie ROW_STRIDE bytes apart.
-template <int ELEMENT, int ROWS, i64 ROW_STRIDE>
+// Copies a tile of one step after the other: ROWS x SEQS rows of the unit tile's 16 units, NUMBERS of ELEMENT (2 or 4)
+// bytes for each. In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows lie ROW_STRIDE bytes
+// apart.
+template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS = 1>
 struct TileLoader {
-  static constexpr int WIDTH = ELEMENT == 4 && CHUNK > 4 ? 4 : CHUNK;  // units of a copy
-  static constexpr int PER_ROW = SEQS * 16 / WIDTH;                    // copies
+  static constexpr int PITCH = pitch(NUMBERS);
+  static constexpr int ALIGNED = D * NUMBERS % 8 == 0 ? 8 : D * NUMBERS % 4 == 0 ? 4 : 2;
+  static constexpr int WIDTH = ELEMENT == 4 && ALIGNED > 4 ? 4 : ALIGNED;               // numbers of a copy
+  static constexpr int LENGTH = 16 * NUMBERS;                                           // of a sequence
+  static constexpr int PER_ROW = SEQS * LENGTH / WIDTH;                                 // copies
   static constexpr int TOGETHER = PER_ROW < TILE_THREADS ? TILE_THREADS / PER_ROW : 1;  // rows
-  static constexpr int PARTS = PER_ROW > TILE_THREADS ? PER_ROW / TILE_THREADS : 1;     // of a row, for each thread
-  static_assert(PER_ROW % TILE_THREADS == 0 || TILE_THREADS % PER_ROW == 0);
+  static constexpr int PARTS = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, for each thread
   const char* from[PARTS];
   u32 to[PARTS];
   bool valid[PARTS];
@@ -73,15 +84,15 @@ struct TileLoader {
   // source(sequence) points at the first unit of the head in the first step's row 0.
   template <class Source>
   DEVICE void start(u32 tile, const Place& place, i64 sequences, Source source) {
-    first_row = place.tile_thread / PER_ROW;
+    first_row = place.tile_thread / PER_ROW % TOGETHER;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
-      int copy = (i * TILE_THREADS + place.tile_thread) % PER_ROW;
-      int column = copy % (16 / WIDTH) * WIDTH, sequence = copy / (16 / WIDTH);
-      valid[i] = place.tile_unit + column < D && place.sequence0 + sequence < sequences;
+      int copy = (i * TILE_THREADS + place.tile_thread) % PER_ROW;  // two threads may make the same
+      int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
+      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && place.sequence0 + sequence < sequences;
       from[i] = reinterpret_cast<const char*>(source(valid[i] ? place.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
-      from[i] += valid[i] ? (place.tile_unit + column) * ELEMENT : 0;
-      to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * 16 + column) * ELEMENT;
+      from[i] += valid[i] ? (place.tile_unit * NUMBERS + column) * ELEMENT : 0;
+      to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
     }
   }
   // Starts the copies of a step into the stage at `offset` bytes, and moves on by `step` bytes.
@@ -91,7 +102,7 @@ struct TileLoader {
 #pragma unroll
       for (int row = 0; row < ROWS; row += TOGETHER)
         if (ROWS % TOGETHER == 0 || row + first_row < ROWS)
-          copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * 16 * ELEMENT, from[i] + row * ROW_STRIDE, valid[i]);
+          copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i]);
       from[i] += step;
     }
   }
@@ -176,6 +187,44 @@ struct RoundedCells<float> {
   }
 };
 using StoredCells = RoundedCells<scalar>;
+
+// The gates of a pair of cells as they are kept for the backward: [units of the pair][GATES], moved in one piece if they
+// are whole words.
+constexpr int PAIR_GATES = PAIR * GATES;
+constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
+constexpr int PAIR_WORDS = (PAIR_GATES * sizeof(gate) + 3) / 4;
+struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates {
+  u32 words[PAIR_WORDS];
+  DEVICE void round(const float (&numbers)[PAIR_GATES]) {
+#pragma unroll
+    for (int i = 0; i < PAIR_WORDS; i++) {
+      if constexpr (sizeof(gate) == 4) words[i] = __float_as_uint(numbers[i]);
+      else words[i] = pack_halves(numbers[2 * i], 2 * i + 1 < PAIR_GATES ? numbers[2 * i + 1] : 0);
+    }
+  }
+  DEVICE void get(float (&numbers)[PAIR_GATES]) const {
+#pragma unroll
+    for (int i = 0; i < PAIR_GATES; i++) {
+      if constexpr (sizeof(gate) == 4) numbers[i] = __uint_as_float(words[i]);
+      else numbers[i] = i % 2 ? unpack_halves(words[i / 2]).y : unpack_halves(words[i / 2]).x;
+    }
+  }
+  DEVICE void store(gate* to) const {
+    if constexpr (WHOLE_WORDS) *reinterpret_cast<KeptGates*>(to) = *this;
+    else
+#pragma unroll
+      for (int i = 0; i < PAIR_GATES; i++) reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[i / 2] >> i % 2 * 16);
+  }
+  DEVICE void load(const gate* from) {
+    if constexpr (WHOLE_WORDS) *this = *reinterpret_cast<const KeptGates*>(from);
+    else
+#pragma unroll
+      for (int i = 0; i < PAIR_WORDS; i++) {
+        u32 low = reinterpret_cast<const u16*>(from)[2 * i];
+        words[i] = 2 * i + 1 < PAIR_GATES ? low | reinterpret_cast<const u16*>(from)[2 * i + 1] << 16 : low;
+      }
+  }
+};
 
 // Stores values of cells into an operand tile of UNITS_OF_TILE units, `offset` bytes behind `to` of operand_addresses.
 template <int UNITS_OF_TILE>
