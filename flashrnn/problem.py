@@ -114,7 +114,10 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def gate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which gates are kept: of the half types float16, whose error of 2^-11 an exponential gate bears."""
+    """The dtype in which gates are kept: of the half types float16, whose error of 2^-11 an exponential gate bears.
+
+    What is beyond its range is kept as its largest number.
+    """
     return torch.float16 if dtype == torch.bfloat16 else dtype
 
 

@@ -49,7 +49,8 @@ class Reference:
                     for every, new in zip(aux, state[1:], strict=True):
                         every[:, t] = new.transpose(0, 1)
             if training:
-                gates[:, steps] = layout.rows(pre)
+                largest = torch.finfo(gates.dtype).max
+                gates[:, steps] = layout.rows(pre).clamp(-largest, largest)
         return States(h, aux, torch.stack(state).transpose(1, 2).contiguous()), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:

@@ -62,3 +62,14 @@ def check(backend: str, case: Case, dtype: torch.dtype, device: str) -> None:
         options["reset"] = random_reset(case.B, case.T).to(device)
     out, peers = (results(flashrnn, inputs, function=case.cell, backend=b, **options) for b in (backend, "vanilla"))
     assert_close(out, reference_results(inputs, case.cell, **options), dtype, peers)
+
+
+def check_gates_beyond_float16(backend: str, cell: Cell, device: str) -> None:
+    """Gradients where a gate that is kept as float16 is larger than its largest number."""
+    inputs = random_inputs(cell, 3, 4, 1, 16, torch.float16)
+    with torch.no_grad():
+        inputs.Wx[:, 1, 0], inputs.b[cell.gates.index(cell.input_gates[0])] = 60000, 10000
+    inputs = Inputs(*(x.detach().to(device).requires_grad_() for x in inputs))
+    out, reference = results(flashrnn, inputs, function=cell, backend=backend), reference_results(inputs, cell)
+    gradients = [name for name in out if name.startswith("gradient")]
+    assert_close({name: out[name] for name in gradients}, {name: reference[name] for name in gradients}, torch.float16)

@@ -264,10 +264,13 @@ def add_up_gates(x, biases, weights, h, tile, step, C: tl.constexpr):
 
 @triton.jit
 def store_gates(gates, sums, tile, step, C: tl.constexpr):
-    """Every gate of a step, rounded to the dtype of `gates` [rows, GATES, N, D]."""
+    """Every gate of a step, rounded to the dtype of `gates` [rows, GATES, N, D], float16 to its largest number."""
     for j in tl.static_range(C.GATES):
-        rounded = sums[j].to(gates.dtype.element_ty)
-        tl.store(in_rows(gates, tile, step, j, C.GATES, C), rounded, mask=tile.valid)
+        kept = sums[j]
+        if gates.dtype.element_ty == tl.float16:
+            kept = tl.clamp(kept, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+        kept = kept.to(gates.dtype.element_ty)
+        tl.store(in_rows(gates, tile, step, j, C.GATES, C), kept, mask=tile.valid)
 
 
 @triton.jit

@@ -46,6 +46,7 @@ using scalar = float;
 using operand = bfloat16;
 #endif
 using gate = std::conditional_t<sizeof(scalar) == 4, float, _Float16>;
+inline void to_gate(gate& to, float x) { to = gate(x); }
 constexpr int PLANES = sizeof(scalar) == 4 ? 3 : 1;
 
 inline float half_of(u32 word, int upper) {

@@ -20,6 +20,7 @@ from tests.problems import (
     reference_results,
     results,
 )
+from tests.suite import check_gates_beyond_float16
 from tests.tolerances import assert_close
 
 LINEAR = Cell("linear", lambda g, h: 0.5 * h + g, states=("h",))
@@ -168,3 +169,8 @@ def test_no_states_are_kept_without_a_gradient():
     with torch.no_grad():
         assert recurrence(Wx, R, b, states.squeeze(2), "slstm").aux.shape == (3, 2, 0, 1, 3)
     assert recurrence(Wx, R, b, states.squeeze(2), "slstm").aux.shape == (3, 2, 5, 1, 3)
+
+
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+def test_gates_beyond_float16(cell):
+    check_gates_beyond_float16("vanilla", cell, "cpu")

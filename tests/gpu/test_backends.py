@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from flashrnn import backends
-from tests.suite import ALL_CASES, CELL_CASES, SIZE_CASES, check
+from tests.problems import BUILT_IN, cell_name
+from tests.suite import ALL_CASES, CELL_CASES, SIZE_CASES, check, check_gates_beyond_float16
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,3 +26,9 @@ def test_bfloat16(backend, case):
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_other_dtypes(backend, case, dtype):
     check(backend, case, dtype, "cuda:0")
+
+
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_gates_beyond_float16(backend, cell):
+    check_gates_beyond_float16(backend, cell, "cuda")

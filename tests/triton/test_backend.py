@@ -13,8 +13,8 @@ from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
 from flashrnn.triton import backend
 from flashrnn.triton.backend import TritonFused
-from tests.problems import BUILT_IN, CELLS, random_inputs, reference_results, results
-from tests.suite import Case, check
+from tests.problems import BUILT_IN, CELLS, cell_name, random_inputs, results
+from tests.suite import Case, check, check_gates_beyond_float16
 from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
@@ -49,14 +49,9 @@ def test_float16(case):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
-def test_gates_beyond_float16_saturate(cell):
-    cell = get_cell(cell)
-    inputs = random_inputs(cell, 3, 4, 1, 16, torch.float16)
-    with torch.no_grad():
-        inputs.Wx[:, 1, 0], inputs.b[cell.gates.index(cell.input_gates[0])] = 60000, 10000
-    out = results(flashrnn, inputs, function=cell, backend="triton_fused")
-    assert_close(out, reference_results(inputs, cell), torch.float16)
+@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
+def test_gates_beyond_float16(cell):
+    check_gates_beyond_float16("triton_fused", cell, "cpu")
 
 
 @pytest.mark.usefixtures("interpreted")

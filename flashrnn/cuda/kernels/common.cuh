@@ -46,6 +46,15 @@ struct GateOf { using type = __half; };
 template <>
 struct GateOf<4> { using type = float; };
 using gate = GateOf<BYTES>::type;
+// Two gates in a word; what is beyond the range of float16 becomes its largest number, so that gates stay finite.
+DEVICE u32 pack_gates(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// One gate, likewise.
+DEVICE void to_gate(float& gate, float x) { gate = x; }
+DEVICE void to_gate(__half& gate, float x) { gate = __ushort_as_half(static_cast<u16>(pack_gates(x, 0))); }
 
 // Two neighbouring scalars. Their planes are taken one after the other.
 template <class S>

@@ -51,7 +51,7 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
           g[j] = b[i][j];
           if (INPUT_OF[j] >= 0) g[j] += in[i][INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0];
           if (RECURRENT_OF[j] >= 0) g[j] += keep[i] ? sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row) : 0;
-          seen[i].of[j] = gate(g[j]);
+          to_gate(seen[i].of[j], g[j]);
         }
         cell_forward(g, s[i], fresh[i]);
         const scalar rounded = scalar(fresh[i][0]);

@@ -199,7 +199,7 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates
 #pragma unroll
     for (int i = 0; i < PAIR_WORDS; i++) {
       if constexpr (sizeof(gate) == 4) words[i] = __float_as_uint(numbers[i]);
-      else words[i] = pack_halves(numbers[2 * i], 2 * i + 1 < PAIR_GATES ? numbers[2 * i + 1] : 0);
+      else words[i] = pack_gates(numbers[2 * i], 2 * i + 1 < PAIR_GATES ? numbers[2 * i + 1] : 0);
     }
   }
   DEVICE void get(float (&numbers)[PAIR_GATES]) const {
