@@ -17,6 +17,7 @@ COMPILED = {"parity": ("mamba",), "parity_paper": ("mamba", "mlstm"), "state_tra
 # experiment=state_tracking gives recurrent cells one layer and no MLP; these, which have no such states, keep both.
 WITH_LAYERS = ("transformer", "mamba", "mlstm")
 LAYERS = ("model.num_blocks=2", "model.mlp=true")
+LONG_TASKS, LONG = ("a5", "s5"), ("trainer.max_steps=20000",)  # groups that are not solvable
 QUICK = ("trainer.max_steps=1000", "val_every=500")
 
 
@@ -40,7 +41,7 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
                     f"data={task}",
                     f"model={model}",
                     f"seed={seed}",
-                    *_settings(experiment, model, options.quick),
+                    *_settings(experiment, task, model, options.quick),
                 ),
             )
             for seed in seeds  # outermost: what is broken off has every task
@@ -55,12 +56,13 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
     return [save(name, options, {"runs": rows}, made_on(rows))]
 
 
-def _settings(experiment: str, model: str, quick: bool) -> tuple[str, ...]:
-    """What a model takes in an experiment beside what the experiment says."""
+def _settings(experiment: str, task: str, model: str, quick: bool) -> tuple[str, ...]:
+    """What a model takes for a task in an experiment, beside what the experiment says."""
     compiled = f"compile={str(model in COMPILED[experiment]).lower()}"
     if experiment != "state_tracking":
         return (compiled,)
-    return (compiled, *(LAYERS if model in WITH_LAYERS else ()), *(QUICK if quick else ()))
+    layers, steps = LAYERS if model in WITH_LAYERS else (), LONG if task in LONG_TASKS else ()
+    return (compiled, *layers, *(QUICK if quick else steps))
 
 
 def _parity(options: Options) -> list[Path]:
