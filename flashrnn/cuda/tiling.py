@@ -154,7 +154,7 @@ def register_need(direction: str, cell: Cell, cells: Operand, sums: Operand, pla
     """Registers of a thread besides those for R, about: addresses, `sums` tiles of sums, values of `cells` cells."""
     gates, states = len(cell.gates), len(cell.states)
     if direction == "forward":
-        return 39 + 8 * planes + 4 * sums + (gates + 2 * states) * cells + cells // 4 * 20
+        return 39 + 8 * planes + 4 * sums + (gates + 2 * states) * cells + cells // 4 * 34
     return 38 + 8 * planes + 4 * sums + (2 * gates + 3 * states) * cells
 
 
