@@ -51,10 +51,10 @@ class CpuFused:
         }
         d_states = torch.zeros_like(states) if grads.last is None else torch.empty_like(states).copy_(grads.last)
         (N, D), parts = h.shape[2:], _parts(h).count
-        d_x, d_b = rows_like(h, len(cell.input_gates), N, D), h.new_zeros(parts, len(cell.gates), N, D)
-        d_R = h.new_zeros(parts, *given["R"].shape)
-        _run("backward", cell, kept, **given, d_x=d_x, d_R=d_R, d_b=d_b, d_states=d_states)
-        return Gradients(d_x, d_R.sum(0)[..., :D].contiguous(), d_b.sum(0), d_states)
+        d_x, d_R = rows_like(h, len(cell.input_gates), N, D), h.new_zeros(parts, *given["R"].shape)
+        d_b = h.new_zeros(parts, len(cell.gates), N, d_R.shape[-1])
+        _run("backward", cell, kept, **given, d_x=d_x, d_R=d_R, d_b=d_b, one=h.new_ones(1), d_states=d_states)
+        return Gradients(d_x, d_R.sum(0)[..., :D].contiguous(), d_b.sum(0)[..., :D].contiguous(), d_states)
 
 
 @cache

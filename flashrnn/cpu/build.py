@@ -55,7 +55,7 @@ def time_loop(direction: str, dtype: torch.dtype) -> Part:
 @cache
 def matrix_product(width: int, dtype: torch.dtype) -> Part:
     """The function of kernels/product.py for matrices of `width` columns."""
-    blocks = [product(rows, depth) for rows in (1, 2) for depth in (1, 8)]
+    blocks = [product(rows, depth) for whole in ((4, 4), (2, 8), (1, 8)) for rows, depth in (whole, (whole[0], 1))]
     return _compiled("product", dtype, f"WIDTH = {width}", *blocks, _template("product"))
 
 

@@ -11,7 +11,8 @@ FIELDS = (
     "d_aux",  # [S-1, rows, N, D], or 0
     "d_x",  # [rows, Gi, N, D]
     "d_R",  # [parts, Gr, N, D, width], to be added to
-    "d_b",  # [parts, G, N, D], to be added to
+    "d_b",  # [parts, G, N, width], to be added to
+    "one",  # the number
     "d_states",  # [S, B, N, D]: of the last states, then of the first
 )
 
@@ -58,24 +59,24 @@ def add_recurrent_gradient(z, gates, d_h, head, count):
 
 
 @function
-def add_outer_products(z, gates, h, part, head, rows):
-    """Adds gates' gradients times the h they saw, summed over rows."""
+def add_sums(z, gates, h, part, head, rows):
+    """Sums over rows: of the gates' gradients, and of these times the h that they saw."""
     for gate in range(z.gates):
+        given, d_b = behind(gates, gate * z.stride), behind(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
+        add_product(z, d_b, behind(z.one, 0), 0, 0, given, 1, rows)
         k = words_behind(z.recurrent_of, gate)[0]
         if k >= 0:
             d_R = behind(z.d_R, matrix_at(z, part * z.matrices + k, head))
-            add_product(z, d_R, behind(gates, gate * z.stride), 1, z.width, h, z.D, rows)
+            add_product(z, d_R, given, 1, z.width, h, z.D, rows)
 
 
 @function
-def store_gates(z, gates, row, part, head):
-    """The gradient of the gates at one row: to its place in d_x, and to the sum over all rows."""
+def store_gates(z, gates, row, head):
+    """The gradient of the gates at one row."""
     for gate in range(z.gates):
-        given, d_b = behind(gates, gate * z.stride), behind(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.D)
-        add(d_b, given, z.D)
         k = words_behind(z.input_of, gate)[0]
         if k >= 0:
-            copy(behind(z.d_x, input_at(z, row, k, head)), given, z.D)
+            stream(z.d_x, input_at(z, row, k, head), behind(gates, gate * z.stride), z.D)
 
 
 @function
@@ -108,8 +109,8 @@ def run(z, part, head, first, stop, room):
                 add_recurrent_gradient(z, now, d_state, head, count)
                 for r in range(count):
                     row = row_of(z, begin + r, t)
-                    store_gates(z, behind(now, r * z.width), row, part, head)
+                    store_gates(z, behind(now, r * z.width), row, head)
                     if is_reset(z, row):
                         clear_states(z, behind(d_state, r * z.width))
-            add_outer_products(z, gates, old, part, head, (end - start) * count)
+            add_sums(z, gates, old, part, head, (end - start) * count)
         store_states(z, d_state, z.d_states, begin, count, head)

@@ -37,10 +37,10 @@ def add_recurrent_sums(z, gates, h, head, count):
 def store_step(z, gates, state, row, head):
     """The gates of one sequence at a step, and its states after it."""
     for gate in range(z.gates if z.pre != 0 else 0):
-        copy(behind(z.pre, gate_at(z, row, gate, head)), behind(gates, gate * z.stride), z.D)
-    copy(behind(z.h, (row * z.heads + head) * z.D), state, z.D)
+        stream(z.pre, gate_at(z, row, gate, head), behind(gates, gate * z.stride), z.D)
+    stream(z.h, (row * z.heads + head) * z.D, state, z.D)
     for s in range(1, z.states if z.aux != 0 else 1):
-        copy(behind(z.aux, aux_at(z, s, row, head)), behind(state, s * z.stride), z.D)
+        stream(z.aux, aux_at(z, s, row, head), behind(state, s * z.stride), z.D)
 
 
 @function

@@ -51,10 +51,41 @@ def call(typing, address, arguments):
     return void(address, arguments), generate
 
 
+@intrinsic
+def store_line(typing, out, p):
+    """A cache line from p to `out`, where one begins, past the caches."""
+
+    def generate(context, builder, signature, values):
+        line = ir.VectorType(context.get_value_type(real), LINE).as_pointer()
+        value = builder.load(builder.bitcast(values[1], line), align=real.bitwidth // 8)
+        store = builder.store(value, builder.bitcast(values[0], line), align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return void(out, p), generate
+
+
+LINE = 512 // real.bitwidth  # numbers in 64 bytes
+
+
 @function
 def copy(out, p, count):
     for j in range(count):
         out[j] = p[j]
+
+
+@function
+def stream(start, index, p, count):
+    """Copies to behind(start, index) what is not read again soon: whole lines need not be read before they are written.
+
+    Such stores are in no order with others on x86, until the atomic operation that ends a task.
+    """
+    out = behind(start, index)
+    if count % LINE or index % LINE or start % 64:
+        copy(out, p, count)
+    else:
+        for j in range(0, count, LINE):
+            store_line(behind(out, j), behind(p, j))
 
 
 @function
