@@ -9,6 +9,20 @@ FIELDS = (
 )
 
 
+@intrinsic
+def fetch_line(typing, p):
+    """Asks for the cache line that holds p[0]."""
+
+    def generate(context, builder, signature, values):
+        byte, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(prefetch, [builder.bitcast(values[0], byte), i32(0), i32(3), i32(1)])  # data, to be read, and kept
+        return context.get_dummy_value()
+
+    return void(p), generate
+
+
 @function
 def load_gates(z, gates, row, head):
     """Bias and input of every gate at one row of x."""
@@ -24,9 +38,20 @@ def load_gates(z, gates, row, head):
 
 
 @function
-def add_recurrent_sums(z, gates, h, head, count):
-    """Adds R h to the gates that have a recurrent part."""
+def fetch_input(z, gate, begin, count, t, head):
+    """Asks for a gate's inputs at step t."""
+    k = words_behind(z.input_of, gate)[0]
+    for r in range(count if k >= 0 and t < z.steps else 0):
+        x = behind(z.x, input_at(z, row_of(z, begin + r, t), k, head))
+        for j in range(0, z.D, LINE):
+            fetch_line(behind(x, j))
+
+
+@function
+def add_recurrent_sums(z, gates, h, begin, count, t, head):
+    """Adds R h to the gates that have a recurrent part, while the next step's inputs come, not too many at once."""
     for gate in range(z.gates):
+        fetch_input(z, gate, begin, count, t + 1, head)
         k = words_behind(z.recurrent_of, gate)[0]
         if k >= 0:
             matrix = behind(z.weights, matrix_at(z, k, head))
@@ -55,7 +80,7 @@ def run(z, part, head, first, stop, room):
                 if is_reset(z, row):
                     clear_states(z, behind(state, r * z.width))
                 load_gates(z, behind(gates, r * z.width), row, head)
-            add_recurrent_sums(z, gates, state, head, count)
+            add_recurrent_sums(z, gates, state, begin, count, t, head)
             call(z.cell, (gates, state, count * z.width))
             for r in range(count):
                 at = r * z.width
