@@ -87,7 +87,7 @@ def recurrence(
 ) -> States:
     """As `flashrnn`, with what layers need: states [S, B, N, D] in and out, h apart from the other states.
 
-    The other states of every step are given only if `all_states`, or if a gradient is needed.
+    The other states of every step are results only if `all_states`.
     """
     cell = get_cell(function)
     check_backend(backend)
@@ -104,7 +104,7 @@ def recurrence(
     transformed = _transformed()  # then inputs do not tell whether a gradient is wanted
     needs_grad = transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if transformed else _forward
-    h, aux, last, _ = run(*differentiable, reset, cell.key, backend, all_states or needs_grad, needs_grad)
+    h, aux, last, _ = run(*differentiable, reset, cell.key, backend, all_states, needs_grad)
     return States(h, aux, last)
 
 
@@ -239,7 +239,7 @@ _forward = _operator(_run_forward)
 def _(Wx, R, b, states, reset, cell, backend, all_states, training):
     definition = cell_of_key(cell)
     h, last = rows_like(Wx, *Wx.shape[3:]), states.new_empty(states.shape)
-    return h, empty_aux(definition, Wx, all_states), last, empty_gates(definition, Wx, training)
+    return h, empty_aux(definition, Wx, all_states, training), last, empty_gates(definition, Wx, training)
 
 
 def _run_backward(
@@ -273,9 +273,9 @@ def _(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend):
 
 
 def _setup_context(ctx, inputs, output):
-    _, R, _, states, reset, ctx.cell, ctx.backend, all_states, training = inputs
-    if not (all_states and training):
-        raise RuntimeError("flashrnn::forward has a gradient only with all_states=True and training=True")
+    _, R, _, states, reset, ctx.cell, ctx.backend, _, training = inputs
+    if not training:
+        raise RuntimeError("flashrnn::forward has a gradient only with training=True")
     h, aux, _, gates = output
     ctx.save_for_backward(R, states, reset, h, aux, gates)
     ctx.set_materialize_grads(False)

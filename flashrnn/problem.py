@@ -61,7 +61,7 @@ class States(NamedTuple):
     """Results of the recurrence, or their gradients (None: not asked for)."""
 
     h: Tensor  # [B, T, N, D], dtype of Wx: the first state after every step
-    aux: Tensor  # [S-1, B, T, N, D], state dtype: the others (T = 0 if not kept)
+    aux: Tensor  # [S-1, B, T, N, D]: the others, see `empty_aux`
     last: Tensor  # [S, B, N, D], state dtype: all states after the last step
 
 
@@ -73,7 +73,7 @@ class Kept(NamedTuple):
     reset: Tensor | None
     h: Tensor  # of all steps, as aux and gates in memory as Wx
     aux: Tensor
-    gates: Tensor  # [B, T, G, N, D], `gate_dtype`: their pre-activations; the order within a row is the backend's own
+    gates: Tensor  # [B, T, G, N, D], `kept_dtype`: their pre-activations; the order within a row is the backend's own
 
 
 class Gradients(NamedTuple):
@@ -94,13 +94,10 @@ class Backend(Protocol):
         """None if this backend serves the problem, otherwise the reason why not."""
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
-        """The states, and the gates for `backward`, of no time steps unless `training`.
-
-        Without `all_states` the states behind the first are given after the last step alone.
-        """
+        """The states, and the gates for `backward`: `empty_aux` and `empty_gates` say what of them is wanted."""
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
-        """`kept` is of a `forward` with `all_states` and `training`."""
+        """`kept` is of a `forward` with `training`."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -113,11 +110,9 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def gate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which gates are kept: of the half types float16, whose error of 2^-11 an exponential gate bears.
-
-    What is beyond its range is kept as its largest number.
-    """
+def kept_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which gates and states are kept for the backward alone: of the half types float16, whose error of
+    2^-11 an exponential gate bears. What is beyond its range is kept as its largest number."""
     return torch.float16 if dtype == torch.bfloat16 else dtype
 
 
@@ -146,10 +141,20 @@ def contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def empty_aux(cell: Cell, Wx: Tensor, all_states: bool) -> Tensor:
-    """Room for the states behind the first: [S-1, B, T, N, D], without time steps if they are not wanted."""
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in `dtype`, as its largest number where it is beyond its range."""
+    return x if x.dtype == dtype else x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
+
+
+def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tensor:
+    """Room for the states behind the first: [S-1, B, T, N, D].
+
+    In the state dtype where they are asked for (`all_states`), in `kept_dtype` for `training` alone, else without time
+    steps.
+    """
     B, T, _, N, D = Wx.shape
-    shape, dtype = (len(cell.states) - 1, T if all_states else 0), state_dtype(Wx.dtype)
+    dtype = state_dtype(Wx.dtype) if all_states else kept_dtype(Wx.dtype)
+    shape = (len(cell.states) - 1, T if all_states or training else 0)
     if is_time_major(Wx):
         return Wx.new_empty(*shape, B, N, D, dtype=dtype).transpose(1, 2)
     return Wx.new_empty(shape[0], B, shape[1], N, D, dtype=dtype)
@@ -160,5 +165,5 @@ def empty_gates(cell: Cell, Wx: Tensor, training: bool) -> Tensor:
     B, T, _, N, D = Wx.shape
     steps, row = T if training else 0, (len(cell.gates), N, D)
     if is_time_major(Wx):
-        return Wx.new_empty(steps, B, *row, dtype=gate_dtype(Wx.dtype)).transpose(0, 1)
-    return Wx.new_empty(B, steps, *row, dtype=gate_dtype(Wx.dtype))
+        return Wx.new_empty(steps, B, *row, dtype=kept_dtype(Wx.dtype)).transpose(0, 1)
+    return Wx.new_empty(B, steps, *row, dtype=kept_dtype(Wx.dtype))

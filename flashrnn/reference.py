@@ -14,7 +14,18 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.codegen.torch_source import torch_function
-from flashrnn.problem import Gradients, Inputs, Kept, Problem, States, empty_aux, empty_gates, rows_like, state_dtype
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Kept,
+    Problem,
+    States,
+    empty_aux,
+    empty_gates,
+    rows_like,
+    saturated,
+    state_dtype,
+)
 from flashrnn.trace import UntraceableCell, trace
 
 logger = logging.getLogger("flashrnn")
@@ -34,7 +45,8 @@ class Reference:
         Wx, R, b, states, reset = inputs
         layout, T = _Layout(cell), Wx.shape[1]
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
-        h, aux, gates = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states), empty_gates(cell, Wx, training)
+        h = rows_like(Wx, *Wx.shape[3:])
+        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         state = list(states.transpose(1, 2).clone(memory_format=torch.contiguous_format))  # S x [N, B, D]
         for steps in _chunks(h):
             pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
@@ -45,12 +57,11 @@ class Reference:
                 state = list(cell.update(layout.split(pre_t), state))
                 state[0] = state[0].to(Wx.dtype).to(pre.dtype)
                 h[:, t] = state[0].transpose(0, 1)
-                if all_states:
+                if aux.shape[2]:
                     for every, new in zip(aux, state[1:], strict=True):
-                        every[:, t] = new.transpose(0, 1)
+                        every[:, t] = saturated(new, aux.dtype).transpose(0, 1)
             if training:
-                largest = torch.finfo(gates.dtype).max
-                gates[:, steps] = layout.rows(pre).clamp(-largest, largest)
+                gates[:, steps] = saturated(layout.rows(pre), gates.dtype)
         return States(h, aux, torch.stack(state).transpose(1, 2).contiguous()), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:

@@ -34,7 +34,8 @@ class CpuFused:
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
-        h, aux, gates = rows_like(Wx, *Wx.shape[3:]), empty_aux(cell, Wx, all_states), empty_gates(cell, Wx, training)
+        h = rows_like(Wx, *Wx.shape[3:])
+        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         given = {"x": as_rows(Wx, Wx), "weights": _columns(R.transpose(2, 3)), "b": b.contiguous()}
         kept = Kept(R, states.contiguous(), reset, h, aux, gates)
         last = torch.empty_like(kept.states)

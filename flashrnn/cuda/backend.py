@@ -12,7 +12,7 @@ from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.source import Tiling, Variant
+from flashrnn.cuda.source import Tiling, Variant, variant_of
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import (
     Gradients,
@@ -24,8 +24,9 @@ from flashrnn.problem import (
     contiguous,
     empty_aux,
     empty_gates,
-    gate_dtype,
+    kept_dtype,
     rows_like,
+    saturated,
 )
 from flashrnn.products import gate_views, outer_products, recurrent_only, row_strides, shifted
 
@@ -53,21 +54,20 @@ class CudaFused:
         Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
         Wx = _aligned(as_rows(Wx, Wx))
-        all_aux = all_states and len(cell.states) > 1
-        variant = Variant(reset=reset is not None, all_states=all_aux, gates=training, d_aux=False)
-        h, aux, last = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), torch.empty_like(states)
-        gates = empty_gates(cell, Wx, training)
+        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
+        h, last = rows_like(Wx, N, D), torch.empty_like(states)
+        variant = variant_of(reset, aux, training)
         kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
         arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), contiguous(reset), h, aux, last, gates)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             rings = _rings(groups, layout, Wx) if layout.grid else None
-            kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first, *_step_bytes(cell, h))
+            kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first, *_step_bytes(cell, h, aux))
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
         R, states, reset, h, aux, gates = kept
         B, T, N, D = h.shape
-        variant = Variant(reset=reset is not None, all_states=True, gates=True, d_aux=grads.aux is not None)
+        variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
         kernel, layout = _kernel(self._choose, "backward", cell, D, N, B, h.dtype, variant, h.device.index)
         parts = shifted(h, states[0], reset)
         d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
@@ -80,14 +80,15 @@ class CudaFused:
             contiguous(reset),
             _aligned(h),
             _aligned(aux),
+            _aligned(saturated(states[1:], aux.dtype).contiguous()),
             _aligned(gates),
             d_h,
         )
-        d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
+        d_aux = None if grads.aux is None else torch.empty_like(aux, dtype=states.dtype).copy_(grads.aux)
         more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
-            kernel(groups, *known, *more, exchanged, B, T, *row_strides(h), first, *_step_bytes(cell, h))
+            kernel(groups, *known, *more, exchanged, B, T, *row_strides(h), first, *_step_bytes(cell, h, aux))
         return Gradients(d_Wx, outer_products(gradients, parts), d_b.sum(0), d_states)
 
 
@@ -108,12 +109,12 @@ def _kernel(
     return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
 
 
-def _step_bytes(cell: Cell, h: Tensor) -> tuple[int, int, int, int]:
+def _step_bytes(cell: Cell, h: Tensor, aux: Tensor) -> tuple[int, int, int, int]:
     """From one step to the next in Wx, h, aux and gates."""
     N, D = h.shape[2:]
     units = row_strides(h)[1] * N * D
-    gates = len(cell.gates) * gate_dtype(h.dtype).itemsize
-    return tuple(units * size for size in (len(cell.input_gates) * h.itemsize, h.itemsize, 4, gates))
+    gates = len(cell.gates) * kept_dtype(h.dtype).itemsize
+    return tuple(units * size for size in (len(cell.input_gates) * h.itemsize, h.itemsize, aux.itemsize, gates))
 
 
 def _rings(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:

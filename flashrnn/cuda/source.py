@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.codegen.cuda_source import cell_functions
@@ -40,9 +41,14 @@ class Variant:
     """What else the kernels are compiled for."""
 
     reset: bool
-    all_states: bool
-    gates: bool
+    aux: torch.dtype | None  # of the states behind the first at every step; None if there are none, or none are wanted
+    training: bool  # gates are kept for the backward
     d_aux: bool
+
+
+def variant_of(reset: Tensor | None, aux: Tensor, training: bool, d_aux: bool = False) -> Variant:
+    """What a call takes that has these tensors."""
+    return Variant(reset is not None, aux.dtype if len(aux) and aux.shape[2] else None, training, d_aux)
 
 
 def prelude(
@@ -90,8 +96,8 @@ def cell_prelude(
         "STATES": len(cell.states),
         "FACTORS": max(1, len(trace(cell).factors.outputs)),
         "RESET": variant.reset,
-        "ALL_STATES": variant.all_states,
-        "KEEP_GATES": variant.gates,
+        "KEEP_AUX": variant.aux is not None,
+        "KEEP_GATES": variant.training,
         "HAS_D_AUX": variant.d_aux,
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
         **layout,
@@ -106,7 +112,8 @@ def cell_prelude(
     lines += [
         f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()
     ]
-    return "\n".join([*lines, '#include "math.cuh"', cell_functions(cell)])
+    aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
+    return "\n".join([*lines, '#include "math.cuh"', aux_number, cell_functions(cell)])
 
 
 @cache

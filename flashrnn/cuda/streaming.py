@@ -14,7 +14,7 @@ from flashrnn.cells import Cell
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.source import Variant
+from flashrnn.cuda.source import Variant, variant_of
 from flashrnn.cuda.streaming_layout import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import (
@@ -47,11 +47,9 @@ class CudaStreaming:
         Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
         Wx = as_rows(Wx, Wx)
-        variant = Variant(
-            reset=reset is not None, all_states=all_states and len(cell.states) > 1, gates=training, d_aux=False
-        )
+        h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
+        gates, variant = empty_gates(cell, Wx, training), variant_of(reset, aux, training)
         kernel, layout = _kernel("forward", cell, N, D, B, Wx.dtype, variant, Wx.device.index)
-        h, aux, gates = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states), empty_gates(cell, Wx, training)
         state = states.clone(memory_format=torch.contiguous_format)
         matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, h), _counters(layout, h)
         exchange[0, :, :, :D] = states[0].transpose(0, 1)
@@ -62,11 +60,11 @@ class CudaStreaming:
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
         R, states, reset, h, aux, gates = kept
         B, T, N, D = h.shape
-        variant = Variant(reset=reset is not None, all_states=True, gates=True, d_aux=grads.aux is not None)
+        variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
         kernel, layout = _kernel("backward", cell, N, D, B, h.dtype, variant, h.device.index)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
         d_h = None if grads.h is None else as_rows(grads.h, h)
-        d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
+        d_aux = None if grads.aux is None else torch.empty_like(aux, dtype=states.dtype).copy_(grads.aux)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
         if grads.last is not None:
             d_state.copy_(grads.last)

@@ -21,7 +21,7 @@ from flashrnn.cuda.kernel import compile_best, compile_tiling
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.cuda.tuned import Sizes, keep
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Inputs, Kept, States, state_dtype
+from flashrnn.problem import Inputs, Kept, States, kept_dtype, state_dtype
 
 _STEPS, _REPEATS = 256, 7
 _LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
@@ -65,12 +65,9 @@ def candidates(direction: str, sizes: Sizes, count: int) -> list[Tiling]:
     return order
 
 
-_TRAINING = Variant(reset=False, all_states=True, gates=True, d_aux=False)
-
-
 def _compile_all(direction: str, sizes: Sizes, choices: list[Tiling]) -> None:
     cell, heads, head_dim, _, dtype, gpu = sizes
-    variant = replace(_TRAINING, all_states=len(cell.states) > 1 or direction == "backward")
+    variant = Variant(False, kept_dtype(dtype) if len(cell.states) > 1 else None, training=True, d_aux=False)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda c: compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, c), choices))
 
@@ -87,7 +84,7 @@ def _random_inputs(sizes: Sizes, device: torch.device) -> Inputs:
 def _measure(direction: str, sizes: Sizes, choice: Tiling, inputs: Inputs) -> float:
     backend = CudaFused(partial(_take, direction, choice))
     try:
-        run = partial(backend.forward, sizes.cell, inputs, all_states=True, training=True)
+        run = partial(backend.forward, sizes.cell, inputs, all_states=False, training=True)
         states, gates = run()
         if direction == "forward":
             return _us(run)

@@ -31,9 +31,9 @@ class TritonFused:
         Wx, R, b, states, reset = inputs
         Wx = as_rows(Wx, Wx)
         h, last = rows_like(Wx, *Wx.shape[3:]), torch.empty_like(states)
-        aux, gates = empty_aux(cell, Wx, all_states), empty_gates(cell, Wx, training)
+        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _as_bytes(reset))
-        launch("forward", cell, h, *known, h, aux if all_states else None, last, gates if training else None)
+        launch("forward", cell, h, *known, h, aux if aux.shape[2] else None, last, gates if training else None)
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
@@ -46,7 +46,7 @@ class TritonFused:
         d_b, d_states = states.new_empty(B, len(cell.gates), N, D), torch.empty_like(states)
         known = (R.contiguous(), states.contiguous(), _as_bytes(reset), h_before, aux, gates)
         d_h = None if grads.h is None else as_rows(grads.h, h)
-        d_aux = None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux)
+        d_aux = None if grads.aux is None else torch.empty_like(aux, dtype=states.dtype).copy_(grads.aux)
         d_last = None if grads.last is None else grads.last.contiguous()
         launch("backward", cell, h, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)
         d_R = outer_products(gate_views(cell, d_Wx, d_u), whole(h_before))

@@ -50,7 +50,7 @@ def forward(
     initial,  # [STATES, B, N, D] float32
     reset,  # [B, T] int8 or None
     h,  # out: [rows, N, D]
-    aux,  # out: [STATES - 1, rows, N, D] float32, or None
+    aux,  # out: [STATES - 1, rows, N, D], or None
     last,  # out: [STATES, B, N, D] float32
     gates,  # out: [rows, GATES, N, D] pre-activations, or None
     B,
@@ -84,7 +84,7 @@ def forward(
             store_gates(gates, sums, tile, step, C)
         if aux is not None:
             for i in tl.static_range(1, C.STATES):
-                tl.store(in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C), state[i], mask=tile.valid)
+                store_kept(in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C), state[i], tile)
 
     store_states(last, state, B, tile, C)
 
@@ -95,10 +95,10 @@ def backward(
     initial,  # [STATES, B, N, D] float32
     reset,  # [B, T] int8 or None
     h_before,  # [rows, N, D] h before every step, zero after resets
-    aux,  # [STATES - 1, rows, N, D] float32
+    aux,  # [STATES - 1, rows, N, D]
     gates,  # [rows, GATES, N, D] pre-activations
     d_h,  # [rows, N, D] or None
-    d_aux,  # as aux, or None
+    d_aux,  # as aux, but float32, or None
     d_last,  # as initial, or None
     d_x,  # out: [rows, GI, N, D]
     d_u,  # out: [rows, GU, N, D], of the gates with a recurrent part alone
@@ -264,13 +264,18 @@ def add_up_gates(x, biases, weights, h, tile, step, C: tl.constexpr):
 
 @triton.jit
 def store_gates(gates, sums, tile, step, C: tl.constexpr):
-    """Every gate of a step, rounded to the dtype of `gates` [rows, GATES, N, D], float16 to its largest number."""
+    """Every gate of a step."""
     for j in tl.static_range(C.GATES):
-        kept = sums[j]
-        if gates.dtype.element_ty == tl.float16:
-            kept = tl.clamp(kept, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
-        kept = kept.to(gates.dtype.element_ty)
-        tl.store(in_rows(gates, tile, step, j, C.GATES, C), kept, mask=tile.valid)
+        store_kept(in_rows(gates, tile, step, j, C.GATES, C), sums[j], tile)
+
+
+@triton.jit
+def store_kept(to, block, tile):
+    """What is beyond the range of float16 is kept as its largest number."""
+    dtype: tl.constexpr = to.dtype.element_ty
+    if dtype == tl.float16:
+        block = tl.clamp(block, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(to, block.to(dtype), mask=tile.valid)
 
 
 @triton.jit
@@ -299,7 +304,8 @@ def load_before(aux, plane, initial, t, tile, step, C: tl.constexpr):
     states = ()
     for i in tl.static_range(1, C.STATES):
         pointers = in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C)
-        states += (tl.where(t > 0, tl.load(pointers, mask=tile.valid & (t > 0), other=0.0), initial[i]),)
+        before = tl.load(pointers, mask=tile.valid & (t > 0), other=0.0).to(tl.float32)
+        states += (tl.where(t > 0, before, initial[i]),)
     return states
 
 

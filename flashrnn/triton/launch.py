@@ -17,7 +17,7 @@ from flashrnn.cells import Cell
 from flashrnn.codegen.functions import functions
 from flashrnn.codegen.triton_source import cell_functions
 from flashrnn.gpu import Gpu, nvidia_gpu
-from flashrnn.problem import gate_dtype
+from flashrnn.problem import kept_dtype
 from flashrnn.products import places, recurrent_only, row_strides
 from flashrnn.triton.kernels import Constants
 
@@ -60,7 +60,7 @@ def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, room
     if direction == "forward":
         values = len(cell.input_gates) * dtype.itemsize
     else:
-        values = len(cell.gates) * gate_dtype(dtype).itemsize + 2 * dtype.itemsize + 4 * others * (1 + d_aux)
+        values = len(cell.gates) * kept_dtype(dtype).itemsize + 2 * dtype.itemsize + 4 * others * (1 + d_aux)
     R = len(cell.recurrent_gates) * size**2 * dtype.itemsize
     scratch = 2 * 4 * SEQUENCES * size  # in which a block changes its layout
     return max(0, min(3, 1 + (room - R - scratch) // (SEQUENCES * size * values)))

@@ -46,7 +46,8 @@ using scalar = float;
 using operand = bfloat16;
 #endif
 using gate = std::conditional_t<sizeof(scalar) == 4, float, _Float16>;
-inline void to_gate(gate& to, float x) { to = gate(x); }
+template <class G>
+void to_gate(G& to, float x) { to = G(x); }
 constexpr int PLANES = sizeof(scalar) == 4 ? 3 : 1;
 
 inline float half_of(u32 word, int upper) {

@@ -33,7 +33,7 @@ def compile_(monkeypatch):
         monkeypatch.setattr(kernel.tiling, "tilings", lambda *_: (choice for choice, _ in spills))
         monkeypatch.setattr(kernel, "prelude", lambda cell, heads, head_dim, dtype, choice, *_: str(choice))
         monkeypatch.setattr(kernel, "build", build)
-        variant = Variant(reset=False, all_states=True, gates=True, d_aux=False)
+        variant = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
         _, choice = compile_best("forward", get_cell("lstm"), 1, 768, 16, torch.bfloat16, variant, named_gpu("H100"))
         return choice, len(compiled)
 

@@ -17,7 +17,7 @@ from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
 BUILT_IN = ("elman", "gru", "lstm", "slstm")
 DIRECTIONS = ("forward", "backward")
-TRAINING = Variant(reset=False, all_states=True, gates=True, d_aux=False)
+TRAINING = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
 
 
 def compiled(
@@ -57,9 +57,9 @@ def test_wide_heads_spill_before_the_time_loop_alone(direction, gpu, cell):
 
 
 VARIANTS = {
-    "inference": replace(TRAINING, all_states=False),
+    "inference": replace(TRAINING, aux=None, training=False),
     "reset": replace(TRAINING, reset=True),
-    "gradients of all states": replace(TRAINING, d_aux=True),
+    "gradients of all states": replace(TRAINING, aux=torch.float32, d_aux=True),
 }
 
 

@@ -13,7 +13,7 @@ from flashrnn.cuda.source import Tiling, Variant, prelude, recurrent_only
 from tests.problems import MINIMAL_GATED
 
 TILING = Tiling(unit_tiles=2, k_splits=2, batch_tiles=1, blocks=2, grid=False, stages=2, register_fragments=4)
-PLAIN = Variant(reset=False, all_states=True, gates=True, d_aux=False)
+PLAIN = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
 
 
 def constants(cell: Cell, dtype: torch.dtype = torch.bfloat16, variant: Variant = PLAIN) -> dict[str, int | list[int]]:
@@ -32,10 +32,14 @@ def test_sizes_and_tiling():
 
 
 def test_variants():
-    constants_of = {"reset": "RESET", "all_states": "ALL_STATES", "gates": "KEEP_GATES", "d_aux": "HAS_D_AUX"}
+    constants_of = {"reset": "RESET", "training": "KEEP_GATES", "d_aux": "HAS_D_AUX"}
     for field, constant in constants_of.items():
         for value in (False, True):
             assert constants(get_cell("lstm"), variant=replace(PLAIN, **{field: value}))[constant] == value
+    for aux, number in ((None, "float"), (torch.float32, "float"), (torch.float16, "gate")):
+        text = prelude(get_cell("lstm"), 3, 40, torch.bfloat16, TILING, replace(PLAIN, aux=aux), 0)
+        assert f"using aux_number = {number};" in text
+        assert f"constexpr int KEEP_AUX = {int(aux is not None)};" in text
 
 
 def test_scalar_type():

@@ -21,12 +21,12 @@ from flashrnn.op import recurrence
 from flashrnn.problem import Problem
 from tests.cuda.test_cuda_source import HOST
 from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
-from tests.suite import Case, check
+from tests.suite import Case, check, h_alone
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
 SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
-TRAINING = Variant(reset=False, all_states=True, gates=True, d_aux=False)
+TRAINING = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ def layouts(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
 def test_kernels_on_the_processor(on_host, case, dtype, layout, at_once):
     on_host(layouts(case.cell, case.D, dtype, *layout), at_once)
     check("cuda", case, dtype, "cpu")
+    check("cuda", case, dtype, "cpu", h_alone)
 
 
 def test_inference_on_the_processor(on_host):
@@ -171,7 +172,11 @@ def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
 
 @pytest.mark.parametrize(
     "variant",
-    [replace(TRAINING, all_states=False, gates=False), replace(TRAINING, reset=True), replace(TRAINING, d_aux=True)],
+    [
+        replace(TRAINING, aux=None, training=False),
+        replace(TRAINING, reset=True),
+        replace(TRAINING, aux=torch.float32, d_aux=True),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("direction", ["forward", "backward"])

@@ -5,7 +5,15 @@ import torch
 
 from flashrnn import backends
 from tests.problems import BUILT_IN, cell_name
-from tests.suite import ALL_CASES, CELL_CASES, SIZE_CASES, check, check_gates_beyond_float16
+from tests.suite import (
+    ALL_CASES,
+    CELL_CASES,
+    RESET_CASES,
+    SIZE_CASES,
+    check,
+    check_gates_beyond_float16,
+    h_alone,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,6 +34,13 @@ def test_bfloat16(backend, case):
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_other_dtypes(backend, case, dtype):
     check(backend, case, dtype, "cuda:0")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", [*CELL_CASES, *RESET_CASES, *SIZE_CASES], ids=str)
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_h_alone(backend, case, dtype):
+    check(backend, case, dtype, "cuda:0", h_alone)
 
 
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)

@@ -14,7 +14,7 @@ from flashrnn.problem import Problem
 from flashrnn.triton import backend
 from flashrnn.triton.backend import TritonFused
 from tests.problems import BUILT_IN, CELLS, cell_name, random_inputs, results
-from tests.suite import Case, check, check_gates_beyond_float16
+from tests.suite import Case, check, check_gates_beyond_float16, h_alone
 from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
@@ -46,6 +46,7 @@ def test_float32(case):
 @pytest.mark.parametrize("case", [*(Case(cell, B=3, T=5) for cell in BUILT_IN), Case(B=3, T=3, N=1, D=128)], ids=str)
 def test_float16(case):
     check("triton_fused", case, torch.float16, "cpu")
+    check("triton_fused", case, torch.float16, "cpu", h_alone)
 
 
 @pytest.mark.usefixtures("interpreted")

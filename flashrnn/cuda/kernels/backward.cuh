@@ -16,7 +16,7 @@ using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
 constexpr int PLANE_BYTES = GR * UNITS * SEQS * 2;
 constexpr int GATE_BYTES = PLANES * PLANE_BYTES;                          // dg of a step, for the product
-constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state
+constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state, if it is in float
 constexpr int GATE_PITCH = pitch(GATES);
 constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // behind the gates of a unit tile
 constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
@@ -33,7 +33,7 @@ static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "tiling.py counts the share
 struct Sources {
   const gate* gates;
   const scalar *d_h, *h;
-  const float *aux, *initial;
+  const aux_number *aux, *first_aux;
   i64 B, T, row_b, row_t;
   Steps step;
   DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
@@ -48,7 +48,7 @@ struct StepInputs {
   const i64 head;
   TileLoader<sizeof(gate), 1, 0, GATES> gates;
   TileLoader<BYTES, 1, 0> d_h, h;
-  TileLoader<4, 1, 0> aux[STATES];
+  TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
 
   DEVICE StepInputs(u32 tile, const Sources& from, const Place& place)
       : from(from), place(place), tile(tile), head(place.head * D) {
@@ -61,8 +61,8 @@ struct StepInputs {
 #pragma unroll
     for (int i = 0; i < STATES - 1; i++)
       aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, place, from.B, [&](i64 n) {
-        const float* before = from.aux + (i * from.B * from.T + from.last_row(n, 1)) * ROW;
-        return head + (first_step ? from.initial + ((i + 1) * from.B + n) * ROW : before);
+        const aux_number* before = from.aux + (i * from.B * from.T + from.last_row(n, 1)) * ROW;
+        return head + (first_step ? from.first_aux + (i * from.B + n) * ROW : before);
       });
   }
   DEVICE void load(i64 t, int stage) {
@@ -204,14 +204,15 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
   }
 }
 
-// As flashrnn_forward, and: d_h [B, T, N, D], d_aux as aux, d_last as last (null: zero) ->
+// As flashrnn_forward, and: first_aux [STATES - 1, B, N, D], the initial states as aux has them; d_h [B, T, N, D], d_aux as
+// aux, but in float, d_last as last (null: zero) ->
 // d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u [B, T, GU, N, D]; d_bias [batch tiles, GATES, N, D],
 // d_initial [STATES, B, N, D].
 // With GRID, `parts` is room for the partial sums, zero at first, for every group of the launch.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initial,
-                  const unsigned char* __restrict__ reset, const scalar* __restrict__ h, const float* __restrict__ aux,
-                  const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
+                  const unsigned char* __restrict__ reset, const scalar* __restrict__ h,
+                  const aux_number* __restrict__ aux, const aux_number* __restrict__ first_aux, const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
                   const float* __restrict__ d_last, scalar* __restrict__ d_x, scalar* __restrict__ d_u,
                   float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, i64 B, i64 T, i64 row_b, i64 row_t, i64 first_group,
                   i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
@@ -246,7 +247,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     reinterpret_cast<u32*>(memory)[i] = 0;
 
   const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES);
-  const Sources sources{gates, d_h, h, aux, initial, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
+  const Sources sources{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
   StepInputs next_inputs(shared_address(inputs) + own_inputs, sources, place);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) next_inputs.load(T - 1 - i, i);
@@ -283,14 +284,14 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     const i64 t = T - 1 - step;
     const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
     const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
-    const float* floats = reinterpret_cast<const float*>(tile + AUX_TILE);
     float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
     if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
     if (place.has_cells()) {
       read_gates(g, reinterpret_cast<const gate*>(tile), place);
       read_cells(given, rows, 0, place);
 #pragma unroll
-      for (int i = 1; i < STATES; i++) read_cells(old[i], floats, i - 1, place);
+      for (int i = 1; i < STATES; i++)
+        read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, place);
       if constexpr (USES_H) {
         read_cells(old[0], rows, 1, place);
         if (t == 0) {

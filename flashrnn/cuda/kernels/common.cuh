@@ -17,6 +17,7 @@ DEVICE u32 pack_halves(float low, float high) {
   return *reinterpret_cast<u32*>(&pair);
 }
 DEVICE float2 unpack_halves(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
+DEVICE float2 unpack_bfloats(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
 #ifdef SCALAR_F16
 using scalar = __half;
 using operand = __half;
@@ -29,7 +30,7 @@ DEVICE u32 pack(float low, float high) {
   __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<u32*>(&pair);
 }
-DEVICE float2 unpack(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
+DEVICE float2 unpack(u32 pair) { return unpack_bfloats(pair); }
 #define MMA_TYPE "bf16"
 #ifdef SCALAR_BF16
 using scalar = __nv_bfloat16;
@@ -40,19 +41,19 @@ using scalar = float;
 constexpr int BYTES = sizeof(scalar);
 constexpr int PLANES = BYTES == 4 ? 3 : 1;
 
-// What gates are kept in for the backward.
+// What gates, and states that are asked for by nobody else, are kept in for the backward.
 template <int>
 struct GateOf { using type = __half; };
 template <>
 struct GateOf<4> { using type = float; };
 using gate = GateOf<BYTES>::type;
-// Two gates in a word; what is beyond the range of float16 becomes its largest number, so that gates stay finite.
+// Two of them in a word; what is beyond the range of float16 becomes its largest number, so that all stay finite.
 DEVICE u32 pack_gates(float low, float high) {
   u32 pair;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// One gate, likewise.
+// One, likewise.
 DEVICE void to_gate(float& gate, float x) { gate = x; }
 DEVICE void to_gate(__half& gate, float x) { gate = __ushort_as_half(static_cast<u16>(pack_gates(x, 0))); }
 

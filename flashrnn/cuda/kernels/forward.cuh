@@ -182,7 +182,7 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], cons
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
                  const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
-                 float* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B, i64 T, i64 row_b, i64 row_t,
+                 aux_number* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B, i64 T, i64 row_b, i64 row_t,
                  i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* state = memory;
@@ -234,7 +234,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   StoredCells h_now = {};
   KeptGates gates_now[PAIRS] = {};
   scalar* h_to[PAIRS];
-  float* aux_to[PAIRS];
+  aux_number* aux_to[PAIRS];
   gate* gates_to[PAIRS];
   u32 h_operand[PAIRS];
 #pragma unroll
@@ -247,7 +247,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     h_now.store_global(h_to, 0, valid);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
-      if (ALL_STATES) store_cells(s[i], aux_to, (i - 1) * B * T * ROW, valid);
+      if (KEEP_AUX) store_cells(s[i], aux_to, (i - 1) * B * T * ROW, valid);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
       if (KEEP_GATES && valid[p * PAIR]) gates_now[p].store(gates_to[p]);

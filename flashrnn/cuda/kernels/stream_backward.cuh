@@ -4,13 +4,13 @@
 #include "stream.cuh"
 static_assert(ROWS == UNITS && K == GR * D);
 
-// As flashrnn_stream_forward, and: initial [STATES, B, N, D]; d_h (may be null) as h, d_aux as aux -> d_x [B, T, GI, N, D]
+// As flashrnn_stream_forward, and: initial [STATES, B, N, D]; d_h (may be null) as h, d_aux as aux, but in float -> d_x [B, T, GI, N, D]
 // and, for gates without an input, d_u [B, T, GATES - GI, N, D]. d_state [STATES, B, N, D]: the gradient of the last
 // states, in the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_backward(const uint4* __restrict__ R, const unsigned char* __restrict__ reset, scalar* exchange,
                          u32* counters, const float* __restrict__ initial, const scalar* __restrict__ h,
-                         const float* __restrict__ aux, const UnitGates* __restrict__ gates,
+                         const aux_number* __restrict__ aux, const UnitGates* __restrict__ gates,
                          const scalar* __restrict__ d_h, const float* __restrict__ d_aux, scalar* __restrict__ d_x,
                          scalar* __restrict__ d_u, float* __restrict__ d_state, i64 B, i64 T, i64 row_b, i64 row_t) {
   extern __shared__ __align__(16) float sums[];
@@ -47,7 +47,7 @@ flashrnn_stream_backward(const uint4* __restrict__ R, const unsigned char* __res
 #pragma unroll
         for (int k = 1; k < STATES; k++) {
           const i64 plane = (k - 1) * B * T * ROW + at;
-          s[k] = keep[i] ? read(t > 0 ? aux + plane - back : first_state + k * B * ROW, 1) : 0;
+          s[k] = !keep[i] ? 0 : t > 0 ? float(read(aux + plane - back, 1)) : first_state[k * B * ROW];
           if (HAS_D_AUX) d_new[i][k] += read(d_aux + plane, 0);
         }
         if (d_h) d_new[i][0] += float(read(d_h + at, 0));

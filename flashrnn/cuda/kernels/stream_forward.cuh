@@ -10,7 +10,7 @@ static_assert(ROWS == GR * UNITS && K == D);
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ R, const float* __restrict__ bias,
                         const unsigned char* __restrict__ reset, scalar* exchange, u32* counters, scalar* __restrict__ h,
-                        float* __restrict__ aux, float* __restrict__ state, UnitGates* __restrict__ gates, i64 B, i64 T,
+                        aux_number* __restrict__ aux, float* __restrict__ state, UnitGates* __restrict__ gates, i64 B, i64 T,
                         i64 row_b, i64 row_t) {
   extern __shared__ __align__(16) float sums[];
   const int items = Item::count(B), first = blockIdx.x;
@@ -70,7 +70,7 @@ flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ 
 #pragma unroll
         for (int k = 0; k < STATES; k++) {
           state[(k * B + cell.sequence) * ROW + cell.element] = fresh[i][k];
-          if (ALL_STATES && k > 0) aux[(k - 1) * B * T * ROW + at] = fresh[i][k];
+          if (KEEP_AUX && k > 0) to_gate(aux[(k - 1) * B * T * ROW + at], fresh[i][k]);
         }
       }
     }

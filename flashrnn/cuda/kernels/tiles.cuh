@@ -113,7 +113,8 @@ constexpr int PAIR = CELLS % 2 == 0 ? 2 : 1;
 constexpr int PAIRS = CELLS / PAIR;
 
 DEVICE float2 to_pair(const float* from) { return *reinterpret_cast<const float2*>(from); }
-DEVICE float2 to_pair(const operand* from) { return unpack(*reinterpret_cast<const u32*>(from)); }
+DEVICE float2 to_pair(const __half* from) { return unpack_halves(*reinterpret_cast<const u32*>(from)); }
+DEVICE float2 to_pair(const __nv_bfloat16* from) { return unpack_bfloats(*reinterpret_cast<const u32*>(from)); }
 
 // One value per cell of the lane from row `row` of a tile that a TileLoader has filled.
 template <class T>
@@ -130,6 +131,17 @@ DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const Place& p
   }
 }
 
+DEVICE void store_cells(const float (&v)[CELLS], __half* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    __half* at = to[p] + offset;
+    if constexpr (PAIR == 2) {
+      if (valid[2 * p]) *reinterpret_cast<u32*>(at) = pack_gates(v[2 * p], v[2 * p + 1]);
+    } else {
+      if (valid[p]) to_gate(*at, v[p]);
+    }
+  }
+}
 DEVICE void store_cells(const float (&v)[CELLS], float* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
