@@ -6,7 +6,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.benchmarks.cases import HIDDEN, MODES, TRAINING, Job
+from scripts.benchmarks import floors
+from scripts.benchmarks.cases import FORWARD, HIDDEN, MODES, TRAINING, Job
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job
 from scripts.benchmarks.table import RATIO_BARS, recurrent_peers, times
@@ -26,17 +27,17 @@ def read(path: Path) -> dict:
 
 def draw(content: dict, path: Path) -> Path:
     """Draws curves of a sweep, or ratios to the peers, to `path`."""
-    suite, jobs = content["suite"], by_job(content["rows"])
+    suite, jobs, gpu = content["suite"], by_job(content["rows"]), content["runs"][-1]["machine"]["gpu"]
     if suite in _SWEEPS:
-        figure = _sweep(jobs, *_SWEEPS[suite])
+        figure = _sweep(jobs, *_SWEEPS[suite], with_floor=floors.GPU in gpu)
     else:
         figure = _backends(jobs) if suite == "backends" else _ratios(jobs)
-    figure.suptitle(f"{content['runs'][-1]['machine']['gpu']}, {suite}")
+    figure.suptitle(f"{gpu}, {suite}")
     figure.savefig(path, dpi=150)
     return path
 
 
-def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str) -> Figure:
+def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor: bool) -> Figure:
     """Time per step over what the suite varies: a row of panels for forward and for forward+backward."""
     panels: dict[tuple[str, str], dict[Job, dict[str, dict]]] = {}
     for job, rows in jobs.items():
@@ -48,6 +49,9 @@ def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str) -> Figure:
     for (mode, heads), panel in panels.items():
         ax = axes[MODES.index(mode)][columns.index(heads)]
         _curves(ax, panel, field)
+        if with_floor and mode == FORWARD:
+            _floor(ax, panel, field)
+        ax.legend()
         ax.set(title=f"{heads}, {mode}", xlabel=label, ylabel="µs per time step")
     return figure
 
@@ -64,8 +68,16 @@ def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
     ax.set_yscale("log")
     ax.set_xticks(ticks, labels=map(str, ticks))
     ax.grid(alpha=0.3)
-    if curves:
-        ax.legend()
+
+
+def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
+    """What a step takes at least, and the share of it in our time."""
+    least = sorted((getattr(job.case, field), floors.forward_floor(job.case), job) for job in jobs)
+    ax.plot([x for x, *_ in least], [us for _, us, _ in least], "k--", label="floor, and its share of our time")
+    for x, us, job in least:
+        if ours := times(jobs[job]).get(OURS):
+            share = f"{us * job.case.T / (1000 * ours):.0%}"
+            ax.annotate(share, (x, us), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
 
 
 def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
