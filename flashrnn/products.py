@@ -44,11 +44,11 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
     only = recurrent_only(cell)
     if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
         return [_flat(d_Wx).flatten(1)[None]]
-    views = []
-    for gate in cell.recurrent_gates:
-        view = d_u[:, :, only.index(gate)] if gate in only else d_Wx[:, :, cell.input_gates.index(gate)]
-        views.append(_flat(view).transpose(0, 1))
-    return views
+    with_input, without = (_flat(x).permute(1, 2, 0, 3).unbind() for x in (d_Wx, d_u))
+    return [
+        without[only.index(gate)] if gate in only else with_input[cell.input_gates.index(gate)]
+        for gate in cell.recurrent_gates
+    ]
 
 
 class Part(NamedTuple):

@@ -16,9 +16,10 @@ from scripts.benchmarks.table import print_table
 from scripts.benchmarks.timing import Effort
 from scripts.benchmarks.worker import error_text
 
-WHAT = """Milliseconds of h without gradients (forward), or with those of Wx, R and b (forward+backward), by events on
-the device around each call. peak_mib: what a call takes beside its inputs. input_ms: the product with the inputs, which
-a cuDNN time includes. errors: relative, against float64, over the first steps."""
+WHAT = """Milliseconds of h without gradients (forward), or with those of Wx, R and b (forward+backward). ms: by events
+on the device around each call, for which the host is ahead. call_ms: of calls one after the other, with the host's
+part. peak_mib: what a call takes beside its inputs. input_ms: the product with the inputs, which a cuDNN time includes.
+errors: relative, against float64, over the first steps."""
 
 
 class Implementation(Protocol):

@@ -3,6 +3,7 @@
 Imports nothing of this project's, so that the process of another package of the name `flashrnn` can use it.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,15 +38,52 @@ def measure(forward: Callable[[], Tensor], inputs: Sequence[Tensor], training: b
             return torch.autograd.grad(forward(), inputs, d_out)
     else:
         run = torch.no_grad()(forward)
-    return {"ms": _quantiles(run, effort), "peak_mib": _peak_mib(run)}
+    _call_ms(run, effort.warmup)
+    call_ms = _call_ms(run, effort.rep / 4)
+    repetitions = max(_FEWEST, int(effort.rep / call_ms))
+    return {"ms": _quantiles(run, repetitions), "call_ms": round(call_ms, 4), "peak_mib": _peak_mib(run)}
 
 
-def _quantiles(run: Callable, effort: Effort) -> dict[str, float]:
-    """Milliseconds between events on the device around each call; the L2 cache is emptied before it."""
-    from triton.testing import do_bench
+_FEWEST = 5  # repetitions of a call, however long it takes
+_CYCLES = 2e9  # of a GPU in a second, at most
 
-    times = do_bench(run, warmup=effort.warmup, rep=effort.rep, quantiles=[0.2, 0.5, 0.8])
-    return dict(zip(("p20", "p50", "p80"), (round(ms, 4) for ms in times), strict=True))
+
+def _call_ms(run: Callable, ms: float) -> float:
+    """Milliseconds of one of many calls, one after the other, for about `ms`."""
+    seconds = _seconds(run, 1)
+    calls = max(_FEWEST, int(ms / 1000 / seconds))
+    return 1000 * _seconds(run, calls) / calls
+
+
+def _seconds(run: Callable, calls: int) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def _quantiles(run: Callable, repetitions: int) -> dict[str, float]:
+    """Milliseconds between events on the device around each call.
+
+    Before it the L2 cache is emptied, and the device waits for as long as the host takes to ask for the whole call.
+    """
+    cache = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repetitions)]
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    run()
+    ahead = int(2 * (time.perf_counter() - begin) * _CYCLES)
+    for start, end in events:
+        cache.zero_()
+        torch.cuda._sleep(ahead)
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    times = torch.tensor([start.elapsed_time(end) for start, end in events])
+    return {f"p{p}": round(times.quantile(p / 100).item(), 4) for p in (20, 50, 80)}
 
 
 def _peak_mib(run: Callable) -> float:

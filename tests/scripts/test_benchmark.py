@@ -73,7 +73,8 @@ class TestCheckBeforeTiming:
 
 
 def test_measure_runs_forward_or_all_gradients(monkeypatch):
-    monkeypatch.setattr(timing, "_quantiles", lambda run, effort: run())
+    monkeypatch.setattr(timing, "_quantiles", lambda run, repetitions: run())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(timing, "_peak_mib", lambda run: 0)
     inputs = timing.random_inputs({"Wx": (2, 3), "R": (3, 3), "b": (3,)}, torch.float32, "cpu")
 
