@@ -5,6 +5,7 @@ from pathlib import Path
 from scripts.reproduction.result import Options, Reproduction, Table, paper, save
 from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train
 
+SOURCE = "language_model_runs"  # language_model_* are files of scripts.benchmark
 BACKENDS = {
     "CUDA fused": ("model.mixer.backend=cuda_fused",),
     "CUDA alternating": ("model.mixer.backend=cuda",),
@@ -39,7 +40,7 @@ def _measure(options: Options) -> list[Path]:
         folder = OUTPUTS / ("language_model_quick" if options.quick else "language_model")
         train([_run(row, folder, options.quick) for row in paper("language_model")], options)
     rows = collect(folder)
-    return [save("language_model", options, {"runs": rows}, made_on(rows))]
+    return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 
 
 def ours(contents: list[dict], row: dict) -> dict | None:
@@ -100,7 +101,7 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 LANGUAGE_MODEL = Reproduction(
-    source="language_model",
+    source=SOURCE,
     what="160 M parameters, 15 B tokens, GPT-2 vocabulary, context 1024, batches of 512. Seconds per step are medians.",
     measure=_measure,
     table=_table,

@@ -10,8 +10,8 @@ from scripts.reproduction.result import Options, Reproduction, Table, known, pap
 
 
 def _measure(options: Options) -> list[Path]:
-    """The files of parity and, where it exists, language_model."""
-    accuracy, speed = (options.out / f"{name}_{device_slug()}.json" for name in ("parity", "language_model"))
+    """The files of parity and, where it exists, of the trained language models."""
+    accuracy, speed = (options.out / f"{name}_{device_slug()}.json" for name in ("parity", language_model.SOURCE))
     if not accuracy.exists():
         raise ValueError(f"there is no {accuracy} with the accuracies: run `python -m scripts.reproduce parity` first")
     return [accuracy, speed] if speed.exists() else [accuracy]

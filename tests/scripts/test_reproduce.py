@@ -12,7 +12,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from scripts import reproduce
+from scripts.benchmark import COMMANDS
 from scripts.benchmarks import RESULTS
+from scripts.benchmarks.results import device_slug
 from scripts.reproduction import ENTRIES, language_model, loss_curves
 from scripts.reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
 from scripts.reproduction.result import ROOT, Options, Reproduction, paper, save, write
@@ -180,7 +182,8 @@ def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeyp
     asked = []
     monkeypatch.setattr(module, "train", lambda runs, options: asked.extend(runs))
     monkeypatch.setattr(module, "collect", lambda folder: [])
-    reproduce.load(module.__name__.split(".")[-1]).measure(Options(quick=quick, out=tmp_path))
+    (file,) = reproduce.load(module.__name__.split(".")[-1]).measure(Options(quick=quick, out=tmp_path))
+    assert file.stem.removesuffix(f"_{device_slug()}") not in COMMANDS  # or it would replace a benchmark's
     assert len(asked) == len(paper("language_model") if module is language_model else loss_curves.MODELS)
     for run in asked:
         composed = config(*run.overrides, f"run_dir={run.folder}")
