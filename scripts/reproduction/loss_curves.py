@@ -52,22 +52,25 @@ def _curve(file: Path) -> list[tuple[int, float]]:
     return [(int(row["step"]) + 1, float(row["train/loss"])) for row in rows]
 
 
-def _name(run: dict) -> str:
-    heads = next(value for value in run["overrides"] if value.startswith("model.num_heads=")).split("=")[1]
-    return f"{run['model']}, {heads} head{'s' if heads != '1' else ''}"
+def heads(run: dict) -> int:
+    return int(next(value for value in run["overrides"] if value.startswith("model.num_heads=")).split("=")[1])
 
 
-def _finished(contents: list[dict]) -> list[dict]:
+def name(run: dict) -> str:
+    return f"{run['model']}, {heads(run)} head{'s' if heads(run) != 1 else ''}"
+
+
+def finished(contents: list[dict]) -> list[dict]:
     return [run for run in contents[0]["runs"] if "perplexity" in run]
 
 
 def _table(contents: list[dict]) -> Table:
     header = ["model", "parameters (M)", "steps", "tokens (M)", "validation perplexity", "ms / step", "tokens / s"]
     rows = [header]
-    for run in _finished(contents):
+    for run in finished(contents):
         tokens = run["step"] * run["tokens_per_second"] * run["step_time"] / 1e6
         numbers = [f"{run['parameters'] / 1e6:.1f}", str(run["step"]), f"{tokens:.1f}", f"{run['perplexity']:.2f}"]
-        rows.append([_name(run), *numbers, f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}"])
+        rows.append([name(run), *numbers, f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}"])
     return rows
 
 
@@ -80,13 +83,13 @@ def _draw(contents: list[dict], file: Path) -> None:
 
     figure = Figure(figsize=(12, 5), layout="constrained")
     over_steps, over_time = figure.subplots(1, 2, sharey=True)
-    for run in _finished(contents):
+    for run in finished(contents):
         points = run["curve"]
         ends = range(_SMOOTHED, len(points) + 1)
         losses = [sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED for end in ends]
         steps = [points[end - 1][0] for end in ends]
-        over_steps.plot(steps, losses, label=_name(run))
-        over_time.plot([step * run["step_time"] for step in steps], losses, label=_name(run))
+        over_steps.plot(steps, losses, label=name(run))
+        over_time.plot([step * run["step_time"] for step in steps], losses, label=name(run))
     over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged")
     over_time.set(xlabel="seconds, at the median step time")
     for axes in (over_steps, over_time):

@@ -1,78 +1,104 @@
-"""Extrapolated accuracy against training throughput: what a model can do and what it costs."""
+"""Accuracy on parity beyond the lengths of training, against the speed of training language models."""
 
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
+from typing import NamedTuple
 
-from scripts.benchmarks.results import device_slug
-from scripts.reproduction import language_model
-from scripts.reproduction.accuracy import MODELS, extrapolated, finished
+from scripts.benchmarks.cases import HIDDEN, TRAINING, Case, Job
+from scripts.benchmarks.ours import NAME as OURS
+from scripts.benchmarks.results import by_job, device_slug
+from scripts.benchmarks.table import FLASHRNN, times
+from scripts.reproduction import loss_curves
+from scripts.reproduction.accuracy import extrapolated, finished
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper
+
+SOURCES = ("parity", "loss_curves", "kernels_main")
+_BLOCKS = 12  # of the language models
+_COMPUTED = "computed from kernel times"
+_CELL_OF = {"nn_lstm": "lstm"}  # whose accuracies a model has
+
+
+class Point(NamedTuple):
+    label: str
+    cell: str
+    accuracy: float
+    tokens_per_second: float
+    where: str  # the device, or how the speed was found
 
 
 def _measure(options: Options) -> list[Path]:
-    """The files of parity and, where it exists, of the trained language models."""
-    accuracy, speed = (options.out / f"{name}_{device_slug()}.json" for name in ("parity", language_model.SOURCE))
-    if not accuracy.exists():
-        raise ValueError(f"there is no {accuracy} with the accuracies: run `python -m scripts.reproduce parity` first")
-    return [accuracy, speed] if speed.exists() else [accuracy]
+    """The files that this is made of."""
+    files = [options.out / f"{source}_{device_slug()}.json" for source in SOURCES]
+    for file, source in zip(files, SOURCES, strict=True):
+        if not file.exists():
+            command = f"scripts.reproduce {source}" if source != "kernels_main" else "scripts.benchmark kernels"
+            raise ValueError(f"there is no {file}: run `python -m {command}` first, or give files with --data")
+    return files
 
 
-def _in_parity(contents: list[dict], model: str) -> float | None:
-    """Tokens per second of the parity runs, padding included."""
-    found = [run["tokens_per_second"] for run in finished(contents[:1], model=model) if run["tokens_per_second"]]
-    return median(found) if found else None
+def points(contents: list[dict]) -> list[Point]:
+    """Every language model that was trained, and LSTMs as they would be with FlashRNN 1.0.8's kernels."""
+    parity, trained, kernels = contents
+    found = []
+    for run in loss_curves.finished([trained]):
+        cell, label = _CELL_OF.get(run["model"], run["model"]), loss_curves.name(run)
+        accuracies = [extrapolated(r) for r in finished([parity], model=cell)]
+        if not accuracies:
+            continue
+        speed, device = run["tokens_per_second"] / run["devices"], run["environment"]["device"]
+        found.append(Point(label, cell, mean(accuracies), speed, device))
+        if more := _more_by_flashrnn(run, kernels):
+            slower = speed * run["step_time"] / (run["step_time"] + more)
+            found.append(Point(f"{label}, FlashRNN 1.0.8", cell, mean(accuracies), slower, _COMPUTED))
+    return found
 
 
-def _at_160m(contents: list[dict], model: str) -> float | None:
-    """Tokens per second and device of the model's fastest row in the table of language models."""
-    rows = [row for row in paper("language_model") if row["model"] == model and len(contents) > 1]
-    runs = filter(None, (language_model.ours(contents[1:], row) for row in rows))
-    return max((run["tokens_per_second"] / run["devices"] for run in runs), default=None)
-
-
-SPEEDS = {"in the parity runs": _in_parity, "at 160 M parameters, per device": _at_160m}
-
-
-def _accuracy(contents: list[dict], model: str) -> float | None:
-    found = [extrapolated(run) for run in finished(contents[:1], model=model)]
-    return mean(found) if found else None
+def _more_by_flashrnn(run: dict, kernels: dict) -> float | None:
+    """Seconds that a step would take more if its recurrences took FlashRNN's time; None where that is not known."""
+    heads = loss_curves.heads(run)
+    job = Job(Case(run["model"], heads, HIDDEN // heads, run["batch_size"]), TRAINING)
+    ms = times(by_job(kernels["rows"]).get(job, {}))
+    return _BLOCKS * (ms[FLASHRNN] - ms[OURS]) / 1000 if {FLASHRNN, OURS} <= ms.keys() else None
 
 
 def _table(contents: list[dict]) -> Table:
-    table = [["model", "accuracy", "paper", *(f"tokens/s {where}" for where in SPEEDS), "paper"]]
-    for model in MODELS:
-        accuracy = _accuracy(contents, model)
-        if accuracy is not None:
-            speeds = [
-                "" if value is None else f"{value:,.0f}" for value in (of(contents, model) for of in SPEEDS.values())
-            ]
-            published = known(paper("parity")[model])
-            table.append([model, f"{accuracy:.4f}", published, *speeds, known(paper("extrapolation_throughput"))])
-    return table
+    rows = [["model", "parity, 40 to 256", "paper", "tokens/s in training, 160 to 190 M parameters", "device"]]
+    for point in points(contents):
+        published = known(paper("parity").get(point.cell))
+        rows.append([point.label, f"{point.accuracy:.4f}", published, f"{point.tokens_per_second:,.0f}", point.where])
+    return rows
 
 
 def _draw(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6 * len(contents), 4.5), layout="constrained")
-    panels = list(SPEEDS.items())[: len(contents)]
-    for axes, (where, speed) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for index, model in enumerate(MODELS):
-            x, y = speed(contents, model), _accuracy(contents, model)
-            if x is not None and y is not None:
-                axes.semilogx(x, y, "o", color=f"C{index}", label=model)
-                axes.annotate(model, (x, y), xytext=(4, -10 - 9 * (index % 3)), textcoords="offset points", fontsize=8)
-        axes.set(xlabel=f"training tokens per second {where}", ylabel="accuracy on parity, 40 to 256", ylim=(0.4, 1.05))
-        axes.set_title(contents[0]["machine"]["gpu"] or "CPU")
-        axes.grid(alpha=0.3, which="both")
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for index, point in enumerate(points(contents)):
+        filled = "none" if point.where == _COMPUTED else "full"
+        x = point.tokens_per_second / 1000
+        axes.plot(x, point.accuracy, "o", color=f"C{index}", markersize=10, fillstyle=filled, label=point.label)
+    axes.axhline(0.5, color="gray", linestyle="--")
+    axes.set(xlabel=f"thousand tokens per second of training, one GPU (open: {_COMPUTED})", xlim=(0, None))
+    axes.set(ylabel="accuracy on parity, lengths 40 to 256", ylim=(0.4, 1.05))
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right center")
     figure.savefig(file, dpi=150)
+
+
+def _notes(contents: list[dict]) -> list[str]:
+    return [
+        "An LSTM with FlashRNN 1.0.8's kernels is computed: our step, and for each of 12 blocks the difference of the "
+        "kernels' times. nn.LSTM (cuDNN) is the LSTM with one head; its accuracy is the LSTM's."
+    ]
 
 
 EXTRAPOLATION_THROUGHPUT = Reproduction(
     source="parity",
-    what="Accuracy on parity beyond the lengths of training, and the tokens per second of training: in those very "
-    "runs, with padding, and for language models of 160 M parameters where these have been timed.",
+    what="Accuracy on parity beyond the lengths of training, of networks trained for that, and the tokens per second "
+    "at which language models with the same cells train (batches of 32 x 1024 tokens).",
     measure=_measure,
     table=_table,
     draw=_draw,
+    notes=_notes,
 )

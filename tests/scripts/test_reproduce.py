@@ -15,7 +15,7 @@ from scripts import reproduce
 from scripts.benchmark import COMMANDS
 from scripts.benchmarks import RESULTS
 from scripts.benchmarks.results import device_slug
-from scripts.reproduction import ENTRIES, language_model, loss_curves
+from scripts.reproduction import ENTRIES, language_model, loss_curves, throughput
 from scripts.reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
 from scripts.reproduction.result import ROOT, Options, Reproduction, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
@@ -272,3 +272,20 @@ def test_list_names_all(monkeypatch, capsys):
 def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
     values = paper(name)
     assert values is None or values
+
+
+def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_kernel_times():
+    parity = {"runs": [{"model": "lstm", "ranges": [{"lengths": [40, 63], "accuracy": 1.0}]}]}
+    run = {
+        "model": "lstm", "overrides": ["model.num_heads=12"], "perplexity": 10.0, "step_time": 0.07, "devices": 1,
+        "tokens_per_second": 468_000.0, "batch_size": 32, "environment": {"device": "a GPU"},
+    }  # fmt: skip
+    sizes = {"function": "lstm", "N": 12, "D": 64, "B": 32, "T": 1024, "dtype": "bfloat16", "mode": "forward+backward"}
+    kernels = [
+        sizes | {"implementation": name, "ms": {"p50": ms}} for name, ms in (("ours", 1.0), ("flashrnn_1.0.8", 11.0))
+    ]
+    trained = {"runs": [run, run | {"model": "nn_lstm", "overrides": ["model.num_heads=1"]}, run | {"model": "gru"}]}
+    found = throughput.points([parity, trained, {"rows": kernels}])
+    assert [point.label for point in found] == ["lstm, 12 heads", "lstm, 12 heads, FlashRNN 1.0.8", "nn_lstm, 1 head"]
+    assert found[1].tokens_per_second == pytest.approx(468_000 * 0.07 / (0.07 + 12 * 0.010))
+    assert {point.accuracy for point in found} == {1.0}
