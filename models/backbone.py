@@ -84,6 +84,10 @@ class SequenceModel(nn.Module):
             if isinstance(module, nn.Linear):
                 writes_residual = name.endswith(("mlp.down", "mixer.out"))
                 nn.init.normal_(module.weight, std=std / math.sqrt(2 * num_blocks) if writes_residual else std)
+            elif isinstance(module, nn.LSTM):  # as RNNMixer begins with the same cell
+                nn.init.normal_(module.weight_ih_l0, std=std)
+                nn.init.zeros_(module.bias_ih_l0)
+                nn.init.zeros_(module.bias_hh_l0)
         nn.init.normal_(self.embedding.weight, std=std if embedding_std is None else embedding_std)
         for block in self.blocks:
             if hasattr(block.mixer, "init_weights"):

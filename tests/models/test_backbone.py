@@ -22,6 +22,17 @@ def tiny(mixer="lstm", **options):
     return SequenceModel(11, MIXERS[mixer], **{"d_model": 16, "num_blocks": 2, **options})
 
 
+def test_nn_lstm_begins_as_our_lstm_does():
+    torch.manual_seed(0)
+    theirs, ours = (
+        SequenceModel(11, mixer, d_model=128, num_blocks=1).blocks[0].mixer for mixer in (NNLSTMMixer, RNNMixer)
+    )
+    pairs = (theirs.lstm.weight_ih_l0, ours.gates.weight), (theirs.lstm.weight_hh_l0, ours.recurrence.R)
+    for their, our in pairs:
+        assert their.std().item() == pytest.approx(our.std().item(), rel=0.02)
+    assert not any(bias.any() for bias in (theirs.lstm.bias_ih_l0, theirs.lstm.bias_hh_l0, ours.recurrence.b))
+
+
 @pytest.mark.parametrize(
     ("mixer", "millions"),
     [
