@@ -34,6 +34,8 @@ class Cell:
             layer puts out. All states start at zero.
         input_gates: the gates with an input part x (default: all).
         recurrent_gates: the gates with a recurrent part R s (default: all). A gate in neither has its bias alone.
+        float16_states: training in a half type may keep the states behind the first in float16, for half the memory.
+            For states of moderate size, such as an LSTM's c: what is below 6e-8 or beyond 65504 is lost.
 
     Raises:
         ValueError: the names do not fit the signature of `step`, or `step` is not element-wise.
@@ -50,6 +52,7 @@ class Cell:
     states: tuple[str, ...]
     input_gates: tuple[str, ...] = ()
     recurrent_gates: tuple[str, ...] = ()
+    float16_states: bool = False
     gates: tuple[str, ...] = field(init=False)
     key: str = field(init=False)  # unique in this process; a string, because operators take no Python objects
 
@@ -80,7 +83,7 @@ class Cell:
     def __reduce__(self):
         if _REGISTRY.get(self.name) is self:
             return get_cell, (self.name,)
-        return Cell, (self.name, self.step, self.states, self.input_gates, self.recurrent_gates)
+        return Cell, (self.name, self.step, self.states, self.input_gates, self.recurrent_gates, self.float16_states)
 
     def __deepcopy__(self, memo) -> "Cell":
         return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
@@ -190,5 +193,5 @@ def _slstm(i, f, z, o, h, c, n, m):
 
 ELMAN = register(Cell("elman", _elman, states=("h",)))
 GRU = register(Cell("gru", _gru, states=("h",), input_gates=("r", "z", "n"), recurrent_gates=("g", "r", "z")))
-LSTM = register(Cell("lstm", _lstm, states=("h", "c")))
-SLSTM = register(Cell("slstm", _slstm, states=("h", "c", "n", "m")))
+LSTM = register(Cell("lstm", _lstm, states=("h", "c"), float16_states=True))
+SLSTM = register(Cell("slstm", _slstm, states=("h", "c", "n", "m"), float16_states=True))

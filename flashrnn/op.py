@@ -47,7 +47,7 @@ def flashrnn(
         function: a registered cell's name or a `flashrnn.Cell`.
         backend: a backend's name, or "auto" for the fastest that serves the problem.
         dtype: of the computation's inputs and outputs; that of Wx if None, under autocast that of autocast. States
-            across time and sums are kept in float32 if it is a half type.
+            across time and sums are float32 if it is a half type.
         reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
         cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
             batch of one: another way to say `reset`.
@@ -105,7 +105,7 @@ def recurrence(
     needs_grad = transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if transformed else _forward
     h, aux, last, _ = run(*differentiable, reset, cell.key, backend, all_states, needs_grad)
-    return States(h, aux, last)
+    return States(h, aux if all_states else aux[:, :, :0], last)
 
 
 def reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def _transformed() -> bool:
 
 
 def _backend(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Backend:
-    """That of a problem with such `rows` [B, T, ..., N, D]."""
+    """That of a problem with such `rows` [B, T, ..., N, D]; for the backward the same as for the forward before it."""
     B, T, *_, N, D = rows.shape
     return choose(name, Problem(cell, B, T, N, D, rows.dtype, rows.device, training, reset is not None))
 
@@ -225,7 +225,7 @@ def _run_forward(
     all_states: bool,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    definition, inputs = cell_of_key(cell), Inputs(Wx, R, b, states, reset)
+    definition, inputs = cell_of_key(cell), Inputs(Wx, R, b, states.contiguous(), reset)
     with _no_autocast(Wx):
         chosen = _backend(backend, definition, Wx, reset, training)
         results, gates = chosen.forward(definition, inputs, all_states, training)
@@ -257,7 +257,7 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     definition, grads = cell_of_key(cell), States(d_h, d_aux, d_last)
     # what keeps saved tensors (vmap, hooks) may change their layout
-    kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
+    kept = Kept(R, states.contiguous(), reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
     with _no_autocast(h):
         return tuple(_backend(backend, definition, h, reset, True).backward(definition, kept, grads))
 

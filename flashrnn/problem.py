@@ -73,7 +73,7 @@ class Kept(NamedTuple):
     reset: Tensor | None
     h: Tensor  # of all steps, as aux and gates in memory as Wx
     aux: Tensor
-    gates: Tensor  # [B, T, G, N, D], `kept_dtype`: their pre-activations; the order within a row is the backend's own
+    gates: Tensor  # [B, T, G, N, D], `kept_dtype`: their pre-activations; only the backend knows the order in a row
 
 
 class Gradients(NamedTuple):
@@ -111,8 +111,11 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def kept_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which gates and states are kept for the backward alone: of the half types float16, whose error of
-    2^-11 an exponential gate bears. What is beyond its range is kept as its largest number."""
+    """The dtype in which gates, and states where a cell allows it, are kept for the backward alone.
+
+    Of the half types float16: its error, 2^-11 of a number, is that of an exponential gate of size 1, which in bfloat16
+    would be eight times as much. What is beyond its range is kept as its largest number.
+    """
     return torch.float16 if dtype == torch.bfloat16 else dtype
 
 
@@ -137,6 +140,16 @@ def as_planes(x: Tensor, like: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2) if is_time_major(like) else x.contiguous()
 
 
+def as_aux(x: Tensor | None, aux: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """A gradient of aux in `dtype`, in memory as aux."""
+    return None if x is None else torch.empty_like(aux, dtype=dtype).copy_(x)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """x where accesses of 16 bytes can start from."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
 def contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
@@ -146,14 +159,16 @@ def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
 
 
-def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tensor:
-    """Room for the states behind the first: [S-1, B, T, N, D].
+def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:
+    """Of the states behind the first at every step: the state dtype, but `kept_dtype` if the cell allows it and they
+    are not among the results."""
+    return kept_dtype(dtype) if cell.float16_states and not all_states else state_dtype(dtype)
 
-    In the state dtype where they are asked for (`all_states`), in `kept_dtype` for `training` alone, else without time
-    steps.
-    """
+
+def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tensor:
+    """Room for the states behind the first: [S-1, B, T, N, D], without time steps if nobody needs them."""
     B, T, _, N, D = Wx.shape
-    dtype = state_dtype(Wx.dtype) if all_states else kept_dtype(Wx.dtype)
+    dtype = aux_dtype(cell, Wx.dtype, all_states)
     shape = (len(cell.states) - 1, T if all_states or training else 0)
     if is_time_major(Wx):
         return Wx.new_empty(*shape, B, N, D, dtype=dtype).transpose(1, 2)

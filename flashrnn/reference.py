@@ -54,7 +54,8 @@ class Reference:
                 if reset is not None:
                     state = [s.masked_fill(reset[:, t, None], 0.0) for s in state]
                 pre_t[..., : weight.shape[2]].baddbmm_(state[0], weight)
-                state = list(cell.update(layout.split(pre_t), state))
+                given = pre_t.clone() if training else pre_t  # a step may work in place
+                state = list(cell.update(layout.split(given), state))
                 state[0] = state[0].to(Wx.dtype).to(pre.dtype)
                 h[:, t] = state[0].transpose(0, 1)
                 if aux.shape[2]:
@@ -131,7 +132,8 @@ class _Layout:
 
     def pre_activations(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """The opposite of `rows`, in `dtype`."""
-        return rows.permute(3, 1, 0, 2, 4).to(dtype, memory_format=torch.contiguous_format).flatten(3)
+        copy = rows.permute(3, 1, 0, 2, 4).to(dtype, copy=True, memory_format=torch.contiguous_format)
+        return copy.flatten(3)
 
     def input_gradient(self, d_gates: Tensor) -> Tensor:
         """[N, T, B, G*D] in this layout -> [B, T, Gi, N, D]."""

@@ -120,7 +120,8 @@ def _computes_the_step(graphs: Trace, cell: Cell) -> bool:
         return list(torch.randn(count, 256, generator=generator, dtype=torch.float64))
 
     values, d_new = [x.requires_grad_() for x in randn(len(cell.gates) + len(cell.states))], randn(len(cell.states))
-    new = cell.update(values[: len(cell.gates)], values[len(cell.gates) :])
+    copies = [x.clone() for x in values]  # a step may work in place
+    new = cell.update(copies[: len(cell.gates)], copies[len(cell.gates) :])
     # One number that depends on every value: for anything else, autograd imports what takes as long as tracing.
     total = sum((n * d).sum() for n, d in zip(new, d_new, strict=True)) + 0.0 * sum(v.sum() for v in values)
     gradients = torch.autograd.grad(total, values)

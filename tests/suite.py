@@ -11,7 +11,7 @@ from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.dispatch import BACKENDS
 from flashrnn.op import recurrence
 from flashrnn.problem import Problem
-from tests.problems import CELLS, Inputs, random_inputs, random_reset, reference_results, results
+from tests.problems import CELLS, Inputs, random_inputs, random_reset, results
 from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
@@ -74,12 +74,18 @@ def check(backend: str, case: Case, dtype: torch.dtype, device: str, run: Callab
     assert_close(out, reference, dtype, peers)
 
 
-def check_gates_beyond_float16(backend: str, cell: Cell, device: str) -> None:
-    """Gradients where a gate that is kept as float16 is larger than its largest number."""
+def check_numbers_beyond_float16(backend: str, device: str) -> None:
+    """Gradients of an sLSTM where a gate, and the stabiliser m, are larger than the largest number of float16."""
+    cell = get_cell("slstm")
     inputs = random_inputs(cell, 3, 4, 1, 16, torch.float16)
     with torch.no_grad():
-        inputs.Wx[:, 1, 0], inputs.b[cell.gates.index(cell.input_gates[0])] = 60000, 10000
+        inputs.Wx[:, 1, 0], inputs.b[cell.gates.index("i")] = 60000, 10000
     inputs = Inputs(*(x.detach().to(device).requires_grad_() for x in inputs))
-    out, reference = results(flashrnn, inputs, function=cell, backend=backend), reference_results(inputs, cell)
-    gradients = [name for name in out if name.startswith("gradient")]
-    assert_close({name: out[name] for name in gradients}, {name: reference[name] for name in gradients}, torch.float16)
+    for run in (flashrnn, h_alone):
+        options = {"function": cell, "of_h": True}
+        out = results(run, inputs, backend=backend, **options)
+        reference = results(run, inputs.to(torch.float64), backend="vanilla", **options)
+        gradients = [name for name in out if name.startswith("gradient")]
+        assert_close(
+            {name: out[name] for name in gradients}, {name: reference[name] for name in gradients}, torch.float16
+        )

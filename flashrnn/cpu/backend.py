@@ -11,7 +11,18 @@ from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.cpu import build, threads
-from flashrnn.problem import Gradients, Inputs, Kept, Problem, States, as_rows, empty_aux, empty_gates, rows_like
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Kept,
+    Problem,
+    States,
+    as_aux,
+    as_rows,
+    empty_aux,
+    empty_gates,
+    rows_like,
+)
 from flashrnn.products import places, row_strides
 from flashrnn.trace import untraceable
 
@@ -37,24 +48,23 @@ class CpuFused:
         h = rows_like(Wx, *Wx.shape[3:])
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         given = {"x": as_rows(Wx, Wx), "weights": _columns(R.transpose(2, 3)), "b": b.contiguous()}
-        kept = Kept(R, states.contiguous(), reset, h, aux, gates)
-        last = torch.empty_like(kept.states)
-        _run("forward", cell, kept, **given, last=last)
+        last = torch.empty_like(states)
+        _run("forward", cell, h, reset, initial=states, aux=aux, pre=gates, **given, last=last)
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
-        kept = kept._replace(states=kept.states.contiguous())
-        R, states, _, h, aux, _ = kept
+        R, states, reset, h, aux, gates = kept
         given = {
             "R": _columns(R),
             "d_h": None if grads.h is None else as_rows(grads.h, h),
-            "d_aux": None if grads.aux is None else torch.empty_like(aux).copy_(grads.aux),
+            "d_aux": as_aux(grads.aux, aux, states.dtype),
         }
         d_states = torch.zeros_like(states) if grads.last is None else torch.empty_like(states).copy_(grads.last)
         (N, D), parts = h.shape[2:], _parts(h).count
         d_x, d_R = rows_like(h, len(cell.input_gates), N, D), h.new_zeros(parts, *given["R"].shape)
         d_b = h.new_zeros(parts, len(cell.gates), N, d_R.shape[-1])
-        _run("backward", cell, kept, **given, d_x=d_x, d_R=d_R, d_b=d_b, one=h.new_ones(1), d_states=d_states)
+        given |= {"initial": states, "aux": aux, "pre": gates}
+        _run("backward", cell, h, reset, **given, d_x=d_x, d_R=d_R, d_b=d_b, one=h.new_ones(1), d_states=d_states)
         return Gradients(d_x, d_R.sum(0)[..., :D].contiguous(), d_b.sum(0)[..., :D].contiguous(), d_states)
 
 
@@ -82,9 +92,8 @@ def _parts(h: Tensor) -> _Parts:
     return _Parts(-(-B // size), size)
 
 
-def _run(direction: str, cell: Cell, kept: Kept, **others: Tensor | None) -> None:
-    """Runs the kernel on every head of every part of the batch; `others` are the direction's own arguments."""
-    _, states, reset, h, aux, gates = kept
+def _run(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **others: Tensor | None) -> None:
+    """Runs the kernel on every head of every part of the batch; `others` go by their names in the kernels."""
     B, T, N, D = h.shape
     reset = h.new_zeros(B, T, dtype=torch.bool) if reset is None else reset
     layout, dtype, parts = build.layout(D), h.dtype, _parts(h)
@@ -108,7 +117,7 @@ def _run(direction: str, cell: Cell, kept: Kept, **others: Tensor | None) -> Non
         "recurrent_of": torch.tensor(places(cell, cell.recurrent_gates)),
         "multiply": build.matrix_product(layout.width, dtype).address,
         "cell": build.cell_step(direction, cell, layout.stride, dtype).address,
-        **{"initial": states, "reset": as_rows(reset, h), "h": h, "aux": aux, "pre": gates},
+        **{"reset": as_rows(reset, h), "h": h},
         **others,
     }
     loop = build.time_loop(direction, dtype)

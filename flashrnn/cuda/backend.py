@@ -20,6 +20,8 @@ from flashrnn.problem import (
     Kept,
     Problem,
     States,
+    aligned,
+    as_aux,
     as_rows,
     contiguous,
     empty_aux,
@@ -53,12 +55,12 @@ class CudaFused:
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         B, T, _, N, D = Wx.shape
-        Wx = _aligned(as_rows(Wx, Wx))
+        Wx = aligned(as_rows(Wx, Wx))
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         h, last = rows_like(Wx, N, D), torch.empty_like(states)
         variant = variant_of(reset, aux, training)
         kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
-        arguments = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), contiguous(reset), h, aux, last, gates)
+        arguments = (Wx, R.contiguous(), b.contiguous(), states, contiguous(reset), h, aux, last, gates)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             rings = _rings(groups, layout, Wx) if layout.grid else None
             kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first, *_step_bytes(cell, h, aux))
@@ -72,19 +74,19 @@ class CudaFused:
         parts = shifted(h, states[0], reset)
         d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
         gradients = gate_views(cell, d_Wx, d_u)
-        d_h = rows_like(h, N, D).zero_() if grads.h is None else _aligned(as_rows(grads.h, h))
+        d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
         d_b, d_states = states.new_empty(layout.batches(B), len(cell.gates), N, D), torch.empty_like(states)
         known = (
             R.contiguous(),
-            states.contiguous(),
+            states,
             contiguous(reset),
-            _aligned(h),
-            _aligned(aux),
-            _aligned(saturated(states[1:], aux.dtype).contiguous()),
-            _aligned(gates),
+            aligned(h),
+            aligned(aux),
+            aligned(saturated(states[1:], aux.dtype)),
+            aligned(gates),
             d_h,
         )
-        d_aux = None if grads.aux is None else torch.empty_like(aux, dtype=states.dtype).copy_(grads.aux)
+        d_aux = as_aux(grads.aux, aux, states.dtype)
         more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
@@ -128,8 +130,3 @@ def _exchanged(groups: int, layout: Tiling, h: Tensor) -> Tensor:
     """`parts` of kernels/backward.cuh: two buffers of partial sums, from every block of a group to every block."""
     units, sequences = 16 * layout.unit_tiles, 8 * layout.batch_tiles
     return h.new_zeros(groups, 2, layout.blocks, layout.blocks, units, sequences)
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """x where asynchronous copies of 16 bytes can start from."""
-    return x if x.data_ptr() % 16 == 0 else x.clone()

@@ -69,8 +69,8 @@ def prelude(
         "FINITE_AT_ZERO": _finite_at_zero(cell),
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
-    slots = {"ONLY_OF": places(cell, recurrent_only(cell))}
-    return cell_prelude(cell, heads, head_dim, dtype, variant, layout, slots)
+    tables = {"ONLY_OF": places(cell, recurrent_only(cell))}
+    return cell_prelude(cell, heads, head_dim, dtype, variant, layout, tables)
 
 
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
@@ -83,9 +83,9 @@ def cell_prelude(
     dtype: torch.dtype,
     variant: Variant,
     layout: Mapping[str, int],
-    slots: Mapping[str, Sequence[int]],
+    tables: Mapping[str, Sequence[int]],
 ) -> str:
-    """What any kernel is told of cell, sizes and variant, its own constants `layout`, and tables `slots` by gate."""
+    """What any kernel is told of cell, sizes and variant, its own constants `layout`, and its own `tables` by gate."""
     constants = {
         "HEADS": heads,
         "D": head_dim,
@@ -102,15 +102,15 @@ def cell_prelude(
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
         **layout,
     }
-    tables = {
+    all_tables = {
         "INPUT_OF": places(cell, cell.input_gates),
         "RECURRENT_OF": places(cell, cell.recurrent_gates),
-        **slots,
+        **tables,
     }
     lines = [f"#define {_SCALAR[dtype]}"]
     lines += [f"constexpr int {name} = {int(value)};" for name, value in constants.items()]
     lines += [
-        f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()
+        f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in all_tables.items()
     ]
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join([*lines, '#include "math.cuh"', aux_number, cell_functions(cell)])

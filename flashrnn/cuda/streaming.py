@@ -23,6 +23,8 @@ from flashrnn.problem import (
     Kept,
     Problem,
     States,
+    aligned,
+    as_aux,
     as_rows,
     contiguous,
     empty_aux,
@@ -64,13 +66,13 @@ class CudaStreaming:
         kernel, layout = _kernel("backward", cell, N, D, B, h.dtype, variant, h.device.index)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
         d_h = None if grads.h is None else as_rows(grads.h, h)
-        d_aux = None if grads.aux is None else torch.empty_like(aux, dtype=states.dtype).copy_(grads.aux)
+        d_aux = as_aux(grads.aux, aux, states.dtype)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
         if grads.last is not None:
             d_state.copy_(grads.last)
         matrix = in_order(R.permute(1, 3, 0, 2).flatten(2)[:, None], layout)
         exchanged = contiguous(reset), _exchange(layout, h), _counters(layout, h)
-        arguments = (matrix, *exchanged, states.contiguous(), h, aux, gates, d_h, d_aux, d_Wx, d_u, d_state)
+        arguments = (matrix, *exchanged, states, h, aux, aligned(gates), d_h, d_aux, d_Wx, d_u, d_state)
         kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
         d_R = outer_products(gate_views(cell, d_Wx, d_u), shifted(h, states[0], reset))
         return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)

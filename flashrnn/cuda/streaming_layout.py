@@ -166,8 +166,8 @@ def layout_prelude(
         "SHARED_BYTES_EXPECTED": shared_bytes(direction, cell, layout),
     }
     others = without_input(cell)
-    slots = {"OTHER_OF": places(cell, others)}
-    return cell_prelude(cell, heads, head_dim, dtype, variant, constants, slots)
+    tables = {"OTHER_OF": places(cell, others)}
+    return cell_prelude(cell, heads, head_dim, dtype, variant, constants, tables)
 
 
 def without_input(cell: Cell) -> tuple[str, ...]:

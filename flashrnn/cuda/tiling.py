@@ -18,6 +18,7 @@ from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, lookup
 from flashrnn.constrint.expressions import Operand, as_expression
 from flashrnn.cuda.source import Tiling
 from flashrnn.gpu import Gpu
+from flashrnn.problem import kept_dtype
 from flashrnn.trace import trace
 
 # Clock cycles on an H100, fitted to the runs in docs/kernels.md.
@@ -190,7 +191,8 @@ def _shared_bytes(
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = planes * gates * units * seqs * 2
-        row = ((len(cell.gates) | 1) + 1 + uses_h) * size + others * 4  # the gates' rows lie an odd number apart
+        kept = (len(cell.gates) | 1) * kept_dtype(dtype).itemsize  # gates' rows lie an odd number of units apart
+        row = kept + (1 + uses_h) * size + others * 4
         exchange = sums if grid else several_blocks * (2 * padded * seqs * size)
     inputs = units * seqs * row
     return 2 * operand + stages * inputs + exchange + warps * (fragments - register_fragments) * 512 + _BARRIERS

@@ -21,7 +21,7 @@ from flashrnn.cuda.kernel import compile_best, compile_tiling
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.cuda.tuned import Sizes, keep
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Inputs, Kept, States, kept_dtype, state_dtype
+from flashrnn.problem import Inputs, Kept, States, aux_dtype, state_dtype
 
 _STEPS, _REPEATS = 256, 7
 _LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
@@ -67,7 +67,8 @@ def candidates(direction: str, sizes: Sizes, count: int) -> list[Tiling]:
 
 def _compile_all(direction: str, sizes: Sizes, choices: list[Tiling]) -> None:
     cell, heads, head_dim, _, dtype, gpu = sizes
-    variant = Variant(False, kept_dtype(dtype) if len(cell.states) > 1 else None, training=True, d_aux=False)
+    aux = aux_dtype(cell, dtype, all_states=False) if len(cell.states) > 1 else None
+    variant = Variant(reset=False, aux=aux, training=True, d_aux=False)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda c: compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, c), choices))
 

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
-from flashrnn.problem import Gradients, Inputs, Kept, Problem, States, as_rows, empty_aux, empty_gates, rows_like
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Kept,
+    Problem,
+    States,
+    as_aux,
+    as_rows,
+    empty_aux,
+    empty_gates,
+    rows_like,
+)
 from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, whole
 from flashrnn.trace import untraceable
 
@@ -32,7 +43,7 @@ class TritonFused:
         Wx = as_rows(Wx, Wx)
         h, last = rows_like(Wx, *Wx.shape[3:]), torch.empty_like(states)
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        known = (Wx, R.contiguous(), b.contiguous(), states.contiguous(), _as_bytes(reset))
+        known = (Wx, R.contiguous(), b.contiguous(), states, _as_bytes(reset))
         launch("forward", cell, h, *known, h, aux if aux.shape[2] else None, last, gates if training else None)
         return States(h, aux, last), gates
 
@@ -44,9 +55,9 @@ class TritonFused:
         h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
         d_b, d_states = states.new_empty(B, len(cell.gates), N, D), torch.empty_like(states)
-        known = (R.contiguous(), states.contiguous(), _as_bytes(reset), h_before, aux, gates)
+        known = (R.contiguous(), states, _as_bytes(reset), h_before, aux, gates)
         d_h = None if grads.h is None else as_rows(grads.h, h)
-        d_aux = None if grads.aux is None else torch.empty_like(aux, dtype=states.dtype).copy_(grads.aux)
+        d_aux = as_aux(grads.aux, aux, states.dtype)
         d_last = None if grads.last is None else grads.last.contiguous()
         launch("backward", cell, h, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)
         d_R = outer_products(gate_views(cell, d_Wx, d_u), whole(h_before))

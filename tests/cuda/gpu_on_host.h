@@ -46,8 +46,8 @@ using scalar = float;
 using operand = bfloat16;
 #endif
 using gate = std::conditional_t<sizeof(scalar) == 4, float, _Float16>;
-template <class G>
-void to_gate(G& to, float x) { to = G(x); }
+inline void to_gate(float& to, float x) { to = x; }
+inline void to_gate(_Float16& to, float x) { to = _Float16(std::fmin(std::fmax(x, -65504.0f), 65504.0f)); }
 constexpr int PLANES = sizeof(scalar) == 4 ? 3 : 1;
 
 inline float half_of(u32 word, int upper) {

@@ -21,7 +21,7 @@ from flashrnn.op import recurrence
 from flashrnn.problem import Problem
 from tests.cuda.test_cuda_source import HOST
 from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
-from tests.suite import Case, check, h_alone
+from tests.suite import Case, check, check_numbers_beyond_float16, h_alone
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
@@ -119,6 +119,11 @@ def test_kernels_on_the_processor(on_host, case, dtype, layout, at_once):
     on_host(layouts(case.cell, case.D, dtype, *layout), at_once)
     check("cuda", case, dtype, "cpu")
     check("cuda", case, dtype, "cpu", h_alone)
+
+
+def test_numbers_beyond_float16(on_host):
+    on_host(layouts(SLSTM, 16, torch.float16, 8, 1, 2, 1), at_once=100)
+    check_numbers_beyond_float16("cuda", "cpu")
 
 
 def test_inference_on_the_processor(on_host):

@@ -16,13 +16,33 @@ def operator_arguments(cell, B=2, T=3, N=2, D=3, *, with_reset):
     return Wx, R, b, states, random_reset(B, T) if with_reset else None
 
 
+@pytest.mark.parametrize("all_states", [False, True], ids=["h", "all states"])
 @pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
-def test_opcheck_forward(cell, with_reset):
+def test_opcheck_forward(cell, with_reset, all_states):
     """Schema, autograd registration, fake kernel and AOT dispatch; also for inputs with swapped axes in memory."""
     Wx, R, b, states, reset = operator_arguments(cell, with_reset=with_reset)
     Wx = Wx.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    torch.library.opcheck(torch.ops.flashrnn.forward, (Wx, R, b, states, reset, cell.key, "auto", True, True))
+    torch.library.opcheck(torch.ops.flashrnn.forward, (Wx, R, b, states, reset, cell.key, "auto", all_states, True))
+
+
+@pytest.mark.parametrize("all_states", [False, True], ids=["h", "all states"])
+def test_opcheck_forward_in_a_half_type(all_states):
+    """What is kept for the backward has dtypes of its own."""
+    *inputs, states, _ = operator_arguments(LSTM, with_reset=False)
+    Wx, R, b = (x.detach().to(torch.bfloat16) for x in inputs)
+    arguments = (
+        Wx.requires_grad_(),
+        R,
+        b.float(),
+        states.detach().float(),
+        None,
+        LSTM.key,
+        "vanilla",
+        all_states,
+        True,
+    )
+    torch.library.opcheck(torch.ops.flashrnn.forward, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_opcheck_forward_without_states():

@@ -20,7 +20,7 @@ from tests.problems import (
     reference_results,
     results,
 )
-from tests.suite import check_gates_beyond_float16
+from tests.suite import check_numbers_beyond_float16, h_alone
 from tests.tolerances import assert_close
 
 LINEAR = Cell("linear", lambda g, h: 0.5 * h + g, states=("h",))
@@ -78,14 +78,15 @@ def test_cell_without_a_scalar_graph_trains_and_says_that_it_is_slow(caplog):
     assert "takes longer" in record.getMessage()
 
 
-def test_step_may_work_in_place():
+@pytest.mark.parametrize("backend", ["vanilla", "auto"])
+def test_step_may_work_in_place(backend):
     def step(i, f, z, o, h, c):
         c.mul_(f.sigmoid_()).add_(i.sigmoid_() * z.tanh_())
         return o.sigmoid_() * torch.tanh(c), c
 
     inputs = random_inputs(get_cell("lstm"), 1, 5, 1, 3)
     before = [x.detach().clone() for x in inputs]
-    out = results(flashrnn, inputs, function=Cell("in_place", step, states=("h", "c")))
+    out = results(flashrnn, inputs, function=Cell("in_place", step, states=("h", "c")), backend=backend)
     assert_close(out, results(flashrnn, inputs, function="lstm"), torch.float64)
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
 
@@ -164,13 +165,50 @@ def test_time_major_memory_gives_equal_results(cell):
         assert torch.equal(out[name], ref), name
 
 
-def test_no_states_are_kept_without_a_gradient():
-    Wx, R, b, states = random_inputs(get_cell("slstm"), 2, 5, 1, 3)
-    with torch.no_grad():
-        assert recurrence(Wx, R, b, states.squeeze(2), "slstm").aux.shape == (3, 2, 0, 1, 3)
-    assert recurrence(Wx, R, b, states.squeeze(2), "slstm").aux.shape == (3, 2, 5, 1, 3)
+@pytest.mark.parametrize("all_states", [False, True], ids=["h", "all states"])
+def test_what_is_not_asked_for_is_no_result(all_states):
+    inputs = (x.detach() for x in random_inputs(get_cell("slstm"), 2, 5, 1, 3, torch.bfloat16))
+    Wx, R, b, states = inputs
+    for training in (False, True):
+        aux = recurrence(Wx.requires_grad_(training), R, b, states.squeeze(2), "slstm", all_states=all_states).aux
+        assert aux.shape == (3, 2, 5 if all_states else 0, 1, 3)
+        assert aux.dtype == (torch.float32 if all_states else torch.float16)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
-def test_gates_beyond_float16(cell):
-    check_gates_beyond_float16("vanilla", cell, "cpu")
+def test_half_types_are_within_their_bounds(cell, dtype):
+    """What other backends are compared with has the error of its dtype alone."""
+    inputs, options = random_inputs(cell, 4, 40, 2, 32, dtype), {"function": cell, "of_h": True, "backend": "vanilla"}
+    assert_close(results(h_alone, inputs, **options), results(h_alone, inputs.to(torch.float64), **options), dtype)
+
+
+def test_states_of_any_size_are_kept_for_the_backward():
+    """An exponential gate without a stabiliser gives states that no half type holds."""
+
+    def step(i, f, z, o, h, c, n):
+        c, n = torch.sigmoid(f) * c + torch.exp(i) * torch.tanh(z), torch.sigmoid(f) * n + torch.exp(i)
+        return torch.sigmoid(o) * c / n, c, n
+
+    cell = Cell("exponential", step, states=("h", "c", "n"))
+    for offset in (-18.0, 0.0, 14.0):
+        inputs = random_inputs(cell, 3, 12, 1, 8)
+        with torch.no_grad():
+            inputs.b[0] += offset
+            inputs.states[1:] = 1
+        inputs, options = inputs.to(torch.bfloat16), {"function": cell, "backend": "vanilla"}
+        assert_close(
+            results(h_alone, inputs, **options), results(h_alone, inputs.to(torch.float64), **options), torch.bfloat16
+        )
+
+
+def test_operators_keep_nothing_without_training():
+    Wx, R, b, states = (x.detach() for x in random_inputs(get_cell("lstm"), 2, 5, 1, 3))
+    arguments = (Wx, R, b, states.squeeze(2), None, get_cell("lstm").key, "vanilla", False)
+    for training in (False, True):
+        _, aux, _, gates = torch.ops.flashrnn.forward(*arguments, training)
+        assert (aux.shape[2], gates.shape[1]) == ((5, 5) if training else (0, 0))
+
+
+def test_numbers_beyond_float16():
+    check_numbers_beyond_float16("vanilla", "cpu")

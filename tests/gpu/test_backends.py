@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from flashrnn import backends
-from tests.problems import BUILT_IN, cell_name
 from tests.suite import (
     ALL_CASES,
     CELL_CASES,
+    LAYOUT_CASES,
     RESET_CASES,
     SIZE_CASES,
     check,
-    check_gates_beyond_float16,
+    check_numbers_beyond_float16,
     h_alone,
 )
 
@@ -37,13 +37,12 @@ def test_other_dtypes(backend, case, dtype):
     check(backend, case, dtype, "cuda:0", h_alone)
 
 
-@pytest.mark.parametrize("case", [*CELL_CASES, *RESET_CASES, *SIZE_CASES], ids=str)
+@pytest.mark.parametrize("case", [*CELL_CASES, *RESET_CASES, *SIZE_CASES, *LAYOUT_CASES], ids=str)
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_h_alone(backend, case):
     check(backend, case, torch.bfloat16, "cuda:0", h_alone)
 
 
-@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
 @pytest.mark.parametrize("backend", ON_GPU)
-def test_gates_beyond_float16(backend, cell):
-    check_gates_beyond_float16(backend, cell, "cuda")
+def test_numbers_beyond_float16(backend):
+    check_numbers_beyond_float16(backend, "cuda")
