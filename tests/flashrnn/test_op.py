@@ -295,7 +295,7 @@ def test_wrong_cu_seqlens(cu_seqlens, error, message):
 
 def test_states_of_layers_have_no_time_axis():
     Wx, R, b, states = random_inputs(LSTM, 2, 3, 2, 4)
-    h, aux, last = recurrence(Wx, R, b, states.squeeze(2), LSTM)
+    h, aux, last = recurrence(Wx, R, b, states.squeeze(2), LSTM, all_states=True)
     every, end = flashrnn(Wx, R, b, states, LSTM)
     assert torch.equal(torch.cat([h[None], aux]), every)
     assert torch.equal(last.unsqueeze(2), end)
