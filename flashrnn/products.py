@@ -86,6 +86,7 @@ def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
     (N, _, width), D = d_gates[0].shape, parts[0].h.shape[2]
     d_R = d_gates[0].new_empty(len(d_gates), N, width, D)
     for to, d_gate in zip(d_R, d_gates, strict=True):
-        for k, (rows, h) in enumerate(parts):
-            torch.baddbmm(to, d_gate[:, rows].transpose(1, 2), h, beta=min(k, 1), out=to)
+        torch.bmm(d_gate[:, parts[0].rows].transpose(1, 2), parts[0].h, out=to)
+        for rows, h in parts[1:]:
+            to.baddbmm_(d_gate[:, rows].transpose(1, 2), h)
     return d_R.view(-1, N, D, D)
