@@ -47,14 +47,18 @@ def provenance(commit: str | None = None) -> dict:
 
 
 def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
-    """Measures `rows`, which are shown as they come, and writes them with what was measured."""
-    found = []
+    """Measures `rows`, which are shown as they come, and writes them with what was measured.
+
+    Until the last one they are in <name>.partial.json, which stays if the run is broken off.
+    """
+    partial, found = path.with_suffix(".partial.json"), []
+    head = {"what": " ".join(what.split())} | provenance(commit)
     for row in rows:
         print(json.dumps(row), flush=True)
         found.append(row)
-    result = {"what": " ".join(what.split())} | provenance(commit) | {"rows": found}
-    with replacing(path) as file:
-        file.write(f"{json.dumps(result, indent=1)}\n".encode())
+        with replacing(partial) as file:
+            file.write(f"{json.dumps(head | {'rows': found}, indent=1)}\n".encode())
+    partial.replace(path)
     print(path)
 
 

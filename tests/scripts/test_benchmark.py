@@ -355,7 +355,7 @@ class TestCommandLine:
         error = self.refused(monkeypatch, "reference_cpu", "--out", tmp_path)
         assert error.startswith("error: there is no git history here to tell what is measured")
 
-    def test_a_run_that_breaks_off_leaves_the_earlier_result(self, monkeypatch, tmp_path):
+    def test_a_run_that_breaks_off_leaves_the_earlier_result_and_what_it_has_measured(self, monkeypatch, tmp_path):
         def rows():
             """A test."""
             yield {"ms": 1}
@@ -364,7 +364,9 @@ class TestCommandLine:
         monkeypatch.setattr(reference_cpu, "rows", rows)
         tmp_path.joinpath("reference_cpu.json").write_text("earlier")
         assert "out of luck" in self.refused(monkeypatch, "reference_cpu", "--out", tmp_path, "--commit", "abc")
-        assert [file.read_text() for file in tmp_path.iterdir()] == ["earlier"]
+        assert tmp_path.joinpath("reference_cpu.json").read_text() == "earlier"
+        measured = json.loads(tmp_path.joinpath("reference_cpu.partial.json").read_text())
+        assert (measured["rows"], measured["commit"]) == ([{"ms": 1}], "abc")
 
     @pytest.mark.parametrize("arguments", [["--help"], ["kernels", "--help"]])
     def test_help_is_shown_without_loading_torch(self, arguments):
