@@ -34,11 +34,12 @@ class Cell:
             layer puts out. All states start at zero.
         input_gates: the gates with an input part x (default: all).
         recurrent_gates: the gates with a recurrent part R s (default: all). A gate in neither has its bias alone.
-        float16_states: training in a half type may keep the states behind the first in float16, for half the memory.
-            For states of moderate size, such as an LSTM's c: what is below 6e-8 or beyond 65504 is lost.
+        float16_states: with inputs in bfloat16 or float16, the states behind the first are kept in float16 for the
+            backward pass, unless they are asked for; in half the memory, outputs are the same. Gradients are wrong,
+            without a word, where a state is smaller than 6e-8 or larger than 65504: not for sums of exponentials.
 
     Raises:
-        ValueError: the names do not fit the signature of `step`, or `step` is not element-wise.
+        ValueError: the names do not fit the signature of `step`, or `step` is not element-wise or branches on values.
 
     Example:
         >>> def step(i, f, z, o, h, c):
@@ -57,6 +58,8 @@ class Cell:
     key: str = field(init=False)  # unique in this process; a string, because operators take no Python objects
 
     def __post_init__(self) -> None:
+        if isinstance(self.states, str):
+            raise ValueError(f"cell {self.name!r}: states={self.states!r} must be a tuple of names, ({self.states!r},)")
         parameters = tuple(inspect.signature(self.step).parameters)
         states = tuple(self.states)
         gates = parameters[: len(parameters) - len(states)]
@@ -101,6 +104,7 @@ class Cell:
                 new.shape != (4, 3) or not torch.allclose(new[1:2, 1:2], one, equal_nan=True)
                 for new, one in zip(together, alone, strict=True)
             )
+            self._check_branches(size)
         except (RuntimeError, IndexError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
@@ -111,6 +115,14 @@ class Cell:
                 f"cell {self.name!r}: step is not element-wise: a unit's new states must depend on that unit's gates "
                 "and states alone, so no mean, softmax or indexing"
             )
+
+    def _check_branches(self, size: tuple[int, int]) -> None:
+        """Raise RuntimeError if the step looks at values, which meta tensors do not have."""
+        try:
+            self.update(*(torch.empty(number, 4, 3, device="meta").unbind() for number in size))
+        except RuntimeError as error:
+            if "item()" in str(error):  # others may come of tensors elsewhere that the step uses
+                raise
 
     def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
         """One step: `gates` in the order of `self.gates` and `states` -> the new states."""

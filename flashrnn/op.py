@@ -137,7 +137,7 @@ def dtype_under_autocast(x: Tensor) -> torch.dtype:
 def _io_dtype(Wx: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     dtype = dtype or dtype_under_autocast(Wx)
     if dtype not in _DTYPES:
-        raise TypeError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype}")
+        raise TypeError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype!r}")
     return dtype
 
 

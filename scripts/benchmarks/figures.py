@@ -123,7 +123,7 @@ def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
         ax.axvline(1, color="gray", linestyle="--")
         ax.set_yticks(range(len(ratios)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in ratios])
         ax.invert_yaxis()
-        ax.set(title=mode, xlabel="their time / ours (black: the bar)")
+        ax.set(title=mode, xlabel="their time / ours (black: our goal)")
         if peers:
             ax.legend()
     return figure

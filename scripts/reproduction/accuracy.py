@@ -104,7 +104,8 @@ def _tasks_table(contents: list[dict]) -> Table:
         cells = []
         for model in models:
             each = [extrapolated(run) for run in finished(contents, data=task, model=model)]
-            cells.append(f"{mean(each):.3f} ({min(each):.3f})" if each else "")
+            worst = f" ({min(each):.3f})" if len(each) > 1 else ""
+            cells.append(f"{mean(each):.3f}{worst}" if each else "")
         rows.append([task, *cells, f"{finished(contents, data=task)[0]['chance']:.3f}"])
     return rows
 
@@ -112,14 +113,23 @@ def _tasks_table(contents: list[dict]) -> Table:
 def _notes(contents: list[dict]) -> list[str]:
     """How the runs were trained, and which of them failed."""
     runs = finished(contents)
-    settings = sorted({(run["step"], run["batch_size"], *run["training_lengths"]) for run in runs})
-    said = "; ".join(f"{steps} steps of {batch} sequences of {low}-{high}" for steps, batch, low, high in settings)
-    seeds, sequences = len({run["seed"] for run in runs}), runs[0]["ranges"][0]["sequences"]
-    by = trained_by(contents)
-    return [
-        f"Trained for {said}, with up to {seeds} seeds, by {by}; {sequences} sequences per range and seed.",
-        *failures(contents),
-    ]
+    by_setting: dict[tuple, list[dict]] = {}
+    for run in runs:
+        by_setting.setdefault((run["step"], run["batch_size"], *run["training_lengths"]), []).append(run)
+    said = "; ".join(_setting(*setting, by_setting[setting]) for setting in sorted(by_setting))
+    by, sequences = trained_by(contents), runs[0]["ranges"][0]["sequences"]
+    return [f"Trained for {said}. By {by}; {sequences} sequences per range and seed.", *failures(contents)]
+
+
+def _setting(steps: int, batch: int, low: int, high: int, runs: list[dict]) -> str:
+    """What was trained in this way: models with the same tasks together."""
+    models_of: dict[str, list[str]] = {}
+    for model in _in_order(runs, "model", MODELS):
+        tasks = ", ".join(_in_order([run for run in runs if run["model"] == model], "data", TASKS))
+        models_of.setdefault(tasks, []).append(model)
+    seeds = len({run["seed"] for run in runs})
+    what = "; ".join(f"{', '.join(models)} on {tasks}" for tasks, models in models_of.items())
+    return f"{steps:,} steps of {batch} sequences of {low}-{high}, {seeds} seed{'s' * (seeds > 1)} ({what})"
 
 
 def _parity_notes(contents: list[dict]) -> list[str]:
@@ -188,7 +198,7 @@ PARITY = Reproduction(
 STATE_TRACKING = Reproduction(
     source="state_tracking",
     what="Accuracy of the last label of sequences longer than those of training, lengths uniform: mean over seeds, and "
-    "the worst of them in brackets. The tasks and their sources are described in `data/tasks.py`.",
+    "the worst of several in brackets. The tasks and their sources are described in `data/tasks.py`.",
     measure=_state_tracking,
     table=_tasks_table,
     draw=_draw_tasks,

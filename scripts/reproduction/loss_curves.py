@@ -65,17 +65,29 @@ def finished(contents: list[dict]) -> list[dict]:
 
 
 def _table(contents: list[dict]) -> Table:
-    header = ["model", "parameters (M)", "steps", "tokens (M)", "validation perplexity", "ms / step", "tokens / s"]
+    header = [
+        "model",
+        "parameters (M)",
+        "steps",
+        "tokens (M)",
+        "validation perplexity",
+        "ms / step",
+        "tokens / s",
+        "device",
+    ]
     rows = [header]
     for run in finished(contents):
         tokens = run["step"] * run["tokens_per_second"] * run["step_time"] / 1e6
         numbers = [f"{run['parameters'] / 1e6:.1f}", str(run["step"]), f"{tokens:.1f}", f"{run['perplexity']:.2f}"]
-        rows.append([name(run), *numbers, f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}"])
+        speed = [f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}", run["environment"]["device"]]
+        rows.append([name(run), *numbers, *speed])
     return rows
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    return [f"Trained by {trained_by(contents)}.", *failures(contents)]
+    quick = "This is the quick run (`--quick`), of models of width 96: it shows that all of it works."
+    trained = f"Trained once each, by {trained_by(contents)}. Where devices differ, so do the seconds of the figure."
+    return [trained, *([quick] if contents[0].get("quick") else []), *failures(contents)]
 
 
 def _draw(contents: list[dict], file: Path) -> None:

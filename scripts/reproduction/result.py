@@ -106,7 +106,8 @@ def origin(content: dict) -> str:
     run = content["runs"][-1] if "suite" in content else content
     machine, versions = run["machine"], run["versions"]
     where = machine["gpu"] or f"{machine['cores']} cores of {machine['processor']}"
-    return f"    {run['command']}\n\nCommit {run['commit'][:12]}, {where}, torch {versions['torch']}."
+    collected = "Collected from finished runs:\n\n" if " --runs " in run["command"] else ""
+    return f"{collected}    {run['command']}\n\nCommit {run['commit'][:12]}, {where}, torch {versions['torch']}."
 
 
 def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Path) -> list[Path]:
@@ -116,6 +117,7 @@ def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Pat
         raise ValueError(f"{files[0]} is no data of {name}, which is in {reproduction.source}*.json")
     contents = [json.loads(file.read_text()) for file in files]
     stem = name + first.removeprefix(reproduction.source)
+    out.mkdir(parents=True, exist_ok=True)
     page, figure = out / f"{stem}.md", out / f"{stem}.png"
     title, table = ENTRIES[name].title, markdown(reproduction.table(contents))
     reproduction.draw(contents, figure)

@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from scripts.benchmarks import RESULTS
 from scripts.benchmarks.cases import HIDDEN, TRAINING, Case, Job
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job, device_slug
@@ -29,15 +30,24 @@ class Point(NamedTuple):
 def _measure(options: Options) -> list[Path]:
     """The files that this is made of."""
     files = [options.out / f"{source}_{device_slug()}.json" for source in SOURCES]
-    for file, source in zip(files, SOURCES, strict=True):
+    for file in files:
         if not file.exists():
-            command = f"scripts.reproduce {source}" if source != "kernels_main" else "scripts.benchmark kernels"
-            raise ValueError(f"there is no {file}: run `python -m {command}` first, or give files with --data")
+            measured = (
+                next(iter(sorted(RESULTS.glob(f"{source}_*h?00*.json"))), f"{source}_*.json") for source in SOURCES
+            )
+            raise ValueError(
+                f"there is no {file}. From what was measured on GPUs:\n  "
+                f"python -m scripts.reproduce extrapolation_throughput --data {' '.join(map(str, measured))}"
+            )
     return files
 
 
 def points(contents: list[dict]) -> list[Point]:
     """Every language model that was trained, and LSTMs as they would be with FlashRNN 1.0.8's kernels."""
+    if len(contents) != len(SOURCES) or "suite" not in contents[2] or contents[1].get("quick"):
+        raise ValueError(
+            f"expected data of {', '.join(SOURCES)}, in this order, and none of a quick run of loss_curves"
+        )
     parity, trained, kernels = contents
     found = []
     for run in loss_curves.finished([trained]):

@@ -68,6 +68,7 @@ def test_large_gates_give_finite_results_and_gradients(cell):
         ({"states": ("c",)}, r"step\('g', 'h'\) must take the gates and then the states \('c',\)"),
         ({"states": ("g", "h")}, "must take the gates and then the states"),
         ({"states": ()}, "must take the gates and then the states"),
+        ({"states": "h"}, r"states='h' must be a tuple of names, \('h',\)"),
         ({"states": ("h",), "input_gates": ("x",)}, r"input_gates \['x'\] are not among its gates \('g',\)"),
         ({"states": ("h",), "recurrent_gates": ("h",)}, r"recurrent_gates \['h'\] are not among its gates"),
         ({"step": lambda d_g, h: d_g, "states": ("h",)}, r"\['d_g'\] start with one of \('d_', 'new_', 'factor'\)"),
@@ -92,8 +93,10 @@ def test_step_must_return_a_tensor_for_each_state(new):
         (lambda g, h: g.cumsum(-1), "step is not element-wise"),
         (lambda g, h: g[..., 0] + h, "step must run on tensors of any shape"),
         (lambda g, h: g if h > 0 else h, "step must run on tensors of any shape, without Python branches"),
+        (lambda g, h: g if h.max() > 3 else h, "step must run on tensors of any shape, without Python branches"),
+        (lambda g, h: g * float(h.isnan().any()), "step must run on tensors of any shape, without Python branches"),
     ],
-    ids=["mean", "softmax", "cumsum", "index", "branch"],
+    ids=["mean", "softmax", "cumsum", "index", "branch", "branch on large values", "values of all units"],
 )
 def test_step_that_looks_at_other_units_is_refused(mixing, message):
     with pytest.raises(ValueError, match=f"cell 'mine': {message}"):

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -70,7 +71,9 @@ def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
         ["lstm", "1,234", "1.0000", "0.7500", "0.7778", "0.5556, 1.0000", "1.00"],
     ]
     assert "No result, 1 x, error: out of memory: `model=gru`" in page.read_text()
-    assert "250 steps of 128 sequences of 1-40, with up to 2 seeds, by commit abc on a CPU" in page.read_text()
+    assert re.search(
+        r"250 steps of 128 sequences of 1-40, 2 seeds \(.*lstm.* on parity\)\. By commit abc on a CPU", page.read_text()
+    )
     assert "This is the quick run" in page.read_text()
     assert figure.stat().st_size > 10_000
 
@@ -83,7 +86,7 @@ def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
     page, figure = write("state_tracking", STATE_TRACKING, STATE_TRACKING.measure(options), tmp_path)
     assert rows(page)[0] == ["task", "transformer", "lstm", "chance"]
     assert rows(page)[2:] == [
-        ["parity", "0.500 (0.500)", "", "0.500"],
+        ["parity", "0.500", "", "0.500"],
         ["s3", "", "0.950 (0.900)", "0.167"],
     ]
     assert figure.exists()
@@ -195,6 +198,7 @@ def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
     finished = {
         "model": "lstm", "overrides": ["model=lstm", "model.num_heads=12"], "parameters": 164553984, "step": 30,
         "perplexity": 12.5, "step_time": 0.07, "tokens_per_second": 468_000.0,
+        "environment": {"commit": "abc", "device": "a GPU"},
         "curve": [(step, 10.0 - step / 10) for step in range(1, 31)],
     }  # fmt: skip
     broken = {"model": "gru", "overrides": ["model=gru", "model.num_heads=1"], "error": "out of memory", "curve": []}
@@ -203,7 +207,7 @@ def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
     head = {key: provenance[key] for key in ("command", "commit", "machine", "versions")}
     file.write_text(json.dumps(head | {"quick": False, "runs": [finished, broken]}))
     page, figure = write("loss_curves", reproduce.load("loss_curves"), [file], tmp_path)
-    assert rows(page)[2:] == [["lstm, 12 heads", "164.6", "30", "1.0", "12.50", "70.0", "468,000"]]
+    assert rows(page)[2:] == [["lstm, 12 heads", "164.6", "30", "1.0", "12.50", "70.0", "468,000", "a GPU"]]
     assert "out of memory" in page.read_text()
     assert figure.exists()
 
@@ -285,7 +289,30 @@ def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_k
         sizes | {"implementation": name, "ms": {"p50": ms}} for name, ms in (("ours", 1.0), ("flashrnn_1.0.8", 11.0))
     ]
     trained = {"runs": [run, run | {"model": "nn_lstm", "overrides": ["model.num_heads=1"]}, run | {"model": "gru"}]}
-    found = throughput.points([parity, trained, {"rows": kernels}])
+    found = throughput.points([parity, trained, {"suite": "main", "rows": kernels}])
     assert [point.label for point in found] == ["lstm, 12 heads", "lstm, 12 heads, FlashRNN 1.0.8", "nn_lstm, 1 head"]
     assert found[1].tokens_per_second == pytest.approx(468_000 * 0.07 / (0.07 + 12 * 0.010))
     assert {point.accuracy for point in found} == {1.0}
+    for wrong in ([parity], [parity, trained | {"quick": True}, {"suite": "main", "rows": kernels}]):
+        with pytest.raises(ValueError, match="expected data of parity, loss_curves, kernels_main, in this order"):
+            throughput.points(wrong)
+
+
+def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machine_has_none(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"(?s)there is no .*parity_.*--data .*parity_h.*loss_curves_h.*kernels_main_h"
+    ):
+        throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "page", sorted(set(RESULTS.glob("*.md")) - {RESULTS / "README.md"}), ids=lambda page: page.stem
+)
+def test_pages_say_what_their_data_say(page, tmp_path):
+    """After new measurements, or in other words, they are made anew: `python -m scripts.reproduce NAME --data ...`."""
+    text = page.read_text()
+    name = max((name for name in ENTRIES if page.stem.startswith(name)), key=len)
+    files = [RESULTS / file for file in re.findall(r"\[([\w.]+\.json)\]", text.split("\n\nData: ")[1])]
+    write(name, replace(reproduce.load(name), draw=lambda contents, file: None), files, tmp_path)
+    made = re.sub(r"\]\([^)]*/", "](", (tmp_path / page.name).read_text())  # links to data that lie elsewhere
+    assert made == text
