@@ -162,7 +162,7 @@ def get_cell(function: str | Cell) -> Cell:
     if function not in _REGISTRY:
         raise ValueError(
             f"unknown cell {function!r}; registered cells: {', '.join(registered_cells())}. "
-            "Pass a flashrnn.Cell, or register yours with flashrnn.register(cell)"
+            "Pass a flashrnn.Cell, or register yours with flashrnn.register(cell) in the same process"
         )
     return _REGISTRY[function]
 
