@@ -5,7 +5,7 @@
 // its part, and add up what they receive. The factors of the cell's gradient, which depend on gates and states alone,
 // are computed while that is under way.
 #pragma once
-#include "tiles.cuh"
+#include "products.cuh"
 
 constexpr int K_TILES = GR * UNITS / 16;
 constexpr int M_TILES = PADDED / 16 / WARPS;  // tiles of 16 units of the head that a warp multiplies for

@@ -5,7 +5,7 @@
 // element-wise step, and h_t goes to everyone: through this block's shared memory, in a cluster by stores into every
 // block's that complete on its barrier, and with GRID through global memory.
 #pragma once
-#include "tiles.cuh"
+#include "products.cuh"
 
 constexpr int K_TILES = PADDED / 16 / K_SPLITS;  // k tiles of a warp
 static_assert(K_TILES * K_SPLITS * 16 == PADDED);

@@ -1,6 +1,6 @@
 // How the blocks of a group hand each other their partial sums of the gradient of h. For backward.cuh, after its constants.
 #pragma once
-#include "tiles.cuh"
+#include "products.cuh"
 
 // A lane's part of a 16 x 8 tile of partial sums: two units for two sequences.
 constexpr int PART_WORDS = BYTES;
