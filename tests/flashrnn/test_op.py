@@ -31,17 +31,8 @@ def test_opcheck_forward_in_a_half_type(all_states):
     """What is kept for the backward has dtypes of its own."""
     *inputs, states, _ = operator_arguments(LSTM, with_reset=False)
     Wx, R, b = (x.detach().to(torch.bfloat16) for x in inputs)
-    arguments = (
-        Wx.requires_grad_(),
-        R,
-        b.float(),
-        states.detach().float(),
-        None,
-        LSTM.key,
-        "vanilla",
-        all_states,
-        True,
-    )
+    in_float32 = b.float(), states.detach().float()
+    arguments = (Wx.requires_grad_(), R, *in_float32, None, LSTM.key, "vanilla", all_states, True)
     torch.library.opcheck(torch.ops.flashrnn.forward, arguments, test_utils=("test_schema", "test_faketensor"))
 
 

@@ -205,17 +205,17 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 }
 
 // As flashrnn_forward, and: first_aux [STATES - 1, B, N, D], the initial states as aux has them; d_h [B, T, N, D], d_aux as
-// aux, but in float, d_last as last (null: zero) ->
-// d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u [B, T, GU, N, D]; d_bias [batch tiles, GATES, N, D],
-// d_initial [STATES, B, N, D].
+// aux, but in float, d_last as last (null: zero) -> d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u
+// [B, T, GU, N, D]; d_bias [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
 // With GRID, `parts` is room for the partial sums, zero at first, for every group of the launch.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initial,
                   const unsigned char* __restrict__ reset, const scalar* __restrict__ h,
-                  const aux_number* __restrict__ aux, const aux_number* __restrict__ first_aux, const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
+                  const aux_number* __restrict__ aux, const aux_number* __restrict__ first_aux,
+                  const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
                   const float* __restrict__ d_last, scalar* __restrict__ d_x, scalar* __restrict__ d_u,
-                  float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, i64 B, i64 T, i64 row_b, i64 row_t, i64 first_group,
-                  i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
+                  float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, i64 B, i64 T, i64 row_b,
+                  i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
   u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);

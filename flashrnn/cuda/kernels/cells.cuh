@@ -25,25 +25,18 @@ DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const Place& p
   }
 }
 
-DEVICE void store_cells(const float (&v)[CELLS], __half* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
+DEVICE void store_pair(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = make_float2(a, b); }
+DEVICE void store_pair(__half* to, float a, float b) { *reinterpret_cast<u32*>(to) = pack_gates(a, b); }
+
+template <class T>
+DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    __half* at = to[p] + offset;
+    T* at = to[p] + offset;
     if constexpr (PAIR == 2) {
-      if (valid[2 * p]) *reinterpret_cast<u32*>(at) = pack_gates(v[2 * p], v[2 * p + 1]);
+      if (valid[2 * p]) store_pair(at, v[2 * p], v[2 * p + 1]);
     } else {
       if (valid[p]) to_gate(*at, v[p]);
-    }
-  }
-}
-DEVICE void store_cells(const float (&v)[CELLS], float* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-    float* at = to[p] + offset;
-    if constexpr (PAIR == 2) {
-      if (valid[2 * p]) *reinterpret_cast<float2*>(at) = make_float2(v[2 * p], v[2 * p + 1]);
-    } else {
-      if (valid[p]) *at = v[p];
     }
   }
 }

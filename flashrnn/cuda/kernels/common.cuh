@@ -10,14 +10,15 @@ using i64 = long long;
 
 #define DEVICE __device__ __forceinline__
 
-// scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is the sum of PLANES = 3
-// operands of 8 bits each; of the 9 products of two floats' parts the 6 largest are made, which leaves an error of 2^-23.
 DEVICE u32 pack_halves(float low, float high) {
   __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<u32*>(&pair);
 }
 DEVICE float2 unpack_halves(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
 DEVICE float2 unpack_bfloats(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
+
+// scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is the sum of PLANES = 3
+// operands of 8 bits each; of the 9 products of two floats' parts the 6 largest are made, which leaves an error of 2^-23.
 #ifdef SCALAR_F16
 using scalar = __half;
 using operand = __half;

@@ -182,8 +182,8 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], cons
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
                  const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
-                 aux_number* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B, i64 T, i64 row_b, i64 row_t,
-                 i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
+                 aux_number* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B,
+                 i64 T, i64 row_b, i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* state = memory;
   char* inputs = memory + 2 * STATE_BYTES;
