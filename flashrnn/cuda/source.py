@@ -31,9 +31,15 @@ class Tiling:
     def threads(self) -> int:
         return 32 * self.unit_tiles * self.k_splits
 
-    def batches(self, batch: int) -> int:
-        """Groups of blocks that a batch takes, for every head."""
-        return -(-batch // (8 * self.batch_tiles))
+    def live(self, batch: int, heads: int, at_once: int) -> int:
+        """Sequences of a batch tile that are used, if `at_once` groups run at the same time.
+
+        Blocks that hand each other results take longer the more sequences they share, so such groups share the batch.
+        """
+        if self.blocks == 1 or at_once < heads:
+            return 8 * self.batch_tiles
+        fewest = -(-batch // (at_once // heads))
+        return min(fewest + fewest % 2, 8 * self.batch_tiles)
 
 
 @dataclass(frozen=True)

@@ -52,20 +52,20 @@ struct StepInputs {
 
   DEVICE StepInputs(u32 tile, const Sources& from, const Place& place)
       : from(from), place(place), tile(tile), head(place.head * D) {
-    gates.start(tile, place, from.B, [&](i64 n) { return from.gates + (from.last_row(n, 0) * ROW + head) * GATES; });
-    d_h.start(tile + D_H_TILE, place, from.B, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
-    h.start(tile + H_TILE, place, from.B, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
+    gates.start(tile, place, [&](i64 n) { return from.gates + (from.last_row(n, 0) * ROW + head) * GATES; });
+    d_h.start(tile + D_H_TILE, place, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
+    h.start(tile + H_TILE, place, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
   }
   DEVICE void start_aux(bool first_step) {
 #pragma unroll
     for (int i = 0; i < STATES - 1; i++)
-      aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, place, from.B, [&](i64 n) {
+      aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, place, [&](i64 n) {
         const aux_number* before = from.aux + (i * from.B * from.T + from.last_row(n, 1)) * ROW;
         return head + (first_step ? from.first_aux + (i * from.B + n) * ROW : before);
       });
   }
-  DEVICE void load(i64 t, int stage) {
+  DEVICE void load(int t, int stage) {
     if (t >= 0) {
       gates.load(stage * INPUT_BYTES, -from.step.gates);
       d_h.load(stage * INPUT_BYTES, -from.step.h);
@@ -96,7 +96,7 @@ struct Exchange {
 };
 
 // The gradient that h of a step gets through R from the step after it, number `step` of the loop.
-DEVICE void recurrent_gradient(float (&sum)[CELLS], i64 step, const Weights& weights, const char* gates,
+DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const Weights& weights, const char* gates,
                                const Exchange& from, const Place& place) {
   if constexpr (BLOCKS == 1) {
     float c[M_CHUNK][BATCH_TILES][4] = {};
@@ -124,7 +124,7 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], i64 step, const Weights& wei
 }
 
 // This block's gates' gradients of a step times its rows of R, to everyone.
-DEVICE void hand_out(i64 step, const Weights& weights, const char* gates, const Exchange& to, const Place& place) {
+DEVICE void hand_out(int step, const Weights& weights, const char* gates, const Exchange& to, const Place& place) {
   Weights::Queue queue;
   weights.start(queue);
 #pragma unroll
@@ -149,8 +149,8 @@ DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Pl
 
 // What the gradient of a step needs of its gates and of the states before it; `keep`: whether these go on into the step.
 DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
-                            const float (&old)[STATES][CELLS], const unsigned char* reset, i64 T, i64 t,
-                            const bool (&valid)[CELLS], const i64 (&sequence)[CELLS], const Place& place) {
+                            const float (&old)[STATES][CELLS], const unsigned char* reset, i64 T, int t,
+                            const bool (&valid)[CELLS], const int (&sequence)[CELLS], const Place& place) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     if (!place.has_cells()) break;
@@ -194,13 +194,12 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
       if (place.t == 0 && place.has_cells()) totals[(place.split * GATES + j) * UNITS + unit] = sum;
     }
   __syncthreads();
-  const i64 batch_tile = place.sequence0 / SEQS;
   for (int i = threadIdx.x; i < GATES * UNITS; i += THREADS) {
     int gate = i / UNITS, unit = place.rank * UNITS + i % UNITS;
     float sum = 0;
 #pragma unroll
     for (int k = 0; k < CELL_SPLITS; k++) sum += totals[k * GATES * UNITS + i];
-    if (unit < D) d_bias[(batch_tile * GATES + gate) * ROW + place.head * D + unit] = sum;
+    if (unit < D) d_bias[(place.batch_tile * GATES + gate) * ROW + place.head * D + unit] = sum;
   }
 }
 
@@ -215,14 +214,15 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
                   const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
                   const float* __restrict__ d_last, scalar* __restrict__ d_x, scalar* __restrict__ d_u,
                   float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, i64 B, i64 T, i64 row_b,
-                  i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
+                  i64 row_t, i64 first_group, i64 live, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
   u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
   float* sums = reinterpret_cast<float*>(reinterpret_cast<char*>(inbox) + 2 * INBOX_BYTES);
   char* fragments = reinterpret_cast<char*>(sums + GRID_FLOATS);
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
-  const Place place(first_group);
+  const Place place(first_group, live, B);
+  const int steps = static_cast<int>(T);
   if (GRID) parts += blockIdx.x / BLOCKS * 2 * BLOCKS * PARTS_TO_BLOCK;
   const Exchange exchange{inbox, barriers, parts, sums};
 
@@ -230,13 +230,14 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   load_weights(weights, fragments, R, place);
 
   bool valid[CELLS];
-  i64 sequence[CELLS], element[CELLS];  // where the lane's cells stand in [.., B, N, D]
+  int sequence[CELLS];
+  i64 element[CELLS];  // where the lane's cells stand in [.., B, N, D]
   float d_state[STATES][CELLS], d_b[GATES][CELLS] = {};
   bool keep_next[CELLS];  // d_h of step t + 1 reaches step t
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     sequence[q] = place.sequence0 + place.sequence(q);
-    valid[q] = place.has_cells() && place.unit(q) < D && sequence[q] < B;
+    valid[q] = place.has_cells() && place.unit(q) < D && sequence[q] < place.end;
     keep_next[q] = true;
     element[q] = place.head * D + place.unit(q);
 #pragma unroll
@@ -245,12 +246,13 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   }
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
     reinterpret_cast<u32*>(memory)[i] = 0;
+  for (int i = threadIdx.x; i < INBOX_BYTES / 2; i += THREADS) inbox[i] = 0;  // nobody sends sequences that are not used
 
   const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES);
   const Sources sources{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
   StepInputs next_inputs(shared_address(inputs) + own_inputs, sources, place);
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) next_inputs.load(T - 1 - i, i);
+  for (int i = 0; i < STAGES - 1; i++) next_inputs.load(steps - 1 - i, i);
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
     if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
@@ -269,7 +271,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     x_to[p] = d_x + row * GI * ROW + element[p * PAIR], u_to[p] = d_u + row * GU * ROW + element[p * PAIR];
   }
   operand_addresses(gate_operand, shared_address(memory), place.rank * UNITS, place);
-  auto store_results = [&](i64 step) {
+  auto store_results = [&](int step) {
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, valid);
@@ -280,8 +282,8 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
       for (int p = 0; p < PAIRS; p++) advance(x_to[p], -x_step), advance(u_to[p], -GU * h_step);
     }
   };
-  for (i64 step = 0; step < T; step++) {
-    const i64 t = T - 1 - step;
+  for (int step = 0; step < steps; step++) {
+    const int t = steps - 1 - step;
     const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
     const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
     float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
@@ -331,15 +333,15 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
         store_operand<GR * UNITS>(d_gate[j], gate_operand, (step & 1) * GATE_BYTES + RECURRENT_OF[j] * UNITS * SEQS * 2);
     }
     copy_wait<STAGES - 2>();
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES);
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES / SEQS * live);
     __syncthreads();
     if constexpr (BLOCKS > 1) hand_out(step, weights, memory, exchange, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
-  store_results(T);
+  store_results(steps);
   float d_first[CELLS];
-  recurrent_gradient(d_first, T - 1, weights, memory, exchange, place);
+  recurrent_gradient(d_first, steps - 1, weights, memory, exchange, place);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) d_state[0][q] += keep_next[q] ? d_first[q] : 0;
 #pragma unroll

@@ -136,7 +136,7 @@ DEVICE void load(PairOf<S>& pair, const scalar* from) {
 }
 
 template <class T>
-DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<u64>(pointer) + bytes); }
+DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
 
 // Keeps the compiler from computing x anew wherever it is used.
 DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }

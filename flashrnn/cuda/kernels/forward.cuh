@@ -35,17 +35,18 @@ constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: a plane of h of a unit tile
 
 // h of a unit tile, from the outbox into every block's shared memory, the next block's first.
 DEVICE void send_state(const char* outbox, u32 state, u32 barriers, const Place& place) {
-  constexpr int SENDS = (VECTORS * BLOCKS + TILE_THREADS - 1) / TILE_THREADS;
+  constexpr int AT_ONCE = TILE_THREADS / VECTORS;  // blocks
+  const u32 vector = place.tile_thread % VECTORS, first = place.tile_thread / VECTORS;
 #pragma unroll
   for (int plane = 0; plane < PLANES; plane++) {
-    const uint4* vectors = reinterpret_cast<const uint4*>(outbox + plane * UNITS * SEQS * 2) + place.unit_tile * VECTORS;
+    const u32 own = place.unit_tile * VECTORS + vector;
+    const uint4 value = reinterpret_cast<const uint4*>(outbox + plane * UNITS * SEQS * 2)[own];
 #pragma unroll
-    for (int i = 0; i < SENDS; i++) {
-      int index = i * TILE_THREADS + place.tile_thread, distance = index / VECTORS, vector = index % VECTORS;
-      int rank = (place.rank + distance) % BLOCKS;
-      u32 to = state + plane * PLANE_BYTES + ((distance * UNIT_TILES + place.unit_tile) * VECTORS + vector) * 16;
-      if (distance < BLOCKS)
-        send(remote_address(to, rank), vectors[vector], remote_address(barriers + distance / SLICE_BLOCKS * 8, rank));
+    for (int i = 0; i < BLOCKS; i += AT_ONCE) {
+      const u32 distance = i + first, rank = (place.rank + distance) % BLOCKS;
+      const u32 to = state + plane * PLANE_BYTES + (distance * UNIT_TILES * VECTORS + own) * 16;
+      if (distance < BLOCKS && vector % SEQS < place.live)
+        send(remote_address(to, rank), value, remote_address(barriers + distance / SLICE_BLOCKS * 8, rank));
     }
   }
 }
@@ -58,24 +59,25 @@ constexpr int OWN = (PLANES * BLOCK_VECTORS + THREADS - 1) / THREADS;           
 struct Ring {
   uint4* slots;  // [3][PLANES][HEAD_VECTORS]
   int own[OWN];  // this thread's part of the block's vectors; negative: none
-  DEVICE Ring(uint4* rings, const Place& place) {
+  int live;
+  DEVICE Ring(uint4* rings, const Place& place) : live(place.live) {
     slots = rings + blockIdx.x / BLOCKS * (3 * PLANES * HEAD_VECTORS);
 #pragma unroll
     for (int k = 0; k < OWN; k++) {
       int i = k * THREADS + threadIdx.x, plane = i / BLOCK_VECTORS;
-      own[k] = plane < PLANES ? plane * HEAD_VECTORS + place.rank * BLOCK_VECTORS + i % BLOCK_VECTORS : -1;
+      own[k] = plane < PLANES && i % SEQS < place.live ? plane * HEAD_VECTORS + place.rank * BLOCK_VECTORS + i % BLOCK_VECTORS : -1;
     }
   }
-  DEVICE uint4* slot(i64 t) const { return slots + t % 3 * (PLANES * HEAD_VECTORS); }
+  DEVICE uint4* slot(int t) const { return slots + t % 3 * (PLANES * HEAD_VECTORS); }
 
   // Makes room for h of step t + 1, long before it is there.
-  DEVICE void clear_next(i64 t) const {
+  DEVICE void clear_next(int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++)
       if (own[k] >= 0) publish(slot(t + 1) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
   }
   // Hands out h of step t, and with it the promise that the room for the next step is clear.
-  DEVICE void send(const char* outbox, i64 t) const {
+  DEVICE void send(const char* outbox, int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++) {
       if (own[k] < 0) continue;
@@ -86,14 +88,14 @@ struct Ring {
     }
   }
   // Puts h of step t into the state tile, as it arrives.
-  DEVICE void receive(char* state, i64 t) const {
+  DEVICE void receive(char* state, int t) const {
     constexpr int VECTORS = PLANES * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS, TOGETHER = ALL < 8 ? ALL : 8;
     for (int first = threadIdx.x; first < VECTORS; first += TOGETHER * THREADS) {
       const uint4* from = slot(t) + first;
       uint4 vectors[TOGETHER];
       bool missing[TOGETHER], any = true;
 #pragma unroll
-      for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS;
+      for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS && (first + k * THREADS) % SEQS < live;
       while (any) {  // all that is missing at once: a look takes as long for one as for many
         any = false;
 #pragma unroll
@@ -120,10 +122,10 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 }
 
 // The state that the first product sees, and zeros behind it, which padding keeps.
-DEVICE void place_initial(char* state, const float* initial, i64 B, const Place& place) {
+DEVICE void place_initial(char* state, const float* initial, const Place& place) {
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = unit_at(i % PADDED, place), n = i / PADDED;
-    bool inside = k < D && place.sequence0 + n < B;
+    bool inside = k < D && place.sequence0 + n < place.end;
     PairOf<float> pair{inside ? initial[(place.sequence0 + n) * ROW + place.head * D + k] : 0, 0};
     for (int plane = 0; plane < PLANES; plane++) {
       char* to = state + plane * PLANE_BYTES + operand_offset(i % PADDED, n) * 2;
@@ -134,7 +136,7 @@ DEVICE void place_initial(char* state, const float* initial, i64 B, const Place&
 }
 
 // The recurrent sums of this warp's part of h, which in a cluster may still be arriving.
-DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32 state, u32 barriers, i64 t,
+DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32 state, u32 barriers, int t,
                      const Place& place) {
   const int now = t & 1;
   Weights::Queue queue;
@@ -150,8 +152,8 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
 
 // One step of the lane's cells: inputs v, recurrent sums u, biases b; s becomes the new state, `kept` the gates.
 DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], const float (&v)[GI][CELLS],
-                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const unsigned char* reset, i64 T, i64 t,
-                       const bool (&valid)[CELLS], const i64 (&sequence)[CELLS]) {
+                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const unsigned char* reset, i64 T, int t,
+                       const bool (&valid)[CELLS], const int (&sequence)[CELLS]) {
   float all_gates[PAIRS][PAIR_GATES];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
@@ -183,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
                  const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
                  aux_number* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B,
-                 i64 T, i64 row_b, i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
+                 i64 T, i64 row_b, i64 row_t, i64 first_group, i64 live, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* state = memory;
   char* inputs = memory + 2 * STATE_BYTES;
@@ -191,7 +193,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   char* outbox = reinterpret_cast<char*>(sums + SUM_FLOATS<GR>);
   char* fragments = outbox + OUTBOX_BYTES;
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
-  const Place place(first_group);
+  const Place place(first_group, live, B);
+  const int steps = static_cast<int>(T);
   const Steps step{x_step, h_step, aux_step, gates_step};
   const Ring ring(rings, place);
 
@@ -199,25 +202,26 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   load_weights(weights, fragments, R, place);
 
   bool valid[CELLS];
-  i64 sequence[CELLS], element[CELLS];  // where the lane's cells stand in [.., B, N, D]
+  int sequence[CELLS];
+  i64 element[CELLS];  // where the lane's cells stand in [.., B, N, D]
   float s[STATES][CELLS], b[GATES][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     sequence[q] = place.sequence0 + place.sequence(q);
-    valid[q] = place.has_cells() && place.unit(q) < D && sequence[q] < B;
+    valid[q] = place.has_cells() && place.unit(q) < D && sequence[q] < place.end;
     element[q] = place.head * D + place.unit(q);
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i][q] = valid[q] ? initial[(i * B + sequence[q]) * ROW + element[q]] : 0;
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? bias[j * ROW + element[q]] : 0;
   }
-  place_initial(state, initial, B, place);
+  place_initial(state, initial, place);
 
   TileLoader<BYTES, GI, ROW * BYTES> loader;
-  loader.start(shared_address(inputs) + place.unit_tile * GI * ROW_BYTES, place, B,
+  loader.start(shared_address(inputs) + place.unit_tile * GI * ROW_BYTES, place,
                [&](i64 n) { return x + n * row_b * GI * ROW + place.head * D; });
-  auto load_input = [&](i64 t, int stage) {
-    if (t < T) loader.load(stage * INPUT_BYTES, step.x);
+  auto load_input = [&](int t, int stage) {
+    if (t < steps) loader.load(stage * INPUT_BYTES, step.x);
     copy_commit();
   };
 #pragma unroll
@@ -243,7 +247,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * GATES;
   }
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? state : outbox), BLOCKS == 1 ? 0 : place.rank * UNITS, place);
-  auto store_results = [&](i64 t) {
+  auto store_results = [&](int t) {
     h_now.store_global(h_to, 0, valid);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
@@ -257,12 +261,12 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     }
   };
   int stage = 0;
-  for (i64 t = 0; t < T; t++) {
+  for (int t = 0; t < steps; t++) {
     const int next = t + 1 & 1;
-    const bool exchange = BLOCKS > 1 && t + 1 < T;
+    const bool exchange = BLOCKS > 1 && t + 1 < steps;
     if (GRID && exchange) ring.clear_next(t);
     if (CLUSTERED && exchange && threadIdx.x == 0)
-      for (int i = 0; i < SLICES; i++) barrier_expect(barriers + (next * SLICES + i) * 8, STATE_BYTES / SLICES);
+      for (int i = 0; i < SLICES; i++) barrier_expect(barriers + (next * SLICES + i) * 8, STATE_BYTES / SLICES / SEQS * live);
 
     float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
     multiply(c, weights, shared_address(state), barriers, t, place);
@@ -297,7 +301,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
       __syncthreads();
     }
   }
-  store_results(T);
+  store_results(steps);
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll

@@ -18,6 +18,7 @@ DEVICE void send_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 
     u32 to = remote_address(inbox, rank), signal = remote_address(barrier, rank);
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++) {
+      if (8 * n + 2 * place.t >= place.live) continue;
       const float(&part)[4] = c[m][n];
       u32 at = to + part_of(place.rank, tile, n, place.lane) * 4;
       if constexpr (BYTES == 2) {
@@ -50,14 +51,15 @@ DEVICE void receive_sums(float (&sum)[CELLS], const u32* inbox, const Place& pla
 
 // The same through global memory. `parts` is [2 buffers][to block][part_of], of one group; words go in twos.
 constexpr i64 PARTS_TO_BLOCK = PADDED * SEQS / 4 * PART_WORDS / 2;
-DEVICE u64* parts_of(u64* parts, i64 step, int to) { return parts + ((step & 1) * BLOCKS + to) * PARTS_TO_BLOCK; }
-DEVICE u32 phase_of(i64 step) { return (step >> 1 & 1) ^ 1; }
+DEVICE u64* parts_of(u64* parts, int step, int to) { return parts + ((step & 1) * BLOCKS + to) * PARTS_TO_BLOCK; }
+DEVICE u32 phase_of(int step) { return (step >> 1 & 1) ^ 1; }
 
-DEVICE void publish_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u64* parts, i64 step, const Place& place) {
+DEVICE void publish_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u64* parts, int step, const Place& place) {
 #pragma unroll
   for (int m = 0; m < M_CHUNK; m++)
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++) {
+      if (8 * n + 2 * place.t >= place.live) continue;
       const float(&part)[4] = c[m][n];
       int tile = first + m;
       u64* to = parts_of(parts, step, tile / UNIT_TILES) + part_of(place.rank, tile, n, place.lane) / 2;
@@ -71,7 +73,7 @@ DEVICE void publish_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u
 }
 
 // Every warp of a unit tile adds up what comes from M_TILES of the blocks, in an order that does not depend on time.
-DEVICE void collect_sums(float (&c)[1][BATCH_TILES][4], u64* parts, i64 step, const Place& place) {
+DEVICE void collect_sums(float (&c)[1][BATCH_TILES][4], u64* parts, int step, const Place& place) {
   constexpr int TOGETHER = M_TILES < 16 / PART_WORDS ? M_TILES : 16 / PART_WORDS, HALVES = PART_WORDS / 2;
   const u64* own = parts_of(parts, step, place.rank);
 #pragma unroll
@@ -85,7 +87,7 @@ DEVICE void collect_sums(float (&c)[1][BATCH_TILES][4], u64* parts, i64 step, co
 #pragma unroll
       for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
-        for (int half = 0; half < HALVES; half++) part[i][half] = make_uint2(0, 0), here[i][half] = k + i >= M_TILES;
+        for (int half = 0; half < HALVES; half++) part[i][half] = make_uint2(0, 0), here[i][half] = k + i >= M_TILES || 8 * n + 2 * place.t >= place.live;
       while (!all) {  // all that is missing at once: a look takes as long for one as for many
         all = true;
 #pragma unroll

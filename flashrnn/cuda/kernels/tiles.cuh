@@ -35,14 +35,18 @@ struct Steps {
 struct Place {
   int warp, lane, g, t, unit_tile, split, tile_thread;
   int rank;       // block in its group
-  i64 head, sequence0;
-  int tile_unit;  // first unit of the unit tile, in the head
-  DEVICE Place(i64 first_group) {
+  i64 head;
+  int live;       // sequences of a batch tile that are used, an even number: several blocks do not hand the others around
+  int batch_tile, sequence0, end;  // the tile's first sequence, and the one behind its last
+  int tile_unit;                   // first unit of the unit tile, in the head
+  DEVICE Place(i64 first_group, i64 live_sequences, i64 B) {
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     unit_tile = warp / K_SPLITS, split = warp % K_SPLITS, tile_thread = threadIdx.x % TILE_THREADS;
     int group = static_cast<int>(first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
-    head = group % HEADS, sequence0 = i64(group / HEADS) * SEQS;
+    head = group % HEADS, batch_tile = group / HEADS;
+    live = BLOCKS == 1 ? SEQS : static_cast<int>(live_sequences);
+    sequence0 = batch_tile * live, end = BLOCKS == 1 ? static_cast<int>(B) : min(sequence0 + live, static_cast<int>(B));
     tile_unit = rank * UNITS + unit_tile * 16;
   }
   DEVICE bool has_cells() const { return CELL_SPLITS == K_SPLITS || split < CELL_SPLITS; }
@@ -83,13 +87,13 @@ struct TileLoader {
 
   // source(sequence) points at the first unit of the head in the first step's row 0.
   template <class Source>
-  DEVICE void start(u32 tile, const Place& place, i64 sequences, Source source) {
+  DEVICE void start(u32 tile, const Place& place, Source source) {
     first_row = place.tile_thread / PER_ROW % TOGETHER;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
       int copy = (i * TILE_THREADS + place.tile_thread) % PER_ROW;  // two threads may make the same
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
-      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && place.sequence0 + sequence < sequences;
+      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && place.sequence0 + sequence < place.end;
       from[i] = reinterpret_cast<const char*>(source(valid[i] ? place.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
       from[i] += valid[i] ? (place.tile_unit * NUMBERS + column) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
