@@ -235,30 +235,29 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   __syncthreads();
 
   // Results of a step leave once the next one has begun its product, which has to wait for nothing but h.
-  StoredCells h_now = {};
-  KeptGates gates_now[PAIRS] = {};
+  StoredCells h_now;
+  KeptGates gates_now[PAIRS];
+  bool to_store[CELLS] = {};
   scalar* h_to[PAIRS];
   aux_number* aux_to[PAIRS];
   gate* gates_to[PAIRS];
   u32 h_operand[PAIRS];
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    i64 at = sequence[p * PAIR] * row_b * ROW + element[p * PAIR];
+    i64 at = (sequence[p * PAIR] * row_b - row_t) * ROW + element[p * PAIR];  // one step before the first
     h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * GATES;
   }
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? state : outbox), BLOCKS == 1 ? 0 : place.rank * UNITS, place);
-  auto store_results = [&](int t) {
-    h_now.store_global(h_to, 0, valid);
+  auto store_results = [&] {
+    h_now.store_global(h_to, 0, to_store);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
-      if (KEEP_AUX) store_cells(s[i], aux_to, (i - 1) * B * T * ROW, valid);
+      if (KEEP_AUX) store_cells(s[i], aux_to, (i - 1) * B * T * ROW, to_store);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
-      if (KEEP_GATES && valid[p * PAIR]) gates_now[p].store(gates_to[p]);
-    if (t > 0) {
+      if (KEEP_GATES && to_store[p * PAIR]) gates_now[p].store(gates_to[p]);
 #pragma unroll
-      for (int p = 0; p < PAIRS; p++) advance(h_to[p], step.h), advance(aux_to[p], step.aux), advance(gates_to[p], step.gates);
-    }
+    for (int p = 0; p < PAIRS; p++) advance(h_to[p], step.h), advance(aux_to[p], step.aux), advance(gates_to[p], step.gates);
   };
   int stage = 0;
   for (int t = 0; t < steps; t++) {
@@ -275,7 +274,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
     for (int j = 0; j < GI; j++)
       if (place.has_cells()) read_cells(v[j], tile, j, place);
-    store_results(t);  // at the first step, into the place of the first results
+    store_results();
     load_input(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
     reduce_splits<GR>(u, c, sums, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -286,6 +285,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
       h_now.get(s[0]);
       store_operand<BLOCKS == 1 ? PADDED : UNITS>(h_now, h_operand, BLOCKS == 1 ? next * STATE_BYTES : 0);
     }
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) to_store[q] = valid[q];
     copy_wait<STAGES - 2>();
     if constexpr (BLOCKS == 1) {
       __syncthreads();
@@ -301,7 +302,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
       __syncthreads();
     }
   }
-  store_results(steps);
+  store_results();
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
