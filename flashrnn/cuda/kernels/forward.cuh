@@ -150,6 +150,18 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
   }
 }
 
+// One warp that makes the whole sum of its cells begins it with the bias, which then costs nothing.
+constexpr bool BIAS_IN_SUM = K_SPLITS == 1;
+DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
+  if constexpr (BIAS_IN_SUM) {
+#pragma unroll
+    for (int j = 0; j < GATES; j++)
+#pragma unroll
+      for (int q = 0; q < CELLS; q++)
+        if (RECURRENT_OF[j] >= 0) c[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][q / 4][q % 2 * 2 + q / 2 % 2] = b[j][q];
+  }
+}
+
 // One step of the lane's cells: inputs v, recurrent sums u, biases b; s becomes the new state, `kept` the gates.
 DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], const float (&v)[GI][CELLS],
                        const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const unsigned char* reset, i64 T, int t,
@@ -163,9 +175,10 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], cons
     for (int i = 0; i < STATES; i++) old[i] = keep ? s[i][q] : 0;
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
-      gates[j] = b[j][q];
+      const bool recurrent = RECURRENT_OF[j] >= 0;
+      const float sum = recurrent ? u[recurrent ? RECURRENT_OF[j] : 0][q] : 0;
+      gates[j] = recurrent && BIAS_IN_SUM ? (keep ? sum : b[j][q]) : b[j][q] + (keep ? sum : 0);
       if (INPUT_OF[j] >= 0) gates[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
-      if (RECURRENT_OF[j] >= 0) gates[j] += keep ? u[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][q] : 0;
       all_gates[q / PAIR][q % PAIR * GATES + j] = gates[j];
     }
     cell_forward(gates, old, fresh);
@@ -268,6 +281,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
       for (int i = 0; i < SLICES; i++) barrier_expect(barriers + (next * SLICES + i) * 8, STATE_BYTES / SLICES / SEQS * live);
 
     float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
+    begin_sums(c, b);
     multiply(c, weights, shared_address(state), barriers, t, place);
     const scalar* tile = reinterpret_cast<const scalar*>(inputs + stage * INPUT_BYTES + place.unit_tile * GI * ROW_BYTES);
     float v[GI][CELLS];
