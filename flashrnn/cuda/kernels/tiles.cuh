@@ -97,6 +97,7 @@ struct TileLoader {
       from[i] = reinterpret_cast<const char*>(source(valid[i] ? place.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
       from[i] += valid[i] ? (place.tile_unit * NUMBERS + column) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
+      keep(to[i]);
     }
   }
   // Starts the copies of a step into the stage at `offset` bytes, and moves on by `step` bytes.
