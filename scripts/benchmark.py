@@ -63,7 +63,7 @@ def _language_model(options: argparse.Namespace) -> None:
     from scripts.benchmarks import language_model
     from scripts.benchmarks.results import gpu_slug
 
-    asked = options.models or language_model.MODELS, options.batch_sizes
+    asked = options.models or language_model.MODELS, options.batch_sizes, options.accumulate
     devices, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
     if rank == 0:
         _measure(options, f"_{gpu_slug()}{f'_x{devices}' if devices > 1 else ''}", *asked)
@@ -106,6 +106,8 @@ def _language_model_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--models", nargs="+", metavar="OVERRIDES",
                          help="of experiment=slimpajama_160m, in quotes (default: the paper's)")  # fmt: skip
     command.add_argument("--batch-sizes", nargs="+", type=int, default=[32, 64], help="(default: 32 64)")
+    command.add_argument("--accumulate", nargs="+", type=int, default=[1],
+                         help="batches of a step, as trainer.accumulate_grad_batches (default: 1)")  # fmt: skip
 
 
 def _figures_arguments(command: argparse.ArgumentParser) -> None:

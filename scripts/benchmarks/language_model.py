@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,22 +23,22 @@ MODELS = (
 _CONTEXT, _WARMUP, _STEPS = 1024, 4, 10
 
 
-def rows(models: Sequence[str], batch_sizes: Sequence[int]) -> Iterator[dict]:
+def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequence[int]) -> Iterator[dict]:
     """Milliseconds of a training step (medians), tokens per second, and the peak of GPU memory in GiB.
 
     A model is what experiment=slimpajama_160m makes of the overrides, on random tokens. Under torchrun, on one host,
     its gradients are those of all devices (DistributedDataParallel); the batch size is that of each device, the tokens
-    per second those of all.
+    per second those of all. A step takes `accumulate` batches; the devices reduce gradients once, with the last.
     """
     devices = int(os.environ.get("WORLD_SIZE", 1))
     if devices > 1:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group("nccl")
-    for batch_size in batch_sizes:
+    for batch_size, accumulate in itertools.product(batch_sizes, accumulated):
         transformer = None
         for overrides in models:
-            row = {"model": overrides, "batch_size": batch_size, "devices": devices}
-            row |= _measure(overrides.split(), batch_size, devices)
+            row = {"model": overrides, "batch_size": batch_size, "devices": devices, "accumulate": accumulate}
+            row |= _measure(overrides.split(), batch_size, devices, accumulate)
             if overrides == "model=transformer":
                 transformer = row.get("ms")
             if transformer and "ms" in row:
@@ -58,12 +59,12 @@ class _Loss(nn.Module):
             return self.compiled(ids[:, :-1], ids[:, 1:].contiguous(), None)[0]
 
 
-def _measure(overrides: list[str], batch_size: int, devices: int) -> dict:
+def _measure(overrides: list[str], batch_size: int, devices: int, accumulate: int) -> dict:
     torch.compiler.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        return _train(build(overrides), batch_size, devices)
+        return _train(build(overrides), batch_size, devices, accumulate)
     except torch.cuda.OutOfMemoryError:
         return {"error": "out of memory"}
 
@@ -89,7 +90,7 @@ def data_parallel_options() -> dict[str, Any]:
     return {key: value for key, value in _config().trainer.strategy.items() if key != "_target_"}
 
 
-def _train(model: SequenceModel, batch_size: int, devices: int) -> dict:
+def _train(model: SequenceModel, batch_size: int, devices: int, accumulate: int) -> dict:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -99,6 +100,9 @@ def _train(model: SequenceModel, batch_size: int, devices: int) -> dict:
     ids = torch.randint(0, model.vocab_size, (batch_size, _CONTEXT + 1), device="cuda")
 
     def step() -> None:
+        for _ in range(accumulate - 1):
+            with loss_of.no_sync() if devices > 1 else nullcontext():
+                loss_of(ids).backward()
         loss_of(ids).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -117,6 +121,6 @@ def _train(model: SequenceModel, batch_size: int, devices: int) -> dict:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "ms": round(ms, 2),
-        "tokens_per_s": round(1e3 * devices * batch_size * _CONTEXT / ms),
+        "tokens_per_s": round(1e3 * devices * accumulate * batch_size * _CONTEXT / ms),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }
