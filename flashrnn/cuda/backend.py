@@ -61,10 +61,9 @@ class CudaFused:
         variant = variant_of(reset, aux, training)
         kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
         arguments = (Wx, R.contiguous(), b.contiguous(), states, contiguous(reset), h, aux, last, gates)
-        live = layout.live(B, N, kernel.at_once)
-        for first, groups in kernel.rounds(-(-B // live) * N):
+        for first, groups in kernel.rounds(layout.batches(B) * N):
             rings = _rings(groups, layout, Wx) if layout.grid else None
-            kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first, live, *_step_bytes(cell, h, aux))
+            kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first, *_step_bytes(cell, h, aux))
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
@@ -76,8 +75,7 @@ class CudaFused:
         d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
         gradients = gate_views(cell, d_Wx, d_u)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
-        live = layout.live(B, N, kernel.at_once)
-        d_b, d_states = states.new_empty(-(-B // live), len(cell.gates), N, D), torch.empty_like(states)
+        d_b, d_states = states.new_empty(layout.batches(B), len(cell.gates), N, D), torch.empty_like(states)
         known = (
             R.contiguous(),
             states,
@@ -90,9 +88,9 @@ class CudaFused:
         )
         d_aux = as_aux(grads.aux, aux, states.dtype)
         more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
-        for first, groups in kernel.rounds(len(d_b) * N):
+        for first, groups in kernel.rounds(layout.batches(B) * N):
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
-            kernel(groups, *known, *more, exchanged, B, T, *row_strides(h), first, live, *_step_bytes(cell, h, aux))
+            kernel(groups, *known, *more, exchanged, B, T, *row_strides(h), first, *_step_bytes(cell, h, aux))
         return Gradients(d_Wx, outer_products(gradients, parts), d_b.sum(0), d_states)
 
 

@@ -22,6 +22,7 @@ class Tiling:
     unit_tiles: int
     k_splits: int
     batch_tiles: int
+    sequences: int
     blocks: int
     grid: bool
     stages: int
@@ -31,15 +32,9 @@ class Tiling:
     def threads(self) -> int:
         return 32 * self.unit_tiles * self.k_splits
 
-    def live(self, batch: int, heads: int, at_once: int) -> int:
-        """Sequences of a batch tile that are used, if `at_once` groups run at the same time.
-
-        Blocks that hand each other results take longer the more sequences they share, so such groups share the batch.
-        """
-        if self.blocks == 1 or at_once < heads:
-            return 8 * self.batch_tiles
-        fewest = -(-batch // (at_once // heads))
-        return min(fewest + fewest % 2, 8 * self.batch_tiles)
+    def batches(self, batch: int) -> int:
+        """Groups of blocks that a batch takes, for every head."""
+        return -(-batch // self.sequences)
 
 
 @dataclass(frozen=True)
@@ -68,6 +63,7 @@ def prelude(
         "UNIT_TILES": tiling.unit_tiles,
         "K_SPLITS": tiling.k_splits,
         "BATCH_TILES": tiling.batch_tiles,
+        "SEQUENCES": tiling.sequences,
         "BLOCKS": tiling.blocks,
         "GRID": tiling.grid,
         "STAGES": tiling.stages,

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
+from math import ceil
 
 import torch
 
@@ -93,6 +94,7 @@ def pose(
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_splits = p.variable("k_splits", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
+    sequences = p.variable("sequences", range(2, 17, 2), "sequences of a block's batch tiles that are used")
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     warps = unit_tiles * k_splits
@@ -104,6 +106,8 @@ def pose(
     p.add("threads", 32 * warps <= gpu.threads_per_block)
     p.add("whole fragments", (blocks * unit_tiles) % k_splits == 0)
     p.add("fragments of R", register_fragments <= fragments)
+    spread = {size: _spread(batch, at_once[size] // heads) if size > 1 and not grid else 16 for size in at_once}
+    p.add("sequences of a group", sequences == minimum(8 * batch_tiles, lookup(blocks, spread)))
     p.add("barriers of unit tiles", (k_splits == 1) | (unit_tiles <= 15))
     if direction == "backward":
         p.add("units per warp", blocks % k_splits == 0)
@@ -116,11 +120,11 @@ def pose(
     )
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * warps <= gpu.registers, unit="registers")
-    layout = (blocks, unit_tiles, k_splits, batch_tiles, stages, register_fragments)
+    layout = (blocks, unit_tiles, k_splits, batch_tiles, sequences, stages, register_fragments)
     shared = _shared_bytes(direction, cell, dtype, grid, *layout)
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
-    waves = ceil_div(heads * ceil_div(batch, 8 * batch_tiles), lookup(blocks, at_once))
+    waves = ceil_div(heads * ceil_div(batch, sequences), lookup(blocks, at_once))
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, _ALONE)
     reads = (fragments - register_fragments) * warps * _READ
@@ -133,12 +137,19 @@ def pose(
         if direction == "backward":
             step += ceil_div(blocks // k_splits, 8) * _LOOK
     else:
-        exchange = _EXCHANGE + _EXCHANGE_UNIT * head_dim // 10
-        step += lookup(blocks, {size: exchange * (size > 1) for size in gpu.cluster_sizes})
+        exchange = _EXCHANGE + _EXCHANGE_UNIT * head_dim * sequences // (80 * batch_tiles)
+        step += lookup(blocks, {size: int(size > 1) for size in gpu.cluster_sizes}) * exchange
     if direction == "forward":
         step += minimum(k_splits - 1, 1) * (_GRID_REDUCE if grid else k_splits * _REDUCE)
     idle = minimum(16 * unit_tiles * (blocks - 1) // head_dim, 1)  # whether there is a block without units
     return p, (idle, waves * step, warps * blocks, -register_fragments)
+
+
+def _spread(batch: int, groups: int) -> int:
+    """Sequences for each of `groups` clusters that run at once, an even number: a cluster's blocks take longer to hand
+    each other what more sequences have."""
+    fewest = ceil(batch / groups) if groups else 16
+    return min(fewest + fewest % 2, 16)
 
 
 def planes_of(dtype: torch.dtype) -> int:
@@ -174,6 +185,7 @@ def _shared_bytes(
     unit_tiles: Operand,
     k_splits: Operand,
     batch_tiles: Operand,
+    sequences: Operand,
     stages: Operand,
     register_fragments: Operand,
 ) -> Expression:

@@ -214,14 +214,14 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
                   const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
                   const float* __restrict__ d_last, scalar* __restrict__ d_x, scalar* __restrict__ d_u,
                   float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, i64 B, i64 T, i64 row_b,
-                  i64 row_t, i64 first_group, i64 live, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
+                  i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
   u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
   float* sums = reinterpret_cast<float*>(reinterpret_cast<char*>(inbox) + 2 * INBOX_BYTES);
   char* fragments = reinterpret_cast<char*>(sums + GRID_FLOATS);
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
-  const Place place(first_group, live, B);
+  const Place place(first_group, B);
   const int steps = static_cast<int>(T);
   if (GRID) parts += blockIdx.x / BLOCKS * 2 * BLOCKS * PARTS_TO_BLOCK;
   const Exchange exchange{inbox, barriers, parts, sums};
@@ -246,7 +246,8 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   }
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
     reinterpret_cast<u32*>(memory)[i] = 0;
-  for (int i = threadIdx.x; i < INBOX_BYTES / 2; i += THREADS) inbox[i] = 0;  // nobody sends sequences that are not used
+  if (SEQUENCES < SEQS)  // nobody sends the others
+    for (int i = threadIdx.x; i < INBOX_BYTES / 2; i += THREADS) inbox[i] = 0;
 
   const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES);
   const Sources sources{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
@@ -333,7 +334,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
         store_operand<GR * UNITS>(d_gate[j], gate_operand, (step & 1) * GATE_BYTES + RECURRENT_OF[j] * UNITS * SEQS * 2);
     }
     copy_wait<STAGES - 2>();
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES / SEQS * live);
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES / SEQS * SEQUENCES);
     __syncthreads();
     if constexpr (BLOCKS > 1) hand_out(step, weights, memory, exchange, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -45,7 +45,7 @@ DEVICE void send_state(const char* outbox, u32 state, u32 barriers, const Place&
     for (int i = 0; i < BLOCKS; i += AT_ONCE) {
       const u32 distance = i + first, rank = (place.rank + distance) % BLOCKS;
       const u32 to = state + plane * PLANE_BYTES + (distance * UNIT_TILES * VECTORS + own) * 16;
-      if (distance < BLOCKS && vector % SEQS < place.live)
+      if (distance < BLOCKS && vector % SEQS < SEQUENCES)
         send(remote_address(to, rank), value, remote_address(barriers + distance / SLICE_BLOCKS * 8, rank));
     }
   }
@@ -59,13 +59,12 @@ constexpr int OWN = (PLANES * BLOCK_VECTORS + THREADS - 1) / THREADS;           
 struct Ring {
   uint4* slots;  // [3][PLANES][HEAD_VECTORS]
   int own[OWN];  // this thread's part of the block's vectors; negative: none
-  int live;
-  DEVICE Ring(uint4* rings, const Place& place) : live(place.live) {
+  DEVICE Ring(uint4* rings, const Place& place) {
     slots = rings + blockIdx.x / BLOCKS * (3 * PLANES * HEAD_VECTORS);
 #pragma unroll
     for (int k = 0; k < OWN; k++) {
       int i = k * THREADS + threadIdx.x, plane = i / BLOCK_VECTORS;
-      own[k] = plane < PLANES && i % SEQS < place.live ? plane * HEAD_VECTORS + place.rank * BLOCK_VECTORS + i % BLOCK_VECTORS : -1;
+      own[k] = plane < PLANES ? plane * HEAD_VECTORS + place.rank * BLOCK_VECTORS + i % BLOCK_VECTORS : -1;
     }
   }
   DEVICE uint4* slot(int t) const { return slots + t % 3 * (PLANES * HEAD_VECTORS); }
@@ -95,7 +94,7 @@ struct Ring {
       uint4 vectors[TOGETHER];
       bool missing[TOGETHER], any = true;
 #pragma unroll
-      for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS && (first + k * THREADS) % SEQS < live;
+      for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS;
       while (any) {  // all that is missing at once: a look takes as long for one as for many
         any = false;
 #pragma unroll
@@ -198,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
                  const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
                  aux_number* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B,
-                 i64 T, i64 row_b, i64 row_t, i64 first_group, i64 live, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
+                 i64 T, i64 row_b, i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
   extern __shared__ __align__(128) char memory[];
   char* state = memory;
   char* inputs = memory + 2 * STATE_BYTES;
@@ -206,7 +205,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   char* outbox = reinterpret_cast<char*>(sums + SUM_FLOATS<GR>);
   char* fragments = outbox + OUTBOX_BYTES;
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
-  const Place place(first_group, live, B);
+  const Place place(first_group, B);
   const int steps = static_cast<int>(T);
   const Steps step{x_step, h_step, aux_step, gates_step};
   const Ring ring(rings, place);
@@ -278,7 +277,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     const bool exchange = BLOCKS > 1 && t + 1 < steps;
     if (GRID && exchange) ring.clear_next(t);
     if (CLUSTERED && exchange && threadIdx.x == 0)
-      for (int i = 0; i < SLICES; i++) barrier_expect(barriers + (next * SLICES + i) * 8, STATE_BYTES / SLICES / SEQS * live);
+      for (int i = 0; i < SLICES; i++) barrier_expect(barriers + (next * SLICES + i) * 8, STATE_BYTES / SLICES / SEQS * SEQUENCES);
 
     float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
     begin_sums(c, b);
@@ -288,8 +287,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
     for (int j = 0; j < GI; j++)
       if (place.has_cells()) read_cells(v[j], tile, j, place);
-    store_results();
     load_input(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+    store_results();
     reduce_splits<GR>(u, c, sums, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
 

@@ -4,8 +4,8 @@
 
 // A lane's part of a 16 x 8 tile of partial sums: two units for two sequences.
 constexpr int PART_WORDS = BYTES;
-DEVICE int part_of(int rank, int tile, int n, int lane) {
-  return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + lane) * PART_WORDS;
+DEVICE int part_of(int rank, int tile, int n, const Place& place) {
+  return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + place.t * 8 + place.g) * PART_WORDS;
 }
 
 // Sends every block its part of c, the sums over this block's gates, which stand in tiles from `first` on. In 16 bits a
@@ -13,19 +13,18 @@ DEVICE int part_of(int rank, int tile, int n, int lane) {
 // receivers, who want the same word of every lane, read from different banks.
 DEVICE void send_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 inbox, u32 barrier, const Place& place) {
 #pragma unroll
-  for (int m = 0; m < M_CHUNK; m++) {
-    int tile = first + m, rank = tile / UNIT_TILES;
-    u32 to = remote_address(inbox, rank), signal = remote_address(barrier, rank);
+  for (int n = 0; n < BATCH_TILES; n++) {
+    if (8 * n + 2 * place.t >= SEQUENCES) break;
 #pragma unroll
-    for (int n = 0; n < BATCH_TILES; n++) {
-      if (8 * n + 2 * place.t >= place.live) continue;
+    for (int m = 0; m < M_CHUNK; m++) {
       const float(&part)[4] = c[m][n];
-      u32 at = to + part_of(place.rank, tile, n, place.lane) * 4;
+      const int tile = first + m, rank = tile / UNIT_TILES;
+      const u32 to = remote_address(inbox, rank) + part_of(place.rank, tile, n, place) * 4, signal = remote_address(barrier, rank);
       if constexpr (BYTES == 2) {
         u32 even = pack(part[0], part[2]), odd = pack(part[1], part[3]);
-        send(at, place.lane < 16 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
+        send(to, place.t < 2 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
       } else {
-        send(at, make_uint4(__float_as_uint(part[0]), __float_as_uint(part[2]), __float_as_uint(part[1]), __float_as_uint(part[3])), signal);
+        send(to, make_uint4(__float_as_uint(part[0]), __float_as_uint(part[2]), __float_as_uint(part[1]), __float_as_uint(part[3])), signal);
       }
     }
   }
@@ -39,9 +38,9 @@ DEVICE void receive_sums(float (&sum)[CELLS], const u32* inbox, const Place& pla
     int cell = place.split * CELLS + p * PAIR, odd = cell / 2 % 2;
 #pragma unroll
     for (int rank = 0; rank < BLOCKS; rank++) {
-      const u32* from = inbox + part_of(rank, place.unit_tile, cell / 4, place.lane);
+      const u32* from = inbox + part_of(rank, place.unit_tile, cell / 4, place);
       float2 pair;
-      if constexpr (BYTES == 2) pair = unpack(from[odd ^ place.lane / 16]);
+      if constexpr (BYTES == 2) pair = unpack(from[odd ^ place.t / 2]);
       else pair = *reinterpret_cast<const float2*>(from + 2 * odd);
       if constexpr (PAIR == 2) sum[2 * p] += pair.x, sum[2 * p + 1] += pair.y;
       else sum[p] += cell % 2 ? pair.y : pair.x;
@@ -59,10 +58,9 @@ DEVICE void publish_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u
   for (int m = 0; m < M_CHUNK; m++)
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++) {
-      if (8 * n + 2 * place.t >= place.live) continue;
       const float(&part)[4] = c[m][n];
       int tile = first + m;
-      u64* to = parts_of(parts, step, tile / UNIT_TILES) + part_of(place.rank, tile, n, place.lane) / 2;
+      u64* to = parts_of(parts, step, tile / UNIT_TILES) + part_of(place.rank, tile, n, place) / 2;
       if constexpr (BYTES == 2) {
         publish_phase(to, make_uint2(pack(part[0], part[2]), pack(part[1], part[3])), phase_of(step));
       } else {
@@ -87,12 +85,12 @@ DEVICE void collect_sums(float (&c)[1][BATCH_TILES][4], u64* parts, int step, co
 #pragma unroll
       for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
-        for (int half = 0; half < HALVES; half++) part[i][half] = make_uint2(0, 0), here[i][half] = k + i >= M_TILES || 8 * n + 2 * place.t >= place.live;
+        for (int half = 0; half < HALVES; half++) part[i][half] = make_uint2(0, 0), here[i][half] = k + i >= M_TILES;
       while (!all) {  // all that is missing at once: a look takes as long for one as for many
         all = true;
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
-          const u64* from = own + part_of((k + i) * K_SPLITS + place.split, place.unit_tile, n, place.lane) / 2;
+          const u64* from = own + part_of((k + i) * K_SPLITS + place.split, place.unit_tile, n, place) / 2;
 #pragma unroll
           for (int half = 0; half < HALVES; half++)
             if (!here[i][half]) peek_phase(part[i][half], from + half);

@@ -11,7 +11,7 @@
 #include "math.cuh"
 
 constexpr bool CLUSTERED = BLOCKS > 1 && !GRID;
-constexpr int SEQS = 8 * BATCH_TILES;
+constexpr int SEQS = 8 * BATCH_TILES;               // of which SEQUENCES are used: the others are not handed around
 constexpr int UNITS = 16 * UNIT_TILES;              // of a block
 constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
 constexpr int WARPS = UNIT_TILES * K_SPLITS;
@@ -23,7 +23,7 @@ constexpr int CELLS = LANE_CELLS / CELL_SPLITS;     // cells whose element-wise 
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // room for the barriers of a cluster's exchange
-static_assert(LANE_CELLS % CELL_SPLITS == 0 && (CELLS == 1 || CELLS % 2 == 0) && D % 2 == 0 && PADDED >= D);
+static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && LANE_CELLS % CELL_SPLITS == 0 && (CELLS == 1 || CELLS % 2 == 0) && D % 2 == 0 && PADDED >= D);
 
 // Bytes from a time step to the next in what has a row for every step. They are arguments of the kernels, because what
 // lies in constant memory is not computed anew in the loop.
@@ -36,17 +36,16 @@ struct Place {
   int warp, lane, g, t, unit_tile, split, tile_thread;
   int rank;       // block in its group
   i64 head;
-  int live;       // sequences of a batch tile that are used, an even number: several blocks do not hand the others around
-  int batch_tile, sequence0, end;  // the tile's first sequence, and the one behind its last
-  int tile_unit;                   // first unit of the unit tile, in the head
-  DEVICE Place(i64 first_group, i64 live_sequences, i64 B) {
+  int batch_tile, sequence0;  // the first sequence of the batch tile
+  i64 end;                    // the one behind its last
+  int tile_unit;              // first unit of the unit tile, in the head
+  DEVICE Place(i64 first_group, i64 B) {
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     unit_tile = warp / K_SPLITS, split = warp % K_SPLITS, tile_thread = threadIdx.x % TILE_THREADS;
     int group = static_cast<int>(first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
-    live = BLOCKS == 1 ? SEQS : static_cast<int>(live_sequences);
-    sequence0 = batch_tile * live, end = BLOCKS == 1 ? static_cast<int>(B) : min(sequence0 + live, static_cast<int>(B));
+    sequence0 = batch_tile * SEQUENCES, end = SEQUENCES == SEQS ? B : min(i64(sequence0) + SEQUENCES, B);
     tile_unit = rank * UNITS + unit_tile * 16;
   }
   DEVICE bool has_cells() const { return CELL_SPLITS == K_SPLITS || split < CELL_SPLITS; }
@@ -89,15 +88,15 @@ struct TileLoader {
   template <class Source>
   DEVICE void start(u32 tile, const Place& place, Source source) {
     first_row = place.tile_thread / PER_ROW % TOGETHER;
+    const int sequences = static_cast<int>(place.end) - place.sequence0;  // in the tile
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
       int copy = (i * TILE_THREADS + place.tile_thread) % PER_ROW;  // two threads may make the same
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
-      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && place.sequence0 + sequence < place.end;
+      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && sequence < sequences;
       from[i] = reinterpret_cast<const char*>(source(valid[i] ? place.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
       from[i] += valid[i] ? (place.tile_unit * NUMBERS + column) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
-      keep(to[i]);
     }
   }
   // Starts the copies of a step into the stage at `offset` bytes, and moves on by `step` bytes.
