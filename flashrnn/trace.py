@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import CodeType, FunctionType
 
 import torch
@@ -48,8 +49,11 @@ def trace(cell: Cell) -> Trace:
     In a thread of its own, which starts without the modes of the caller: a trace is the same at inference and under
     autocast, and within an operator of a compiled model, where PyTorch's tracing modes do not nest.
     """
-    with ThreadPoolExecutor(1) as thread:
+    with _TRACING, ThreadPoolExecutor(1) as thread:
         return thread.submit(_kept_or_made, cell).result()
+
+
+_TRACING = Lock()  # PyTorch's tracing machinery is one for all threads
 
 
 def untraceable(cell: Cell) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 from flashrnn.cache import cache_folder, store
 
@@ -58,8 +59,12 @@ def build(prelude: str, header: str, entry: str, arch: str) -> Binary:
     return cached
 
 
+_IMPORTING = Lock()  # cuda.core cannot be imported by two threads at once
+
+
 def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
-    from cuda.core import Program, ProgramOptions
+    with _IMPORTING:
+        from cuda.core import Program, ProgramOptions
 
     headers, log = [str(KERNELS), *_cuda_headers()], io.StringIO()
     # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the log.

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -93,6 +94,13 @@ def test_factors_are_made_before_the_gradient_arrives():
 
 def test_a_trace_is_made_once():
     assert trace(get_cell("gru")) is trace(get_cell("gru"))
+
+
+def test_threads_may_trace_at_the_same_time():
+    cells = [cell_of(lambda x, k=k: torch.tanh(x + k)) for k in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        traces = list(pool.map(trace, cells))
+    assert len({repr(graphs.forward) for graphs in traces}) == 4
 
 
 @pytest.fixture
