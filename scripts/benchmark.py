@@ -53,6 +53,12 @@ def _first_call(options: argparse.Namespace) -> None:
     _measure(options, f"_{gpu_slug()}", select("main", options.case), options.rounds)
 
 
+def _counters(options: argparse.Namespace) -> None:
+    from scripts.benchmarks.results import gpu_slug
+
+    _measure(options, f"_{gpu_slug()}", select(options.suite, options.case))
+
+
 def _generation(options: argparse.Namespace) -> None:
     from scripts.benchmarks.results import device_slug
 
@@ -96,6 +102,11 @@ def _first_call_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--case", nargs="*", default=["lstm-12x64-B16-*"], metavar="PATTERN",
                          help="of suite main (default: lstm-12x64-B16-*)")  # fmt: skip
     command.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+
+
+def _counters_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--suite", choices=SUITES, default="heads", help="(default: heads)")
+    command.add_argument("--case", nargs="*", default=[], metavar="PATTERN", help="(default: all of the suite)")
 
 
 def _generation_arguments(command: argparse.ArgumentParser) -> None:
@@ -144,6 +155,11 @@ COMMANDS = {
         "Seconds until the first result in a process of its own, with nothing compiled yet or all of it",
         _first_call,
         _first_call_arguments,
+    ),
+    "counters": Command(
+        "Bytes that the kernels moved, by the GPU's counters, which ncu (NVIDIA Nsight Compute) reads",
+        _counters,
+        _counters_arguments,
     ),
     "numerical_error": Command(
         "How far h is from the float64 reference over 8192 time steps, per cell, dtype and backend",

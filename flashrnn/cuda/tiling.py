@@ -35,10 +35,10 @@ _GRID_REDUCE = 150  # the same in a grid, of any number
 _EXCHANGE = 250  # a step's results from block to block of a cluster, and _EXCHANGE_UNIT / 10 for every unit of the head
 _EXCHANGE_UNIT = 8
 _GRID_EXCHANGE = {"forward": 2800, "backward": 1400}  # the same through L2
-_GRID_EXCHANGE_UNIT = {"forward": 8, "backward": 15}
+_GRID_EXCHANGE_UNIT = {"forward": 4, "backward": 15}
 _LOOK = 250  # at what eight other blocks have sent to a warp
 _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in kernels/tiles.cuh
-_GRID_SLACK = 16  # registers for an exchange through L2
+_GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
 
 
 def tilings(
@@ -116,7 +116,9 @@ def pose(
     cells = maximum(4 * batch_tiles // k_splits, 1)
     sums = len(cell.recurrent_gates) if direction == "forward" else maximum(4, minimum(blocks // k_splits, 8))
     need = (
-        register_fragments * 4 + register_need(direction, cell, cells, sums * batch_tiles, planes) + _GRID_SLACK * grid
+        register_fragments * 4
+        + register_need(direction, cell, cells, sums * batch_tiles, planes)
+        + _GRID_SLACK[direction] * grid
     )
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * warps <= gpu.registers, unit="registers")
@@ -128,15 +130,16 @@ def pose(
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, _ALONE)
     reads = (fragments - register_fragments) * warps * _READ
-    step = maximum(products, reads) + minimum(products, reads) // 2 + _SECOND_TILE * (batch_tiles - 1)
+    step = maximum(products, reads) + minimum(products, reads) // 2
     cell_warps = unit_tiles * minimum(k_splits, 4 * batch_tiles)
     step += ceil_div(cell_warps, 4) * (_WARP[direction] + cells * _CELL[direction])
     step += ceil_div(warps - cell_warps, 4) * _OTHER_WARP
-    if grid:
+    if grid:  # whose exchange hides what a second tile costs
         step += _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * head_dim * batch_tiles // 10
         if direction == "backward":
             step += ceil_div(blocks // k_splits, 8) * _LOOK
     else:
+        step += _SECOND_TILE * (batch_tiles - 1)
         exchange = _EXCHANGE + _EXCHANGE_UNIT * head_dim * sequences // (80 * batch_tiles)
         step += lookup(blocks, {size: int(size > 1) for size in gpu.cluster_sizes}) * exchange
     if direction == "forward":

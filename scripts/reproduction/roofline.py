@@ -1,13 +1,17 @@
 """Roofline: what the kernels reach of the GPU's arithmetic and memory rates."""
 
+import shutil
 from pathlib import Path
 
 from flashrnn import get_cell
 from scripts.benchmarks.cases import FORWARD, Case
-from scripts.benchmarks.results import by_job
+from scripts.benchmarks.ours import NAME as OURS
+from scripts.benchmarks.results import by_job, device_slug
 from scripts.benchmarks.table import times
 from scripts.peaks import peak_bandwidth, peak_flops
-from scripts.reproduction.result import Reproduction, Table, kernels, known, paper
+from scripts.reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
+
+SUITES = ("heads", "batch")
 
 
 def operations(case: Case) -> int:
@@ -34,7 +38,8 @@ def peaks(contents: list[dict]) -> tuple[str, float, float]:
 def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
     """Case, implementation, operations per byte, operations per second."""
     found = []
-    for (case, mode), rows in by_job([row for content in contents for row in content["rows"]]).items():
+    timed = [row for content in contents if "suite" in content for row in content["rows"]]
+    for (case, mode), rows in by_job(timed).items():
         for name, ms in times(rows).items():
             if mode == FORWARD and name != "attention":
                 intensity = operations(case) / bytes_moved(case)
@@ -42,12 +47,27 @@ def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
     return found
 
 
+def _counted(contents: list[dict]) -> dict[Case, int]:
+    """Bytes from and to memory of our forward passes, where the GPU's counters were read."""
+    return {
+        Case(*(row[field] for field in Case.__dataclass_fields__)): sum(k["memory_bytes"] for k in row["kernels"])
+        for content in contents
+        if "suite" not in content
+        for row in content["rows"]
+        if row["mode"] == FORWARD
+    }
+
+
 def _table(contents: list[dict]) -> Table:
     _, most, bandwidth = peaks(contents)
-    table = [["case", "implementation", "operations / byte", "TFLOP/s", "of the roof", "paper"]]
+    counted = _counted(contents)
+    table = [
+        ["case", "implementation", "operations / byte", "TFLOP/s", "of the roof", "bytes counted / least", "paper"]
+    ]
     for case, name, intensity, rate in sorted(_points(contents), key=lambda point: point[2]):
         share = rate / min(most, intensity * bandwidth)
-        numbers = [f"{intensity:.1f}", f"{rate / 1e12:.2f}", f"{share:.1%}", known(paper("roofline"))]
+        more = f"{counted[case] / bytes_moved(case):.2f}" if name == OURS and case in counted else ""
+        numbers = [f"{intensity:.1f}", f"{rate / 1e12:.2f}", f"{share:.1%}", more, known(paper("roofline"))]
         table.append([case.name, name, *numbers])
     return table
 
@@ -64,17 +84,31 @@ def _draw(contents: list[dict], file: Path) -> None:
     for name in dict.fromkeys(point[1] for point in points):
         found = [(x, rate / 1e12) for _, implementation, x, rate in points if implementation == name]
         axes.loglog(*zip(*found, strict=True), "o", alpha=0.7, label=name)
+    counted = _counted(contents)
+    found = [(operations(c) / counted[c], rate / 1e12) for c, name, _, rate in points if name == OURS and c in counted]
+    if found:
+        axes.loglog(*zip(*found, strict=True), "o", fillstyle="none", color="black", label=f"{OURS}, bytes counted")
     axes.set(xlabel="operations per byte that must move", ylabel="TFLOP/s", title=f"LSTM forward, {gpu}")
     axes.legend()
     figure.savefig(file, dpi=150)
 
 
+def _measure(options: Options) -> list[Path]:
+    """Times, and where ncu is at hand the bytes by the GPU's counters."""
+    timed = kernels(options, *SUITES)
+    if shutil.which("ncu") is None:
+        return timed
+    benchmark(options, "counters")
+    return [*timed, options.out / f"counters_{device_slug()}.json"]
+
+
 ROOFLINE = Reproduction(
     source="kernels_heads",
     what="Operations of the recurrent product per second, and the share of what memory and tensor cores would allow. "
-    "Bytes are those that must move: inputs and h once, R once for all steps. A recurrence is far below the roof "
+    "Bytes are those that must move: inputs and h once, R once for all steps; where the GPU's counters were read, what "
+    "they counted over that. A recurrence is far below the roof "
     "because every step waits for the one before: its time is latency.",
-    measure=lambda options: kernels(options, "heads", "batch"),
+    measure=_measure,
     table=_table,
     draw=_draw,
 )

@@ -14,7 +14,9 @@ from flashrnn.cuda.kernel import SPILLED, compile_best
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.gpu import named_gpu
 
-WIDE = Tiling(unit_tiles=3, k_splits=2, batch_tiles=1, sequences=8, blocks=16, grid=False, stages=8, register_fragments=44)
+WIDE = Tiling(
+    unit_tiles=3, k_splits=2, batch_tiles=1, sequences=8, blocks=16, grid=False, stages=8, register_fragments=44
+)
 OTHER = replace(WIDE, k_splits=4)
 
 

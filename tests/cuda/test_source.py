@@ -12,7 +12,9 @@ from flashrnn.cuda.build import build
 from flashrnn.cuda.source import Tiling, Variant, prelude, recurrent_only
 from tests.problems import MINIMAL_GATED
 
-TILING = Tiling(unit_tiles=2, k_splits=2, batch_tiles=1, sequences=8, blocks=2, grid=False, stages=2, register_fragments=4)
+TILING = Tiling(
+    unit_tiles=2, k_splits=2, batch_tiles=1, sequences=8, blocks=2, grid=False, stages=2, register_fragments=4
+)
 PLAIN = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
 
 

@@ -263,25 +263,24 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
 
   int stage = 0;
   // Results of a step leave once the next one has begun its product.
-  StoredCells d_gate[GATES] = {};
+  StoredCells d_gate[GATES];
+  bool to_store[CELLS] = {};
   scalar *x_to[PAIRS], *u_to[PAIRS];
   u32 gate_operand[PAIRS];
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    i64 row = sequence[p * PAIR] * row_b + (T - 1) * row_t;
+    i64 row = sequence[p * PAIR] * row_b + T * row_t;  // one step behind the last
     x_to[p] = d_x + row * GI * ROW + element[p * PAIR], u_to[p] = d_u + row * GU * ROW + element[p * PAIR];
   }
   operand_addresses(gate_operand, shared_address(memory), place.rank * UNITS, place);
-  auto store_results = [&](int step) {
+  auto store_results = [&] {
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
-      if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, valid);
-      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, ONLY_OF[j] * ROW, valid);
+      if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, to_store);
+      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, ONLY_OF[j] * ROW, to_store);
     }
-    if (step > 0) {
 #pragma unroll
-      for (int p = 0; p < PAIRS; p++) advance(x_to[p], -x_step), advance(u_to[p], -GU * h_step);
-    }
+    for (int p = 0; p < PAIRS; p++) advance(x_to[p], -x_step), advance(u_to[p], -GU * h_step);
   };
   for (int step = 0; step < steps; step++) {
     const int t = steps - 1 - step;
@@ -303,7 +302,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
         }
       }
     }
-    store_results(step);  // at the first step, into the place of the first results
+    store_results();
     next_inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
 
     float factors[CELLS][FACTORS];
@@ -333,6 +332,8 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
       if (RECURRENT_OF[j] >= 0 && place.has_cells())
         store_operand<GR * UNITS>(d_gate[j], gate_operand, (step & 1) * GATE_BYTES + RECURRENT_OF[j] * UNITS * SEQS * 2);
     }
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) to_store[q] = valid[q];
     copy_wait<STAGES - 2>();
     if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES / SEQS * SEQUENCES);
     __syncthreads();
@@ -340,7 +341,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
-  store_results(steps);
+  store_results();
   float d_first[CELLS];
   recurrent_gradient(d_first, steps - 1, weights, memory, exchange, place);
 #pragma unroll

@@ -287,8 +287,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
     for (int j = 0; j < GI; j++)
       if (place.has_cells()) read_cells(v[j], tile, j, place);
-    load_input(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
     store_results();
+    load_input(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
     reduce_splits<GR>(u, c, sums, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
 
