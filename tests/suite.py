@@ -38,7 +38,8 @@ SIZES = (1, 16, 20, 22, 32, 33, 48, 64, 72, 96, 100, 128, 144, 160, 192, 256, 32
 SIZE_CASES = [Case(B=11, T=9, N=2 if D <= 256 else 1, D=D) for D in SIZES]
 HEADS_CASES = [Case(B=9, T=6, N=N, D=16) for N in (1, 7, 48)]
 LAYOUT_CASES = [Case(B=9, T=33, time_major=True), Case(get_cell("gru"), B=9, T=33, time_major=True)]
-ALL_CASES = [*CELL_CASES, *RESET_CASES, *LENGTH_CASES, *SIZE_CASES, *HEADS_CASES, *LAYOUT_CASES]
+SPREAD_CASES = [Case(B=B, T=9, N=1, D=768) for B in (2, 23, 33)]  # over all clusters of a GPU
+ALL_CASES = [*CELL_CASES, *RESET_CASES, *LENGTH_CASES, *SIZE_CASES, *HEADS_CASES, *LAYOUT_CASES, *SPREAD_CASES]
 
 
 def problem(case: Case, dtype: torch.dtype, device: torch.device) -> Problem:

@@ -8,7 +8,6 @@ estimate for the first guess, and a kernel that spills is excluded in favour of 
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from math import ceil
 
@@ -56,11 +55,12 @@ def tilings(
 def _solutions(*sizes_and_grid) -> Iterator[tuple[tuple[int, ...], Tiling]]:
     problem, objective = pose(*sizes_and_grid)
     for solution in problem.best(objective):
-        tiling = Tiling(**{name: solution[name] for name in _VARIABLES}, grid=sizes_and_grid[-1])
+        values = {"sequences": 8 * solution["batch_tiles"], **solution}
+        tiling = Tiling(**values, grid=sizes_and_grid[-1])
         yield tuple(map(solution.value, objective)), tiling
 
 
-_VARIABLES = [field.name for field in fields(Tiling) if field.name != "grid"]
+_IN_SHARED_MEMORY = ("blocks", "unit_tiles", "k_splits", "batch_tiles", "stages", "register_fragments")
 
 
 def infeasible(
@@ -94,7 +94,11 @@ def pose(
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_splits = p.variable("k_splits", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
-    sequences = p.variable("sequences", range(2, 17, 2), "sequences of a block's batch tiles that are used")
+    sequences = 8 * batch_tiles  # of a group
+    if not grid and len(at_once) > 1:
+        all_of_them, sequences = sequences, p.variable("sequences", range(2, 17, 2), "sequences of a group")
+        spread = {size: _spread(batch, at_once[size] // heads) if size > 1 else 16 for size in at_once}
+        p.add("sequences of a group", sequences == minimum(all_of_them, lookup(blocks, spread)))
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     warps = unit_tiles * k_splits
@@ -106,8 +110,6 @@ def pose(
     p.add("threads", 32 * warps <= gpu.threads_per_block)
     p.add("whole fragments", (blocks * unit_tiles) % k_splits == 0)
     p.add("fragments of R", register_fragments <= fragments)
-    spread = {size: _spread(batch, at_once[size] // heads) if size > 1 and not grid else 16 for size in at_once}
-    p.add("sequences of a group", sequences == minimum(8 * batch_tiles, lookup(blocks, spread)))
     p.add("barriers of unit tiles", (k_splits == 1) | (unit_tiles <= 15))
     if direction == "backward":
         p.add("units per warp", blocks % k_splits == 0)
@@ -122,7 +124,7 @@ def pose(
     )
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * warps <= gpu.registers, unit="registers")
-    layout = (blocks, unit_tiles, k_splits, batch_tiles, sequences, stages, register_fragments)
+    layout = (blocks, unit_tiles, k_splits, batch_tiles, stages, register_fragments)
     shared = _shared_bytes(direction, cell, dtype, grid, *layout)
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
@@ -175,7 +177,7 @@ def register_need(direction: str, cell: Cell, cells: Operand, sums: Operand, pla
 
 def shared_bytes(direction: str, cell: Cell, dtype: torch.dtype, tiling: Tiling) -> int:
     """Dynamic shared memory of a block."""
-    sizes = {name: as_expression(getattr(tiling, name)) for name in _VARIABLES}
+    sizes = {name: as_expression(getattr(tiling, name)) for name in _IN_SHARED_MEMORY}
     return _shared_bytes(direction, cell, dtype, tiling.grid, **sizes).evaluate({})
 
 
@@ -188,7 +190,6 @@ def _shared_bytes(
     unit_tiles: Operand,
     k_splits: Operand,
     batch_tiles: Operand,
-    sequences: Operand,
     stages: Operand,
     register_fragments: Operand,
 ) -> Expression:
