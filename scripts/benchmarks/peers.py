@@ -70,7 +70,7 @@ class PyPIFlashRNN:
 
     wheel: Path
     name: str = "flashrnn_1.0.8"
-    parallel: int = 5  # builds at a time
+    parallel: int = max(1, (os.cpu_count() or 1) * 3 // 4)  # builds at a time
     build_seconds: float = 300
     measure_seconds: float = 120
     command: Sequence[str] = (sys.executable, "-m", "scripts.benchmarks.pypi_flashrnn")

@@ -120,6 +120,14 @@ def test_no_cluster_that_a_small_gpu_cannot_run():
     assert max(sizes) == 8
 
 
+@pytest.mark.parametrize(("batch", "sequences"), [(2, 2), (16, 4), (32, 6), (56, 8)])
+def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
+    """Seven clusters of 16 blocks on an H100."""
+    choice = next(tiling.tilings("forward", get_cell("lstm"), 1, 768, batch, BF16, named_gpu("H100")))
+    assert (choice.blocks, choice.grid, choice.sequences) == (16, False, sequences)
+    assert choice.batches(batch) <= 7
+
+
 def test_no_block_is_idle_if_it_can_be_avoided():
     gpu = named_gpu("H100")
     for direction, D in itertools.product(("forward", "backward"), (64, 192, 384, 512, 768)):
