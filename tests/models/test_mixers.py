@@ -4,9 +4,12 @@ import pytest
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
+from torch.nn import functional as F
 
 import flashrnn
+from models.backbone import SequenceModel
 from models.mixers import AttentionMixer, NNLSTMMixer, RNNMixer
+from models.optim import adamw_cosine
 
 B, T, d, N = 3, 11, 16, 2
 
@@ -143,6 +146,28 @@ def test_nn_lstm_is_the_lstm_of_one_head():
     x = torch.randn(B, T, d, dtype=torch.float64)
     torch.testing.assert_close(ours(x)[0], theirs(x)[0])
     torch.testing.assert_close(in_pieces(theirs, x, None, [2, 1, 8]), theirs(x))
+
+
+def test_nn_lstm_learns_as_the_lstm_of_one_head_does():
+    torch.manual_seed(0)
+    models = [SequenceModel(11, mixer, d_model=d, num_blocks=2).double() for mixer in (NNLSTMMixer, RNNMixer)]
+    theirs, ours = models
+    carried = {name: weight for name, weight in theirs.state_dict().items() if ".lstm." not in name}
+    for index, block in enumerate(theirs.blocks):
+        place, lstm = f"blocks.{index}.mixer", block.mixer.lstm
+        carried[f"{place}.gates.weight"] = lstm.weight_ih_l0
+        carried[f"{place}.recurrence.R"] = lstm.weight_hh_l0.view(4, 1, d, d)
+        carried[f"{place}.recurrence.b"] = lstm.bias_ih_l0.view(4, 1, d)
+    ours.load_state_dict(carried)
+    optimizers = [adamw_cosine(model, total_steps=9, warmup_steps=0)["optimizer"] for model in models]
+    ids = torch.randint(11, (B, T))
+    for _ in range(4):
+        losses = [F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()) for model in models]
+        torch.testing.assert_close(*losses)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
 
 def test_rotary_angles_are_computed_once_for_all_layers():
