@@ -264,7 +264,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   int stage = 0;
   // Results of a step leave once the next one has begun its product.
   StoredCells d_gate[GATES];
-  bool to_store[CELLS] = {};
+  bool to_store[CELLS] = {};  // not before there was a step
   scalar *x_to[PAIRS], *u_to[PAIRS];
   u32 gate_operand[PAIRS];
 #pragma unroll

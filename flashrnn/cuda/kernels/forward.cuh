@@ -249,7 +249,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   // Results of a step leave once the next one has begun its product, which has to wait for nothing but h.
   StoredCells h_now;
   KeptGates gates_now[PAIRS];
-  bool to_store[CELLS] = {};
+  bool to_store[CELLS] = {};  // not before there was a step
   scalar* h_to[PAIRS];
   aux_number* aux_to[PAIRS];
   gate* gates_to[PAIRS];

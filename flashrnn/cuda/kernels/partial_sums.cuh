@@ -2,14 +2,15 @@
 #pragma once
 #include "products.cuh"
 
-// A lane's part of a 16 x 8 tile of partial sums: two units for two sequences.
+// A lane's part of a 16 x 8 tile of partial sums: two units for two sequences. Parts lie in order of sequences, so that
+// those of the sequences that are used lie together.
 constexpr int PART_WORDS = BYTES;
 DEVICE int part_of(int rank, int tile, int n, const Place& place) {
   return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + place.t * 8 + place.g) * PART_WORDS;
 }
 
 // Sends every block its part of c, the sums over this block's gates, which stand in tiles from `first` on. In 16 bits a
-// part is two words, the sums of two units for one sequence each; the upper half of the warp swaps them, so that the
+// part is two words, the sums of two units for one sequence each; half of the lanes swap them, so that the
 // receivers, who want the same word of every lane, read from different banks.
 DEVICE void send_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 inbox, u32 barrier, const Place& place) {
 #pragma unroll

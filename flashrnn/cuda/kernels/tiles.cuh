@@ -23,7 +23,8 @@ constexpr int CELLS = LANE_CELLS / CELL_SPLITS;     // cells whose element-wise 
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // room for the barriers of a cluster's exchange
-static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && LANE_CELLS % CELL_SPLITS == 0 && (CELLS == 1 || CELLS % 2 == 0) && D % 2 == 0 && PADDED >= D);
+static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
+static_assert(LANE_CELLS % CELL_SPLITS == 0 && (CELLS == 1 || CELLS % 2 == 0));
 
 // Bytes from a time step to the next in what has a row for every step. They are arguments of the kernels, because what
 // lies in constant memory is not computed anew in the loop.
