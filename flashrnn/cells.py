@@ -15,6 +15,7 @@ Gi and Gr are the numbers of gates with an input and with a recurrent part.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
@@ -137,6 +138,7 @@ class Cell:
 _RESERVED = ("d_", "new_", "factor")
 _BY_KEY: dict[str, Cell] = {}
 _REGISTRY: dict[str, Cell] = {}
+_BUILT_IN: set[str] = set()
 
 
 def _unique_key(name: str) -> str:
@@ -148,23 +150,38 @@ def _unique_key(name: str) -> str:
 
 
 def register(cell: Cell) -> Cell:
-    """Make `cell` known under its name to configs and `function="..."`; a later cell of that name wins."""
+    """Make `cell` known under its name to configs and `function="..."`; a later cell of that name wins, but for the
+    built-in ones, whose names stay theirs."""
     if not isinstance(cell, Cell):
         raise TypeError(f"register takes a flashrnn.Cell, not {type(cell).__name__}")
+    if cell.name in _BUILT_IN:
+        raise ValueError(f"{cell.name!r} is a built-in cell: give yours another name")
     _REGISTRY[cell.name] = cell
     return cell
 
 
 def get_cell(function: str | Cell) -> Cell:
-    """The cell itself, or the registered cell of that name."""
+    """The cell itself, the registered cell of that name, or what "module.name" imports."""
     if isinstance(function, Cell):
         return function
+    if "." in function:
+        return _imported(function)
     if function not in _REGISTRY:
         raise ValueError(
             f"unknown cell {function!r}; registered cells: {', '.join(registered_cells())}. "
-            "Pass a flashrnn.Cell, or register yours with flashrnn.register(cell) in the same process"
+            "Pass a flashrnn.Cell, name yours as module.name, or register it here by flashrnn.register(cell)"
         )
     return _REGISTRY[function]
+
+
+def _imported(path: str) -> Cell:
+    try:
+        cell = resolve_name(path)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"no cell {path!r}: {error} (modules are looked for where Python was started)") from error
+    if not isinstance(cell, Cell):
+        raise TypeError(f"{path} is of type {type(cell).__name__}, not a flashrnn.Cell")
+    return cell
 
 
 def registered_cells() -> tuple[str, ...]:
@@ -207,3 +224,4 @@ ELMAN = register(Cell("elman", _elman, states=("h",)))
 GRU = register(Cell("gru", _gru, states=("h",), input_gates=("r", "z", "n"), recurrent_gates=("g", "r", "z")))
 LSTM = register(Cell("lstm", _lstm, states=("h", "c"), float16_states=True))
 SLSTM = register(Cell("slstm", _slstm, states=("h", "c", "n", "m"), float16_states=True))
+_BUILT_IN.update(_REGISTRY)

@@ -1,10 +1,11 @@
 """KEY=VALUE and GROUP=OPTION of a command line: checked against the configs, and taken over from a resumed run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from scripts.config import CONFIGS
 
@@ -46,6 +47,22 @@ def check_type(key: str, value: Any, default: Any) -> None:
         raise ValueError(f"{key}={value}: expected a value of type {type(default).__name__}, such as {default}")
 
 
+def _nearest(key: str, config: DictConfig) -> str | None:
+    """The key of the config that `key` is most like, as a whole or in its last part; None if there is none like it."""
+    keys = list(_keys(config))
+    if found := get_close_matches(key, keys, 1, 0.8):
+        return found[0]
+    return next((other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]), None)
+
+
+def _keys(config: DictConfig) -> Iterator[str]:
+    for part in config:
+        yield part
+        node = config._get_node(part)
+        if isinstance(node, DictConfig) and not node._is_none():
+            yield from (f"{part}.{below}" for below in _keys(node))
+
+
 def check_overrides(arguments: list[str], config_name: str = "train") -> None:
     """Raise ValueError for a KEY=VALUE argument whose key the config does not have, or whose value has another type;
     Hydra would not say what it has, and takes text for numbers and flags."""
@@ -69,6 +86,8 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
         for part in key.split("."):
             if not OmegaConf.is_config(node) or part not in list(node):  # `in` misses keys that are ???
                 allowed = ", ".join(map(str, node)) if OmegaConf.is_config(node) else "no keys"
+                if nearest := _nearest(key, config):
+                    raise ValueError(f"unknown config key {key!r}: did you mean {nearest}? {above} has {allowed}")
                 raise ValueError(f"unknown config key {key!r}: {above} has {allowed} (+{key}=... adds a key)")
             node, above = node._get_node(part), part
         default = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()

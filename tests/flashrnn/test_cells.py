@@ -117,6 +117,22 @@ def test_registered_cell_is_known_by_name_and_a_later_one_wins():
     assert get_cell("mine") is second
 
 
+@pytest.mark.usefixtures("_registry")
+def test_names_of_built_in_cells_stay_theirs():
+    with pytest.raises(ValueError, match="'lstm' is a built-in cell: give yours another name"):
+        register(Cell("lstm", lambda f, h: f + h, states=("h",)))
+
+
+def test_a_dotted_name_is_imported():
+    assert get_cell("flashrnn.cells.GRU") is get_cell("gru")
+    with pytest.raises(ValueError, match=r"no cell 'flashrnn\.cells\.GURU': .*GURU"):
+        get_cell("flashrnn.cells.GURU")
+    with pytest.raises(ValueError, match=r"no cell 'no_module\.CELL': No module named 'no_module'"):
+        get_cell("no_module.CELL")
+    with pytest.raises(TypeError, match=r"flashrnn\.cells\.get_cell is of type function, not a flashrnn\.Cell"):
+        get_cell("flashrnn.cells.get_cell")
+
+
 def test_register_takes_cells_alone():
     with pytest.raises(TypeError, match=r"register takes a flashrnn.Cell, not function"):
         register(step)

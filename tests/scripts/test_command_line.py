@@ -60,6 +60,8 @@ def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
     [
         ("scripts.train", ["model=lsmt"], "Could not find 'model/lsmt'"),
         ("scripts.train", ["optim.learning_rate=1"], "unknown config key 'optim.learning_rate': optim has _target_,"),
+        ("scripts.train", ["trainer.max_step=1"], "'trainer.max_step': did you mean trainer.max_steps? trainer has"),
+        ("scripts.train", ["lr=1e-3"], "unknown config key 'lr': did you mean optim.lr? the config has name,"),
         ("scripts.train", ["data.min_length=50"], "error: min_length=50, max_length=40"),
         ("scripts.evaluate", ["ckpt=nowhere"], "error: there is no checkpoint at nowhere"),
     ],
