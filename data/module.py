@@ -1,5 +1,6 @@
 """What all DataModules share: loaders whose place in the training data goes into the checkpoint."""
 
+import signal
 import warnings
 from typing import Any
 
@@ -19,6 +20,12 @@ def check_at_least(least: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
+
+
+def outlive_sigterm(worker: int) -> None:
+    """Let the first SIGTERM of a process that loads data pass: SLURM sends one to all processes of a run, and training
+    needs batches to end its step. The next one ends the process: it comes from PyTorch, which cleans up."""
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
 class ResumableDataModule(L.LightningDataModule):
@@ -71,6 +78,7 @@ class ResumableDataModule(L.LightningDataModule):
             sampler=batches,
             batch_size=None,
             num_workers=self.num_workers,
+            worker_init_fn=outlive_sigterm,
             pin_memory=torch.cuda.is_available(),
         )
 

@@ -1,8 +1,11 @@
 """What a run reports and leaves behind while it trains."""
 
+import os
 import shutil
+import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 
 from data.text import Text
@@ -21,9 +25,55 @@ from scripts.peaks import PEAK_FLOPS, peak_flops
 PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, how often
 
 
+class Preemption(Callback):
+    """SIGTERM ends training after the step under way, whose state RunRecord saves, in all processes of the run alike.
+
+    Lightning 2.6 has a flag for the signal, at which its loops raise SIGTERMException. Left to itself it sets the flag
+    at once, also between accumulated batches, where no run can go on; it tells the other processes by a collective in
+    the signal's handler, in the midst of theirs, and all wait for ever; and it asks for the signal in every batch, so
+    that a GPU waits for the answer. So here the flag is set where a step ends; several processes agree on it in steps
+    that are logged, for which GPUs wait anyway.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._received = False
+        trainer._signal_connector._sigterm_notifier_fn = partial(self._on_sigterm, trainer)
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+
+    def _on_sigterm(self, trainer: Trainer, number: int, _: Any) -> None:
+        self._received = True
+        if trainer.state.fn == "fit":
+            return
+        if trainer.strategy.launcher is not None:  # under torchrun and SLURM others start the processes, and end them
+            trainer.strategy.launcher.kill(number)
+        signal.signal(number, signal.SIG_DFL)  # at once: outside of training there is nothing to save
+        os.kill(os.getpid(), number)
+
+    def _received_by_any(self, trainer: Trainer) -> bool:
+        return trainer.strategy.reduce_boolean_decision(self._received, all=False)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == self._step:  # the batch is accumulated
+            return
+        self._step = trainer.global_step
+        if trainer.world_size == 1 or self._step % trainer.log_every_n_steps == 0:
+            trainer._signal_connector.received_sigterm = self._received_by_any(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._received_by_any(trainer):  # after the last step that was asked
+            raise SIGTERMException
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, SIGTERMException) and trainer.local_rank == 0:
+            exception.code = 128 + signal.SIGTERM  # of the others 0: Lightning kills a run of which one fails
+
+
 class RunRecord(Callback):
     """Puts the config into the run's folder, checkpoints and loggers, a tokenizer into the folder, and saves the state
-    after the last step."""
+    after the last step, be it by SIGTERM."""
 
     def __init__(self, config: DictConfig) -> None:
         self.config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
@@ -46,7 +96,8 @@ class RunRecord(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         every = self.config["checkpoint"]["every_n_train_steps"]
-        if trainer.global_step == trainer.max_steps and trainer.global_step % every:
+        ends = trainer.global_step == trainer.max_steps or trainer.received_sigterm
+        if ends and trainer.global_step % every:
             trainer.save_checkpoint(self.last)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -55,7 +106,8 @@ class RunRecord(Callback):
             advice = f"ckpt_path={run} goes on from its checkpoint"
             if step == trainer.max_steps:  # nothing is left to train
                 advice = f"python -m scripts.evaluate ckpt={run} evaluates it"
-            print(f"stopped at step {step}; {advice}", file=sys.stderr)
+            cause = "by SIGTERM " if isinstance(exception, SIGTERMException) else ""
+            print(f"stopped {cause}at step {step}; {advice}", file=sys.stderr)
 
 
 class DataWait(Profiler):

@@ -1,5 +1,7 @@
 """Configs that compose and still cannot work, told before anything slow begins."""
 
+import os
+import sys
 from typing import Any, get_args, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,6 +20,7 @@ def check_trainer(trainer: DictConfig) -> None:
             f"trainer.accelerator={accelerator}: PyTorch sees no GPU (python -m flashrnn doctor shows why); "
             "trainer=single takes what there is"
         )
+    check_devices(trainer.devices, on_cpu=accelerator == "cpu" or not torch.accelerator.is_available())
     if trainer.val_check_interval <= 0:
         raise ValueError(f"val_every makes {trainer.val_check_interval} batches between validations: set at least 1")
     if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:
@@ -30,6 +33,24 @@ def check_trainer(trainer: DictConfig) -> None:
             f"trainer.precision={precision}: {torch.cuda.get_device_name()} has no bfloat16; "
             "expected 16-mixed or 32-true there"
         )
+
+
+def check_devices(devices: Any, on_cpu: bool) -> None:
+    """Raise for more GPUs than there are, which Lightning would after reading the data; warn of too few CPU cores."""
+    import torch
+    from lightning.pytorch.utilities import rank_zero_only
+
+    there = len(os.sched_getaffinity(0)) if on_cpu else torch.accelerator.device_count()
+    if not isinstance(devices, int) or devices <= there:  # Lightning's other ways to say it, such as auto
+        return
+    if on_cpu:
+        text = f"warning: trainer.devices={devices} processes share {there} CPU cores: more than {there} are no faster"
+        rank_zero_only(print)(text, file=sys.stderr)
+        return
+    raise ValueError(
+        f"trainer.devices={devices}, but PyTorch sees {there} GPU(s) here (CUDA_VISIBLE_DEVICES may hide some): "
+        f"set trainer.devices={there} or less (it counts per node); with global_batch_size set, the steps stay the same"
+    )
 
 
 def check_nulls(name: str, section: DictConfig) -> None:

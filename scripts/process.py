@@ -2,17 +2,12 @@
 
 import logging
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
-
-if TYPE_CHECKING:
-    from lightning import Trainer
 
 
 def prepare_process(threads: int | None) -> None:
@@ -28,31 +23,6 @@ def prepare_process(threads: int | None) -> None:
     warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run has a folder of its own
     warnings.filterwarnings("ignore", message=".*does not have many workers")  # our batches cost next to nothing
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
-
-
-def end_together(trainer: "Trainer") -> None:
-    """SIGTERM ends all processes of a run at once, as if they had been killed: `ckpt_path=last` goes on.
-
-    Lightning 2.6 tells the others by a collective in the signal's handler, in the midst of theirs, and all wait for
-    ever; and it asks for the signal in every batch, where a GPU waits for the answer. A job that SLURM requeues is left
-    to Lightning, which saves a checkpoint at another signal and lets SIGTERM pass.
-    """
-    from lightning.fabric.plugins.environments import SLURMEnvironment
-
-    if trainer.world_size == 1:
-        return
-    environment, launcher = trainer._accelerator_connector.cluster_environment, trainer.strategy.launcher
-    requeued = isinstance(environment, SLURMEnvironment) and environment.auto_requeue
-
-    def end(number: int, _) -> None:
-        if not requeued:
-            if launcher is not None:  # under torchrun and SLURM others start the processes, and end them
-                launcher.kill(number)
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    trainer._signal_connector._sigterm_notifier_fn = end
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from scripts.checks import check_buildable, check_trainer
 from scripts.config import CONFIGS
 from scripts.overrides import check_overrides, overrides_of_run
-from scripts.process import end_together, one_line_errors, prepare_process
+from scripts.process import one_line_errors, prepare_process
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer
@@ -40,20 +40,19 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     from scripts import callbacks, checkpoint
 
     data_wait = callbacks.DataWait()
-    hooks = [instantiate(config.checkpoint), callbacks.RunRecord(config), callbacks.StepStatistics(data_wait)]
+    ends = [callbacks.Preemption(), callbacks.RunRecord(config)]  # the first says that the second has to save
+    hooks = [instantiate(config.checkpoint), *ends, callbacks.StepStatistics(data_wait)]
     if samples:
         hooks.append(callbacks.TextSamples(config.run_dir))
     if config.trainer.enable_progress_bar:
         hooks.append(TQDMProgressBar(refresh_rate=10))
-    trainer = instantiate(
+    return instantiate(
         config.trainer,
         logger=instantiate(config.logger) or False,
         callbacks=hooks,
         plugins=[checkpoint.AtomicCheckpointIO()],
         profiler=data_wait,
     )
-    end_together(trainer)
-    return trainer
 
 
 def train(config: DictConfig) -> dict:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.mixers import RNNMixer
 from scripts.benchmarks.language_model import data_parallel_options
-from scripts.checks import check_buildable
+from scripts.checks import check_buildable, check_trainer
 from scripts.config import CONFIGS, accumulate
 from scripts.process import one_line_errors
 from tests.scripts.conftest import config
@@ -103,6 +103,31 @@ def test_accumulate(arguments, expected):
 def test_accumulate_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         accumulate(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        (["trainer=h100_8"], r"^trainer\.devices=8, but PyTorch sees 2 GPU.*: set trainer\.devices=2 or less"),
+        (["trainer=single", "trainer.devices=3"], r"^trainer\.devices=3, but PyTorch sees 2 GPU"),
+    ],
+)
+def test_more_gpus_than_there_are(monkeypatch, trainer, message):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
+    with pytest.raises(ValueError, match=message):
+        check_trainer(config(*trainer, "run_dir=.").trainer)
+    for devices in (2, -1, "auto"):
+        check_trainer(config("trainer=single", f"trainer.devices={devices}", "run_dir=.").trainer)
+
+
+def test_more_processes_than_cores(monkeypatch, capsys):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    check_trainer(config("trainer=cpu", "trainer.devices=2", "run_dir=.").trainer)
+    assert not capsys.readouterr().err
+    check_trainer(config("trainer=cpu", "trainer.devices=4", "run_dir=.").trainer)
+    expected = "warning: trainer.devices=4 processes share 2 CPU cores: more than 2 are no faster\n"
+    assert capsys.readouterr().err == expected
 
 
 class MixerThatWantsNumbers(RNNMixer):

@@ -1,4 +1,4 @@
-"""What a run survives: kill -9, cut-off and unwritable checkpoints, a loss gone wrong, data workers that die."""
+"""What a run survives: kill -9, SIGTERM, cut-off and unwritable checkpoints, a wrong loss, data workers that die."""
 
 import os
 import resource
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,53 +24,82 @@ from tests.scripts.test_train import losses
 CONTENT = {"config": {}, "state_dict": {"w": torch.arange(1000.0)}}
 
 
+@contextmanager
+def endless_run(folder, *arguments):
+    """A run of `arguments` without an end, started; what is left of it in the end is killed."""
+    endless = [*TINY["parity"], *SHORT, "trainer.max_steps=1000000", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "scripts.train", *endless]
+    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, cwd=folder, env=environment, **options) as process:
+        try:
+            yield process
+        finally:
+            if _of_group(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(process, folder, file):
+    """The folder of the run, as soon as it has this file."""
+    deadline = time.monotonic() + 120
+    while not (found := list(folder.glob(f"outputs/parity/*/{file}"))):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return Path(str(found[0]).removesuffix(file))
+
+
 def test_kill_9_and_go_on_as_if_nothing_had_been(tiny_config, tmp_path):
     """`ckpt_path=last` alone goes on with the command of the killed run: the losses of a run in one piece, bitwise."""
-    endless = ["trainer.max_steps=1000000", "trainer.deterministic=true"]
-    command = [sys.executable, "-m", "scripts.train", "experiment=parity", *TINY["parity"], *SHORT, *endless]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as killed:
-        deadline = time.monotonic() + 120
-        while not (found := list(tmp_path.glob(f"outputs/parity/*/checkpoints/{LAST}"))):
-            assert killed.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    with endless_run(tmp_path, "experiment=parity", "trainer.deterministic=true") as killed:
+        killed_run = wait_for(killed, tmp_path, f"checkpoints/{LAST}")
         os.killpg(killed.pid, signal.SIGKILL)
-    killed_run = found[0].parents[1]
     step = checkpoint.load(checkpoint.find(str(killed_run)))["global_step"]
     assert set(range(step - 1)) <= losses(killed_run).keys()  # that of the last step may have been on its way
-    steps = f"trainer.max_steps={step + 6}"
+    goes_on_as_in_one_piece(step, tiny_config, tmp_path)
 
-    resumed = run("scripts.train", "ckpt_path=last", steps, "optim.total_steps=1000000", folder=tmp_path)
+
+def goes_on_as_in_one_piece(step, tiny_config, folder, *arguments):
+    """`ckpt_path=last` goes on at this step, with the losses of a run in one piece, bitwise."""
+    steps = [f"trainer.max_steps={step + 6}", "optim.total_steps=1000000"]
+    resumed = run("scripts.train", "ckpt_path=last", *steps, folder=folder)
     assert resumed.returncode == 0, resumed.stderr
-    (folder,) = {path.parent for path in tmp_path.glob("outputs/parity/*/eval.json")}
-    whole = tiny_config("parity", steps, "optim.total_steps=1000000", "trainer.deterministic=true", run="whole")
+    (resumed_run,) = {path.parent for path in folder.glob("outputs/parity/*/eval.json")}
+    whole = tiny_config("parity", *steps, "trainer.deterministic=true", *arguments, run="whole")
     train(whole)
     expected = {number: loss for number, loss in losses(Path(whole.run_dir)).items() if number >= step}
     assert len(expected) == 6
-    assert losses(folder) == expected
+    assert losses(resumed_run) == expected
 
 
-def test_sigterm_ends_all_processes(tmp_path):
-    endless = ["trainer.max_steps=1000000", "trainer=h100_8", "trainer.devices=2", "trainer.precision=32-true"]
-    command = [sys.executable, "-m", "scripts.train", *TINY["parity"], *SHORT, *endless, "data.batch_size=2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as ended:
-        try:
-            deadline = time.monotonic() + 120
-            while not list(tmp_path.glob(f"outputs/parity/*/checkpoints/{LAST}")):
-                assert ended.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            ended.terminate()
-            assert ended.wait(timeout=60) == -signal.SIGTERM
-            deadline = time.monotonic() + 60
-            while _of_group(ended.pid):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-        finally:
-            if _of_group(ended.pid):
-                os.killpg(ended.pid, signal.SIGKILL)
+def test_sigterm_saves_the_step_under_way(tiny_config, tmp_path):
+    """Sent to data workers too, as SLURM does, long before a validation, in the midst of accumulated batches."""
+    arguments = ["global_batch_size=20", "data.num_workers=1", "val_every=1000000"]
+    with endless_run(tmp_path, "trainer.deterministic=true", *arguments) as ended:
+        ended_run = wait_for(ended, tmp_path, "metrics.csv")
+        os.killpg(ended.pid, signal.SIGTERM)
+        assert ended.wait(timeout=60) == 128 + signal.SIGTERM
+        message = ended.stderr.read()
+    step = checkpoint.load(checkpoint.find(str(ended_run)))["global_step"]
+    assert list(losses(ended_run)) == list(range(step))
+    assert f"stopped by SIGTERM at step {step}; ckpt_path={ended_run} goes on" in message
+    assert "Traceback" not in message
+    goes_on_as_in_one_piece(step, tiny_config, tmp_path, *arguments)
+
+
+@pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
+def test_sigterm_ends_all_processes(strategy, tmp_path):
+    """They agree on the step, one that is logged, and save it."""
+    two = [strategy, "trainer.devices=2", "trainer.precision=32-true", "data.batch_size=2"]
+    with endless_run(tmp_path, *two, "val_every=1000000", "trainer.log_every_n_steps=7") as ended:
+        ended_run = wait_for(ended, tmp_path, "metrics.csv")
+        ended.terminate()
+        assert ended.wait(timeout=60) == 128 + signal.SIGTERM
+        deadline = time.monotonic() + 60
+        while _of_group(ended.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert checkpoint.load(checkpoint.find(str(ended_run)))["global_step"] % 7 == 0
 
 
 def _of_group(leader: int) -> bool:
