@@ -101,13 +101,16 @@ class RunRecord(Callback):
             trainer.save_checkpoint(self.last)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if trainer.is_global_zero and self.last.exists():
-            run, step = self.config["run_dir"], trainer.global_step
-            advice = f"ckpt_path={run} goes on from its checkpoint"
-            if step == trainer.max_steps:  # nothing is left to train
-                advice = f"python -m scripts.evaluate ckpt={run} evaluates it"
-            cause = "by SIGTERM " if isinstance(exception, SIGTERMException) else ""
-            print(f"stopped {cause}at step {step}; {advice}", file=sys.stderr)
+        run, step = self.config["run_dir"], trainer.global_step
+        if not trainer.is_global_zero or not step:
+            return
+        advice = f"ckpt_path={run} goes on from its checkpoint"
+        if not self.last.exists():
+            advice = f"no checkpoint yet, there is one every val_every={self.config['val_every']} steps"
+        elif step == trainer.max_steps:  # nothing is left to train
+            advice = f"python -m scripts.evaluate ckpt={run} evaluates it"
+        cause = "by SIGTERM " if isinstance(exception, SIGTERMException) else ""
+        print(f"stopped {cause}at step {step}; {advice}", file=sys.stderr)
 
 
 class DataWait(Profiler):
