@@ -1,7 +1,8 @@
-"""What a forward step of an LSTM takes at least on an H100, from probes that did nothing else.
+"""What a bare forward step of an LSTM takes on an H100, from probes that did nothing else.
 
 One multiprocessor alone: ldmatrix, four products one after the other, the element-wise step and a barrier. A cluster:
-handing h to all of its blocks by plain stores and a full barrier, without which kernels can be under this. Any: reading x and writing h, at the bandwidth of the data sheet.
+handing h to all of its blocks, by plain stores and a full barrier; kernels that do without can be under this. Any:
+reading x and writing h, at the bandwidth of the data sheet.
 """
 
 from scripts.benchmarks.cases import Case
