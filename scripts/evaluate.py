@@ -97,6 +97,8 @@ if __name__ == "__main__":
     if {"-h", "--help"} & arguments.keys():
         print(__doc__)
         sys.exit()
+    if bare := next((argument for argument in sys.argv[1:] if "=" not in argument), None):
+        sys.exit(f"error: {bare!r} is not KEY=VALUE: a run or a checkpoint is given as ckpt={bare}")
     if "ckpt" not in arguments:
         sys.exit(f"error: ckpt=PATH is missing\n\n{__doc__}")
     with one_line_errors():

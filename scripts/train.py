@@ -67,6 +67,8 @@ def train(config: DictConfig) -> dict:
     from scripts.evaluate import evaluate
 
     prepare_process(config.threads)
+    if not 0 <= config.seed < 2**32:
+        raise ValueError(f"seed={config.seed}: expected a number from 0 to {2**32 - 1}")
     check_trainer(config.trainer)
     check_buildable(config)
     resume = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name)

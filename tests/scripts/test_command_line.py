@@ -63,6 +63,12 @@ def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
         ("scripts.train", ["trainer.max_step=1"], "'trainer.max_step': did you mean trainer.max_steps? trainer has"),
         ("scripts.train", ["lr=1e-3"], "unknown config key 'lr': did you mean optim.lr? the config has name,"),
         ("scripts.train", ["data.min_length=50"], "error: min_length=50, max_length=40"),
+        ("scripts.train", ["seed=-1"], "error: seed=-1: expected a number from 0 to 4294967295"),
+        (
+            "scripts.evaluate",
+            ["outputs/a"],
+            "error: 'outputs/a' is not KEY=VALUE: a run or a checkpoint is given as ckpt=",
+        ),
         ("scripts.evaluate", ["ckpt=nowhere"], "error: there is no checkpoint at nowhere"),
     ],
 )
