@@ -87,7 +87,6 @@ class SequenceModel(nn.Module):
             elif isinstance(module, nn.LSTM):  # as RNNMixer begins with the same cell
                 nn.init.normal_(module.weight_ih_l0, std=std)
                 nn.init.zeros_(module.bias_ih_l0)
-                nn.init.zeros_(module.bias_hh_l0)
         nn.init.normal_(self.embedding.weight, std=std if embedding_std is None else embedding_std)
         for block in self.blocks:
             if hasattr(block.mixer, "init_weights"):

@@ -7,6 +7,11 @@ from typing import Any, get_args, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed}: expected a number from 0 to {2**32 - 1}")
+
+
 def check_trainer(trainer: DictConfig) -> None:
     """Raise for what Lightning takes and does badly: float16 on a CPU, bfloat16 that a GPU emulates, its old FSDP; and
     for what it refuses without naming a key of ours."""

@@ -14,7 +14,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from scripts.checks import check_buildable, check_trainer
+from scripts.checks import check_buildable, check_seed, check_trainer
 from scripts.config import CONFIGS
 from scripts.overrides import check_overrides, overrides_of_run
 from scripts.process import one_line_errors, prepare_process
@@ -67,8 +67,7 @@ def train(config: DictConfig) -> dict:
     from scripts.evaluate import evaluate
 
     prepare_process(config.threads)
-    if not 0 <= config.seed < 2**32:
-        raise ValueError(f"seed={config.seed}: expected a number from 0 to {2**32 - 1}")
+    check_seed(config.seed)
     check_trainer(config.trainer)
     check_buildable(config)
     resume = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name)

@@ -96,9 +96,10 @@ def pose(
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
     sequences = 8 * batch_tiles  # of a group
     if not grid and len(at_once) > 1:
-        all_of_them, sequences = sequences, p.variable("sequences", range(2, 17, 2), "sequences of a group")
         spread = {size: _spread(batch, at_once[size] // heads) if size > 1 else 16 for size in at_once}
-        p.add("sequences of a group", sequences == minimum(all_of_them, lookup(blocks, spread)))
+        fewer = minimum(sequences, lookup(blocks, spread))
+        sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
+        p.add("sequences of a group", sequences == fewer)
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     warps = unit_tiles * k_splits

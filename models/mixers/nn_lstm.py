@@ -22,7 +22,7 @@ class NNLSTMMixer(nn.Module):
         if num_heads != 1:
             raise ValueError(f"num_heads={num_heads}: torch.nn.LSTM has one head; model=lstm takes any number")
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
-        self.lstm.bias_hh_l0.requires_grad_(False)  # of two biases the sum would learn twice as fast as one
+        nn.init.zeros_(self.lstm.bias_hh_l0).requires_grad_(False)  # of two biases the sum would learn twice as fast
         self.norm_weight = nn.Parameter(torch.ones(d_model))
 
     def forward(

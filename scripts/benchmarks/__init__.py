@@ -2,4 +2,5 @@
 
 from pathlib import Path
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+ROOT = Path(__file__).parents[2]  # of the checkout, in which `python -m scripts...` runs
+RESULTS = ROOT / "docs" / "results"

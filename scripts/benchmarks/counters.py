@@ -6,11 +6,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
+from scripts.benchmarks import ROOT
 from scripts.benchmarks.cases import FORWARD, TRAINING, Case
 
-ROOT = Path(__file__).parents[2]
 COUNTERS = {"dram__bytes.sum": "memory_bytes", "lts__t_bytes.sum": "l2_bytes"}
 
 
@@ -19,10 +18,10 @@ def rows(cases: Sequence[Case]) -> Iterator[dict]:
     and of one with a backward pass. The caches are empty before each kernel."""
     for case in cases:
         for mode in (FORWARD, TRAINING):
-            yield vars(case) | {"mode": mode, "kernels": list(_count(case, mode))}
+            yield vars(case) | {"mode": mode, "kernels": _count(case, mode)}
 
 
-def _count(case: Case, mode: str) -> Iterator[dict]:
+def _count(case: Case, mode: str) -> list[dict]:
     ncu = shutil.which("ncu")
     if ncu is None:
         raise ValueError("the counters are read by ncu (NVIDIA Nsight Compute), which is not on the PATH")
@@ -32,7 +31,7 @@ def _count(case: Case, mode: str) -> Iterator[dict]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"ncu failed for {case.name}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-    yield from parse(done.stdout.splitlines())
+    return list(parse(done.stdout.splitlines()))
 
 
 def parse(lines: Iterable[str]) -> Iterator[dict]:
@@ -46,16 +45,13 @@ def parse(lines: Iterable[str]) -> Iterator[dict]:
 def main() -> None:
     import torch
 
-    from flashrnn.op import recurrence
-    from scripts.benchmarks.ours import BACKEND
+    from scripts.benchmarks.ours import BACKEND, results
     from scripts.benchmarks.timing import random_inputs
 
     case, mode = Case(**json.loads(sys.argv[1])), sys.argv[2]
     inputs = random_inputs(case.shapes(), getattr(torch, case.dtype))
-    with torch.set_grad_enabled(mode == TRAINING):
-        h = recurrence(*inputs, None, case.function, BACKEND).h
-    if mode == TRAINING:
-        torch.autograd.grad(h, inputs, torch.randn_like(h))
+    d_h = torch.randn(case.B, case.T, case.N, case.D, device="cuda")
+    results(case, mode, inputs, d_h, BACKEND)
     torch.cuda.synchronize()
 
 

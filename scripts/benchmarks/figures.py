@@ -71,7 +71,7 @@ def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
 
 
 def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
-    """What a step takes at least, and the share of it in our time."""
+    """What a bare step takes, and the share of it in our time."""
     least = sorted((getattr(job.case, field), floors.forward_floor(job.case), job) for job in jobs)
     ax.plot([x for x, *_ in least], [us for _, us, _ in least], "k--", label="bare step, and its share of our time")
     for x, us, job in least:

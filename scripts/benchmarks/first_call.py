@@ -6,12 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from scripts.benchmarks import ROOT
 from scripts.benchmarks.cases import Case
-
-ROOT = Path(__file__).parents[2]
 
 
 def rows(cases: list[Case], rounds: int) -> Iterator[dict]:

@@ -44,11 +44,11 @@ def check(job: Job, backend: str, device: str) -> dict[str, float]:
     dtype = getattr(torch, case.dtype)
     inputs = random_inputs(case.shapes(), dtype, device)
     d_h = torch.randn(case.B, case.T, case.N, case.D, device=device).to(dtype)
-    exact = _results(case, job.mode, [x.detach().double().requires_grad_() for x in inputs], d_h, "vanilla")
-    rounded = _results(case, job.mode, inputs, d_h, "vanilla")
+    exact = results(case, job.mode, [x.detach().double().requires_grad_() for x in inputs], d_h, "vanilla")
+    rounded = results(case, job.mode, inputs, d_h, "vanilla")
     errors = {
         name: relative_error(result, exact[name])
-        for name, result in _results(case, job.mode, inputs, d_h, backend).items()
+        for name, result in results(case, job.mode, inputs, d_h, backend).items()
     }
     bounds = {name: max(BOUNDS[dtype], 3 * relative_error(rounded[name], exact[name])) for name in errors}
     if not all(errors[name] <= bounds[name] for name in errors):  # nan is wrong too
@@ -57,7 +57,8 @@ def check(job: Job, backend: str, device: str) -> dict[str, float]:
     return {name: float(f"{error:.2e}") for name, error in errors.items()}
 
 
-def _results(case: Case, mode: str, inputs: Sequence[Tensor], d_h: Tensor, backend: str) -> dict[str, Tensor]:
+def results(case: Case, mode: str, inputs: Sequence[Tensor], d_h: Tensor, backend: str) -> dict[str, Tensor]:
+    """h, and in TRAINING the gradients of the inputs."""
     if mode != TRAINING:
         with torch.no_grad():
             return {"h": recurrence(*inputs, None, case.function, backend).h}

@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashrnn import get_cell
+from scripts.benchmarks import ROOT
 from scripts.benchmarks.cases import TRAINING, Case, Job
 from scripts.benchmarks.timing import Effort, measure
 from scripts.benchmarks.worker import Worker
 
-ROOT = Path(__file__).parents[2]
 CUDNN = {"lstm": nn.LSTM, "gru": nn.GRU, "elman": nn.RNN}
 
 

@@ -140,8 +140,11 @@ class KernelResults:
 
 def split(row: dict) -> tuple[Job, str]:
     """What a row is about: the job and the implementation."""
-    case = Case(*(row[field] for field in Case.__dataclass_fields__))
-    return Job(case, row["mode"]), row["implementation"]
+    return Job(case_of(row), row["mode"]), row["implementation"]
+
+
+def case_of(row: dict) -> Case:
+    return Case(*(row[field] for field in Case.__dataclass_fields__))
 
 
 def by_job(rows: list[dict]) -> dict[Job, dict[str, dict]]:

@@ -15,11 +15,10 @@ import torch
 import yaml
 
 from flashrnn.files import replacing
-from scripts.benchmarks import RESULTS
+from scripts.benchmarks import RESULTS, ROOT
 from scripts.benchmarks.results import device_slug, provenance
 from scripts.reproduction import ENTRIES
 
-ROOT = Path(__file__).parents[2]
 Table = list[list[str]]  # the header, then rows
 
 

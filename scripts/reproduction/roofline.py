@@ -6,7 +6,7 @@ from pathlib import Path
 from flashrnn import get_cell
 from scripts.benchmarks.cases import FORWARD, Case
 from scripts.benchmarks.ours import NAME as OURS
-from scripts.benchmarks.results import by_job, device_slug
+from scripts.benchmarks.results import by_job, case_of, device_slug
 from scripts.benchmarks.table import times
 from scripts.peaks import peak_bandwidth, peak_flops
 from scripts.reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
@@ -50,7 +50,7 @@ def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
 def _counted(contents: list[dict]) -> dict[Case, int]:
     """Bytes from and to memory of our forward passes, where the GPU's counters were read."""
     return {
-        Case(*(row[field] for field in Case.__dataclass_fields__)): sum(k["memory_bytes"] for k in row["kernels"])
+        case_of(row): sum(kernel["memory_bytes"] for kernel in row["kernels"])
         for content in contents
         if "suite" not in content
         for row in content["rows"]

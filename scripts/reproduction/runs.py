@@ -15,9 +15,10 @@ from queue import SimpleQueue
 import yaml
 from tqdm import tqdm
 
+from scripts.benchmarks import ROOT
 from scripts.benchmarks.results import device_slug, slug
 from scripts.checkpoint import LAST
-from scripts.reproduction.result import ROOT, Options
+from scripts.reproduction.result import Options
 
 OUTPUTS = ROOT / "outputs" / "reproduce"
 LOG = "log.txt"
