@@ -210,11 +210,12 @@ def _lstm(i, f, z, o, h, c):
 
 def _slstm(i, f, z, o, h, c, n, m):
     """xLSTM (arXiv 2405.04517), eq. 8-17 with exponential input gate; m keeps the exponentials in range."""
-    log_f = logsigmoid(f)
-    first = n == 0  # n is 0 only before the first step, where c and n are forgotten whatever f is
-    old_m = log_f + m
-    new_m = torch.where(first | (i > old_m), i, old_m)
-    i, f = torch.exp(i - new_m), torch.exp(torch.where(first, 0.0, old_m - new_m))
+    old_m = logsigmoid(f) + m
+    rise = i - old_m
+    larger = (n == 0) | (rise > 0)  # n is 0 only before the first step, where i is all there is
+    new_m = torch.where(larger, i, old_m)
+    smaller = torch.exp(-torch.abs(rise))  # of exp(i - new_m) and exp(old_m - new_m), one is 1
+    i, f = torch.where(larger, 1.0, smaller), torch.where(larger, smaller, 1.0)
     c = f * c + i * torch.tanh(z)
     n = torch.clamp(f * n + i, min=1)
     return torch.sigmoid(o) * c / n, c, n, new_m

@@ -233,13 +233,15 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   int sequence[CELLS];
   i64 element[CELLS];  // where the lane's cells stand in [.., B, N, D]
   float d_state[STATES][CELLS], d_b[GATES][CELLS] = {};
+  float first_h[CELLS];   // before the first step
   bool keep_next[CELLS];  // d_h of step t + 1 reaches step t
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     sequence[q] = place.sequence0 + place.sequence(q);
-    valid[q] = place.has_cells() && place.unit(q) < D && sequence[q] < place.end;
+    valid[q] = place.has_cells() && place.unit(q) < D && place.sequence(q) < place.sequences;
     keep_next[q] = true;
     element[q] = place.head * D + place.unit(q);
+    first_h[q] = USES_H && valid[q] ? initial[sequence[q] * ROW + element[q]] : 0;
 #pragma unroll
     for (int i = 0; i < STATES; i++)
       d_state[i][q] = valid[q] && d_last ? d_last[(i * B + sequence[q]) * ROW + element[q]] : 0;
@@ -296,10 +298,8 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
         read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, place);
       if constexpr (USES_H) {
         read_cells(old[0], rows, 1, place);
-        if (t == 0) {
 #pragma unroll
-          for (int q = 0; q < CELLS; q++) old[0][q] = valid[q] ? initial[sequence[q] * ROW + element[q]] : 0;
-        }
+        for (int q = 0; q < CELLS; q++) old[0][q] = t == 0 ? first_h[q] : old[0][q];  // a branch would split the loop
       }
     }
     store_results();

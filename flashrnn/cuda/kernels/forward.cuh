@@ -124,7 +124,7 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 DEVICE void place_initial(char* state, const float* initial, const Place& place) {
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = unit_at(i % PADDED, place), n = i / PADDED;
-    bool inside = k < D && place.sequence0 + n < place.end;
+    bool inside = k < D && n < place.sequences;
     PairOf<float> pair{inside ? initial[(place.sequence0 + n) * ROW + place.head * D + k] : 0, 0};
     for (int plane = 0; plane < PLANES; plane++) {
       char* to = state + plane * PLANE_BYTES + operand_offset(i % PADDED, n) * 2;
@@ -220,7 +220,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     sequence[q] = place.sequence0 + place.sequence(q);
-    valid[q] = place.has_cells() && place.unit(q) < D && sequence[q] < place.end;
+    valid[q] = place.has_cells() && place.unit(q) < D && place.sequence(q) < place.sequences;
     element[q] = place.head * D + place.unit(q);
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i][q] = valid[q] ? initial[(i * B + sequence[q]) * ROW + element[q]] : 0;

@@ -35,18 +35,18 @@ struct Steps {
 // Where a thread stands.
 struct Place {
   int warp, lane, g, t, unit_tile, split, tile_thread;
-  int rank;       // block in its group
+  int rank;  // block in its group
   i64 head;
-  int batch_tile, sequence0;  // the first sequence of the batch tile
-  i64 end;                    // the one behind its last
-  int tile_unit;              // first unit of the unit tile, in the head
+  int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
+  int tile_unit;                         // first unit of the unit tile, in the head
   DEVICE Place(i64 first_group, i64 B) {
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     unit_tile = warp / K_SPLITS, split = warp % K_SPLITS, tile_thread = threadIdx.x % TILE_THREADS;
     int group = static_cast<int>(first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
-    sequence0 = batch_tile * SEQUENCES, end = SEQUENCES == SEQS ? B : min(i64(sequence0) + SEQUENCES, B);
+    sequence0 = batch_tile * SEQUENCES, sequences = static_cast<int>(B) - sequence0;
+    if (SEQUENCES < SEQS) sequences = min(sequences, SEQUENCES);
     tile_unit = rank * UNITS + unit_tile * 16;
   }
   DEVICE bool has_cells() const { return CELL_SPLITS == K_SPLITS || split < CELL_SPLITS; }
@@ -89,12 +89,11 @@ struct TileLoader {
   template <class Source>
   DEVICE void start(u32 tile, const Place& place, Source source) {
     first_row = place.tile_thread / PER_ROW % TOGETHER;
-    const int sequences = static_cast<int>(place.end) - place.sequence0;  // in the tile
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
       int copy = (i * TILE_THREADS + place.tile_thread) % PER_ROW;  // two threads may make the same
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
-      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && sequence < sequences;
+      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && sequence < place.sequences;
       from[i] = reinterpret_cast<const char*>(source(valid[i] ? place.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
       from[i] += valid[i] ? (place.tile_unit * NUMBERS + column) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;

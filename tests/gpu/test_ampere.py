@@ -1,0 +1,49 @@
+"""The kernels of an A100, on a later GPU: its tilings, and code for sm_80 that the driver translates."""
+
+import pytest
+import torch
+
+from flashrnn import get_cell, gpu
+from flashrnn.cuda import backend, build, launch, streaming
+from tests.suite import Case, check
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+
+@pytest.fixture
+def a100(monkeypatch, tmp_path):
+    import cuda.core
+
+    class ToPtx(cuda.core.Program):
+        def compile(self, target_type, **options):
+            return super().compile("ptx", **options)
+
+    caches = build.build, backend._kernel, streaming._kernel, launch.load
+    for module in (gpu, backend, streaming):
+        monkeypatch.setattr(module, "device_gpu", lambda index: gpu.named_gpu("A100"))
+    monkeypatch.setattr(cuda.core, "Program", ToPtx)
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("backend_name", ["cuda_fused", "cuda"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(B=9, T=33, N=3, D=64),
+        Case(get_cell("slstm"), B=9, T=33, D=128, reset=True),
+        Case(get_cell("gru"), B=20, T=33, N=1, D=256, time_major=True),
+        Case(get_cell("lstm"), B=9, T=65, N=1, D=768),
+    ],
+    ids=str,
+)
+def test_the_correctness_suite(a100, case, backend_name, dtype):
+    check(backend_name, case, dtype, "cuda:0")
