@@ -78,7 +78,7 @@ def shifted(h: Tensor, initial: Tensor, reset: Tensor | None) -> list[Part]:
 
 
 _SHORT = 32  # steps, below which too much would have to cancel
-_LARGE = 2**25  # elements, below which more products take longer than a copy
+_LARGE = 2**22  # elements, below which more products take as long as a copy
 
 
 def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from flashrnn import FlashRNN, flashrnn, get_cell
+from flashrnn import FlashRNN, flashrnn, get_cell, products
 from tests.problems import Inputs, results
-from tests.suite import Case, inputs_for
+from tests.suite import Case, check, inputs_for
 from tests.tolerances import assert_close
 
 pytestmark = [
@@ -21,6 +21,14 @@ both_backends = pytest.mark.parametrize("backend", ["cuda_fused", "cuda"])
 
 def on_gpu(backend: str, B: int, T: int, N: int, D: int) -> Inputs:
     return inputs_for(backend, Case(B=B, T=T, N=N, D=D), torch.bfloat16, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
+@both_backends
+def test_problems_large_enough_for_no_copy_of_h(backend, time_major):
+    case = Case(B=16, T=512, N=4, D=128, time_major=time_major)
+    assert case.B * case.T * case.N * case.D >= products._LARGE
+    check(backend, case, torch.bfloat16, "cuda:0")
 
 
 @pytest.mark.parametrize("D", [64, 768])
