@@ -83,7 +83,7 @@ class PyPIFlashRNN:
         builds: dict[Case, list[Job]] = {}
         for job in jobs:
             builds.setdefault(replace(job.case, T=0), []).append(job)
-        package, environment = self._unpack(), self._environment()
+        package, environment = self._unpack(), self._environment(min(self.parallel, len(builds)))
         start = partial(Worker, [*self.command, str(package)], cwd=ROOT, env=environment)
         groups = [list(builds.values())[k : k + self.parallel] for k in range(0, len(builds), self.parallel)]
         for group in groups:
@@ -112,13 +112,14 @@ class PyPIFlashRNN:
                 os.rename(Path(unpacked) / "package", package)
         return package
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, builds: int) -> dict[str, str]:
+        """For so many builds at a time."""
         extensions = self.folder / "extensions"
         for lock in extensions.glob("*/lock"):
             lock.unlink()  # of a run that was killed; the next one would wait for it without end
         return os.environ | {
             "TORCH_EXTENSIONS_DIR": str(extensions),
-            "MAX_JOBS": str(max(1, (os.cpu_count() or 1) // self.parallel)),
+            "MAX_JOBS": str(max(1, (os.cpu_count() or 1) // max(1, builds))),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # ninja is beside Python
         }
 
