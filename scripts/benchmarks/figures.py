@@ -96,7 +96,14 @@ def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
         ax.set_yticks(range(len(found)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in found])
         ax.invert_yaxis()
         ax.set(title=mode, xlabel="µs per time step", xscale="log")
-        ax.legend()
+    return _with_legend(figure)
+
+
+def _with_legend(figure: Figure) -> Figure:
+    """One for all panels, which would cover bars inside of them."""
+    shown = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in figure.axes]
+    labels = {label: handle for panel in shown for handle, label in panel}
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=max(1, len(labels)))
     return figure
 
 
@@ -123,7 +130,5 @@ def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
         ax.axvline(1, color="gray", linestyle="--")
         ax.set_yticks(range(len(ratios)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in ratios])
         ax.invert_yaxis()
-        ax.set(title=mode, xlabel="their time / ours (black: our goal)")
-        if peers:
-            ax.legend()
-    return figure
+        ax.set(title=mode, xlabel="their time / ours (black: the least we want)")
+    return _with_legend(figure)
