@@ -87,6 +87,13 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
   });
 }
 
+DEVICE void clear_operands(char* gates, u32* inbox) {
+  for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
+    reinterpret_cast<u32*>(gates)[i] = 0;
+  if (SEQUENCES < SEQS)  // nobody sends the others
+    for (int i = threadIdx.x; i < INBOX_BYTES / 2; i += THREADS) inbox[i] = 0;
+}
+
 // What blocks hand each other: partial sums, and barriers or memory for them.
 struct Exchange {
   u32* inbox;
@@ -147,6 +154,23 @@ DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Pl
   }
 }
 
+// What StepInputs has copied of a step: its gates, d_h, and the states before it.
+DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], float (&old)[STATES][CELLS], const char* tile,
+                      const float (&first_h)[CELLS], bool first, const Place& place) {
+  if (!place.has_cells()) return;
+  const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
+  read_gates(g, reinterpret_cast<const gate*>(tile), place);
+  read_cells(given, rows, 0, place);
+#pragma unroll
+  for (int i = 1; i < STATES; i++)
+    read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, place);
+  if constexpr (USES_H) {
+    read_cells(old[0], rows, 1, place);
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) old[0][q] = first ? first_h[q] : old[0][q];  // a branch would split the loop
+  }
+}
+
 // What the gradient of a step needs of its gates and of the states before it; `keep`: whether these go on into the step.
 DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
                             const float (&old)[STATES][CELLS], const unsigned char* reset, i64 T, int t,
@@ -176,6 +200,17 @@ DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][C
   }
 #pragma unroll
   for (int i = 0; i < STATES; i++) d_state[i][q] = keep ? d_old[i] : 0;
+}
+
+// Rounds the gates' gradients, and puts those of recurrent gates where the product reads them.
+DEVICE void place_operand(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const u32 (&to)[PAIRS], u32 offset,
+                          const Place& place) {
+#pragma unroll
+  for (int j = 0; j < GATES; j++) {
+    rounded[j].round(d_g[j]);
+    if (RECURRENT_OF[j] >= 0 && place.has_cells())
+      store_operand<GR * UNITS>(rounded[j], to, offset + RECURRENT_OF[j] * UNITS * SEQS * 2);
+  }
 }
 
 // Biases: the sum over this tile's sequences, which four lanes t, and with K_SPLITS > 1 several warps, hold.
@@ -246,10 +281,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     for (int i = 0; i < STATES; i++)
       d_state[i][q] = valid[q] && d_last ? d_last[(i * B + sequence[q]) * ROW + element[q]] : 0;
   }
-  for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
-    reinterpret_cast<u32*>(memory)[i] = 0;
-  if (SEQUENCES < SEQS)  // nobody sends the others
-    for (int i = threadIdx.x; i < INBOX_BYTES / 2; i += THREADS) inbox[i] = 0;
+  clear_operands(memory, inbox);
 
   const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES);
   const Sources sources{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
@@ -287,21 +319,9 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   for (int step = 0; step < steps; step++) {
     const int t = steps - 1 - step;
     const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
-    const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
     float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
     if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
-    if (place.has_cells()) {
-      read_gates(g, reinterpret_cast<const gate*>(tile), place);
-      read_cells(given, rows, 0, place);
-#pragma unroll
-      for (int i = 1; i < STATES; i++)
-        read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, place);
-      if constexpr (USES_H) {
-        read_cells(old[0], rows, 1, place);
-#pragma unroll
-        for (int q = 0; q < CELLS; q++) old[0][q] = t == 0 ? first_h[q] : old[0][q];  // a branch would split the loop
-      }
-    }
+    read_step(g, given, old, tile, first_h, t == 0, place);
     store_results();
     next_inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
 
@@ -326,12 +346,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
       keep_next[q] = keep[q];
     }
 
-#pragma unroll
-    for (int j = 0; j < GATES; j++) {
-      d_gate[j].round(d_g_all[j]);
-      if (RECURRENT_OF[j] >= 0 && place.has_cells())
-        store_operand<GR * UNITS>(d_gate[j], gate_operand, (step & 1) * GATE_BYTES + RECURRENT_OF[j] * UNITS * SEQS * 2);
-    }
+    place_operand(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, place);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) to_store[q] = valid[q];
     copy_wait<STAGES - 2>();
