@@ -50,7 +50,7 @@ def flashrnn(
             across time and sums are float32 if it is a half type.
         reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
         cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
-            batch of one: another way to say `reset`.
+            batch of one: another way to say `reset`. All of them start at zero, so there are no `states` with it.
 
     Returns:
         all states [S, B, T, N, D] in `dtype`, and last states [S, B, 1, N, D] in float32 for half types, so that a
@@ -63,6 +63,8 @@ def flashrnn(
     _check_tensors(Wx=Wx, states=states, cu_seqlens=cu_seqlens)
     if reset is not None and cu_seqlens is not None:
         raise ValueError("give either reset or cu_seqlens, not both")
+    if states is not None and cu_seqlens is not None:
+        raise ValueError("give either states or cu_seqlens: every document that cu_seqlens names starts at zero")
     if cu_seqlens is not None:
         reset = reset_mask(cu_seqlens, Wx)
     if states is not None:

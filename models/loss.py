@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flashrnn.op import dtype_under_autocast
+
 IGNORE = -100  # label of a position that is not scored
 CHUNK = 2**28  # logits at a time: half a GB in bfloat16
 ALIGNMENT = 64  # half-precision rows of the padded weight: whole cache lines, which tensor cores read at full speed
@@ -30,9 +32,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Ten
     Returns:
         the loss, a scalar (NaN if no row is scored), and the right answers, bool [M].
     """
-    device = x.device.type
-    if x.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
-        x = x.to(torch.get_autocast_dtype(device))
+    x = x.to(dtype_under_autocast(x))
     with_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     total, right = _LinearCrossEntropy.apply(x, weight, labels, with_gradient)
     return total / (labels != IGNORE).sum(), right

@@ -18,12 +18,14 @@ def warmup_cosine(step: int, lr: float, final_lr: float, warmup_steps: int, tota
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two parameter groups: matrices decay (those of the recurrence too); norms, biases and embeddings do not."""
+    """Two parameter groups: matrices decay (those of the recurrence too); norms, biases, embeddings, and the rates of a
+    Mamba mixer do not."""
     decay, no_decay = [], []
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             is_bias = name == "bias" or (isinstance(module, Recurrence) and name == "b")
-            matrix = parameter.ndim >= 2 and not is_bias and not isinstance(module, nn.Embedding)
+            is_rate = name == "A_log"  # of transformers' MambaMixer; Mamba's own code does not decay them either
+            matrix = parameter.ndim >= 2 and not is_bias and not is_rate and not isinstance(module, nn.Embedding)
             (decay if matrix else no_decay).append(parameter)
     return [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
 

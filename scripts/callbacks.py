@@ -159,7 +159,7 @@ class StepStatistics(Callback):
         self._paused = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit":
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._since += time.perf_counter() - self._paused
 
     def on_train_batch_end(
@@ -191,7 +191,7 @@ class TextSamples(Callback):
 
     @torch.no_grad()
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != "fit":
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         data = trainer.datamodule
         prompts = data.val_data[range(min(SAMPLES, len(data.val_data)))]["input_ids"][:, :PROMPT]

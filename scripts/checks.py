@@ -28,6 +28,8 @@ def check_trainer(trainer: DictConfig) -> None:
     check_devices(trainer.devices, on_cpu=accelerator == "cpu" or not torch.accelerator.is_available())
     if trainer.val_check_interval <= 0:
         raise ValueError(f"val_every makes {trainer.val_check_interval} batches between validations: set at least 1")
+    if trainer.limit_val_batches == 0:
+        raise ValueError("trainer.limit_val_batches=0: a run ends with an evaluation; val_every says how often before")
     if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:
         raise ValueError(f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be positive; null: no clipping")
     on_gpu = accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available()

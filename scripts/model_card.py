@@ -64,7 +64,7 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
         "optimizer steps": training["global_step"],
         "sequences per step": config["global_batch_size"] or f"{data['batch_size']} per device",
         "precision": config["trainer"]["precision"],
-        "commit of the evaluation": trained.get("commit", "not known"),
+        "commit of the evaluation": trained.get("commit") or "not known",
         "device of the evaluation": trained.get("device", "not known"),
         "commit of the export": environment()["commit"] or "not known",
     }

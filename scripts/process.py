@@ -21,7 +21,6 @@ def prepare_process(threads: int | None) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*logs directory .* exists and is not empty")  # the run's own folder
     warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run has a folder of its own
-    warnings.filterwarnings("ignore", message=".*does not have many workers")  # our batches cost next to nothing
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
 
 

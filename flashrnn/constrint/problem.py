@@ -97,10 +97,7 @@ class Problem:
         self._constraints[name] = Constraint(name, condition, unit)
 
     def exclude(self, solution: Solution, *variables: Variable) -> None:
-        """Rules out a solution, and all that agree with it on the given variables if there are any.
-
-        A tiling whose binary needs too many registers is excluded like this before `minimize` is asked again.
-        """
+        """Rules out a solution, and all that agree with it on the given variables if there are any."""
         missing = [
             variable for variable in self._own(variables or self.variables, "exclude") if variable not in solution
         ]

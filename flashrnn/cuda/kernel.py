@@ -1,4 +1,4 @@
-"""From a problem to its compiled kernel: tilings are compiled, the best first, until one does not spill."""
+"""From a problem to its compiled kernel: tilings are compiled, the best first, until one hardly spills."""
 
 import logging
 from dataclasses import replace

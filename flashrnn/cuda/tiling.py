@@ -3,7 +3,7 @@
 The unknowns are those of `Tiling`. Constraints are the GPU's limits and what the kernels' sources (tiles.cuh,
 forward.cuh, backward.cuh) take for granted; the objective is an estimate of the time of the whole loop, in clock cycles
 per step, from the rates below. The register need of a kernel is known only once it is compiled: `register_need` is an
-estimate for the first guess, and a kernel that spills is excluded in favour of the next best solution.
+estimate for the first guess, and a kernel that spills gives way to the next best solution.
 """
 
 import heapq

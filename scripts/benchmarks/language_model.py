@@ -80,9 +80,7 @@ def build(overrides: Sequence[str]) -> SequenceModel:
     """The model of experiment=slimpajama_160m with these overrides, on the GPU."""
     from hydra.utils import instantiate
 
-    config = _config(overrides)
-    config.model.num_classes = config.model.vocab_size
-    return instantiate(config.model).cuda()
+    return instantiate(_config(overrides).model).cuda()
 
 
 def data_parallel_options() -> dict[str, Any]:

@@ -38,8 +38,7 @@ def _measure(options: Options) -> list[Path]:
             for model, heads in MODELS
         ]
         train(runs, options)
-    folders = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
-    rows = [row | {"curve": _curve(run / "metrics.csv")} for run in folders for row in collect(run)]
+    rows = collect(folder, lambda run: {"curve": _curve(run / "metrics.csv")})
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
 
 
@@ -52,12 +51,8 @@ def _curve(file: Path) -> list[tuple[int, float]]:
     return [(int(row["step"]) + 1, float(row["train/loss"])) for row in rows]
 
 
-def heads(run: dict) -> int:
-    return int(next(value for value in run["overrides"] if value.startswith("model.num_heads=")).split("=")[1])
-
-
 def name(run: dict) -> str:
-    return f"{run['model']}, {heads(run)} head{'s' if heads(run) != 1 else ''}"
+    return f"{run['model']}, {run['num_heads']} head{'s' if run['num_heads'] != 1 else ''}"
 
 
 def finished(contents: list[dict]) -> list[dict]:

@@ -6,7 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,18 +134,22 @@ def _results(contents: list[dict]) -> list[dict]:
 
 
 def evaluation(folder: Path) -> dict | None:
-    """The newest evaluation of a run."""
-    files = sorted(folder.glob("**/eval.json"), key=lambda file: file.stat().st_mtime)
-    return json.loads(files[-1].read_text()) if files else None
+    """Of a run by scripts.train, when it was finished; those by scripts.evaluate are in folders of their own."""
+    file = folder / "eval.json"
+    return json.loads(file.read_text()) if file.exists() else None
 
 
-def collect(folder: Path) -> list[dict]:
+def collect(folder: Path, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
     """One row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and either
-    its evaluation, seconds per step and tokens per second (medians), or an error."""
+    its evaluation, seconds per step and tokens per second (medians), or an error; and what `more` finds in its folder.
+    """
     found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
     if not found:
         raise FileNotFoundError(f"there are no runs of scripts.train below {folder}")
-    return [_row(run) for run in found]
+    rows = [_row(run) | more(run) for run in found]
+    if not _results([{"runs": rows}]):
+        raise ValueError("\n".join([f"no run below {folder} has finished.", *failures([{"runs": rows}])]))
+    return rows
 
 
 def _row(folder: Path) -> dict:
@@ -158,6 +162,7 @@ def _row(folder: Path) -> dict:
         return row | {"error": failure(folder)}
     config = result.pop("config")
     row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or config["data"]["batch_size"]}
+    row["num_heads"] = config["model"]["num_heads"]
     row["devices"] = config["trainer"]["devices"] * config["trainer"]["num_nodes"]
     speed = {name: _median(folder / "metrics.csv", f"train/{name}") for name in ("step_time", "tokens_per_second")}
     return row | speed | result

@@ -65,7 +65,7 @@ def points(contents: list[dict]) -> list[Point]:
 
 def _more_by_flashrnn(run: dict, kernels: dict) -> float | None:
     """Seconds that a step would take more if its recurrences took FlashRNN's time; None where that is not known."""
-    heads = loss_curves.heads(run)
+    heads = run["num_heads"]
     job = Job(Case(run["model"], heads, HIDDEN // heads, run["batch_size"]), TRAINING)
     ms = times(by_job(kernels["rows"]).get(job, {}))
     return _BLOCKS * (ms[FLASHRNN] - ms[OURS]) / 1000 if {FLASHRNN, OURS} <= ms.keys() else None

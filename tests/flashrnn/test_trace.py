@@ -1,6 +1,8 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
@@ -129,6 +131,33 @@ def test_a_step_that_does_something_else_is_traced_anew(traced):
     for step in steps:
         check_graphs(Cell("mine", step, ("h",)))
     assert len(traced) == 3
+
+
+def test_what_a_step_calls_in_a_module_is_part_of_it(traced):
+    """Also where the difference is in numbers that random ones do not reach."""
+    for bound in (100.0, 200.0):
+        operations = ModuleType("operations")
+        exec(f"def clip(x, *, to={bound}):\n    return x.clamp(max=to)", operations.__dict__)
+        step = eval("lambda g, h: operations.clip(g) + h", {"operations": operations})
+        check_graphs(Cell("mine", step, ("h",)))
+    assert len(traced) == 2
+
+
+class Scaled:
+    def __call__(self, g, h):
+        return torch.tanh(g) * 0.5 + h
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [(lambda: partial(lambda scale, g, h: torch.tanh(g) * scale + h, 0.5), 1), (Scaled, 0)],
+    ids=["partial", "object"],
+)
+def test_steps_that_are_no_functions(traced, tmp_path, make, kept):
+    """What looks different in every process is not kept, or the folder would grow with each."""
+    for _ in range(2):
+        check_graphs(Cell("mine", make(), ("h",)))
+    assert len(list(tmp_path.iterdir())) == kept
 
 
 def test_what_a_step_calls_may_change_unseen(traced, monkeypatch):

@@ -48,6 +48,7 @@ def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5)
             "seed": seed,
             "global_batch_size": None,
             "data": {"batch_size": 128},
+            "model": {"num_heads": 1},
             "trainer": {"devices": 1, "num_nodes": 1},
         },
     }
@@ -108,6 +109,22 @@ def test_rows_say_how_a_run_was_called_and_how_fast_it_was(tmp_path):
 def test_nothing_to_collect(tmp_path):
     with pytest.raises(FileNotFoundError, match="there are no runs of"):
         collect(tmp_path)
+
+
+def test_nothing_that_has_finished(tmp_path):
+    leave_run(tmp_path / "0_gru", model="gru", accuracies=None)
+    with pytest.raises(
+        ValueError, match=r"no run below .* has finished.\nNo result, 1 x, error: out of memory: `model=gru`"
+    ):
+        collect(tmp_path)
+
+
+def test_later_evaluations_do_not_stand_for_the_run(tmp_path):
+    leave_run(tmp_path / "0_lstm")
+    later = tmp_path / "0_lstm" / "evaluate_later" / "eval.json"
+    later.parent.mkdir()
+    later.write_text("{}")
+    assert collect(tmp_path)[0]["parameters"] == 1234
 
 
 def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
@@ -184,7 +201,7 @@ def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
 def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(module, "train", lambda runs, options: asked.extend(runs))
-    monkeypatch.setattr(module, "collect", lambda folder: [])
+    monkeypatch.setattr(module, "collect", lambda folder, *more: [])
     (file,) = reproduce.load(module.__name__.split(".")[-1]).measure(Options(quick=quick, out=tmp_path))
     assert file.stem.removesuffix(f"_{device_slug()}") not in COMMANDS  # or it would replace a benchmark's
     assert len(asked) == len(paper("language_model") if module is language_model else loss_curves.MODELS)
@@ -196,12 +213,12 @@ def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeyp
 
 def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
     finished = {
-        "model": "lstm", "overrides": ["model=lstm", "model.num_heads=12"], "parameters": 164553984, "step": 30,
+        "model": "lstm", "overrides": ["model=lstm"], "num_heads": 12, "parameters": 164553984, "step": 30,
         "perplexity": 12.5, "step_time": 0.07, "tokens_per_second": 468_000.0,
         "environment": {"commit": "abc", "device": "a GPU"},
         "curve": [(step, 10.0 - step / 10) for step in range(1, 31)],
     }  # fmt: skip
-    broken = {"model": "gru", "overrides": ["model=gru", "model.num_heads=1"], "error": "out of memory", "curve": []}
+    broken = {"model": "gru", "overrides": ["model=gru"], "error": "out of memory", "curve": []}
     file = tmp_path / "loss_curves_cpu.json"
     provenance = json.loads((RESULTS / "parity_cpu.json").read_text())
     head = {key: provenance[key] for key in ("command", "commit", "machine", "versions")}
@@ -281,14 +298,14 @@ def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
 def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_kernel_times():
     parity = {"runs": [{"model": "lstm", "ranges": [{"lengths": [40, 63], "accuracy": 1.0}]}]}
     run = {
-        "model": "lstm", "overrides": ["model.num_heads=12"], "perplexity": 10.0, "step_time": 0.07, "devices": 1,
+        "model": "lstm", "num_heads": 12, "perplexity": 10.0, "step_time": 0.07, "devices": 1,
         "tokens_per_second": 468_000.0, "batch_size": 32, "environment": {"device": "a GPU"},
     }  # fmt: skip
     sizes = {"function": "lstm", "N": 12, "D": 64, "B": 32, "T": 1024, "dtype": "bfloat16", "mode": "forward+backward"}
     kernels = [
         sizes | {"implementation": name, "ms": {"p50": ms}} for name, ms in (("ours", 1.0), ("flashrnn_1.0.8", 11.0))
     ]
-    trained = {"runs": [run, run | {"model": "nn_lstm", "overrides": ["model.num_heads=1"]}, run | {"model": "gru"}]}
+    trained = {"runs": [run, run | {"model": "nn_lstm", "num_heads": 1}, run | {"model": "gru"}]}
     found = throughput.points([parity, trained, {"suite": "main", "rows": kernels}])
     assert [point.label for point in found] == ["lstm, 12 heads", "lstm, 12 heads, FlashRNN 1.0.8", "nn_lstm, 1 head"]
     assert found[1].tokens_per_second == pytest.approx(468_000 * 0.07 / (0.07 + 12 * 0.010))
