@@ -40,6 +40,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
+    """End with an error where something is asked for that nothing would heed."""
+    of_training = {"KEY=VALUE": asked.overrides, "--runs": asked.runs, "--jobs": asked.jobs != 1}
+    given = ", ".join(name for name, value in of_training.items() if value)
+    if asked.data and (given or asked.quick):
+        parser.error(f"--data draws what its files hold, and heeds no {given or '--quick'}")
+    if given and not ENTRIES[asked.name].trains:
+        trained = ", ".join(name for name, entry in ENTRIES.items() if entry.trains)
+        parser.error(f"{asked.name} trains nothing that {given} could be for; what does: {trained}")
+
+
 def main() -> None:
     parser = _parser()
     asked = parser.parse_intermixed_args()
@@ -49,6 +60,7 @@ def main() -> None:
         return
     if asked.name is None:
         parser.error("which NAME? --list shows them")
+    _check(parser, asked)
     from scripts.benchmarks.results import checkout
     from scripts.reproduction.result import Options, write
 

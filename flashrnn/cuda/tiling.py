@@ -116,7 +116,7 @@ def pose(
         p.add("units per warp", blocks % k_splits == 0)
     if grid:
         p.add("no idle block", 16 * unit_tiles * (blocks - k_splits) < head_dim)
-    cells = maximum(4 * batch_tiles // k_splits, 1)
+    cells = _cells_of_lane(k_splits, batch_tiles)
     sums = len(cell.recurrent_gates) if direction == "forward" else maximum(4, minimum(blocks // k_splits, 8))
     need = (
         register_fragments * 4
@@ -130,12 +130,35 @@ def pose(
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
     waves = ceil_div(heads * ceil_div(batch, sequences), lookup(blocks, at_once))
+    unknowns = (blocks, unit_tiles, k_splits, batch_tiles, sequences, register_fragments)
+    step = _step_cycles(direction, cell, head_dim, dtype, gpu, grid, *unknowns)
+    idle = minimum(16 * unit_tiles * (blocks - 1) // head_dim, 1)  # whether there is a block without units
+    return p, (idle, waves * step, warps * blocks, -register_fragments)
+
+
+def _step_cycles(
+    direction: str,
+    cell: Cell,
+    head_dim: int,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    grid: bool,
+    blocks: Operand,
+    unit_tiles: Operand,
+    k_splits: Operand,
+    batch_tiles: Operand,
+    sequences: Operand,
+    register_fragments: Operand,
+) -> Expression:
+    """The estimate of a step's time, in clock cycles."""
+    planes, warps = planes_of(dtype), unit_tiles * k_splits
+    tiles = tiles_of_warp(cell, blocks, unit_tiles, k_splits)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, _ALONE)
-    reads = (fragments - register_fragments) * warps * _READ
+    reads = (planes * tiles - register_fragments) * warps * _READ
     step = maximum(products, reads) + minimum(products, reads) // 2
     cell_warps = unit_tiles * minimum(k_splits, 4 * batch_tiles)
-    step += ceil_div(cell_warps, 4) * (_WARP[direction] + cells * _CELL[direction])
+    step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(k_splits, batch_tiles) * _CELL[direction])
     step += ceil_div(warps - cell_warps, 4) * _OTHER_WARP
     if grid:  # whose exchange hides what a second tile costs
         step += _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * head_dim * batch_tiles // 10
@@ -147,8 +170,11 @@ def pose(
         step += lookup(blocks, {size: int(size > 1) for size in gpu.cluster_sizes}) * exchange
     if direction == "forward":
         step += minimum(k_splits - 1, 1) * (_GRID_REDUCE if grid else k_splits * _REDUCE)
-    idle = minimum(16 * unit_tiles * (blocks - 1) // head_dim, 1)  # whether there is a block without units
-    return p, (idle, waves * step, warps * blocks, -register_fragments)
+    return step
+
+
+def _cells_of_lane(k_splits: Operand, batch_tiles: Operand) -> Expression:
+    return maximum(4 * batch_tiles // k_splits, 1)
 
 
 def _spread(batch: int, groups: int) -> int:

@@ -9,17 +9,18 @@ from typing import NamedTuple
 class Entry(NamedTuple):
     module: str  # of this package; the Reproduction there has the name in capitals
     title: str
+    trains: bool = False  # models, by scripts.train
 
 
 ENTRIES = {
     "kernel_speed": Entry("kernels", "Speed of the kernels"),
-    "language_model": Entry("language_model", "Language models on SlimPajama"),
-    "loss_curves": Entry("loss_curves", "Language models side by side on the same text"),
-    "parity": Entry("accuracy", "Parity: learnt on short sequences, asked on longer ones"),
+    "language_model": Entry("language_model", "Language models on SlimPajama", trains=True),
+    "loss_curves": Entry("loss_curves", "Language models side by side on the same text", trains=True),
+    "parity": Entry("accuracy", "Parity: learnt on short sequences, asked on longer ones", trains=True),
     "head_size_limits": Entry("limits", "Largest heads"),
     "numerical_error": Entry("kernels", "Numerical error over long sequences"),
     "roofline": Entry("roofline", "Roofline"),
     "complexity": Entry("complexity", "Growth with length, batch and head size"),
-    "state_tracking": Entry("accuracy", "State tracking: every task, every model"),
+    "state_tracking": Entry("accuracy", "State tracking: every task, every model", trains=True),
     "extrapolation_throughput": Entry("throughput", "Extrapolation against throughput"),
 }

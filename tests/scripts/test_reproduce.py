@@ -260,6 +260,24 @@ def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
         reproduce.main()
 
 
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (
+            ["kernel_speed", "model.d_model=8"],
+            "kernel_speed trains nothing that KEY=VALUE could be for; what does: .*parity",
+        ),
+        (["roofline", "--jobs", "2"], "roofline trains nothing that --jobs could be for"),
+        (["parity", "--runs", "x", "--data", "y"], "--data draws what its files hold, and heeds no --runs"),
+    ],
+)
+def test_what_nothing_would_heed_is_refused(asked, error, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["reproduce", *asked])
+    with pytest.raises(SystemExit):
+        reproduce.main()
+    assert re.search(error, capsys.readouterr().err)
+
+
 def test_without_a_commit_nothing_is_measured(monkeypatch):
     monkeypatch.setattr("sys.argv", ["reproduce", "head_size_limits"])
     monkeypatch.setattr("scripts.benchmarks.results._run", lambda command: "")
