@@ -47,7 +47,8 @@ class PackedBlocks(Dataset):
             raise ValueError(
                 f"{folder} has {sum(tokens)} {split} tokens, fewer than one block of context_length + 1 = "
                 f"{context_length + 1}; use a smaller context_length, more text, or for validation, which "
-                "takes whole documents (of a .txt file pieces of 16 KiB), val_split=FILE or a larger val_fraction"
+                "takes whole documents (of a .txt file pieces of 16 KiB) by a hash of each, which of few may be none, "
+                "val_split=FILE or a larger val_fraction"
             )
         self.length = available if limit is None else min(limit, available)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def train(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator(texts, trainer)
+    if (found := bpe.get_vocab_size()) < size:
+        warnings.warn(f"tokenizer bpe:{size} has {found} tokens: the texts have no more pairs to merge", stacklevel=2)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TEXT)
 
 

@@ -1,5 +1,7 @@
 """Modules: `Recurrence`, the recurrent part alone, and `FlashRNN`, to use in place of nn.LSTM."""
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
@@ -117,6 +119,8 @@ class FlashRNN(nn.Module):
             )
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must be a probability, got {dropout}")
+        if dropout and num_layers == 1:
+            warnings.warn(f"dropout={dropout} acts between layers, and num_layers is 1", stacklevel=2)
         self.cell = get_cell(function)
         self.input_size, self.hidden_size, self.num_heads = input_size, hidden_size, num_heads
         self.num_layers, self.batch_first, self.dropout = num_layers, batch_first, dropout

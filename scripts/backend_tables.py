@@ -6,6 +6,7 @@ writes them anew, between the comments that name them.
 """
 
 import re
+from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -73,5 +74,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     PAGE.write_text(page())
     print(PAGE)

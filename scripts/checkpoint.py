@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from lightning import LightningModule, Trainer
@@ -77,6 +78,8 @@ def load(file: Path) -> dict[str, Any]:
     """The content of a checkpoint of scripts.train, on the CPU, weights read from the file when they are used; of an
     exported folder what is left of it."""
     try:
+        if file.name != EXPORTED and not is_zipfile(file):
+            raise ValueError("it is not a file that torch.save has finished")
         content = (
             _load_exported(file) if file.name == EXPORTED else torch.load(file, "cpu", weights_only=True, mmap=True)
         )

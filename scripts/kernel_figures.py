@@ -3,6 +3,7 @@
 python -m scripts.kernel_figures
 """
 
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,6 +120,7 @@ def draw_steps(file: Path) -> None:
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     FOLDER.mkdir(exist_ok=True)
     for name, draw in {"kernel_storage": draw_storage, "kernel_steps": draw_steps}.items():
         draw(FOLDER / f"{name}.png")

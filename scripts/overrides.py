@@ -69,6 +69,10 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
     from hydra import compose, initialize_config_dir
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    for argument in arguments:
+        key = argument.lstrip("+").partition("=")[0]
+        if argument.startswith("+") and "=" in argument and "." not in key and not is_group(key.partition("@")[0]):
+            raise ValueError(f"{argument}: nothing reads a key {key!r} beside those of the config")
     groups, keys = [], {}
     for override in OverridesParser.create().parse_overrides(settings(arguments)):
         name = override.key_or_group

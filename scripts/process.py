@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 
 def prepare_process(threads: int | None) -> None:
@@ -43,6 +43,8 @@ def _message(error: BaseException) -> str | None:
     kind, text = type(error).__name__, str(error)
     if isinstance(error, HydraException | OmegaConfBaseException) and error.__cause__ is not None:
         return _message(error.__cause__) or text  # Hydra wraps what a constructor raised
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} has no value yet: give one, {error.full_key}=VALUE (configs/ says what there is)"
     if isinstance(error, InterpolationResolutionError):  # OmegaConf wraps what a resolver raised, without its cause
         return text.partition("\n")[0].rpartition("raised while resolving interpolation: ")[2]
     if kind == "OutOfMemoryError":

@@ -3,23 +3,20 @@
 import json
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from flashrnn.files import replacing
+from scripts.provenance import commit
 
 
 def environment() -> dict:
     """Where a number comes from: versions, device, commit of this checkout."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "commit": git.stdout.strip() or None,
+        "commit": commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": gpu or f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",

@@ -64,7 +64,7 @@ class MLSTMMixer(nn.Module):
     def __init__(self, d_model: int, num_heads: int = 4, block_index: int = 0, num_blocks: int = 1) -> None:
         super().__init__()
         if num_heads < 1 or d_model % num_heads:
-            raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}")
+            raise ValueError(f"num_heads={num_heads} must be a positive divisor of d_model={d_model}")
         self.num_heads = num_heads
         self.num_blocks = num_blocks
         config = xLSTMConfig(

@@ -72,7 +72,7 @@ class RNNMixer(nn.Module):
         super().__init__()
         cell = get_cell(function)
         if num_heads < 1 or d_model % num_heads:
-            raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}")
+            raise ValueError(f"num_heads={num_heads} must be a positive divisor of d_model={d_model}")
         if conv_width < 0:
             raise ValueError(f"conv_width={conv_width}: expected 0 (no convolution) or a positive width")
         if conv_gates is None:

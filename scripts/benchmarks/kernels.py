@@ -11,7 +11,7 @@ import torch
 
 from scripts.benchmarks import ours, peers
 from scripts.benchmarks.cases import MODES, Case, Job, select
-from scripts.benchmarks.results import KernelResults, gpu_slug, milliseconds, provenance
+from scripts.benchmarks.results import KernelResults, gpu_slug, head, milliseconds
 from scripts.benchmarks.table import print_table
 from scripts.benchmarks.timing import Effort
 from scripts.benchmarks.worker import error_text
@@ -105,7 +105,7 @@ def run(
     """Measures cases of a suite, and prints a table of all that the suite's file then holds."""
     cases, chosen = select(suite, patterns), implementations(peer_names, wheel)
     path = folder / f"kernels_{suite}_{gpu_slug()}.json"
-    results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": suite}, provenance(commit))
+    results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": suite}, head(commit))
     measure(cases, chosen, results, effort)
     print_table(results.rows)
     print(path)

@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable
 from importlib.metadata import distributions
@@ -14,22 +13,22 @@ from pathlib import Path
 import torch
 
 from flashrnn.files import replacing
-from scripts.benchmarks import RESULTS
+from scripts import provenance
 from scripts.benchmarks.cases import Case, Job
 from scripts.benchmarks.ours import is_ours
 
 
 def checkout() -> str:
     """The commit of this checkout, and whether it has changes; to be asked for before anything is measured."""
-    commit = _run("git describe --always --dirty --abbrev=40")
-    if not commit:
+    found = provenance.commit()
+    if found is None:
         raise ValueError(
             "there is no git history here to tell what is measured: work in a clone, or give scripts.benchmark --commit"
         )
-    return commit
+    return found
 
 
-def provenance(commit: str | None = None) -> dict:
+def head(commit: str | None = None) -> dict:
     """Command, commit (of this checkout, if None), versions and machine."""
     gpu = torch.cuda.is_available()
     libraries = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} | _packages() if gpu else {}
@@ -52,18 +51,14 @@ def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
     Until the last one they are in <name>.partial.json, which stays if the run is broken off.
     """
     partial, found = path.with_suffix(".partial.json"), []
-    head = {"what": " ".join(what.split())} | provenance(commit)
+    described = {"what": " ".join(what.split())} | head(commit)
     for row in rows:
         print(json.dumps(row), flush=True)
         found.append(row)
         with replacing(partial) as file:
-            file.write(f"{json.dumps(head | {'rows': found}, indent=1)}\n".encode())
+            file.write(f"{json.dumps(described | {'rows': found}, indent=1)}\n".encode())
     partial.replace(path)
     print(path)
-
-
-def _run(command: str) -> str:
-    return subprocess.run(command.split(), capture_output=True, text=True, cwd=RESULTS.parent).stdout.strip()
 
 
 def _packages() -> dict[str, str]:
@@ -73,7 +68,8 @@ def _packages() -> dict[str, str]:
 
 
 def _processor() -> str:
-    models = [line.split(":")[1].strip() for line in _run("cat /proc/cpuinfo").splitlines() if "model name" in line]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":")[1].strip() for line in lines if "model name" in line]
     return models[0] if models else platform.processor()
 
 

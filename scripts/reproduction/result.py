@@ -16,7 +16,7 @@ import yaml
 
 from flashrnn.files import replacing
 from scripts.benchmarks import RESULTS, ROOT
-from scripts.benchmarks.results import device_slug, provenance
+from scripts.benchmarks.results import device_slug, head
 from scripts.reproduction import ENTRIES
 
 Table = list[list[str]]  # the header, then rows
@@ -69,9 +69,9 @@ def save(name: str, options: Options, content: dict, place: str | None = None) -
     if options.quick and path.exists() and not json.loads(path.read_text()).get("quick", True):
         raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with --out FOLDER")
     command = shlex.join(["python", "-m", "scripts.reproduce", *sys.argv[1:]])
-    head = provenance() | {"command": command, "quick": options.quick}
+    described = head() | {"command": command, "quick": options.quick}
     with replacing(path) as file:
-        file.write(f"{json.dumps(head | content, indent=1)}\n".encode())
+        file.write(f"{json.dumps(described | content, indent=1)}\n".encode())
     return path
 
 

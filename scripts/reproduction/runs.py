@@ -18,6 +18,7 @@ from tqdm import tqdm
 from scripts.benchmarks import ROOT
 from scripts.benchmarks.results import device_slug, slug
 from scripts.checkpoint import LAST
+from scripts.overrides import check_overrides
 from scripts.reproduction.result import Options
 
 OUTPUTS = ROOT / "outputs" / "reproduce"
@@ -38,6 +39,8 @@ class Run:
 
 def train(runs: Sequence[Run], options: Options) -> None:
     """Makes what is missing, `options.jobs` at a time. A run that fails is told of, and left for the next call."""
+    if options.overrides:  # an error now, not one for each run
+        check_overrides([*runs[0].overrides, *options.overrides])
     missing = [run for run in runs if not run.finished]
     places: SimpleQueue[dict[str, str]] = SimpleQueue()
     for place in environments(options.jobs, _gpus(), os.environ):
@@ -118,7 +121,7 @@ def failures(contents: list[dict]) -> list[str]:
 def trained_by(contents: list[dict]) -> str:
     """Commit and device of the runs that have results."""
     made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(contents)}
-    return "; ".join(f"commit {commit} on {device}" for commit, device in sorted(made))
+    return "; ".join(f"commit {(commit or 'not known')[:12]} on {device}" for commit, device in sorted(made))
 
 
 def made_on(rows: list[dict]) -> str:

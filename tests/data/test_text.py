@@ -346,6 +346,10 @@ class TestTokenizer:
         with pytest.raises(ValueError, match=r"is not a folder that save_pretrained\(\) wrote"):
             tokenization.load(str(tmp_path))
 
+    def test_fewer_tokens_than_asked_for(self):
+        with pytest.warns(UserWarning, match=r"tokenizer bpe:300 has 2\d\d tokens: the texts have no more pairs"):
+            tokenization.train(["abc"], 300)
+
     def test_no_end_of_text(self, tmp_path):
         tokenizer = tokenization.train(sentences(5), 300)
         tokenizer.eos_token = None

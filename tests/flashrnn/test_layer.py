@@ -84,6 +84,11 @@ def test_bias_false_has_no_bias_parameters():
     assert_equal(rnn(randn(4, 2, 5))[0], zero(randn(4, 2, 5))[0])
 
 
+def test_dropout_of_a_single_layer_is_warned_of():
+    with pytest.warns(UserWarning, match=r"dropout=0\.5 acts between layers, and num_layers is 1"):
+        FlashRNN(5, 6, dropout=0.5)
+
+
 def test_dropout_is_between_layers_and_in_training_alone():
     rnn = FlashRNN(5, 6, num_layers=2, dropout=1.0, **DOUBLE)
     x = randn(4, 2, 5)
@@ -255,8 +260,8 @@ def test_wrong_step():
 
 
 def test_representation_names_what_matters():
-    text = repr(FlashRNN(5, 6, num_heads=2, function=PEEPHOLE_LSTM, dropout=0.1, batch_first=True))
-    assert "5, 6, num_layers=1, batch_first=True, dropout=0.1, bidirectional=False" in text
+    text = repr(FlashRNN(5, 6, num_heads=2, function=PEEPHOLE_LSTM, bidirectional=True, batch_first=True))
+    assert "5, 6, num_layers=1, batch_first=True, dropout=0.0, bidirectional=True" in text
     assert "6, num_heads=2, function='peephole_lstm', backend='auto'" in text
 
 

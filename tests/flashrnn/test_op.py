@@ -98,13 +98,13 @@ def test_network_compiled_by_inductor_gives_equal_results():
 
 def test_compiled_operator_with_cu_seqlens_autocast_and_no_grad():
     torch.compiler.reset()
-    Wx, R, b, states = random_inputs(LSTM, 1, 6, 2, 3, torch.float32)
+    Wx, R, b, _ = random_inputs(LSTM, 1, 6, 2, 3, torch.float32)
     cu_seqlens = torch.tensor([0, 2, 2, 6])
 
     @torch.no_grad()
     def run():
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return flashrnn(Wx, R, b, states, cu_seqlens=cu_seqlens)
+            return flashrnn(Wx, R, b, cu_seqlens=cu_seqlens)
 
     for out, ref in zip(torch.compile(run, fullgraph=True, backend="aot_eager")(), run(), strict=True):
         assert torch.equal(out, ref)
@@ -258,6 +258,11 @@ def bad(**changes):
         ({"reset": torch.zeros(2, 4).bool()}, ValueError, r"reset must be \[2, 3\] for Wx .*, got \[2, 4\]"),
         ({"reset": torch.zeros(2, 3)}, TypeError, "reset must be a bool tensor, got torch.float32"),
         ({"reset": torch.zeros(2, 3), "cu_seqlens": torch.tensor([0, 3])}, ValueError, "either reset or cu_seqlens"),
+        (
+            {"states": torch.zeros(2, 1, 1, 2, 4), "cu_seqlens": torch.tensor([0, 3])},
+            ValueError,
+            "either states or cu_seqlens: every document",
+        ),
         ({"cu_seqlens": torch.tensor([0, 3])}, ValueError, "for one packed sequence: batch size is 2"),
         ({"function": "ltsm"}, ValueError, "unknown cell 'ltsm'; registered cells: elman, gru, lstm, slstm"),
         ({"backend": "cudnn"}, ValueError, "unknown backend 'cudnn'; allowed: auto, .*vanilla"),

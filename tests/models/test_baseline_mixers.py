@@ -94,5 +94,5 @@ def test_their_own_initialisation_survives_the_backbone():
 
 
 def test_mlstm_heads_must_divide_the_width():
-    with pytest.raises(ValueError, match="d_model=64 is not divisible by num_heads=5"):
+    with pytest.raises(ValueError, match="num_heads=5 must be a positive divisor of d_model=64"):
         MLSTMMixer(64, num_heads=5)

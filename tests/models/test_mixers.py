@@ -115,7 +115,7 @@ def test_no_biases_in_the_projections():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: RNNMixer(768, num_heads=7), "d_model=768 is not divisible by num_heads=7"),
+        (lambda: RNNMixer(768, num_heads=7), "num_heads=7 must be a positive divisor of d_model=768"),
         (lambda: RNNMixer(d, function="lsmt"), "unknown cell 'lsmt'.*elman.*lstm"),
         (lambda: RNNMixer(d, conv_width=-1), "conv_width=-1"),
         (lambda: RNNMixer(d, function="gru", conv_width=4, conv_gates=("i",)), r"'gru' has no input gate \['i'\].*'r'"),

@@ -8,6 +8,7 @@ import torch
 
 from models.backbone import SequenceModel
 from models.mixers import RNNMixer
+from models.mixers.mamba import MambaMixer
 from models.optim import adamw_cosine, decay_groups, warmup_cosine
 
 PAPER = {"lr": 1e-3, "final_lr": 1e-4, "warmup_steps": 750, "total_steps": 30_000}
@@ -64,6 +65,13 @@ def test_decay_groups():
         "blocks.0.mlp_norm.weight",
         "norm.weight",
     }
+
+
+def test_the_rates_of_a_mamba_mixer_do_not_decay():
+    model = SequenceModel(5, MambaMixer, d_model=8, num_blocks=1)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    _, no_decay = decay_groups(model, weight_decay=0.1)
+    assert {"blocks.0.mixer.layer.A_log", "blocks.0.mixer.layer.D"} <= {names[p] for p in no_decay["params"]}
 
 
 @pytest.mark.parametrize("setting", [{"lr": 0.0}, {"final_lr": -1e-4}, {"weight_decay": -0.1}])

@@ -350,7 +350,7 @@ class TestCommandLine:
         assert error.startswith("error: unknown peer 'cudnn'; there are: cudnn_fp16, cudnn_bf16, attention, ours_cuda,")
 
     def test_without_a_commit_nothing_is_measured(self, monkeypatch, tmp_path):
-        monkeypatch.setattr("scripts.benchmarks.results._run", lambda command: "")
+        monkeypatch.setattr("scripts.provenance.commit", lambda: None)
         monkeypatch.setattr(reference_cpu, "rows", lambda: pytest.fail("measured"))
         error = self.refused(monkeypatch, "reference_cpu", "--out", tmp_path)
         assert error.startswith("error: there is no git history here to tell what is measured")

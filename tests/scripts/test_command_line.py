@@ -62,6 +62,12 @@ def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
         ("scripts.train", ["optim.learning_rate=1"], "unknown config key 'optim.learning_rate': optim has _target_,"),
         ("scripts.train", ["trainer.max_step=1"], "'trainer.max_step': did you mean trainer.max_steps? trainer has"),
         ("scripts.train", ["lr=1e-3"], "unknown config key 'lr': did you mean optim.lr? the config has name,"),
+        ("scripts.train", ["+foo=1"], "error: +foo=1: nothing reads a key 'foo' beside those of the config"),
+        (
+            "scripts.train",
+            ["model=rnn"],
+            "error: model.mixer.function has no value yet: give one, model.mixer.function=",
+        ),
         ("scripts.train", ["data.min_length=50"], "error: min_length=50, max_length=40"),
         ("scripts.train", ["seed=-1"], "error: seed=-1: expected a number from 0 to 4294967295"),
         (
@@ -70,6 +76,7 @@ def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
             "error: 'outputs/a' is not KEY=VALUE: a run or a checkpoint is given as ckpt=",
         ),
         ("scripts.evaluate", ["ckpt=nowhere"], "error: there is no checkpoint at nowhere"),
+        ("scripts.evaluate", [f"ckpt={__file__}"], "or no checkpoint of ours: it is not a file that torch.save has"),
     ],
 )
 def test_wrong_input_ends_in_a_few_lines(tmp_path, module, arguments, message):

@@ -141,12 +141,18 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
     broken_off.parent.mkdir(parents=True)
     broken_off.touch()
     names = ("finished", "broken_off", "new")
-    train([Run(tmp_path / name, (f"name={name}",)) for name in names], Options(overrides=("a=1",)))
+    train([Run(tmp_path / name, (f"name={name}",)) for name in names], Options(overrides=("seed=1",)))
     assert [command[0] for command in commands] == ["name=broken_off", "name=new"]
     assert f"ckpt_path={broken_off}" in commands[0]
     assert not any("ckpt_path" in argument for argument in commands[1])
-    assert all("a=1" in command for command in commands)
+    assert all("seed=1" in command for command in commands)
     assert "name=new failed: error: no such thing" in capfd.readouterr().out
+
+
+def test_a_wrong_override_begins_no_run(tmp_path):
+    with pytest.raises(ValueError, match="unknown config key 'seeds': did you mean seed"):
+        train([Run(tmp_path / "new", ("name=new",))], Options(overrides=("seeds=1",)))
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_interrupt_lets_no_further_run_begin(tmp_path, monkeypatch):
@@ -280,7 +286,7 @@ def test_what_nothing_would_heed_is_refused(asked, error, monkeypatch, capsys):
 
 def test_without_a_commit_nothing_is_measured(monkeypatch):
     monkeypatch.setattr("sys.argv", ["reproduce", "head_size_limits"])
-    monkeypatch.setattr("scripts.benchmarks.results._run", lambda command: "")
+    monkeypatch.setattr("scripts.provenance.commit", lambda: None)
     monkeypatch.setattr(
         reproduce, "load", lambda name: SimpleNamespace(measure=lambda options: pytest.fail("measured"))
     )

@@ -117,6 +117,7 @@ def test_model_too_small_for_the_data(tiny_config):
         ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed needs a GPU; on a CPU .* bf16-mixed or 32-true"),
         ("trainer.strategy=fsdp", r"trainer\.strategy=fsdp: .* take trainer=fsdp_8"),
         ("trainer.precision=half", "Precision 'half' is invalid"),
+        ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0: a run ends with an evaluation"),
         ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1 must be positive; null: no clipping"),
     ],
 )
@@ -134,7 +135,7 @@ def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, messa
     [
         ("model.d_model=null", r"model\.d_model=null: expected a value of type int"),
         ("model.d_model=-8", "d_model=-8 must be positive"),
-        ("model.num_heads=3", "d_model=8 is not divisible by num_heads=3"),
+        ("model.num_heads=3", "num_heads=3 must be a positive divisor of d_model=8"),
         ("model.embedding_std=-1", "embedding_std=-1 must not be negative"),
         ("model.mixer.conv_width=null", r"model\.mixer\.conv_width=null: expected a value of type int"),
         ("data.batch_size=null", r"data\.batch_size=null: expected a value of type int"),

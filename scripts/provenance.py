@@ -1,0 +1,10 @@
+"""Where a number comes from."""
+
+import subprocess
+from pathlib import Path
+
+
+def commit() -> str | None:
+    """The commit of this checkout, "-dirty" behind it if there are changes; None where there is no git history."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip() or None
