@@ -96,7 +96,9 @@ def load_weights(module: nn.Module, file: Path, content: dict[str, Any]) -> None
     try:
         module.load_state_dict(content["state_dict"])
     except RuntimeError as error:
-        raise ValueError(f"the weights in {file} do not fit this model: {error}") from error
+        first, *others = str(error).splitlines()[1:]
+        more = f" (and {len(others)} more like it)" if others else ""
+        raise ValueError(f"the weights in {file} do not fit this model: {first.strip()}{more}") from error
 
 
 def _load_exported(file: Path) -> dict[str, Any]:
