@@ -263,7 +263,7 @@ def bad(**changes):
             ValueError,
             "either states or cu_seqlens: every document",
         ),
-        ({"cu_seqlens": torch.tensor([0, 3])}, ValueError, "for one packed sequence: batch size is 2"),
+        ({"states": None, "cu_seqlens": torch.tensor([0, 3])}, ValueError, "for one packed sequence: batch size is 2"),
         ({"function": "ltsm"}, ValueError, "unknown cell 'ltsm'; registered cells: elman, gru, lstm, slstm"),
         ({"backend": "cudnn"}, ValueError, "unknown backend 'cudnn'; allowed: auto, .*vanilla"),
     ],
