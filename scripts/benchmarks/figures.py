@@ -51,9 +51,8 @@ def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor:
         _curves(ax, panel, field)
         if with_floor and mode == FORWARD:
             _floor(ax, panel, field)
-        ax.legend()
         ax.set(title=f"{heads}, {mode}", xlabel=label, ylabel="µs per time step")
-    return figure
+    return _with_legend(figure)
 
 
 def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
@@ -100,10 +99,10 @@ def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
 
 
 def _with_legend(figure: Figure) -> Figure:
-    """One for all panels, which would cover bars inside of them."""
+    """One for all panels, which would cover curves and bars inside of them."""
     shown = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in figure.axes]
     labels = {label: handle for panel in shown for handle, label in panel}
-    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=max(1, len(labels)))
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=int(figure.get_figwidth() // 2.5))
     return figure
 
 
