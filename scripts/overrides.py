@@ -1,5 +1,6 @@
 """KEY=VALUE and GROUP=OPTION of a command line: checked against the configs, and taken over from a resumed run."""
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -70,9 +71,9 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     for argument in arguments:
-        key = argument.lstrip("+").partition("=")[0]
-        if argument.startswith("+") and "=" in argument and "." not in key and not is_group(key.partition("@")[0]):
-            raise ValueError(f"{argument}: nothing reads a key {key!r} beside those of the config")
+        added = re.fullmatch(r"\+([^+.=@/]+)=.*", argument, re.DOTALL)
+        if added and not is_group(added[1]):
+            raise ValueError(f"{argument}: nothing reads a key {added[1]!r} beside those of the config")
     groups, keys = [], {}
     for override in OverridesParser.create().parse_overrides(settings(arguments)):
         name = override.key_or_group
