@@ -149,25 +149,6 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
   }
 }
 
-// h of step t, which stands in the block's own state tile or in its outbox, for the next step of every block.
-DEVICE void hand_out(char* state, const char* outbox, u32 barriers, const Ring& ring, int t, bool exchange,
-                     const Place& place) {
-  const int next = t + 1 & 1;
-  if constexpr (BLOCKS == 1) {
-    __syncthreads();
-  } else if constexpr (CLUSTERED) {
-    group_barrier<TILE_THREADS>(1 + place.unit_tile);
-    if (exchange) send_state(outbox, shared_address(state) + next * STATE_BYTES, barriers + next * SLICES * 8, place);
-  } else {
-    __syncthreads();
-    if (exchange) {
-      ring.send(outbox, t);
-      ring.receive(state + next * STATE_BYTES, t);
-    }
-    __syncthreads();
-  }
-}
-
 // One warp that makes the whole sum of its cells begins it with the bias, which then costs nothing.
 constexpr bool BIAS_IN_SUM = K_SPLITS == 1;
 DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
@@ -320,7 +301,19 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
     for (int q = 0; q < CELLS; q++) to_store[q] = valid[q];
     copy_wait<STAGES - 2>();
-    hand_out(state, outbox, barriers, ring, t, exchange, place);
+    if constexpr (BLOCKS == 1) {
+      __syncthreads();
+    } else if constexpr (CLUSTERED) {
+      group_barrier<TILE_THREADS>(1 + place.unit_tile);
+      if (exchange) send_state(outbox, shared_address(state) + next * STATE_BYTES, barriers + next * SLICES * 8, place);
+    } else {
+      __syncthreads();
+      if (exchange) {
+        ring.send(outbox, t);
+        ring.receive(state + next * STATE_BYTES, t);
+      }
+      __syncthreads();
+    }
   }
   store_results();
 #pragma unroll
