@@ -66,9 +66,8 @@ def untraceable(cell: Cell) -> str | None:
 
 
 def _kept_or_made(cell: Cell) -> Trace:
-    fingerprint = _fingerprint(cell)
-    path = cache_folder() / f"trace-{fingerprint}.json"
-    kept = _read(path) if fingerprint else None
+    path = _place(cell)
+    kept = _read(path) if path else None
     if kept is not None and _computes_the_step(kept, cell):
         return kept
     from flashrnn.tracer import make_trace
@@ -76,19 +75,20 @@ def _kept_or_made(cell: Cell) -> Trace:
     made = make_trace(cell)
     graphs = {"forward": made.forward, "factors": made.factors, "backward": made.backward}
     content = {name: {"nodes": [asdict(n) for n in g.nodes], "outputs": g.outputs} for name, g in graphs.items()}
-    if fingerprint:
+    if path:
         store({path: json.dumps(content).encode()})
     return made
 
 
-def _fingerprint(cell: Cell) -> str | None:
-    """None if the step uses something that only this process can tell from others."""
+def _place(cell: Cell) -> Path | None:
+    """Of the trace on disk; None if the step uses something that only this process can tell from others."""
     sources = [Path(__file__).parent / name for name in ("trace.py", "tracer.py", "codegen/graph.py")]
     parts = [torch.__version__, *(path.read_text() for path in sources), repr(cell.gates), repr(cell.states)]
     described = list(_describe(cell.step, set()))
     if any(" at 0x" in part for part in described):
         return None
-    return hashlib.sha256("\n".join([*parts, *described]).encode()).hexdigest()[:32]
+    fingerprint = hashlib.sha256("\n".join([*parts, *described]).encode()).hexdigest()[:32]
+    return cache_folder() / f"trace-{fingerprint}.json"
 
 
 def _describe(value: object, seen: set[int]) -> Iterator[str]:
@@ -100,11 +100,9 @@ def _describe(value: object, seen: set[int]) -> Iterator[str]:
         yield from _describe(value.__code__, seen)
         closure = (cell.cell_contents for cell in value.__closure__ or ())
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items())
-        for part in (*_referred(value.__globals__, value.__code__.co_names), *closure, *defaults):
-            yield from _describe(part, seen)
+        yield from _describe((*_referred(value.__globals__, value.__code__.co_names), *closure, *defaults), seen)
     elif isinstance(value, partial):
-        for part in (value.func, *value.args, *value.keywords.items()):
-            yield from _describe(part, seen)
+        yield from _describe((value.func, *value.args, *value.keywords.items()), seen)
     elif isinstance(value, tuple):
         for part in value:
             yield from _describe(part, seen)

@@ -78,11 +78,12 @@ def load(file: Path) -> dict[str, Any]:
     """The content of a checkpoint of scripts.train, on the CPU, weights read from the file when they are used; of an
     exported folder what is left of it."""
     try:
-        if file.name != EXPORTED and not is_zipfile(file):
+        if file.name == EXPORTED:
+            content = _load_exported(file)
+        elif is_zipfile(file):
+            content = torch.load(file, "cpu", weights_only=True, mmap=True)
+        else:
             raise ValueError("it is not a file that torch.save has finished")
-        content = (
-            _load_exported(file) if file.name == EXPORTED else torch.load(file, "cpu", weights_only=True, mmap=True)
-        )
         if not isinstance(content, dict) or not {"config", "state_dict"} <= content.keys():
             raise ValueError("it was not written by scripts.train")
     except Exception as error:  # torch raises a different kind for each way of being damaged

@@ -32,6 +32,7 @@ def draw(content: dict, path: Path) -> Path:
         figure = _sweep(jobs, *_SWEEPS[suite], with_floor=floors.GPU in gpu)
     else:
         figure = _backends(jobs) if suite == "backends" else _ratios(jobs)
+    _add_legend(figure)
     figure.suptitle(f"{gpu}, {suite}")
     figure.savefig(path, dpi=150)
     return path
@@ -52,7 +53,7 @@ def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor:
         if with_floor and mode == FORWARD:
             _floor(ax, panel, field)
         ax.set(title=f"{heads}, {mode}", xlabel=label, ylabel="µs per time step")
-    return _with_legend(figure)
+    return figure
 
 
 def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
@@ -95,15 +96,14 @@ def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
         ax.set_yticks(range(len(found)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in found])
         ax.invert_yaxis()
         ax.set(title=mode, xlabel="µs per time step", xscale="log")
-    return _with_legend(figure)
+    return figure
 
 
-def _with_legend(figure: Figure) -> Figure:
+def _add_legend(figure: Figure) -> None:
     """One for all panels, which would cover curves and bars inside of them."""
     shown = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in figure.axes]
     labels = {label: handle for panel in shown for handle, label in panel}
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=int(figure.get_figwidth() // 2.5))
-    return figure
 
 
 def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
@@ -130,4 +130,4 @@ def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
         ax.set_yticks(range(len(ratios)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in ratios])
         ax.invert_yaxis()
         ax.set(title=mode, xlabel="their time / ours (black: the least we want)")
-    return _with_legend(figure)
+    return figure
