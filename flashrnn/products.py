@@ -52,10 +52,11 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
 
 
 class Part(NamedTuple):
-    """Rows of the gates [N, B*T, D], and the h that they saw, less what an earlier part took for it."""
+    """Rows of the gates [N, B*T, D], and what to add for them: their product with `h`, `sign` times."""
 
     rows: slice
     h: Tensor  # [N, as many, D]
+    sign: int = 1
 
 
 def whole(h_before: Tensor) -> list[Part]:
@@ -64,21 +65,23 @@ def whole(h_before: Tensor) -> list[Part]:
     return [Part(slice(None), rows)]
 
 
-def shifted(h: Tensor, initial: Tensor, reset: Tensor | None) -> list[Part]:
-    """All rows, without a copy of h where that pays: row by row, h of the step before stands in front."""
-    B, T = h.shape[:2]
-    if reset is not None or T < _SHORT or h.numel() < _LARGE:
+def rows_before(h: Tensor, initial: Tensor, reset: Tensor | None) -> list[Part]:
+    """All rows, with h before every step: a copy of h where `reset` changes it, otherwise h itself, shifted by a row.
+
+    The largest product comes last, because sums of products are rounded.
+    """
+    if reset is not None:
         return whole(previous_h(h, initial, reset))
-    rows, first = _flat(h).transpose(0, 1), initial.transpose(0, 1).to(h.dtype)
-    if is_time_major(h):
-        return [Part(slice(B, None), rows[:, :-B]), Part(slice(0, B), first)]
-    change = first.clone()
-    change[:, 1:] -= rows[:, T - 1 : -1 : T]  # the last h of the sequence before it in memory
-    return [Part(slice(1, None), rows[:, :-1]), Part(slice(0, None, T), change)]
-
-
-_SHORT = 32  # steps, below which too much would have to cancel
-_LARGE = 2**22  # elements, below which more products take as long as a copy
+    (B, T), rows = h.shape[:2], _flat(h).transpose(0, 1)
+    initial = initial.transpose(0, 1).to(h.dtype)
+    if is_time_major(h) or B == 1 or T == 1:
+        return [Part(slice(0, B), initial), Part(slice(B, None), rows[:, :-B])]
+    others = rows[:, T - 1 : -1 : T]  # the last h of a sequence stands in front of the next one
+    return [
+        Part(slice(0, None, T), initial),
+        Part(slice(T, None, T), others, sign=-1),
+        Part(slice(1, None), rows[:, :-1]),
+    ]
 
 
 def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
@@ -87,6 +90,6 @@ def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
     d_R = d_gates[0].new_empty(len(d_gates), N, width, D)
     for to, d_gate in zip(d_R, d_gates, strict=True):
         torch.bmm(d_gate[:, parts[0].rows].transpose(1, 2), parts[0].h, out=to)
-        for rows, h in parts[1:]:
-            to.baddbmm_(d_gate[:, rows].transpose(1, 2), h)
+        for rows, h, sign in parts[1:]:
+            to.baddbmm_(d_gate[:, rows].transpose(1, 2), h, alpha=sign)
     return d_R.view(-1, N, D, D)

@@ -75,6 +75,23 @@ def check(backend: str, case: Case, dtype: torch.dtype, device: str, run: Callab
     assert_close(out, reference, dtype, peers)
 
 
+def check_no_states(backend: str, case: Case, dtype: torch.dtype, device: str) -> None:
+    """Without initial states everything is as with zeros."""
+    inputs = inputs_for(backend, case, dtype, torch.device(device))
+    inputs = inputs._replace(states=torch.zeros_like(inputs.states).requires_grad_())
+
+    def without_states(Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, **options) -> tuple[Tensor, Tensor]:
+        every, last = flashrnn(Wx, R, b, **options)
+        return every, last + 0 * states  # which gives states a gradient
+
+    out, expected = (
+        results(run, inputs, function=case.cell, backend=backend, of_h=case.cell.name == "slstm")
+        for run in (without_states, flashrnn)
+    )
+    del out["gradient of states"], expected["gradient of states"]
+    assert_close(out, expected, dtype)
+
+
 def check_numbers_beyond_float16(backend: str, device: str) -> None:
     """Gradients of an sLSTM where a gate, and the stabiliser m, are larger than the largest number of float16."""
     cell = get_cell("slstm")

@@ -30,7 +30,7 @@ from flashrnn.problem import (
     rows_like,
     saturated,
 )
-from flashrnn.products import gate_views, outer_products, recurrent_only, row_strides, shifted
+from flashrnn.products import gate_views, outer_products, recurrent_only, row_strides, rows_before
 
 
 class CudaFused:
@@ -71,7 +71,7 @@ class CudaFused:
         B, T, N, D = h.shape
         variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
         kernel, layout = _kernel(self._choose, "backward", cell, D, N, B, h.dtype, variant, h.device.index)
-        parts = shifted(h, states[0], reset)
+        parts = rows_before(h, states[0], reset)
         d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
         gradients = gate_views(cell, d_Wx, d_u)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))

@@ -31,7 +31,7 @@ from flashrnn.problem import (
     empty_gates,
     rows_like,
 )
-from flashrnn.products import gate_views, outer_products, row_strides, shifted
+from flashrnn.products import gate_views, outer_products, row_strides, rows_before
 
 
 class CudaStreaming:
@@ -74,7 +74,7 @@ class CudaStreaming:
         exchanged = contiguous(reset), _exchange(layout, h), _counters(layout, h)
         arguments = (matrix, *exchanged, states, h, aux, aligned(gates), d_h, d_aux, d_Wx, d_u, d_state)
         kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
-        d_R = outer_products(gate_views(cell, d_Wx, d_u), shifted(h, states[0], reset))
+        d_R = outer_products(gate_views(cell, d_Wx, d_u), rows_before(h, states[0], reset))
         return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
 
 

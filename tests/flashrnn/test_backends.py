@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from tests.suite import CELL_CASES, HEADS_CASES, LAYOUT_CASES, LENGTH_CASES, RESET_CASES, SIZE_CASES, check
+from tests.suite import (
+    CELL_CASES,
+    HEADS_CASES,
+    LAYOUT_CASES,
+    LENGTH_CASES,
+    RESET_CASES,
+    SIZE_CASES,
+    check,
+    check_no_states,
+)
 
 WIDTHS = (1, 20, 33, 64, 100)  # head sizes that fill a width of the kernels, and such that do not
 CASES = [
@@ -19,6 +28,12 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cpu_fused_float32(case):
     check("cpu_fused", case, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("backend", ["cpu_fused", "vanilla"])
+@pytest.mark.parametrize("case", CELL_CASES, ids=str)
+def test_no_states(case, backend):
+    check_no_states(backend, case, torch.float64, "cpu")
 
 
 @pytest.mark.parametrize("case", [*CELL_CASES, *LAYOUT_CASES], ids=str)

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from flashrnn import backends
+from flashrnn import backends, get_cell
 from tests.suite import (
     ALL_CASES,
     CELL_CASES,
     LAYOUT_CASES,
     RESET_CASES,
     SIZE_CASES,
+    Case,
     check,
+    check_no_states,
     check_numbers_beyond_float16,
     h_alone,
 )
@@ -41,6 +43,14 @@ def test_other_dtypes(backend, case, dtype):
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_h_alone(backend, case):
     check(backend, case, torch.bfloat16, "cuda:0", h_alone)
+
+
+@pytest.mark.parametrize("T", [1, 20])
+@pytest.mark.parametrize("D", [64, 256, 1024])
+@pytest.mark.parametrize("cell", ["gru", "slstm"])
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_no_states(backend, cell, D, T):
+    check_no_states(backend, Case(get_cell(cell), T=T, N=1, D=D), torch.bfloat16, "cuda:0")
 
 
 @pytest.mark.parametrize("backend", ON_GPU)

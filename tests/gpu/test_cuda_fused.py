@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from flashrnn import FlashRNN, flashrnn, get_cell, products
+from flashrnn import FlashRNN, flashrnn, get_cell
 from tests.problems import Inputs, results
-from tests.suite import Case, check, inputs_for
+from tests.suite import Case, inputs_for
 from tests.tolerances import assert_close
 
 pytestmark = [
@@ -21,14 +21,6 @@ both_backends = pytest.mark.parametrize("backend", ["cuda_fused", "cuda"])
 
 def on_gpu(backend: str, B: int, T: int, N: int, D: int) -> Inputs:
     return inputs_for(backend, Case(B=B, T=T, N=N, D=D), torch.bfloat16, torch.device("cuda", 0))
-
-
-@pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
-@both_backends
-def test_problems_large_enough_for_no_copy_of_h(backend, time_major):
-    case = Case(B=16, T=512, N=4, D=128, time_major=time_major)
-    assert case.B * case.T * case.N * case.D >= products._LARGE
-    check(backend, case, torch.bfloat16, "cuda:0")
 
 
 @pytest.mark.parametrize("D", [64, 768])
@@ -73,14 +65,10 @@ def test_two_streams_at_once_for_a_long_time(backend):
     assert torch.equal(last, expected[1])
 
 
+@pytest.mark.parametrize("D", [64, 1024])
 @both_backends
-def test_a_cuda_graph_captures_forward_and_backward(backend):
-    inputs = on_gpu(backend, 8, 50, 2, 64)
-
-    def run():
-        return results(flashrnn, inputs, function=LSTM, backend=backend)["gradient of Wx"]
-
-    expected = run()
+def test_a_cuda_graph_captures_forward_and_backward(backend, D):
+    inputs = on_gpu(backend, 8, 50, 1, D)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         every, _ = flashrnn(*inputs, function=LSTM, backend=backend)
@@ -91,8 +79,9 @@ def test_a_cuda_graph_captures_forward_and_backward(backend):
     with torch.cuda.graph(graph):
         captured = flashrnn(*inputs, function=LSTM, backend=backend)[0]
         d_Wx = torch.autograd.grad(captured, inputs, d_every)[0]
-    d_Wx.zero_()
-    graph.replay()
-    again = torch.autograd.grad(flashrnn(*inputs, function=LSTM, backend=backend)[0], inputs, d_every)[0]
-    assert torch.equal(d_Wx, again)
+    expected = torch.autograd.grad(flashrnn(*inputs, function=LSTM, backend=backend)[0], inputs, d_every)[0]
     assert expected.isfinite().all()
+    for _ in range(3):
+        d_Wx.zero_()
+        graph.replay()
+        assert torch.equal(d_Wx, expected)
