@@ -37,14 +37,16 @@ def _on_gpu(options: argparse.Namespace) -> None:
 
 
 def _kernels(options: argparse.Namespace) -> None:
-    from scripts.benchmarks import kernels
+    from scripts.benchmarks import haste, kernels
     from scripts.benchmarks.peers import FLASHRNN
     from scripts.benchmarks.timing import FULL, QUICK
 
-    wheel, peers, effort = options.flashrnn_wheel, options.peers, QUICK if options.quick else FULL
+    wheel, sources, peers = options.flashrnn_wheel, options.haste_sources, options.peers
     if peers is None:
-        peers = [name for name in kernels.PEERS if (name in FLASHRNN) <= bool(wheel)]
-    kernels.run(options.suite, options.case, peers, wheel, effort, options.out, options.commit)
+        given = {**dict.fromkeys(FLASHRNN, wheel), haste.NAME: sources}
+        peers = [name for name in kernels.PEERS if given.get(name, True)]
+    effort = QUICK if options.quick else FULL
+    kernels.run(options.suite, options.case, peers, wheel, sources, effort, options.out, options.commit)
 
 
 def _first_call(options: argparse.Namespace) -> None:
@@ -95,6 +97,8 @@ def _kernels_arguments(command: argparse.ArgumentParser) -> None:
                          "as in lstm-12x64-B16-T1024-bfloat16 (default: all of the suite)")  # fmt: skip
     command.add_argument("--peers", nargs="*", metavar="PEER", help="(default: all that can be measured)")
     command.add_argument("--flashrnn-wheel", type=Path, metavar="PATH", help="pip download flashrnn==1.0.8 --no-deps")
+    command.add_argument("--haste-sources", type=Path, metavar="FOLDER",
+                         help="PyPI's haste_pytorch-0.5.0rc0.tar.gz, unpacked")  # fmt: skip
     command.add_argument("--quick", action="store_true", help="fewer repetitions")
 
 

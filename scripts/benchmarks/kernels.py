@@ -9,7 +9,7 @@ from zipfile import is_zipfile
 
 import torch
 
-from scripts.benchmarks import ours, peers
+from scripts.benchmarks import haste, ours, peers
 from scripts.benchmarks.cases import MODES, Case, Job, select
 from scripts.benchmarks.results import KernelResults, gpu_slug, head, milliseconds
 from scripts.benchmarks.table import print_table
@@ -18,7 +18,7 @@ from scripts.benchmarks.worker import error_text
 
 WHAT = """Milliseconds of h without gradients (forward), or with those of Wx, R and b (forward+backward). ms: by events
 on the device around each call, for which the host is ahead. call_ms: of calls one after the other, with the host's
-part. peak_mib: what a call takes beside its inputs. input_ms: the product with the inputs, which a cuDNN time includes.
+part. peak_mib: what a call takes beside its inputs. input_ms: the product with the inputs, which a layer includes.
 errors: relative, against float64, over the first steps."""
 
 
@@ -61,11 +61,11 @@ IN_PROCESS = {
         *(InProcess(name, partial(ours.run, backend=backend)) for name, backend in ours.OTHERS.items()),
     )
 }
-PEERS = (*IN_PROCESS, *peers.FLASHRNN)
+PEERS = (*IN_PROCESS, *peers.FLASHRNN, haste.NAME)
 
 
-def implementations(names: Sequence[str], wheel: Path | None) -> list[Implementation]:
-    """Ours and the peers of these names."""
+def implementations(names: Sequence[str], wheel: Path | None, haste_sources: Path | None) -> list[Implementation]:
+    """Ours and the peers of these names; those that are not installed come from a wheel and from sources."""
     if unknown := [name for name in names if name not in PEERS]:
         raise ValueError(f"unknown peer {unknown[0]!r}; there are: {', '.join(PEERS)}")
     from_wheel = [name for name in names if name in peers.FLASHRNN]
@@ -76,8 +76,16 @@ def implementations(names: Sequence[str], wheel: Path | None) -> list[Implementa
         )
     if wheel is not None and not is_zipfile(wheel):
         raise ValueError(f"--flashrnn-wheel {wheel} is no wheel")
-    chosen = (peers.PyPIFlashRNN(wheel, name) if name in from_wheel else IN_PROCESS[name] for name in names)
-    return [InProcess(ours.NAME, ours.run), *chosen]
+    if haste.NAME in names and haste_sources is None:
+        raise ValueError(
+            f"the peer {haste.NAME} needs its sources: unpack haste_pytorch-0.5.0rc0.tar.gz, which PyPI has, "
+            "then --haste-sources FOLDER"
+        )
+    if haste_sources is not None:
+        haste.check(haste_sources)
+    known = IN_PROCESS | {name: peers.PyPIFlashRNN(wheel, name) for name in from_wheel}
+    known[haste.NAME] = InProcess(haste.NAME, partial(haste.run, sources=haste_sources), haste.supports)
+    return [InProcess(ours.NAME, ours.run), *(known[name] for name in names)]
 
 
 def measure(
@@ -98,12 +106,13 @@ def run(
     patterns: list[str],
     peer_names: list[str],
     wheel: Path | None,
+    haste_sources: Path | None,
     effort: Effort,
     folder: Path,
     commit: str,
 ) -> None:
     """Measures cases of a suite, and prints a table of all that the suite's file then holds."""
-    cases, chosen = select(suite, patterns), implementations(peer_names, wheel)
+    cases, chosen = select(suite, patterns), implementations(peer_names, wheel, haste_sources)
     path = folder / f"kernels_{suite}_{gpu_slug()}.json"
     results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": suite}, head(commit))
     measure(cases, chosen, results, effort)

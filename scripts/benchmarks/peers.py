@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -29,12 +29,17 @@ def cudnn_supports(case: Case) -> bool:
 
 
 def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
-    """PyTorch's layer in `dtype`, time first as cuDNN has it, and the product with the inputs that this includes."""
+    """PyTorch's layer in `dtype`, time first as cuDNN has it."""
+    return layer(job, effort, CUDNN[job.case.function], dtype)
+
+
+def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype: torch.dtype) -> dict:
+    """A layer of that kind, of one head, and the product with the inputs that its time includes."""
     case, training = job.case, job.mode == TRAINING
     gates = len(get_cell(case.function).input_gates)
     x = torch.randn(case.T, case.B, case.D, device="cuda", dtype=dtype, requires_grad=True)
-    # In training mode cuDNN keeps what a backward pass needs, whether or not there will be one.
-    rnn = CUDNN[case.function](case.D, case.D, device="cuda", dtype=dtype).train(training)
+    # In training mode a layer keeps what a backward pass needs, whether or not there will be one.
+    rnn = kind(case.D, case.D).to("cuda", dtype).train(training)
     linear = nn.Linear(case.D, gates * case.D, device="cuda", dtype=dtype)
     whole = measure(lambda: rnn(x)[0], [x, *rnn.parameters()], training, effort)
     product = measure(lambda: linear(x), [x, *linear.parameters()], training, effort)

@@ -339,6 +339,12 @@ class TestCommandLine:
         missing = tmp_path / "no.whl"
         assert f"{missing} is no wheel" in self.refused(monkeypatch, "kernels", "--flashrnn-wheel", missing)
 
+    def test_asks_for_the_sources(self, monkeypatch, tmp_path):
+        error = self.refused(monkeypatch, "kernels", "--peers", "haste_0.5.0")
+        assert error.startswith("error: the peer haste_0.5.0 needs its sources: unpack haste_pytorch-0.5.0rc0.tar.gz")
+        error = self.refused(monkeypatch, "kernels", "--haste-sources", tmp_path)
+        assert error.startswith(f"error: --haste-sources {tmp_path} does not hold")
+
     @pytest.mark.parametrize("name", ["kernels", "first_call"])
     def test_asks_for_a_gpu(self, name, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,0 +1,66 @@
+"""Haste (PyPI haste_pytorch 0.5.0rc0, of 2020), compiled from its sources.
+
+Its own build asks for GPUs that CUDA 13 no longer knows, hence another one here, of its LSTM alone.
+"""
+
+import shutil
+import sys
+import tempfile
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch.utils import cpp_extension
+
+from scripts.benchmarks.cases import Case, Job
+from scripts.benchmarks.peers import layer
+from scripts.benchmarks.timing import Effort
+
+NAME = "haste_0.5.0"
+_MODULE = """#include <torch/extension.h>
+void lstm_init(py::module&);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { lstm_init(m); }
+"""
+
+
+def supports(case: Case) -> bool:
+    return case.N == 1 and case.function == "lstm"
+
+
+def run(job: Job, effort: Effort, sources: Path) -> dict:
+    """Its layer in float32, which its kernels are for, time first, and the product with the inputs."""
+    return layer(job, effort, _package(sources).LSTM, torch.float32)
+
+
+def check(sources: Path) -> None:
+    if not (sources / "frameworks" / "pytorch" / "lstm.cc").is_file():
+        raise ValueError(f"--haste-sources {sources} does not hold the unpacked haste_pytorch-0.5.0rc0.tar.gz")
+
+
+@cache
+def _package(sources: Path) -> ModuleType:
+    sys.modules["haste_pytorch_lib"] = _kernels(sources)
+    package = sources / "frameworks" / "pytorch"
+    spec = spec_from_file_location("haste_pytorch", package / "__init__.py", submodule_search_locations=[str(package)])
+    sys.modules["haste_pytorch"] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["haste_pytorch"])
+    return sys.modules["haste_pytorch"]
+
+
+def _kernels(sources: Path) -> ModuleType:
+    build = Path(tempfile.gettempdir()) / NAME
+    build.mkdir(exist_ok=True)
+    kernels = [build / f"lstm_{direction}_gpu.cu" for direction in ("forward", "backward")]
+    for kernel in kernels:  # the compiler goes by the ending
+        shutil.copy(sources / "lib" / f"{kernel.name}.cc", kernel)
+    module = build / "module.cc"
+    module.write_text(_MODULE)
+    return cpp_extension.load(
+        "haste_pytorch_lib",
+        [str(file) for file in (module, sources / "frameworks" / "pytorch" / "lstm.cc", *kernels)],
+        extra_include_paths=[str(sources / "lib")],
+        extra_cuda_cflags=["-O3", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__"],
+        build_directory=str(build),
+    )
