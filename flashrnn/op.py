@@ -15,8 +15,10 @@ from flashrnn.problem import (
     States,
     as_planes,
     as_rows,
+    contiguous,
     empty_aux,
     empty_gates,
+    empty_states,
     rows_like,
     state_dtype,
 )
@@ -97,16 +99,14 @@ def recurrence(
     dtype = _io_dtype(Wx, dtype)
     _check(cell, Wx, R, b, states, reset)
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
-    if states is None:
-        states = Wx.new_zeros(len(cell.states), Wx.shape[0], *Wx.shape[3:], dtype=b.dtype)
-    else:
+    if states is not None:
         states = torch.cat([states[:1].to(dtype).to(b.dtype), states[1:].to(b.dtype)])  # h is of dtype at every step
-    differentiable = (Wx, R, b, states)
+    differentiable = [x for x in (Wx, R, b, states) if x is not None]
     _check_no_tangents(differentiable)
     transformed = _transformed()  # then inputs do not tell whether a gradient is wanted
     needs_grad = transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if transformed else _forward
-    h, aux, last, _ = run(*differentiable, reset, cell.key, backend, all_states, needs_grad)
+    h, aux, last, _ = run(Wx, R, b, states, reset, cell.key, backend, all_states, needs_grad)
     return States(h, aux if all_states else aux[:, :, :0], last)
 
 
@@ -178,7 +178,7 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, 
         raise TypeError(f"reset must be a bool tensor, got {reset.dtype}")
 
 
-def _check_no_tangents(inputs: tuple[Tensor, ...]) -> None:
+def _check_no_tangents(inputs: list[Tensor]) -> None:
     """Without this, forward-mode differentiation would give zeros."""
     if torch.compiler.is_compiling():
         return
@@ -220,14 +220,14 @@ def _run_forward(
     Wx: Tensor,
     R: Tensor,
     b: Tensor,
-    states: Tensor,
+    states: Tensor | None,
     reset: Tensor | None,
     cell: str,
     backend: str,
     all_states: bool,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    definition, inputs = cell_of_key(cell), Inputs(Wx, R, b, states.contiguous(), reset)
+    definition, inputs = cell_of_key(cell), Inputs(Wx, R, b, contiguous(states), reset)
     with _no_autocast(Wx):
         chosen = _backend(backend, definition, Wx, reset, training)
         results, gates = chosen.forward(definition, inputs, all_states, training)
@@ -240,7 +240,7 @@ _forward = _operator(_run_forward)
 @torch.library.register_fake("flashrnn::forward")
 def _(Wx, R, b, states, reset, cell, backend, all_states, training):
     definition = cell_of_key(cell)
-    h, last = rows_like(Wx, *Wx.shape[3:]), states.new_empty(states.shape)
+    h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(definition, Wx)
     return h, empty_aux(definition, Wx, all_states, training), last, empty_gates(definition, Wx, training)
 
 
@@ -249,7 +249,7 @@ def _run_backward(
     d_aux: Tensor | None,
     d_last: Tensor | None,
     R: Tensor,
-    states: Tensor,
+    states: Tensor | None,
     reset: Tensor | None,
     h: Tensor,
     aux: Tensor,
@@ -259,7 +259,7 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     definition, grads = cell_of_key(cell), States(d_h, d_aux, d_last)
     # what keeps saved tensors (vmap, hooks) may change their layout
-    kept = Kept(R, states.contiguous(), reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
+    kept = Kept(R, contiguous(states), reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
     with _no_autocast(h):
         return tuple(_backend(backend, definition, h, reset, True).backward(definition, kept, grads))
 
@@ -270,8 +270,8 @@ _backward = _operator(_run_backward)
 @torch.library.register_fake("flashrnn::backward")
 def _(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend):
     definition, (N, D) = cell_of_key(cell), h.shape[2:]
-    d_Wx, d_b = rows_like(h, len(definition.input_gates), N, D), states.new_empty(len(definition.gates), N, D)
-    return d_Wx, R.new_empty(R.shape), d_b, states.new_empty(states.shape)
+    d_Wx, d_states = rows_like(h, len(definition.input_gates), N, D), empty_states(definition, h)
+    return d_Wx, R.new_empty(R.shape), d_states.new_empty(len(definition.gates), N, D), d_states
 
 
 def _setup_context(ctx, inputs, output):
@@ -284,9 +284,9 @@ def _setup_context(ctx, inputs, output):
 
 
 def _autograd(ctx, d_h, d_aux, d_last, _):
-    run = _Backward.apply if _transformed() else _backward
-    gradients = run(d_h, d_aux, d_last, *ctx.saved_tensors, ctx.cell, ctx.backend)
-    return (*gradients, None, None, None, None, None)
+    run, kept = _Backward.apply if _transformed() else _backward, Kept(*ctx.saved_tensors)
+    d_Wx, d_R, d_b, d_states = run(d_h, d_aux, d_last, *kept, ctx.cell, ctx.backend)
+    return (d_Wx, d_R, d_b, None if kept.states is None else d_states, None, None, None, None, None)
 
 
 torch.library.register_autograd("flashrnn::forward", _autograd, setup_context=_setup_context)

@@ -53,7 +53,7 @@ class Inputs(NamedTuple):
     Wx: Tensor  # [B, T, Gi, N, D], maybe with batch and time swapped in memory
     R: Tensor  # [Gr, N, D, D], dtype of Wx
     b: Tensor  # [G, N, D], state dtype
-    states: Tensor  # [S, B, N, D], state dtype
+    states: Tensor | None  # [S, B, N, D], state dtype; None: zeros
     reset: Tensor | None  # [B, T] bool
 
 
@@ -69,7 +69,7 @@ class Kept(NamedTuple):
     """What the backward pass computes from."""
 
     R: Tensor
-    states: Tensor  # the initial ones
+    states: Tensor | None  # the initial ones
     reset: Tensor | None
     h: Tensor  # of all steps, as aux and gates in memory as Wx
     aux: Tensor
@@ -163,6 +163,17 @@ def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:
     """Of the states behind the first at every step: the state dtype, but `kept_dtype` if the cell allows it and they
     are not among the results."""
     return kept_dtype(dtype) if cell.float16_states and not all_states else state_dtype(dtype)
+
+
+def empty_states(cell: Cell, rows: Tensor) -> Tensor:
+    """Room for the states before or after all steps of `rows` [B, T, ..., N, D]: [S, B, N, D]."""
+    B, _, *_, N, D = rows.shape
+    return rows.new_empty(len(cell.states), B, N, D, dtype=state_dtype(rows.dtype))
+
+
+def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
+    """`states`, or the zeros that None stands for."""
+    return empty_states(cell, rows).zero_() if states is None else states
 
 
 def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tensor:

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
@@ -30,7 +29,7 @@ def _flat(x: Tensor) -> Tensor:
     return (x.transpose(0, 1) if is_time_major(x) else x).flatten(0, 1)
 
 
-def previous_h(h: Tensor, initial: Tensor, reset: Tensor | None) -> Tensor:
+def previous_h(h: Tensor, initial: Tensor | float, reset: Tensor | None) -> Tensor:
     """h before every step, [B, T, N, D] in the memory order of h."""
     before = rows_like(h, *h.shape[2:])
     before[:, 0] = initial
@@ -65,23 +64,20 @@ def whole(h_before: Tensor) -> list[Part]:
     return [Part(slice(None), rows)]
 
 
-def rows_before(h: Tensor, initial: Tensor, reset: Tensor | None) -> list[Part]:
+def rows_before(h: Tensor, states: Tensor | None, reset: Tensor | None) -> list[Part]:
     """All rows, with h before every step: a copy of h where `reset` changes it, otherwise h itself, shifted by a row.
 
-    The largest product comes last, because sums of products are rounded.
+    Initial states [S, B, N, D], None: zeros. The largest product comes last, because sums of products are rounded.
     """
     if reset is not None:
-        return whole(previous_h(h, initial, reset))
+        return whole(previous_h(h, 0 if states is None else states[0], reset))
     (B, T), rows = h.shape[:2], _flat(h).transpose(0, 1)
-    initial = initial.transpose(0, 1).to(h.dtype)
     if is_time_major(h) or B == 1 or T == 1:
-        return [Part(slice(0, B), initial), Part(slice(B, None), rows[:, :-B])]
-    others = rows[:, T - 1 : -1 : T]  # the last h of a sequence stands in front of the next one
-    return [
-        Part(slice(0, None, T), initial),
-        Part(slice(T, None, T), others, sign=-1),
-        Part(slice(1, None), rows[:, :-1]),
-    ]
+        first, parts = slice(0, B), [Part(slice(B, None), rows[:, :-B])]
+    else:
+        others = rows[:, T - 1 : -1 : T]  # the last h of a sequence stands in front of the next one
+        first, parts = slice(0, None, T), [Part(slice(T, None, T), others, sign=-1), Part(slice(1, None), rows[:, :-1])]
+    return parts if states is None else [Part(first, states[0].transpose(0, 1).to(h.dtype)), *parts]
 
 
 def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
@@ -89,7 +85,6 @@ def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
     (N, _, width), D = d_gates[0].shape, parts[0].h.shape[2]
     d_R = d_gates[0].new_empty(len(d_gates), N, width, D)
     for to, d_gate in zip(d_R, d_gates, strict=True):
-        torch.bmm(d_gate[:, parts[0].rows].transpose(1, 2), parts[0].h, out=to)
-        for rows, h, sign in parts[1:]:
-            to.baddbmm_(d_gate[:, rows].transpose(1, 2), h, alpha=sign)
+        for k, (rows, h, sign) in enumerate(parts):
+            to.baddbmm_(d_gate[:, rows].transpose(1, 2), h, beta=min(k, 1), alpha=sign)
     return d_R.view(-1, N, D, D)

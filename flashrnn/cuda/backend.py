@@ -11,7 +11,7 @@ from flashrnn.cuda import tiling
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.kernel import compile_best
-from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.launch import LoadedKernel, load, zeros
 from flashrnn.cuda.source import Tiling, Variant, variant_of
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import (
@@ -26,6 +26,7 @@ from flashrnn.problem import (
     contiguous,
     empty_aux,
     empty_gates,
+    empty_states,
     kept_dtype,
     rows_like,
     saturated,
@@ -57,10 +58,11 @@ class CudaFused:
         B, T, _, N, D = Wx.shape
         Wx = aligned(as_rows(Wx, Wx))
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        h, last = rows_like(Wx, N, D), torch.empty_like(states)
+        h, last = rows_like(Wx, N, D), empty_states(cell, Wx)
         variant = variant_of(reset, aux, training)
         kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
-        arguments = (Wx, R.contiguous(), b.contiguous(), states, contiguous(reset), h, aux, last, gates)
+        initial = _or_zeros(states, last)
+        arguments = (Wx, R.contiguous(), b.contiguous(), initial, contiguous(reset), h, aux, last, gates)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             rings = _rings(groups, layout, Wx) if layout.grid else None
             kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first, *_step_bytes(cell, h, aux))
@@ -71,22 +73,23 @@ class CudaFused:
         B, T, N, D = h.shape
         variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
         kernel, layout = _kernel(self._choose, "backward", cell, D, N, B, h.dtype, variant, h.device.index)
-        parts = rows_before(h, states[0], reset)
+        parts = rows_before(h, states, reset)
         d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
         gradients = gate_views(cell, d_Wx, d_u)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
-        d_b, d_states = states.new_empty(layout.batches(B), len(cell.gates), N, D), torch.empty_like(states)
+        d_states = empty_states(cell, h)
+        d_b = d_states.new_empty(layout.batches(B), len(cell.gates), N, D)
         known = (
             R.contiguous(),
-            states,
+            _or_zeros(states, d_states),
             contiguous(reset),
             aligned(h),
             aligned(aux),
-            aligned(saturated(states[1:], aux.dtype)),
+            _or_zeros(None if states is None else aligned(saturated(states[1:], aux.dtype)), d_states),
             aligned(gates),
             d_h,
         )
-        d_aux = as_aux(grads.aux, aux, states.dtype)
+        d_aux = as_aux(grads.aux, aux, d_states.dtype)
         more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
@@ -109,6 +112,11 @@ def _kernel(
     binary, layout = choose(direction, cell, N, D, B, dtype, variant, device_gpu(device))
     shared = tiling.shared_bytes(direction, cell, dtype, layout)
     return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
+
+
+def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor | int:
+    """`states`, or the address of as many zeros as are in `room`."""
+    return zeros(room.device.index, room.nbytes) if states is None else states
 
 
 def _step_bytes(cell: Cell, h: Tensor, aux: Tensor) -> tuple[int, int, int, int]:

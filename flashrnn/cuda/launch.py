@@ -82,6 +82,26 @@ def load(binary: Binary, device: int, threads: int, shared_bytes: int, blocks: i
     return LoadedKernel(binary, device, threads, shared_bytes, blocks, grid)
 
 
+def zeros(device: int, size: int) -> int:
+    """The address of `size` zero bytes on a GPU, which nobody writes to and which stay there."""
+    return _zeros(device, max(20, (size - 1).bit_length()))
+
+
+@cache
+def _zeros(device: int, bits: int) -> int:
+    """2 ** bits of them. PyTorch's memory would not do: what it gives out under a CUDA graph goes with the graph."""
+    from cuda.bindings import driver
+
+    with torch.cuda.device(device):
+        error, address = driver.cuMemAlloc(1 << bits)
+        if error == driver.CUresult.CUDA_SUCCESS:
+            (error,) = driver.cuMemsetD8(address, 0, 1 << bits)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"no {1 << bits} bytes for the zeros that sequences start from: {error.name}")
+        torch.cuda.synchronize()  # any stream may read them
+    return int(address)
+
+
 @cache
 def _stream(handle: int):
     from cuda.core import Stream

@@ -75,11 +75,10 @@ def _compile_all(direction: str, sizes: Sizes, choices: list[Tiling]) -> None:
 
 def _random_inputs(sizes: Sizes, device: torch.device) -> Inputs:
     cell, N, D, B, dtype, _ = sizes
-    exact = {"device": device, "dtype": state_dtype(dtype)}
     Wx = torch.randn(B, _STEPS, len(cell.input_gates), N, D, device=device).to(dtype)
     R = (torch.randn(len(cell.recurrent_gates), N, D, D, device=device) / D**0.5).to(dtype)
-    b, states = torch.zeros(len(cell.gates), N, D, **exact), torch.zeros(len(cell.states), B, N, D, **exact)
-    return Inputs(Wx, R, b, states, None)
+    b = torch.zeros(len(cell.gates), N, D, device=device, dtype=state_dtype(dtype))
+    return Inputs(Wx, R, b, None, None)
 
 
 def _measure(direction: str, sizes: Sizes, choice: Tiling, inputs: Inputs) -> float:
@@ -89,7 +88,7 @@ def _measure(direction: str, sizes: Sizes, choice: Tiling, inputs: Inputs) -> fl
         states, gates = run()
         if direction == "forward":
             return _us(run)
-        kept = Kept(inputs.R, inputs.states, None, states.h, states.aux, gates)
+        kept = Kept(inputs.R, None, None, states.h, states.aux, gates)
         grads = States(torch.randn_like(states.h), None, None)
         return _us(partial(backend.backward, sizes.cell, kept, grads))
     except RuntimeError:  # no room for its blocks

@@ -18,6 +18,8 @@ from flashrnn.problem import (
     as_rows,
     empty_aux,
     empty_gates,
+    empty_states,
+    initial_states,
     rows_like,
 )
 from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, whole
@@ -41,9 +43,9 @@ class TritonFused:
 
         Wx, R, b, states, reset = inputs
         Wx = as_rows(Wx, Wx)
-        h, last = rows_like(Wx, *Wx.shape[3:]), torch.empty_like(states)
+        h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        known = (Wx, R.contiguous(), b.contiguous(), states, _as_bytes(reset))
+        known = (Wx, R.contiguous(), b.contiguous(), initial_states(cell, states, Wx), _as_bytes(reset))
         launch("forward", cell, h, *known, h, aux if aux.shape[2] else None, last, gates if training else None)
         return States(h, aux, last), gates
 
@@ -51,7 +53,7 @@ class TritonFused:
         from flashrnn.triton.launch import launch
 
         R, states, reset, h, aux, gates = kept
-        B, _, N, D = h.shape
+        (B, _, N, D), states = h.shape, initial_states(cell, states, h)
         h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
         d_b, d_states = states.new_empty(B, len(cell.gates), N, D), torch.empty_like(states)

@@ -8,12 +8,12 @@ from flashrnn.products import gate_views, outer_products, previous_h, rows_befor
 from tests.problems import CELLS, cell_name, random_reset
 
 
-@pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
+@pytest.mark.parametrize("start", ["zeros", "states", "reset"])
 @pytest.mark.parametrize(("B", "T"), [(3, 5), (1, 5), (3, 1)])
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
 @pytest.mark.parametrize("N", [1, 2])
-def test_outer_products(cell, time_major, B, T, with_reset, N):
+def test_outer_products(cell, time_major, B, T, start, N):
     """d_R is made of the gates' gradients, where the loop leaves them, and of the h before every step."""
     D = 4
     generator = torch.Generator().manual_seed(0)
@@ -24,11 +24,13 @@ def test_outer_products(cell, time_major, B, T, with_reset, N):
     Gi = len(cell.input_gates)
     Wx = randn(T, B, Gi, N, D).transpose(0, 1) if time_major else randn(B, T, Gi, N, D)
     h, d_gates = rows_like(Wx, N, D).copy_(randn(B, T, N, D)), randn(B, T, len(cell.recurrent_gates), N, D)
-    initial, reset = randn(B, N, D), random_reset(B, T) if with_reset else None
+    states = None if start == "zeros" else randn(len(cell.states), B, N, D)
+    reset = random_reset(B, T) if start == "reset" else None
 
+    initial = torch.zeros_like(h[:, 0]) if states is None else states[0]
     before = torch.cat([initial[:, None], h[:, :-1]], 1)
     assert torch.equal(previous_h(h, initial, None), before)
-    if with_reset:
+    if reset is not None:
         before[reset] = 0
         assert torch.equal(previous_h(h, initial, reset), before)
 
@@ -37,5 +39,5 @@ def test_outer_products(cell, time_major, B, T, with_reset, N):
     for k, gate in enumerate(cell.recurrent_gates):
         room = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
         room.copy_(d_gates[:, :, k])
-    d_R = outer_products(gate_views(cell, d_Wx, d_u), rows_before(h, initial, reset))
+    d_R = outer_products(gate_views(cell, d_Wx, d_u), rows_before(h, states, reset))
     torch.testing.assert_close(d_R, torch.einsum("btgni,btnj->gnij", d_gates, before))
