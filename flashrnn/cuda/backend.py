@@ -1,7 +1,9 @@
 """Backend `cuda_fused`: the whole time loop in one kernel, R on the chip."""
 
+import secrets
 from collections.abc import Callable
 from functools import cache
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -65,7 +67,8 @@ class CudaFused:
         arguments = (Wx, R.contiguous(), b.contiguous(), initial, contiguous(reset), h, aux, last, gates)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             rings = _rings(groups, layout, Wx) if layout.grid else None
-            kernel(groups, *arguments, rings, B, T, *row_strides(Wx), first, *_step_bytes(cell, h, aux))
+            sizes = B, T, *row_strides(Wx), first, *_step_bytes(cell, h, aux)
+            kernel(groups, *arguments, rings, *sizes, next(_LAUNCHES))
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
@@ -93,7 +96,8 @@ class CudaFused:
         more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
         for first, groups in kernel.rounds(layout.batches(B) * N):
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
-            kernel(groups, *known, *more, exchanged, B, T, *row_strides(h), first, *_step_bytes(cell, h, aux))
+            sizes = B, T, *row_strides(h), first, *_step_bytes(cell, h, aux)
+            kernel(groups, *known, *more, exchanged, *sizes, next(_LAUNCHES))
         return Gradients(d_Wx, outer_products(gradients, parts), d_b.sum(0), d_states)
 
 
@@ -127,14 +131,19 @@ def _step_bytes(cell: Cell, h: Tensor, aux: Tensor) -> tuple[int, int, int, int]
     return tuple(units * size for size in (len(cell.input_gates) * h.itemsize, h.itemsize, aux.itemsize, gates))
 
 
+_LAUNCHES = count(secrets.randbits(62))  # no number that memory would hold by chance: Meeting in kernels/grid.cuh
+_WORD = 8  # bytes of a block in a Meeting
+
+
 def _rings(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
-    """`rings` of kernels/forward.cuh: three steps of h, in parts of 16 bits, EMPTY."""
+    """`rings` of kernels/forward.cuh: three steps of h, in parts of 16 bits."""
     units, sequences = 16 * layout.unit_tiles * layout.blocks, 8 * layout.batch_tiles
-    shape = (groups, 3, tiling.planes_of(Wx.dtype), units, sequences)
-    return torch.full(shape, -1, dtype=torch.int16, device=Wx.device)
+    ring = 3 * tiling.planes_of(Wx.dtype) * units * sequences * 2
+    return Wx.new_empty(groups * (ring + layout.blocks * _WORD), dtype=torch.uint8)
 
 
 def _exchanged(groups: int, layout: Tiling, h: Tensor) -> Tensor:
     """`parts` of kernels/backward.cuh: two buffers of partial sums, from every block of a group to every block."""
     units, sequences = 16 * layout.unit_tiles, 8 * layout.batch_tiles
-    return h.new_zeros(groups, 2, layout.blocks, layout.blocks, units, sequences)
+    parts = 2 * layout.blocks**2 * units * sequences * h.itemsize
+    return h.new_empty(groups * (parts + layout.blocks * _WORD), dtype=torch.uint8)

@@ -1,9 +1,14 @@
 """What users of the CUDA kernels rely on besides right results."""
 
+import re
+
 import pytest
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from flashrnn import FlashRNN, flashrnn, get_cell
+from flashrnn.op import recurrence
 from tests.problems import Inputs, results
 from tests.suite import Case, inputs_for
 from tests.tolerances import assert_close
@@ -30,6 +35,26 @@ def test_reruns_are_bitwise_equal(backend, D):
     first = results(flashrnn, inputs, function=LSTM, backend=backend)
     second = results(flashrnn, inputs, function=LSTM, backend=backend)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(("N", "D", "B"), [(12, 64, 16), (1, 768, 16), (1, 768, 64)], ids=str)
+def test_nothing_is_copied_or_filled_around_the_kernels(N, D, B):
+    Wx, R, b, _ = on_gpu("cuda_fused", B, 32, N, D)
+    d_h = torch.randn(B, 32, N, D, device="cuda", dtype=torch.bfloat16)
+
+    def run():
+        h = recurrence(Wx, R, b, None, LSTM, "cuda_fused").h
+        torch.autograd.grad(h, (Wx, R, b), d_h)
+
+    b = b.detach().float().requires_grad_()
+    run()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+        run()
+        torch.cuda.synchronize()
+    names = [event.name for event in profiled.events() if event.device_type == DeviceType.CUDA]
+    assert "flashrnn_forward" in names
+    assert "flashrnn_backward" in names
+    assert not [name for name in names if re.search("copy|memcpy|memset|fill|transpose", name, re.IGNORECASE)]
 
 
 @both_backends

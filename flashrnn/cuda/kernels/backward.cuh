@@ -241,7 +241,7 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 // As flashrnn_forward, and: first_aux [STATES - 1, B, N, D], the initial states as aux has them; d_h [B, T, N, D], d_aux as
 // aux, but in float, d_last as last (null: zero) -> d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u
 // [B, T, GU, N, D]; d_bias [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
-// With GRID, `parts` is room for the partial sums, zero at first, for every group of the launch.
+// With GRID, `parts` is room for the partial sums of every group of the launch, and behind them for a Meeting's words.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initial,
                   const unsigned char* __restrict__ reset, const scalar* __restrict__ h,
@@ -249,7 +249,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
                   const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
                   const float* __restrict__ d_last, scalar* __restrict__ d_x, scalar* __restrict__ d_u,
                   float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, i64 B, i64 T, i64 row_b,
-                  i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
+                  i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step, u64 launch) {
   extern __shared__ __align__(128) char memory[];
   char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
   u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
@@ -258,7 +258,12 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
   const Place place(first_group, B);
   const int steps = static_cast<int>(T);
-  if (GRID) parts += blockIdx.x / BLOCKS * 2 * BLOCKS * PARTS_TO_BLOCK;
+  const Meeting<BLOCKS> meeting(parts + gridDim.x / BLOCKS * GROUP_PARTS, launch);
+  if (GRID) {
+    parts += blockIdx.x / BLOCKS * GROUP_PARTS;
+    clear_parts(parts, place);
+    meeting.arrive();
+  }
   const Exchange exchange{inbox, barriers, parts, sums};
 
   Weights weights;
@@ -293,6 +298,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
     cluster_sync();
   }
+  if (GRID) meeting.wait();
   __syncthreads();
 
   int stage = 0;
@@ -369,4 +375,5 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
 
   sum_biases(d_bias, d_b, reinterpret_cast<float*>(memory), place);
   if constexpr (CLUSTERED) cluster_sync();
+  if (GRID) meeting.end();
 }

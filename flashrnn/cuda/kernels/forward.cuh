@@ -54,13 +54,14 @@ DEVICE void send_state(const char* outbox, u32 state, u32 barriers, const Place&
 // The same through global memory: `ring` holds the state tile of three steps, EMPTY where it has not arrived. Who has
 // received h of a step from everyone knows that nobody reads that of the step before any more.
 constexpr int BLOCK_VECTORS = UNITS / 8 * SEQS, HEAD_VECTORS = BLOCKS * BLOCK_VECTORS;  // of one plane
-constexpr int OWN = (PLANES * BLOCK_VECTORS + THREADS - 1) / THREADS;                   // of the block, per thread
+constexpr int RING_VECTORS = 3 * PLANES * HEAD_VECTORS;
+constexpr int OWN = (PLANES * BLOCK_VECTORS + THREADS - 1) / THREADS;  // of the block, per thread
 
 struct Ring {
   uint4* slots;  // [3][PLANES][HEAD_VECTORS]
   int own[OWN];  // this thread's part of the block's vectors; negative: none
   DEVICE Ring(uint4* rings, const Place& place) {
-    slots = rings + blockIdx.x / BLOCKS * (3 * PLANES * HEAD_VECTORS);
+    slots = rings + blockIdx.x / BLOCKS * RING_VECTORS;
 #pragma unroll
     for (int k = 0; k < OWN; k++) {
       int i = k * THREADS + threadIdx.x, plane = i / BLOCK_VECTORS;
@@ -69,11 +70,11 @@ struct Ring {
   }
   DEVICE uint4* slot(int t) const { return slots + t % 3 * (PLANES * HEAD_VECTORS); }
 
-  // Makes room for h of step t + 1, long before it is there.
-  DEVICE void clear_next(int t) const {
+  // Makes room for h of step t, long before it is there.
+  DEVICE void clear(int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++)
-      if (own[k] >= 0) publish(slot(t + 1) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
+      if (own[k] >= 0) publish(slot(t) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
   }
   // Hands out h of step t, and with it the promise that the room for the next step is clear.
   DEVICE void send(const char* outbox, int t) const {
@@ -191,13 +192,14 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], cons
 
 // x [B, T, GI, N, D], R [GR, N, D, D], b [GATES, N, D], initial [STATES, B, N, D], reset [B, T] ->
 // h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D], gates [B, T, N, D, GATES].
-// With GRID, `rings` has a Ring for every group of the launch, filled with EMPTY.
+// With GRID, `rings` has room for a Ring for every group of the launch, and behind them for a Meeting's words.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
                  const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
                  aux_number* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B,
-                 i64 T, i64 row_b, i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step) {
+                 i64 T, i64 row_b, i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step,
+                 u64 launch) {
   extern __shared__ __align__(128) char memory[];
   char* state = memory;
   char* inputs = memory + 2 * STATE_BYTES;
@@ -209,6 +211,11 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   const int steps = static_cast<int>(T);
   const Steps step{x_step, h_step, aux_step, gates_step};
   const Ring ring(rings, place);
+  const Meeting<BLOCKS> meeting(rings + gridDim.x / BLOCKS * RING_VECTORS, launch);
+  if (GRID && steps > 1) {
+    for (int i = 0; i < 3; i++) ring.clear(i);
+    meeting.arrive();
+  }
 
   Weights weights;
   load_weights(weights, fragments, R, place);
@@ -244,6 +251,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
       for (int i = 0; i < 2 * SLICES; i++) barrier_init(barriers + i * 8);
     cluster_sync();
   }
+  if (GRID && steps > 1) meeting.wait();
   __syncthreads();
 
   // Results of a step leave once the next one has begun its product, which has to wait for nothing but h.
@@ -275,7 +283,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   for (int t = 0; t < steps; t++) {
     const int next = t + 1 & 1;
     const bool exchange = BLOCKS > 1 && t + 1 < steps;
-    if (GRID && exchange) ring.clear_next(t);
+    if (GRID && exchange) ring.clear(t + 1);
     if (CLUSTERED && exchange && threadIdx.x == 0)
       for (int i = 0; i < SLICES; i++) barrier_expect(barriers + (next * SLICES + i) * 8, STATE_BYTES / SLICES / SEQS * SEQUENCES);
 
@@ -322,4 +330,5 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     for (int i = 0; i < STATES; i++)
       if (valid[q]) last[(i * B + sequence[q]) * ROW + element[q]] = s[i][q];
   if constexpr (CLUSTERED) cluster_sync();
+  if (GRID && steps > 1) meeting.end();
 }

@@ -27,3 +27,30 @@ DEVICE void peek_phase(uint2& v, const u64* from) {
   v = make_uint2(u32(whole), u32(whole >> 32));
 }
 DEVICE bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
+
+// How the blocks of a group begin together, in memory that holds anything: each has a word, into which it writes the
+// number of the launch, which no other launch has.
+template <int BLOCKS>
+struct Meeting {
+  u64* words;
+  u64 launch;
+  DEVICE Meeting(void* words_of_groups, u64 launch)
+      : words(static_cast<u64*>(words_of_groups) + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
+  // What this block wrote before is there for whoever has waited.
+  DEVICE void arrive() const {
+    __syncthreads();
+    u64* word = words + blockIdx.x % BLOCKS;
+    if (threadIdx.x == 0) asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(word), "l"(launch) : "memory");
+  }
+  DEVICE void wait() const {
+    for (int i = threadIdx.x; i < BLOCKS; i += blockDim.x) {
+      u64 word;
+      do asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(word) : "l"(words + i) : "memory");
+      while (word != launch);
+    }
+  }
+  // For a block that has heard from all others since. A CUDA graph launches with the same number again.
+  DEVICE void end() const {
+    if (threadIdx.x == 0) words[blockIdx.x % BLOCKS] = ~launch;
+  }
+};

@@ -51,8 +51,15 @@ DEVICE void receive_sums(float (&sum)[CELLS], const u32* inbox, const Place& pla
 
 // The same through global memory. `parts` is [2 buffers][to block][part_of], of one group; words go in twos.
 constexpr i64 PARTS_TO_BLOCK = PADDED * SEQS / 4 * PART_WORDS / 2;
+constexpr i64 GROUP_PARTS = 2 * BLOCKS * PARTS_TO_BLOCK;
 DEVICE u64* parts_of(u64* parts, int step, int to) { return parts + ((step & 1) * BLOCKS + to) * PARTS_TO_BLOCK; }
 DEVICE u32 phase_of(int step) { return (step >> 1 & 1) ^ 1; }
+
+// Makes room for the first two steps' sums that this block is to receive.
+DEVICE void clear_parts(u64* parts, const Place& place) {
+  for (int step = 0; step < 2; step++)
+    for (int i = threadIdx.x; i < PARTS_TO_BLOCK; i += THREADS) publish_phase(parts_of(parts, step, place.rank) + i, {}, 0);
+}
 
 DEVICE void publish_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u64* parts, int step, const Place& place) {
 #pragma unroll
