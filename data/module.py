@@ -22,9 +22,11 @@ def check_at_least(least: int, **values: int | None) -> None:
             raise ValueError(f"{name}={value} must be at least {least}")
 
 
-def outlive_sigterm(worker: int) -> None:
-    """Let the first SIGTERM of a process that loads data pass: SLURM sends one to all processes of a run, and training
-    needs batches to end its step. The next one ends the process: it comes from PyTorch, which cleans up."""
+def outlive_signals(worker: int) -> None:
+    """Let Ctrl-C and the first SIGTERM of a process that loads data pass: terminals and SLURM send them to all of a
+    run's processes, and training needs batches to end its step. The next SIGTERM ends it: it comes from PyTorch, which
+    cleans up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
@@ -78,7 +80,7 @@ class ResumableDataModule(L.LightningDataModule):
             sampler=batches,
             batch_size=None,
             num_workers=self.num_workers,
-            worker_init_fn=outlive_sigterm,
+            worker_init_fn=outlive_signals,
             pin_memory=torch.cuda.is_available(),
         )
 

@@ -14,7 +14,7 @@ from data import tokenization
 from data.corpora import Corpus
 from data.encoding import Encoder
 from data.manifest import TRAIN, VALIDATION, Manifest
-from data.module import ResumableDataModule, check_at_least, outlive_sigterm
+from data.module import ResumableDataModule, check_at_least, outlive_signals
 from data.packing import PackedBlocks
 from data.preparation import TOKENIZER, Recipe, load_tokenizer, prepare
 from data.streaming import StreamedBlocks
@@ -152,7 +152,7 @@ class Text(ResumableDataModule):
             num_workers=self.num_workers,
             multiprocessing_context="spawn" if self.num_workers else None,  # the tokenizer's threads die in a fork
             persistent_workers=self.num_workers > 0,
-            worker_init_fn=outlive_sigterm,
+            worker_init_fn=outlive_signals,
             pin_memory=torch.cuda.is_available(),
         )
 

@@ -27,6 +27,7 @@ PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, token
 
 class Preemption(Callback):
     """SIGTERM ends training after the step under way, whose state RunRecord saves, in all processes of the run alike.
+    So does the first Ctrl-C where there is one process; the second one ends it at once.
 
     Lightning 2.6 has a flag for the signal, at which its loops raise SIGTERMException. Left to itself it sets the flag
     at once, also between accumulated batches, where no run can go on; it tells the other processes by a collective in
@@ -36,12 +37,20 @@ class Preemption(Callback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._received = False
+        self._received, self._signal = False, signal.SIGTERM
+        self._at_once = signal.getsignal(signal.SIGINT)
         trainer._signal_connector._sigterm_notifier_fn = partial(self._on_sigterm, trainer)
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
+        if trainer.world_size == 1:
+            signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self, number: int, _: Any) -> None:
+        self._received, self._signal = True, signal.SIGINT
+        signal.signal(signal.SIGINT, self._at_once)
+        print("\nstopping when this step is done; Ctrl-C again stops at once", file=sys.stderr)
 
     def _on_sigterm(self, trainer: Trainer, number: int, _: Any) -> None:
         self._received = True
@@ -67,13 +76,17 @@ class Preemption(Callback):
             raise SIGTERMException
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        signal.signal(signal.SIGINT, self._at_once)
         if isinstance(exception, SIGTERMException) and trainer.local_rank == 0:
-            exception.code = 128 + signal.SIGTERM  # of the others 0: Lightning kills a run of which one fails
+            exception.code = 128 + self._signal  # of the others 0: Lightning kills a run of which one fails
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        signal.signal(signal.SIGINT, self._at_once)
 
 
 class RunRecord(Callback):
     """Puts the config into the run's folder, checkpoints and loggers, a tokenizer into the folder, and saves the state
-    after the last step, be it by SIGTERM."""
+    after the last step, be it by a signal."""
 
     def __init__(self, config: DictConfig) -> None:
         self.config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
@@ -109,7 +122,8 @@ class RunRecord(Callback):
             advice = f"no checkpoint yet, there is one every val_every={self.config['val_every']} steps"
         elif step == trainer.max_steps:  # nothing is left to train
             advice = f"python -m scripts.evaluate ckpt={run} evaluates it"
-        cause = "by SIGTERM " if isinstance(exception, SIGTERMException) else ""
+        by_signal = isinstance(exception, SIGTERMException) and exception.code
+        cause = f"by {signal.Signals(exception.code - 128).name} " if by_signal else ""
         print(f"stopped {cause}at step {step}; {advice}", file=sys.stderr)
 
 
@@ -159,7 +173,7 @@ class StepStatistics(Callback):
         self._paused = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if _within_training(trainer):
             self._since += time.perf_counter() - self._paused
 
     def on_train_batch_end(
@@ -183,6 +197,11 @@ class StepStatistics(Callback):
         self._restart()
 
 
+def _within_training(trainer: Trainer) -> bool:
+    """Whether a validation belongs to a training, and is not the check before it."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
+
+
 class TextSamples(Callback):
     """After each validation, continues the beginnings of some validation blocks: samples.txt, and wandb if it is on."""
 
@@ -191,7 +210,7 @@ class TextSamples(Callback):
 
     @torch.no_grad()
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if not _within_training(trainer):
             return
         data = trainer.datamodule
         prompts = data.val_data[range(min(SAMPLES, len(data.val_data)))]["input_ids"][:, :PROMPT]

@@ -1,4 +1,4 @@
-"""What a run survives: kill -9, SIGTERM, cut-off and unwritable checkpoints, a wrong loss, data workers that die."""
+"""What a run survives: kill -9, signals, cut-off and unwritable checkpoints, a wrong loss, data workers that die."""
 
 import os
 import resource
@@ -72,19 +72,31 @@ def goes_on_as_in_one_piece(step, tiny_config, folder, *arguments):
     assert losses(resumed_run) == expected
 
 
-def test_sigterm_saves_the_step_under_way(tiny_config, tmp_path):
-    """Sent to data workers too, as SLURM does, long before a validation, in the midst of accumulated batches."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["sigterm", "ctrl_c"])
+def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
+    """Sent to data workers too, as SLURM and terminals do, long before a validation, amid accumulated batches."""
     arguments = ["global_batch_size=20", "data.num_workers=1", "val_every=1000000"]
     with endless_run(tmp_path, "trainer.deterministic=true", *arguments) as ended:
         ended_run = wait_for(ended, tmp_path, "metrics.csv")
-        os.killpg(ended.pid, signal.SIGTERM)
-        assert ended.wait(timeout=60) == 128 + signal.SIGTERM
+        os.killpg(ended.pid, number)
+        assert ended.wait(timeout=60) == 128 + number
         message = ended.stderr.read()
     step = checkpoint.load(checkpoint.find(str(ended_run)))["global_step"]
     assert list(losses(ended_run)) == list(range(step))
-    assert f"stopped by SIGTERM at step {step}; ckpt_path={ended_run} goes on" in message
+    assert f"stopped by {number.name} at step {step}; ckpt_path={ended_run} goes on" in message
     assert "Traceback" not in message
     goes_on_as_in_one_piece(step, tiny_config, tmp_path, *arguments)
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    with endless_run(tmp_path, "val_every=1000000", "global_batch_size=4000000") as ended:  # one step takes for ever
+        wait_for(ended, tmp_path, "config.yaml")
+        time.sleep(2)
+        for _ in range(2):
+            ended.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert ended.wait(timeout=60) == 1
+        assert "Ctrl-C again stops at once" in ended.stderr.read()
 
 
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
