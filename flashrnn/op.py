@@ -15,7 +15,6 @@ from flashrnn.problem import (
     States,
     as_planes,
     as_rows,
-    contiguous,
     empty_aux,
     empty_gates,
     empty_states,
@@ -199,6 +198,13 @@ def _backend(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training
     return choose(name, Problem(cell, B, T, N, D, rows.dtype, rows.device, training, reset is not None))
 
 
+def _initial(backend: Backend, cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor | None:
+    """The initial states as a backend takes them, of a problem with such `rows`."""
+    if states is not None:
+        return states.contiguous()
+    return None if backend.knows_zeros else empty_states(cell, rows).zero_()
+
+
 def _no_autocast(Wx: Tensor) -> torch.autocast:
     """Inputs come in the dtypes that they are to be computed in: what autocast asks for is in `_io_dtype`."""
     return torch.autocast(Wx.device.type, enabled=False)
@@ -227,9 +233,10 @@ def _run_forward(
     all_states: bool,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    definition, inputs = cell_of_key(cell), Inputs(Wx, R, b, contiguous(states), reset)
+    definition = cell_of_key(cell)
     with _no_autocast(Wx):
         chosen = _backend(backend, definition, Wx, reset, training)
+        inputs = Inputs(Wx, R, b, _initial(chosen, definition, states, Wx), reset)
         results, gates = chosen.forward(definition, inputs, all_states, training)
     return *results, gates
 
@@ -258,10 +265,12 @@ def _run_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     definition, grads = cell_of_key(cell), States(d_h, d_aux, d_last)
-    # what keeps saved tensors (vmap, hooks) may change their layout
-    kept = Kept(R, contiguous(states), reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
     with _no_autocast(h):
-        return tuple(_backend(backend, definition, h, reset, True).backward(definition, kept, grads))
+        chosen = _backend(backend, definition, h, reset, True)
+        states = _initial(chosen, definition, states, h)
+        # what keeps saved tensors (vmap, hooks) may change their layout
+        kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
+        return tuple(chosen.backward(definition, kept, grads))
 
 
 _backward = _operator(_run_backward)

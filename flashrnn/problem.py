@@ -89,6 +89,7 @@ class Backend(Protocol):
     """One way to run the recurrence."""
 
     name: str
+    knows_zeros: bool  # takes no initial states for zeros; the others are given zeros
 
     def supports(self, problem: Problem) -> str | None:
         """None if this backend serves the problem, otherwise the reason why not."""
@@ -169,11 +170,6 @@ def empty_states(cell: Cell, rows: Tensor) -> Tensor:
     """Room for the states before or after all steps of `rows` [B, T, ..., N, D]: [S, B, N, D]."""
     B, _, *_, N, D = rows.shape
     return rows.new_empty(len(cell.states), B, N, D, dtype=state_dtype(rows.dtype))
-
-
-def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
-    """`states`, or the zeros that None stands for."""
-    return empty_states(cell, rows).zero_() if states is None else states
 
 
 def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tensor:

@@ -1,6 +1,7 @@
 """What fused backends do after the time loop of the backward: d_R as one product over all steps."""
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -50,41 +51,46 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
     ]
 
 
-class Part(NamedTuple):
-    """Rows of the gates [N, B*T, D], and what to add for them: their product with `h`, `sign` times."""
-
-    rows: slice
-    h: Tensor  # [N, as many, D]
-    sign: int = 1
+def weight_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, h_before: Tensor) -> Tensor:
+    """d_R [Gr, N, D, D]: the sum over all steps and sequences of the gate's gradient times the h before the step."""
+    return _product(gate_views(cell, d_Wx, d_u), slice(None), _flat(h_before).transpose(0, 1))
 
 
-def whole(h_before: Tensor) -> list[Part]:
-    """All rows, with h before every step [B, T, N, D]."""
-    rows = _flat(h_before).transpose(0, 1)
-    return [Part(slice(None), rows)]
+def weight_gradient_of_states(
+    cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None
+) -> Tensor:
+    """As `weight_gradient`, from h after every step and the initial states [S, B, N, D], None: zeros.
 
-
-def rows_before(h: Tensor, states: Tensor | None, reset: Tensor | None) -> list[Part]:
-    """All rows, with h before every step: a copy of h where `reset` changes it, otherwise h itself, shifted by a row.
-
-    Initial states [S, B, N, D], None: zeros. The largest product comes last, because sums of products are rounded.
+    h before a step stands a row in front of it, so h is read where it is; a copy is made where `reset` changes it.
     """
     if reset is not None:
-        return whole(previous_h(h, 0 if states is None else states[0], reset))
-    (B, T), rows = h.shape[:2], _flat(h).transpose(0, 1)
-    if is_time_major(h) or B == 1 or T == 1:
-        first, parts = slice(0, B), [Part(slice(B, None), rows[:, :-B])]
-    else:
-        others = rows[:, T - 1 : -1 : T]  # the last h of a sequence stands in front of the next one
-        first, parts = slice(0, None, T), [Part(slice(T, None, T), others, sign=-1), Part(slice(1, None), rows[:, :-1])]
-    return parts if states is None else [Part(first, states[0].transpose(0, 1).to(h.dtype)), *parts]
+        return weight_gradient(cell, d_Wx, d_u, previous_h(h, 0 if states is None else states[0], reset))
+    (B, T), rows, d_gates = h.shape[:2], _flat(h).transpose(0, 1), gate_views(cell, d_Wx, d_u)
+    steps_outside = is_time_major(h) or B == 1 or T == 1
+    d_R = None
+    if states is not None:
+        first_steps = slice(0, B) if steps_outside else slice(0, None, T)
+        d_R = _product(d_gates, first_steps, states[0].transpose(0, 1).to(h.dtype))
+    if steps_outside:
+        return _product(d_gates, slice(B, None), rows[:, :-B], d_R)
+    with _first_step_cleared(d_Wx), _first_step_cleared(d_u):  # in front of it is the last h of another sequence
+        return _product(d_gates, slice(1, None), rows[:, :-1], d_R)
 
 
-def outer_products(d_gates: list[Tensor], parts: list[Part]) -> Tensor:
-    """d_R [Gr, N, D, D]: the sum over all steps and sequences of the gate's gradient times the h it saw."""
-    (N, _, width), D = d_gates[0].shape, parts[0].h.shape[2]
-    d_R = d_gates[0].new_empty(len(d_gates), N, width, D)
-    for to, d_gate in zip(d_R, d_gates, strict=True):
-        for k, (rows, h, sign) in enumerate(parts):
-            to.baddbmm_(d_gate[:, rows].transpose(1, 2), h, beta=min(k, 1), alpha=sign)
-    return d_R.view(-1, N, D, D)
+def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
+    """The sum over these rows of d_gates [N, B*T, D] times h [N, as many, D]."""
+    N, _, width = d_gates[0].shape
+    D, beta = h.shape[2], int(add_to is not None)
+    d_R = h.new_empty(len(d_gates) * width // D, N, D, D) if add_to is None else add_to
+    for to, d_gate in zip(d_R.view(len(d_gates), N, width, D), d_gates, strict=True):
+        to.baddbmm_(d_gate[:, steps].transpose(1, 2), h, beta=beta)
+    return d_R
+
+
+@contextmanager
+def _first_step_cleared(x: Tensor) -> Iterator[None]:
+    """x [B, T, ...] without its first step for a while."""
+    kept = x[:, 0].clone()
+    x[:, 0] = 0
+    yield
+    x[:, 0] = kept

@@ -22,7 +22,6 @@ from flashrnn.problem import (
     States,
     empty_aux,
     empty_gates,
-    initial_states,
     rows_like,
     saturated,
     state_dtype,
@@ -38,6 +37,7 @@ class Reference:
     """Backend `vanilla`. Computes in the state dtype; h is rounded to the dtype of Wx after every step."""
 
     name = "vanilla"
+    knows_zeros = False
 
     def supports(self, problem: Problem) -> str | None:
         return None
@@ -48,7 +48,6 @@ class Reference:
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
         h = rows_like(Wx, *Wx.shape[3:])
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        states = initial_states(cell, states, Wx)
         state = list(states.transpose(1, 2).clone(memory_format=torch.contiguous_format))  # S x [N, B, D]
         for steps in _chunks(h):
             pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
@@ -69,7 +68,6 @@ class Reference:
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
         R, states, reset, h, aux, gates = kept
-        states = initial_states(cell, states, h)
         layout, functions, T = _Layout(cell), _functions(cell), h.shape[1]
         matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]
         recurrent_gates = slice(matrix.shape[1])  # of the last axis

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -36,21 +37,30 @@ class Preemption(Callback):
     that are logged, for which GPUs wait anyway.
     """
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def __init__(self) -> None:
         self._received, self._signal = False, signal.SIGTERM
-        self._at_once = signal.getsignal(signal.SIGINT)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._received = False
         trainer._signal_connector._sigterm_notifier_fn = partial(self._on_sigterm, trainer)
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
-        if trainer.world_size == 1:
+        # A job in the background ignores Ctrl-C, and only the main thread may say who hears of it.
+        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if trainer.world_size == 1 and heard and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _on_interrupt(self, number: int, _: Any) -> None:
         self._received, self._signal = True, signal.SIGINT
-        signal.signal(signal.SIGINT, self._at_once)
-        print("\nstopping when this step is done; Ctrl-C again stops at once", file=sys.stderr)
+        self._let_go_of_interrupts()
+        # not print: the signal may have come in the midst of one
+        os.write(2, b"\nstopping when this step is done; Ctrl-C again stops at once\n")
+
+    def _let_go_of_interrupts(self) -> None:
+        if signal.getsignal(signal.SIGINT) == self._on_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _on_sigterm(self, trainer: Trainer, number: int, _: Any) -> None:
         self._received = True
@@ -76,12 +86,12 @@ class Preemption(Callback):
             raise SIGTERMException
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        signal.signal(signal.SIGINT, self._at_once)
+        self._let_go_of_interrupts()
         if isinstance(exception, SIGTERMException) and trainer.local_rank == 0:
             exception.code = 128 + self._signal  # of the others 0: Lightning kills a run of which one fails
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        signal.signal(signal.SIGINT, self._at_once)
+        self._let_go_of_interrupts()
 
 
 class RunRecord(Callback):

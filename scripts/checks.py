@@ -28,6 +28,10 @@ def check_trainer(trainer: DictConfig) -> None:
     check_devices(trainer.devices, on_cpu=accelerator == "cpu" or not torch.accelerator.is_available())
     if trainer.val_check_interval <= 0:
         raise ValueError(f"val_every makes {trainer.val_check_interval} batches between validations: set at least 1")
+    if trainer.log_every_n_steps < 1:
+        raise ValueError(
+            f"trainer.log_every_n_steps={trainer.log_every_n_steps} must be at least 1; logger=none logs nothing"
+        )
     if trainer.limit_val_batches == 0:
         raise ValueError("trainer.limit_val_batches=0: a run ends with an evaluation; val_every says how often before")
     if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:

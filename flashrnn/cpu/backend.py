@@ -21,10 +21,7 @@ from flashrnn.problem import (
     as_rows,
     empty_aux,
     empty_gates,
-    empty_states,
-    initial_states,
     rows_like,
-    state_dtype,
 )
 from flashrnn.products import places, row_strides
 from flashrnn.trace import untraceable
@@ -34,6 +31,7 @@ _LARGEST = 384  # head size; for larger ones R comes from the third cache, and P
 
 class CpuFused:
     name = "cpu_fused"
+    knows_zeros = False
 
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cpu":
@@ -51,10 +49,8 @@ class CpuFused:
         h = rows_like(Wx, *Wx.shape[3:])
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         given = {"x": as_rows(Wx, Wx), "weights": _columns(R.transpose(2, 3)), "b": b.contiguous()}
-        last = empty_states(cell, Wx)
-        _run(
-            "forward", cell, h, reset, initial=initial_states(cell, states, Wx), aux=aux, pre=gates, **given, last=last
-        )
+        last = torch.empty_like(states)
+        _run("forward", cell, h, reset, initial=states, aux=aux, pre=gates, **given, last=last)
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
@@ -62,14 +58,13 @@ class CpuFused:
         given = {
             "R": _columns(R),
             "d_h": None if grads.h is None else as_rows(grads.h, h),
-            "d_aux": as_aux(grads.aux, aux, state_dtype(h.dtype)),
+            "d_aux": as_aux(grads.aux, aux, states.dtype),
         }
-        d_states = empty_states(cell, h)
-        d_states = d_states.zero_() if grads.last is None else d_states.copy_(grads.last)
+        d_states = torch.zeros_like(states) if grads.last is None else torch.empty_like(states).copy_(grads.last)
         (N, D), parts = h.shape[2:], _parts(h).count
         d_x, d_R = rows_like(h, len(cell.input_gates), N, D), h.new_zeros(parts, *given["R"].shape)
         d_b = h.new_zeros(parts, len(cell.gates), N, d_R.shape[-1])
-        given |= {"initial": initial_states(cell, states, h), "aux": aux, "pre": gates}
+        given |= {"initial": states, "aux": aux, "pre": gates}
         _run("backward", cell, h, reset, **given, d_x=d_x, d_R=d_R, d_b=d_b, one=h.new_ones(1), d_states=d_states)
         return Gradients(d_x, d_R.sum(0)[..., :D].contiguous(), d_b.sum(0)[..., :D].contiguous(), d_states)
 

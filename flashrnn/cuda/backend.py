@@ -33,13 +33,14 @@ from flashrnn.problem import (
     rows_like,
     saturated,
 )
-from flashrnn.products import gate_views, outer_products, recurrent_only, row_strides, rows_before
+from flashrnn.products import recurrent_only, row_strides, weight_gradient_of_states
 
 
 class CudaFused:
     """`choose` gives the kernel and the tiling of a call, as compile_best does."""
 
     name = "cuda_fused"
+    knows_zeros = True
 
     def __init__(self, choose: Callable[..., tuple[Binary, Tiling]] = compile_best) -> None:
         self._choose = choose
@@ -76,9 +77,7 @@ class CudaFused:
         B, T, N, D = h.shape
         variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
         kernel, layout = _kernel(self._choose, "backward", cell, D, N, B, h.dtype, variant, h.device.index)
-        parts = rows_before(h, states, reset)
         d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
-        gradients = gate_views(cell, d_Wx, d_u)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
         d_states = empty_states(cell, h)
         d_b = d_states.new_empty(layout.batches(B), len(cell.gates), N, D)
@@ -98,7 +97,8 @@ class CudaFused:
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
             sizes = B, T, *row_strides(h), first, *_step_bytes(cell, h, aux)
             kernel(groups, *known, *more, exchanged, *sizes, next(_LAUNCHES))
-        return Gradients(d_Wx, outer_products(gradients, parts), d_b.sum(0), d_states)
+        d_R = weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
+        return Gradients(d_Wx, d_R, d_b.sum(0), d_states)
 
 
 @cache

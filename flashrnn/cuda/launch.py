@@ -84,20 +84,30 @@ def load(binary: Binary, device: int, threads: int, shared_bytes: int, blocks: i
 
 def zeros(device: int, size: int) -> int:
     """The address of `size` zero bytes on a GPU, which nobody writes to and which stay there."""
-    return _zeros(device, max(20, (size - 1).bit_length()))
+    largest, _ = _ZEROS.get(device, (0, 0))
+    if size > largest:
+        size = max(2 * largest, size, 2**20)
+        _ZEROS[device] = size, _allocate_zeros(device, size)
+    return _ZEROS[device][1]
 
 
-@cache
-def _zeros(device: int, bits: int) -> int:
-    """2 ** bits of them. PyTorch's memory would not do: what it gives out under a CUDA graph goes with the graph."""
+_ZEROS: dict[int, tuple[int, int]] = {}  # of a GPU: bytes and address; smaller ones before them may still be in use
+
+
+def _allocate_zeros(device: int, size: int) -> int:
+    """PyTorch's memory would not do: what it gives out under a CUDA graph goes with the graph."""
     from cuda.bindings import driver
 
     with torch.cuda.device(device):
-        error, address = driver.cuMemAlloc(1 << bits)
-        if error == driver.CUresult.CUDA_SUCCESS:
-            (error,) = driver.cuMemsetD8(address, 0, 1 << bits)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("call flashrnn once with this batch size before capturing it in a CUDA graph")
+        error, address = driver.cuMemAlloc(size)
+        if error == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            torch.cuda.empty_cache()
+            error, address = driver.cuMemAlloc(size)
         if error != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"no {1 << bits} bytes for the zeros that sequences start from: {error.name}")
+            raise torch.OutOfMemoryError(f"no {size} bytes on the GPU for states of zero: {error.name}")
+        driver.cuMemsetD8(address, 0, size)
         torch.cuda.synchronize()  # any stream may read them
     return int(address)
 

@@ -29,14 +29,14 @@ from flashrnn.problem import (
     contiguous,
     empty_aux,
     empty_gates,
-    initial_states,
     rows_like,
 )
-from flashrnn.products import gate_views, outer_products, row_strides, rows_before
+from flashrnn.products import row_strides, weight_gradient_of_states
 
 
 class CudaStreaming:
     name = "cuda"
+    knows_zeros = False
 
     def supports(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
@@ -53,16 +53,16 @@ class CudaStreaming:
         h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
         gates, variant = empty_gates(cell, Wx, training), variant_of(reset, aux, training)
         kernel, layout = _kernel("forward", cell, N, D, B, Wx.dtype, variant, Wx.device.index)
-        state = initial_states(cell, states, Wx).clone(memory_format=torch.contiguous_format)
+        state = states.clone(memory_format=torch.contiguous_format)
         matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, h), _counters(layout, h)
-        exchange[0, :, :, :D] = state[0].transpose(0, 1)
+        exchange[0, :, :, :D] = states[0].transpose(0, 1)
         arguments = (Wx, matrix, b.contiguous(), contiguous(reset), exchange, counters, h, aux, state, gates)
         kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
         return States(h, aux, state), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
-        R, given, reset, h, aux, gates = kept
-        (B, T, N, D), states = h.shape, initial_states(cell, given, h)
+        R, states, reset, h, aux, gates = kept
+        B, T, N, D = h.shape
         variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
         kernel, layout = _kernel("backward", cell, N, D, B, h.dtype, variant, h.device.index)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
@@ -75,7 +75,7 @@ class CudaStreaming:
         exchanged = contiguous(reset), _exchange(layout, h), _counters(layout, h)
         arguments = (matrix, *exchanged, states, h, aux, aligned(gates), d_h, d_aux, d_Wx, d_u, d_state)
         kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
-        d_R = outer_products(gate_views(cell, d_Wx, d_u), rows_before(h, given, reset))
+        d_R = weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
 
 

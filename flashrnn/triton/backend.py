@@ -18,11 +18,9 @@ from flashrnn.problem import (
     as_rows,
     empty_aux,
     empty_gates,
-    empty_states,
-    initial_states,
     rows_like,
 )
-from flashrnn.products import gate_views, outer_products, previous_h, recurrent_only, whole
+from flashrnn.products import previous_h, recurrent_only, weight_gradient
 from flashrnn.trace import untraceable
 
 HEAD_DIM = 128  # larger ones were never compiled
@@ -32,6 +30,7 @@ class TritonFused:
     """Computes in float32; operands of products are of the dtype of Wx (float32: IEEE products, no tensor cores)."""
 
     name = "triton_fused"
+    knows_zeros = False
 
     def supports(self, problem: Problem) -> str | None:
         if find_spec("triton") is None:
@@ -43,9 +42,9 @@ class TritonFused:
 
         Wx, R, b, states, reset = inputs
         Wx = as_rows(Wx, Wx)
-        h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
+        h, last = rows_like(Wx, *Wx.shape[3:]), torch.empty_like(states)
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        known = (Wx, R.contiguous(), b.contiguous(), initial_states(cell, states, Wx), _as_bytes(reset))
+        known = (Wx, R.contiguous(), b.contiguous(), states, _as_bytes(reset))
         launch("forward", cell, h, *known, h, aux if aux.shape[2] else None, last, gates if training else None)
         return States(h, aux, last), gates
 
@@ -53,7 +52,7 @@ class TritonFused:
         from flashrnn.triton.launch import launch
 
         R, states, reset, h, aux, gates = kept
-        (B, _, N, D), states = h.shape, initial_states(cell, states, h)
+        B, _, N, D = h.shape
         h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
         d_b, d_states = states.new_empty(B, len(cell.gates), N, D), torch.empty_like(states)
@@ -62,8 +61,7 @@ class TritonFused:
         d_aux = as_aux(grads.aux, aux, states.dtype)
         d_last = None if grads.last is None else grads.last.contiguous()
         launch("backward", cell, h, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)
-        d_R = outer_products(gate_views(cell, d_Wx, d_u), whole(h_before))
-        return Gradients(d_Wx, d_R, d_b.sum(0), d_states)
+        return Gradients(d_Wx, weight_gradient(cell, d_Wx, d_u, h_before), d_b.sum(0), d_states)
 
 
 def _interpreted() -> bool:

@@ -81,10 +81,10 @@ def implementations(names: Sequence[str], wheel: Path | None, haste_sources: Pat
             f"the peer {haste.NAME} needs its sources: unpack haste_pytorch-0.5.0rc0.tar.gz, which PyPI has, "
             "then --haste-sources FOLDER"
         )
-    if haste_sources is not None:
-        haste.check(haste_sources)
     known = IN_PROCESS | {name: peers.PyPIFlashRNN(wheel, name) for name in from_wheel}
-    known[haste.NAME] = InProcess(haste.NAME, partial(haste.run, sources=haste_sources), haste.supports)
+    if haste_sources is not None:
+        package = haste.load(haste_sources)
+        known[haste.NAME] = InProcess(haste.NAME, partial(haste.run, package=package), haste.supports)
     return [InProcess(ours.NAME, ours.run), *(known[name] for name in names)]
 
 

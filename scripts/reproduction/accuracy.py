@@ -115,19 +115,19 @@ def _notes(contents: list[dict]) -> list[str]:
     runs = finished(contents)
     by_setting: dict[tuple, list[dict]] = {}
     for run in runs:
-        by_setting.setdefault((run["step"], run["batch_size"], *run["training_lengths"]), []).append(run)
+        seeds = len(finished(contents, data=run["data"], model=run["model"]))
+        by_setting.setdefault((run["step"], run["batch_size"], *run["training_lengths"], seeds), []).append(run)
     said = "; ".join(_setting(*setting, by_setting[setting]) for setting in sorted(by_setting))
     by, sequences = trained_by(contents), runs[0]["ranges"][0]["sequences"]
     return [f"Trained for {said}. By {by}; {sequences} sequences per range and seed.", *failures(contents)]
 
 
-def _setting(steps: int, batch: int, low: int, high: int, runs: list[dict]) -> str:
+def _setting(steps: int, batch: int, low: int, high: int, seeds: int, runs: list[dict]) -> str:
     """What was trained in this way: models with the same tasks together."""
     models_of: dict[str, list[str]] = {}
     for model in _in_order(runs, "model", MODELS):
         tasks = ", ".join(_in_order([run for run in runs if run["model"] == model], "data", TASKS))
         models_of.setdefault(tasks, []).append(model)
-    seeds = len({run["seed"] for run in runs})
     what = "; ".join(f"{', '.join(models)} on {tasks}" for tasks, models in models_of.items())
     return f"{steps:,} steps of {batch} sequences of {low}-{high}, {seeds} seed{'s' * (seeds > 1)} ({what})"
 

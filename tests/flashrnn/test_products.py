@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from flashrnn import get_cell
 from flashrnn.problem import rows_like
-from flashrnn.products import gate_views, outer_products, previous_h, rows_before
+from flashrnn.products import previous_h, weight_gradient, weight_gradient_of_states
 from tests.problems import CELLS, cell_name, random_reset
 
 
@@ -13,7 +14,7 @@ from tests.problems import CELLS, cell_name, random_reset
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
 @pytest.mark.parametrize("N", [1, 2])
-def test_outer_products(cell, time_major, B, T, start, N):
+def test_weight_gradient(cell, time_major, B, T, start, N):
     """d_R is made of the gates' gradients, where the loop leaves them, and of the h before every step."""
     D = 4
     generator = torch.Generator().manual_seed(0)
@@ -39,5 +40,18 @@ def test_outer_products(cell, time_major, B, T, start, N):
     for k, gate in enumerate(cell.recurrent_gates):
         room = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
         room.copy_(d_gates[:, :, k])
-    d_R = outer_products(gate_views(cell, d_Wx, d_u), rows_before(h, states, reset))
-    torch.testing.assert_close(d_R, torch.einsum("btgni,btnj->gnij", d_gates, before))
+    expected, left = torch.einsum("btgni,btnj->gnij", d_gates, before), d_Wx.clone()
+    torch.testing.assert_close(weight_gradient(cell, d_Wx, d_u, previous_h(h, initial, reset)), expected)
+    torch.testing.assert_close(weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset), expected)
+    assert torch.equal(d_Wx, left)
+
+
+@pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
+def test_nothing_comes_from_the_sequence_that_lies_in_front(time_major):
+    """Where only the first steps have gradients, and sequences begin at zero, R has none: not even a rounding error."""
+    cell, (B, T, N, D) = get_cell("lstm"), (3, 5, 2, 4)
+    order = (lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)) if time_major else lambda x: x
+    d_Wx = order(torch.zeros(B, T, 4, N, D))
+    d_Wx[:, 0] = torch.randn(B, 4, N, D)
+    h = order(torch.randn(B, T, N, D))
+    assert not weight_gradient_of_states(cell, d_Wx, d_Wx[:, :, :0], h, None, None).any()

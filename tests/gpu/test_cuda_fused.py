@@ -39,8 +39,9 @@ def test_reruns_are_bitwise_equal(backend, D):
 
 @pytest.mark.parametrize(("N", "D", "B"), [(12, 64, 16), (1, 768, 16), (1, 768, 64)], ids=str)
 def test_nothing_is_copied_or_filled_around_the_kernels(N, D, B):
-    Wx, R, b, _ = on_gpu("cuda_fused", B, 32, N, D)
-    d_h = torch.randn(B, 32, N, D, device="cuda", dtype=torch.bfloat16)
+    case = Case(B=B, T=32, N=N, D=D, time_major=True)
+    Wx, R, b, _ = inputs_for("cuda_fused", case, torch.bfloat16, torch.device("cuda", 0))
+    d_h = torch.randn(32, B, N, D, device="cuda", dtype=torch.bfloat16).transpose(0, 1)
 
     def run():
         h = recurrence(Wx, R, b, None, LSTM, "cuda_fused").h
