@@ -121,6 +121,16 @@ class Documents(Iterator[str]):
         return min(1.0, max(of_limit, self._read / self._size))
 
     @property
+    def bytes(self) -> int:
+        """Of text, so far."""
+        return self._bytes
+
+    @property
+    def limited(self) -> bool:
+        """Whether it ended at max_bytes."""
+        return self._max_bytes is not None and self._bytes >= self._max_bytes
+
+    @property
     def empty(self) -> bool:
         """Whether there was no text so far."""
         return self._bytes == 0

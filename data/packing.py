@@ -7,9 +7,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from data.manifest import REMEDY, Manifest
+from data.manifest import REMEDY, TRAIN, VALIDATION, Manifest
 
 COUNTED_TOKENS = 2**26  # are enough to know how frequent each token is
+_ADVICE = {
+    TRAIN: "use more text or a smaller data.context_length",
+    VALIDATION: "of few documents (or 16 KiB pieces of a .txt file) none may be held out: data.val_fraction=0.2 holds "
+    "out more, data.val_split=FILE takes other text",
+}
 
 
 def blocks_to_batch(blocks: np.ndarray, reset_after: int | None) -> dict[str, torch.Tensor]:
@@ -46,9 +51,7 @@ class PackedBlocks(Dataset):
         if available < 1:
             raise ValueError(
                 f"{folder} has {sum(tokens)} {split} tokens, fewer than one block of context_length + 1 = "
-                f"{context_length + 1}; use a smaller context_length, more text, or for validation, which "
-                "takes whole documents (of a .txt file pieces of 16 KiB) by a hash of each, which of few may be none, "
-                "val_split=FILE or a larger val_fraction"
+                f"{context_length + 1}; {_ADVICE[split]}"
             )
         self.length = available if limit is None else min(limit, available)
 

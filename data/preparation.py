@@ -116,6 +116,10 @@ class Recipe:
                     fraction = documents.fraction if corpus is self.corpus else None
                     yield Chunk(texts, splits, {"part": part, "documents": documents.position}, fraction)
                     texts, splits, size = [], [], 0
+            if documents.limited:
+                print(
+                    f"read {documents.bytes / 1e6:.1f} MB of text of {corpus.source}: data.max_bytes={self.max_bytes}"
+                )
             if documents.empty:
                 raise ValueError(f"source {corpus.source!r} has no text")
             yield Chunk(texts, splits, {"part": part + 1, "documents": None}, None)

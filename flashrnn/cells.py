@@ -111,6 +111,11 @@ class Cell:
             raise ValueError(
                 f"cell {self.name!r}: step must run on tensors of any shape, without Python branches: {reason}"
             ) from error
+        if any(new.requires_grad for new in together):
+            raise ValueError(
+                f"cell {self.name!r}: step uses a tensor that asks for gradients, which it would not get: what a step "
+                "captures is a constant. Make it a gate of its bias alone (docs/tutorial_cell.md), or detach it"
+            )
         if mixed:
             raise ValueError(
                 f"cell {self.name!r}: step is not element-wise: a unit's new states must depend on that unit's gates "
@@ -164,6 +169,11 @@ def get_cell(function: str | Cell) -> Cell:
     """The cell itself, the registered cell of that name, or what "module.name" imports."""
     if isinstance(function, Cell):
         return function
+    if not isinstance(function, str):
+        raise TypeError(
+            f"function must be a cell's name or a flashrnn.Cell, not {type(function).__name__}; "
+            "a step becomes one as flashrnn.Cell('name', step, states=(...))"
+        )
     if "." in function:
         return _imported(function)
     if function not in _REGISTRY:

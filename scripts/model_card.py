@@ -34,9 +34,14 @@ def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
         "## Data and training\n\n" + _table(_training(training)),
         "## Results\n\n" + _results(training["evaluation"]),
         "## Use\n\n" + USAGE.format(folder=folder),
-        f"## Configuration of the run\n\n```yaml\n{OmegaConf.to_yaml(OmegaConf.create(config))}```",
+        f"## Configuration of the run\n\n```yaml\n{OmegaConf.to_yaml(OmegaConf.create(_of_any_machine(config)))}```",
     ]
     ModelCard("\n\n".join(parts) + "\n").save(folder / "README.md")
+
+
+def _of_any_machine(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's config without the places where it left its files, which a published card has no use for."""
+    return {key: value for key, value in config.items() if key not in ("run_dir", "ckpt_path", "checkpoint", "logger")}
 
 
 def _table(rows: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def one_line_errors() -> Iterator[None]:
     """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback."""
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         message = _message(error)
         if message is None or os.environ.get("HYDRA_FULL_ERROR"):

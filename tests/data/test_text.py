@@ -280,7 +280,7 @@ def test_a_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, stre
     ("arguments", "error", "message"),
     [
         ({"context_length": 100_000}, ValueError, r"has \d+ train tokens, fewer than one block .* = 100001"),
-        ({"val_fraction": 1e-6}, ValueError, r"has 0 validation tokens, .* val_split=FILE or a larger val_fraction"),
+        ({"val_fraction": 1e-6}, ValueError, r"has 0 validation tokens, .* data.val_fraction=0.2 holds out more"),
         ({"tokenizer": "bpe:256"}, ValueError, "'bpe:256': a byte-level BPE has at least 257 tokens"),
         ({"split": "test"}, ValueError, "is local; subset, split and revision are for hub"),
         ({"val_split": "validation"}, FileNotFoundError, "no file matches val_split 'validation': .*val_split=null"),

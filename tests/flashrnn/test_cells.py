@@ -156,3 +156,14 @@ def test_pickle_of_a_users_cell_carries_its_definition():
     again = pickle.loads(pickle.dumps(PEEPHOLE_LSTM))
     for field in ("name", "step", "states", "gates", "input_gates", "recurrent_gates"):
         assert getattr(again, field) == getattr(PEEPHOLE_LSTM, field)
+
+
+def test_a_captured_parameter_is_an_error():
+    rate = torch.nn.Parameter(torch.tensor(0.5))
+    with pytest.raises(ValueError, match="step uses a tensor that asks for gradients"):
+        Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
+
+
+def test_a_step_is_no_cell():
+    with pytest.raises(TypeError, match=r"a step becomes one as flashrnn\.Cell"):
+        get_cell(lambda g, h: torch.tanh(g))
