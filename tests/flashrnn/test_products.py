@@ -36,7 +36,7 @@ def test_weight_gradient(cell, time_major, B, T, start, N):
         assert torch.equal(previous_h(h, initial, reset), before)
 
     gates = [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
-    d_Wx, d_u = rows_like(Wx, Gi, N, D), rows_like(Wx, len(gates), N, D)
+    d_Wx, d_u = rows_like(Wx, Gi, N, D).zero_(), rows_like(Wx, len(gates), N, D)
     for k, gate in enumerate(cell.recurrent_gates):
         room = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
         room.copy_(d_gates[:, :, k])
