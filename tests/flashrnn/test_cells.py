@@ -1,6 +1,8 @@
 import copy
 import itertools
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -162,6 +164,12 @@ def test_a_captured_parameter_is_an_error():
     rate = torch.nn.Parameter(torch.tensor(0.5))
     with pytest.raises(ValueError, match="step uses a tensor that asks for gradients"):
         Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
+
+
+def test_import_leaves_the_compiler_alone():
+    """TorchDynamo takes longer to import than PyTorch, and operators on meta tensors import it."""
+    program = "import sys, flashrnn; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_step_is_no_cell():
