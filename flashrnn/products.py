@@ -73,7 +73,7 @@ def weight_gradient_of_states(
         d_R = _product(d_gates, first_steps, states[0].transpose(0, 1).to(h.dtype))
     if steps_outside:
         return _product(d_gates, slice(B, None), rows[:, :-B], d_R)
-    with _first_step_cleared(d_Wx), _first_step_cleared(d_u):  # in front of it is the last h of another sequence
+    with _first_steps_cleared([x for x in (d_Wx, d_u) if x.shape[2]]):  # the last h of another sequence is before them
         return _product(d_gates, slice(1, None), rows[:, :-1], d_R)
 
 
@@ -88,9 +88,11 @@ def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | No
 
 
 @contextmanager
-def _first_step_cleared(x: Tensor) -> Iterator[None]:
-    """x [B, T, ...] without its first step for a while."""
-    kept = x[:, 0].clone()
-    x[:, 0] = 0
+def _first_steps_cleared(gradients: list[Tensor]) -> Iterator[None]:
+    """Each [B, T, ...] without its first step for a while."""
+    kept = [x[:, 0].clone() for x in gradients]
+    for x in gradients:
+        x[:, 0] = 0
     yield
-    x[:, 0] = kept
+    for x, first in zip(gradients, kept, strict=True):
+        x[:, 0] = first

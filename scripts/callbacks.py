@@ -37,11 +37,8 @@ class Preemption(Callback):
     that are logged, for which GPUs wait anyway.
     """
 
-    def __init__(self) -> None:
-        self._received, self._signal = False, signal.SIGTERM
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._received = False
+        self._signal: signal.Signals | None = None  # that was received
         trainer._signal_connector._sigterm_notifier_fn = partial(self._on_sigterm, trainer)
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
@@ -53,7 +50,7 @@ class Preemption(Callback):
             signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _on_interrupt(self, number: int, _: Any) -> None:
-        self._received, self._signal = True, signal.SIGINT
+        self._signal = signal.SIGINT
         self._let_go_of_interrupts()
         # not print: the signal may have come in the midst of one
         os.write(2, b"\nstopping when this step is done; Ctrl-C again stops at once\n")
@@ -63,7 +60,7 @@ class Preemption(Callback):
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _on_sigterm(self, trainer: Trainer, number: int, _: Any) -> None:
-        self._received = True
+        self._signal = signal.SIGTERM
         if trainer.state.fn == "fit":
             return
         if trainer.strategy.launcher is not None:  # under torchrun and SLURM others start the processes, and end them
@@ -72,7 +69,7 @@ class Preemption(Callback):
         os.kill(os.getpid(), number)
 
     def _received_by_any(self, trainer: Trainer) -> bool:
-        return trainer.strategy.reduce_boolean_decision(self._received, all=False)
+        return trainer.strategy.reduce_boolean_decision(self._signal is not None, all=False)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == self._step:  # the batch is accumulated
@@ -88,7 +85,8 @@ class Preemption(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._let_go_of_interrupts()
         if isinstance(exception, SIGTERMException) and trainer.local_rank == 0:
-            exception.code = 128 + self._signal  # of the others 0: Lightning kills a run of which one fails
+            # of the others 0: Lightning kills a run of which one fails; SIGTERM may have come to one of them alone
+            exception.code = 128 + (self._signal or signal.SIGTERM)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._let_go_of_interrupts()

@@ -28,7 +28,7 @@ def check_trainer(trainer: DictConfig) -> None:
     check_devices(trainer.devices, on_cpu=accelerator == "cpu" or not torch.accelerator.is_available())
     if trainer.val_check_interval <= 0:
         raise ValueError(f"val_every makes {trainer.val_check_interval} batches between validations: set at least 1")
-    if trainer.log_every_n_steps < 1:
+    if trainer.log_every_n_steps is not None and trainer.log_every_n_steps < 1:
         raise ValueError(
             f"trainer.log_every_n_steps={trainer.log_every_n_steps} must be at least 1; logger=none logs nothing"
         )

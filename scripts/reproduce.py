@@ -36,8 +36,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="collect the runs below it, instead of training")
     parser.add_argument("--data", type=Path, nargs="+", metavar="FILE", help="table and figure of these files alone")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the results (default: docs/results, "
-                        "with --quick outputs/reproduce/quick)")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the results (default: docs/results, with --quick outputs/reproduce/quick)",
+    )
     return parser
 
 
@@ -63,9 +67,10 @@ def main() -> None:
         parser.error("which NAME? --list shows them")
     _check(parser, asked)
     from scripts.benchmarks.results import checkout
-    from scripts.reproduction.result import QUICK, Options, write
+    from scripts.reproduction.result import Options, write
+    from scripts.reproduction.runs import OUTPUTS
 
-    reproduction, out = load(asked.name), asked.out or (QUICK if asked.quick else Options.out)
+    reproduction, out = load(asked.name), asked.out or (OUTPUTS / "quick" if asked.quick else Options.out)
     with one_line_errors():
         if not asked.data:
             checkout()  # an error now, not after the measurements

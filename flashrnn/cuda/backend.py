@@ -131,19 +131,21 @@ def _step_bytes(cell: Cell, h: Tensor, aux: Tensor) -> tuple[int, int, int, int]
     return tuple(units * size for size in (len(cell.input_gates) * h.itemsize, h.itemsize, aux.itemsize, gates))
 
 
-_LAUNCHES = count(secrets.randbits(62))  # no number that memory would hold by chance: Meeting in kernels/grid.cuh
-_WORD = 8  # bytes of a block in a Meeting
+_LAUNCHES = count(secrets.randbits(62))  # for a Meeting: no number that memory would hold by chance
 
 
 def _rings(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
     """`rings` of kernels/forward.cuh: three steps of h, in parts of 16 bits."""
     units, sequences = 16 * layout.unit_tiles * layout.blocks, 8 * layout.batch_tiles
-    ring = 3 * tiling.planes_of(Wx.dtype) * units * sequences * 2
-    return Wx.new_empty(groups * (ring + layout.blocks * _WORD), dtype=torch.uint8)
+    return _exchange_memory(groups, layout, 3 * tiling.planes_of(Wx.dtype) * units * sequences * 2, Wx.device)
 
 
 def _exchanged(groups: int, layout: Tiling, h: Tensor) -> Tensor:
     """`parts` of kernels/backward.cuh: two buffers of partial sums, from every block of a group to every block."""
     units, sequences = 16 * layout.unit_tiles, 8 * layout.batch_tiles
-    parts = 2 * layout.blocks**2 * units * sequences * h.itemsize
-    return h.new_empty(groups * (parts + layout.blocks * _WORD), dtype=torch.uint8)
+    return _exchange_memory(groups, layout, 2 * layout.blocks**2 * units * sequences * h.itemsize, h.device)
+
+
+def _exchange_memory(groups: int, layout: Tiling, size: int, device: torch.device) -> Tensor:
+    """`size` bytes for each group, and behind them a word for each block: Meeting in kernels/grid.cuh."""
+    return torch.empty(groups * (size + 8 * layout.blocks), dtype=torch.uint8, device=device)

@@ -20,7 +20,6 @@ from scripts.benchmarks.results import device_slug, head
 from scripts.reproduction import ENTRIES
 
 Table = list[list[str]]  # the header, then rows
-QUICK = ROOT / "outputs" / "reproduce" / "quick"  # folder of quick results, which stand beside no full ones
 
 
 @dataclass(frozen=True)
