@@ -1,4 +1,4 @@
-"""The folder where traces and compiled kernels are kept from one process to the next."""
+"""The folder where compiled kernels are kept from one process to the next."""
 
 import os
 import warnings

@@ -5,15 +5,21 @@ gates and states alone, which a kernel computes before ds_t arrives (off the cha
 multiplications and additions that have to wait for ds_t.
 """
 
+import inspect
 import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashrnn.cells import Cell
 from flashrnn.codegen.graph import OPERATORS, TRUTH, Graph
+from flashrnn.codegen.torch_source import torch_function
 from flashrnn.trace import Trace, UntraceableCell
 
 
@@ -22,15 +28,18 @@ def make_trace(cell: Cell) -> Trace:
     names = (*cell.gates, *cell.states)
     cotangents = tuple(f"d_new_{state}" for state in cell.states)
 
-    def forward(primals, _):
+    def forward(primals: list[Tensor]) -> tuple[Tensor, ...]:
         primals = [value.clone() for value in primals]  # a step may work in place
         return cell.update(primals[: len(cell.gates)], primals[len(cell.gates) :])
 
-    def vjp(primals, cotangents):
-        _, pull = torch.func.vjp(lambda *p: forward(p, None), *primals)
-        return pull(tuple(cotangents))
+    def vjp(primals: list[Tensor], cotangents: list[Tensor]) -> tuple[Tensor, ...]:
+        primals = [value.requires_grad_() for value in primals]
+        new = forward(primals)
+        # One number that depends on every value: for anything else, autograd imports what takes longer than the trace.
+        total = sum(n * d for n, d in zip(new, cotangents, strict=True)) + sum(0.0 * value for value in primals)
+        return torch.autograd.grad(total, primals)
 
-    new = _scalar_graph(cell, forward, (names, cotangents), [f"new_{state}" for state in cell.states])
+    new = _scalar_graph(cell, forward, (names,), [f"new_{state}" for state in cell.states])
     joint = _scalar_graph(cell, vjp, (names, cotangents), [f"d_{name}" for name in names])
     factors, backward = _split(cell, joint, cotangents)
     return Trace(new, factors, backward)
@@ -44,22 +53,6 @@ _ACTIVATIONS = get_decompositions(
     ]
 )  # fmt: skip
 _DECOMPOSITIONS = {**core_aten_decompositions(), **_ACTIVATIONS}
-
-
-def _scalar_graph(cell: Cell, function, input_names, output_names: list[str]) -> Graph:
-    # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero.
-    options = {"dtype": torch.float64, "device": "cpu"}
-    examples = [[torch.tensor(0.5 + 0.01 * k, **options) for k in range(len(names))] for names in input_names]
-    function = torch.func.functionalize(function, remove="mutations")
-    try:
-        module = make_fx(function, decomposition_table=_DECOMPOSITIONS)(*examples)
-    except Exception as error:
-        raise UntraceableCell(
-            f"cell {cell.name!r} cannot be traced: a step may use element-wise PyTorch operations only, and no Python "
-            f"branches on values (use torch.where). PyTorch says: {error}"
-        ) from error
-    return _convert(cell, module, [name for names in input_names for name in names], output_names)
-
 
 _ATEN = {
     name: op
@@ -76,7 +69,7 @@ _ATEN = {
 }  # fmt: skip
 assert set(_ATEN.values()) == set(OPERATORS)
 
-_PASS_THROUGH = {"clone", "detach", "alias", "view", "lift_fresh_copy", "expand"}
+_PASS_THROUGH = {"clone", "detach", "alias", "view", "lift_fresh", "expand"}
 _TAKES_TRUTH = {
     "and": (0, 1),
     "or": (0, 1),
@@ -85,70 +78,127 @@ _TAKES_TRUTH = {
 }  # operator -> its operands that are truth values
 
 
-def _convert(cell: Cell, module: GraphModule, input_names: list[str], output_names: list[str]) -> Graph:
-    graph, index = Graph(), {}
-    names = iter(input_names)
+def _scalar_graph(cell: Cell, function: Callable, input_names: tuple, output_names: list[str]) -> Graph:
+    # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero.
+    options = {"dtype": torch.float64, "device": "cpu"}
+    examples = [[torch.tensor(0.5 + 0.01 * k, **options) for k in range(len(names))] for names in input_names]
+    recorder = _Recorder(cell)
+    for names, values in zip(input_names, examples, strict=True):
+        for name, value in zip(names, values, strict=True):
+            recorder.record(value, recorder.graph.input(name))
+    try:
+        with recorder:
+            outputs = function(*examples)
+    except UntraceableCell:
+        raise
+    except Exception as error:
+        raise UntraceableCell(
+            f"cell {cell.name!r} cannot be traced: a step may use element-wise PyTorch operations only, and no Python "
+            f"branches on values (use torch.where). PyTorch says: {error}"
+        ) from error
+    graph = recorder.graph.extract(dict(zip(output_names, map(recorder.operand, outputs), strict=True)))
+    _check(cell, graph, dict(zip(chain(*input_names), chain(*examples), strict=True)), outputs)
+    return graph
 
-    def operand(value) -> int:
-        return index[value] if isinstance(value, torch.fx.Node) else graph.const(value)
 
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            index[node] = graph.input(next(names))
-        elif node.op == "get_attr":
-            index[node] = graph.const(getattr(module, node.target).item())
-        elif node.op == "call_function":
-            index[node] = _convert_call(cell, graph, node, operand)
-        elif node.op == "output":
-            outputs = torch.utils._pytree.tree_leaves(node.args[0])
-            graph.outputs = {name: operand(value) for name, value in zip(output_names, outputs, strict=True)}
-    return graph.extract(graph.outputs)
+def _check(cell: Cell, graph: Graph, inputs: dict[str, Tensor], outputs: Sequence[Tensor]) -> None:
+    """Raise UntraceableCell if the graph computes something else, as it might where PyTorch's operators change."""
+    computed = torch_function(graph, list(inputs), list(graph.outputs))(*inputs.values())
+    for name, ours, theirs in zip(graph.outputs, computed, outputs, strict=True):
+        # to two digits: a step may round to half types, which graphs leave out
+        if not torch.allclose(torch.as_tensor(ours).to(theirs), theirs, rtol=1e-2, equal_nan=True):
+            raise UntraceableCell(f"cell {cell.name!r} cannot be traced: {name} is {theirs}, but by its graph {ours}")
 
 
-def _convert_call(cell: Cell, graph: Graph, node: torch.fx.Node, operand) -> int:
-    name = node.target.overloadpacket.__name__
-    args, options = node.args, dict(node.kwargs)
-    if name in _ATEN:
-        operands = [operand(a) for a in args]
-        if "alpha" in options:
-            operands[1] = graph.add("mul", operands[1], graph.const(options.pop("alpha")))
-        if not options:
-            return _add(graph, _ATEN[name], operands)
-    match name:
-        case "full" | "full_like":
-            return graph.const(args[1])
-        case "scalar_tensor":
-            return graph.const(args[0])
-        case "zeros_like" | "ones_like":
-            return graph.const(name == "ones_like")
-        case "_efficientzerotensor":
-            return graph.const(0)
-        case "empty" | "empty_permuted":
-            return graph.const(math.nan)  # overwritten before it is read
-        case "copy":
-            return operand(args[1])
-        case "reciprocal":
-            return graph.add("div", graph.const(1), operand(args[0]))
-        case "relu":
-            return graph.add("max", operand(args[0]), graph.const(0))
-        case "clamp" | "clamp_min" | "clamp_max":
-            bounds = {"clamp": args[1:], "clamp_min": args[1:], "clamp_max": (None, *args[1:])}[name]
-            value = operand(args[0])
-            for op, bound in zip(("max", "min"), bounds, strict=False):
-                value = value if bound is None else graph.add(op, value, operand(bound))
-            return value
-        case "_to_copy":
-            value, dtype = operand(args[0]), node.meta["val"].dtype
-            if dtype == torch.bool:
-                return _as_truth(graph, value)
-            if dtype.is_floating_point or graph.nodes[value].op in TRUTH:
+def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
+    """The result by simpler operators; NotImplemented if there are none."""
+    name = function.overloadpacket.__name__
+    if function._schema.is_mutable and name.endswith("_") and name != "copy_":
+        return args[0].copy_(getattr(_aten, name[:-1])(*args, **options))
+    if function in _DECOMPOSITIONS:
+        # without what PyTorch wraps around it for the sake of dtypes, which imports SymPy
+        return inspect.unwrap(_DECOMPOSITIONS[function])(*args, **options)
+    return function.decompose(*args, **options)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes PyTorch's operators on 0-dimensional tensors down in a graph, those of the backward pass too."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self._cell = cell
+        # By the address of the number: views have that of what they view, and what is changed in place keeps its own.
+        self._nodes: dict[int, int] = {}
+        self._recorded: list[Tensor] = []  # or their addresses would be used again
+
+    def record(self, value: Tensor, node: int) -> None:
+        self._nodes[value.data_ptr()] = node
+        self._recorded.append(value)
+
+    def operand(self, value: Any) -> int:
+        """The node of an operand: a tensor, or a constant."""
+        if not isinstance(value, Tensor):
+            return self.graph.const(value)
+        node = self._nodes.get(value.data_ptr())
+        return self.graph.const(value.item()) if node is None else node
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import it
+
+    def __torch_dispatch__(self, function: OpOverload, types: Any, args: tuple = (), options: Any = None) -> Any:
+        options = options or {}
+        with self:
+            parts = _in_parts(function, args, options)
+        if parts is not NotImplemented:
+            return parts
+        result = function(*args, **options)
+        self.record(result, self._node(function, args, options, result))
+        return result
+
+    def _node(self, function: OpOverload, args: tuple, options: dict, result: Tensor) -> int:
+        """What the operator does to numbers."""
+        name = function.overloadpacket.__name__
+        if name in _ATEN:
+            operands, others = [self.operand(a) for a in args], dict(options)
+            if "alpha" in others:
+                operands[1] = self.graph.add("mul", operands[1], self.graph.const(others.pop("alpha")))
+            if not others:
+                return _add(self.graph, _ATEN[name], operands)
+        match name:
+            case "full" | "full_like":
+                return self.graph.const(args[1])
+            case "scalar_tensor":
+                return self.graph.const(args[0])
+            case "zeros_like" | "ones_like":
+                return self.graph.const(name == "ones_like")
+            case "empty" | "empty_permuted":
+                return self.graph.const(math.nan)  # overwritten before it is read
+            case "copy" | "copy_":
+                return self.operand(args[1])
+            case "reciprocal":
+                return self.graph.add("div", self.graph.const(1), self.operand(args[0]))
+            case "relu":
+                return self.graph.add("max", self.operand(args[0]), self.graph.const(0))
+            case "clamp" | "clamp_min" | "clamp_max":
+                bounds = {"clamp": args[1:], "clamp_min": args[1:], "clamp_max": (None, *args[1:])}[name]
+                value = self.operand(args[0])
+                for op, bound in zip(("max", "min"), bounds, strict=False):
+                    value = value if bound is None else self.graph.add(op, value, self.operand(bound))
                 return value
-    if name in _PASS_THROUGH:
-        return operand(args[0])
-    raise UntraceableCell(
-        f"cell {cell.name!r} uses the operator {node.target}{node.kwargs or ''}, which has no scalar form; "
-        f"element-wise operators that have one: {', '.join(sorted(_ATEN))}, clamp, relu, reciprocal"
-    )
+            case "_to_copy":
+                value, dtype = self.operand(args[0]), result.dtype
+                if dtype == torch.bool:
+                    return _as_truth(self.graph, value)
+                if dtype.is_floating_point or self.graph.nodes[value].op in TRUTH:
+                    return value
+        if name in _PASS_THROUGH:
+            return self.operand(args[0])
+        raise UntraceableCell(
+            f"cell {self._cell.name!r} uses the operator {function}{options or ''}, which has no scalar form; "
+            f"element-wise operators that have one: {', '.join(sorted(_ATEN))}, clamp, relu, reciprocal"
+        )
 
 
 def _add(graph: Graph, op: str, operands: list[int]) -> int:
