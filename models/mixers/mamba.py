@@ -17,7 +17,7 @@ class MambaMixer(nn.Module):
     A sequence that starts anew runs in the parallel form. With a state or with resets it runs in single steps, which
     transformers computes in place: such calls have no gradients, and asking for them is a ValueError.
 
-    Without torch.compile the parallel form is a loop over time whose backward takes time in T².
+    The parallel form is a scan: PyTorch's under torch.compile, or else mambapy's.
 
     Args:
         d_model: width of input and output.
@@ -77,6 +77,7 @@ class MambaMixer(nn.Module):
         return self._call(x, cache)
 
     def _call(self, x: Tensor, cache: DynamicCache) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self.layer.use_mambapy = not torch.compiler.is_compiling()
         y = self.layer(x, cache_params=cache)
         layer = cache.layers[0]
         return y, (layer.conv_states[0], layer.recurrent_states[0])
