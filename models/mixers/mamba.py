@@ -17,7 +17,7 @@ class MambaMixer(nn.Module):
     A sequence that starts anew runs in the parallel form. With a state or with resets it runs in single steps, which
     transformers computes in place: such calls have no gradients, and asking for them is a ValueError.
 
-    The parallel form is a scan: PyTorch's under torch.compile, or else mambapy's.
+    The parallel form is mambapy's scan. torch.compile leaves the layer out: it would take minutes to unroll time.
 
     Args:
         d_model: width of input and output.
@@ -43,7 +43,12 @@ class MambaMixer(nn.Module):
             if value < 1:
                 raise ValueError(f"{name}={value} must be positive")
         self.config = MambaConfig(
-            hidden_size=d_model, state_size=state_size, conv_kernel=conv_width, expand=expand, num_hidden_layers=1
+            hidden_size=d_model,
+            state_size=state_size,
+            conv_kernel=conv_width,
+            expand=expand,
+            num_hidden_layers=1,
+            use_mambapy=True,
         )
         self.num_blocks = num_blocks
         self.layer = MambaLayer(self.config, layer_idx=0)
@@ -76,8 +81,8 @@ class MambaMixer(nn.Module):
         cache.update_recurrent_state(recurrent_state, 0)
         return self._call(x, cache)
 
+    @torch.compiler.disable
     def _call(self, x: Tensor, cache: DynamicCache) -> tuple[Tensor, tuple[Tensor, ...]]:
-        self.layer.use_mambapy = not torch.compiler.is_compiling()
         y = self.layer(x, cache_params=cache)
         layer = cache.layers[0]
         return y, (layer.conv_states[0], layer.recurrent_states[0])

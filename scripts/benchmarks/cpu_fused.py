@@ -57,7 +57,7 @@ def _row(name: str, B: int, T: int, N: int, D: int, clock: Callable[[], float]) 
     if name == "lstm" and N == 1:
         peer, x = torch.nn.LSTM(D, D, batch_first=True), torch.randn(B, T, D, requires_grad=True)
         functions["nn.LSTM"] = lambda: torch.autograd.grad(peer(x)[0], (x, *peer.parameters()), d_h[:, :, 0])
-    ms = processor_time(functions, rounds=20 if T < 1024 else 5, warmup=2, clock=clock)
+    ms = processor_time(functions, rounds=20, warmup=2, clock=clock)
     speedup = {peer: round(ms[peer]["p50"] / ms["cpu_fused"]["p50"], 2) for peer in functions if peer != "cpu_fused"}
     return {"cell": name, "B": B, "T": T, "N": N, "D": D, "speedup": speedup, "ms": ms}
 
