@@ -341,7 +341,7 @@ def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_k
 
 def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machine_has_none(tmp_path):
     with pytest.raises(
-        ValueError, match=r"(?s)there is no .*parity_.*--data .*parity_h.*loss_curves_h.*kernels_main_h"
+        ValueError, match=r"(?s)there is no .*parity_.*--data .*parity_\w*h100.*loss_curves_h.*kernels_main_h"
     ):
         throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
 
