@@ -82,10 +82,10 @@ def _scalar_graph(cell: Cell, function: Callable, input_names: tuple, output_nam
     # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero.
     options = {"dtype": torch.float64, "device": "cpu"}
     examples = [[torch.tensor(0.5 + 0.01 * k, **options) for k in range(len(names))] for names in input_names]
+    inputs = dict(zip(chain(*input_names), chain(*examples), strict=True))
     recorder = _Recorder(cell)
-    for names, values in zip(input_names, examples, strict=True):
-        for name, value in zip(names, values, strict=True):
-            recorder.record(value, recorder.graph.input(name))
+    for name, value in inputs.items():
+        recorder.record(value, recorder.graph.input(name))
     try:
         with recorder:
             outputs = function(*examples)
@@ -97,7 +97,7 @@ def _scalar_graph(cell: Cell, function: Callable, input_names: tuple, output_nam
             f"branches on values (use torch.where). PyTorch says: {error}"
         ) from error
     graph = recorder.graph.extract(dict(zip(output_names, map(recorder.operand, outputs), strict=True)))
-    _check(cell, graph, dict(zip(chain(*input_names), chain(*examples), strict=True)), outputs)
+    _check(cell, graph, inputs, outputs)
     return graph
 
 
