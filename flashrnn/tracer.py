@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,14 +46,6 @@ def make_trace(cell: Cell) -> Trace:
 
 
 _aten = torch.ops.aten
-_ACTIVATIONS = get_decompositions(
-    [
-        _aten.elu, _aten.elu_backward, _aten.gelu, _aten.gelu_backward, _aten.hardtanh, _aten.hardtanh_backward,
-        _aten.leaky_relu, _aten.leaky_relu_backward, _aten.mish, _aten.mish_backward, _aten.silu, _aten.silu_backward,
-    ]
-)  # fmt: skip
-_DECOMPOSITIONS = {**core_aten_decompositions(), **_ACTIVATIONS}
-
 _ATEN = {
     name: op
     for op, names in {
@@ -112,12 +104,9 @@ def _check(cell: Cell, graph: Graph, inputs: dict[str, Tensor], outputs: Sequenc
 
 def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
     """The result by simpler operators; NotImplemented if there are none."""
-    name = function.overloadpacket.__name__
-    if function._schema.is_mutable and name.endswith("_") and name != "copy_":
-        return args[0].copy_(getattr(_aten, name[:-1])(*args, **options))
-    if function in _DECOMPOSITIONS:
+    if function in decomposition_table:
         # without what PyTorch wraps around it for the sake of dtypes, which imports SymPy
-        return inspect.unwrap(_DECOMPOSITIONS[function])(*args, **options)
+        return inspect.unwrap(decomposition_table[function])(*args, **options)
     return function.decompose(*args, **options)
 
 
@@ -148,18 +137,29 @@ class _Recorder(TorchDispatchMode):
         return False  # skipping it would import it
 
     def __torch_dispatch__(self, function: OpOverload, types: Any, args: tuple = (), options: Any = None) -> Any:
-        options = options or {}
-        with self:
-            parts = _in_parts(function, args, options)
-        if parts is not NotImplemented:
-            return parts
+        options, name = options or {}, function.overloadpacket.__name__
+        if function._schema.is_mutable and name.endswith("_") and name != "copy_":
+            with self:
+                return args[0].copy_(getattr(_aten, name[:-1])(*args, **options))
         result = function(*args, **options)
-        self.record(result, self._node(function, args, options, result))
-        return result
+        node = self._node(name, args, options, result)
+        if node is not None:
+            self.record(result, node)
+            return result
+        try:
+            with self:
+                parts = _in_parts(function, args, options)
+        except UntraceableCell:  # which names a part: name the whole
+            parts = NotImplemented
+        if parts is NotImplemented:
+            raise UntraceableCell(
+                f"cell {self._cell.name!r} uses the operator {function}{options or ''}, which has no scalar form; "
+                f"element-wise operators that have one: {', '.join(sorted(_ATEN))}, clamp, relu, reciprocal"
+            )
+        return parts
 
-    def _node(self, function: OpOverload, args: tuple, options: dict, result: Tensor) -> int:
-        """What the operator does to numbers."""
-        name = function.overloadpacket.__name__
+    def _node(self, name: str, args: tuple, options: dict, result: Tensor) -> int | None:
+        """What the operator does to numbers; None if that is nothing a graph has."""
         if name in _ATEN:
             operands, others = [self.operand(a) for a in args], dict(options)
             if "alpha" in others:
@@ -195,10 +195,7 @@ class _Recorder(TorchDispatchMode):
                     return value
         if name in _PASS_THROUGH:
             return self.operand(args[0])
-        raise UntraceableCell(
-            f"cell {self._cell.name!r} uses the operator {function}{options or ''}, which has no scalar form; "
-            f"element-wise operators that have one: {', '.join(sorted(_ATEN))}, clamp, relu, reciprocal"
-        )
+        return None
 
 
 def _add(graph: Graph, op: str, operands: list[int]) -> int:
