@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from data.text import Text
 from scripts import report
 from scripts.checkpoint import LAST, TOKENIZER
+from scripts.metrics_file import MetricsFile
 from scripts.peaks import PEAK_FLOPS, peak_flops
 
 PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, how often
@@ -109,8 +110,13 @@ class RunRecord(Callback):
         if isinstance(trainer.datamodule, Text) and not (folder / TOKENIZER).exists():
             shutil.copytree(trainer.datamodule.tokenizer_folder, folder / TOKENIZER)
         for logger in trainer.loggers:
-            if not isinstance(logger, CSVLogger):  # it would only write a second config.yaml
+            if not isinstance(logger, MetricsFile):  # it would only write a second config.yaml
                 logger.log_hyperparams({**self.config, "environment": report.environment()})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsFile):
+                logger.begin_at(trainer.global_step)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config

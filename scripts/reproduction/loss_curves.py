@@ -52,7 +52,8 @@ def _curve(file: Path) -> list[tuple[int, float]]:
 
 
 def name(run: dict) -> str:
-    return f"{run['model']}, {run['num_heads']} head{'s' if run['num_heads'] != 1 else ''}"
+    seed = f", seed {run['seed']}" if run["seed"] else ""
+    return f"{run['model']}, {run['num_heads']} head{'s' if run['num_heads'] != 1 else ''}{seed}"
 
 
 def finished(contents: list[dict]) -> list[dict]:
@@ -81,7 +82,7 @@ def _table(contents: list[dict]) -> Table:
 
 def _notes(contents: list[dict]) -> list[str]:
     quick = "This is the quick run (`--quick`), of models of width 96: it shows that all of it works."
-    trained = f"Trained once each, by {trained_by(contents)}. Where devices differ, so do the seconds of the figure."
+    trained = f"Seed 0 unless said. By {trained_by(contents)}. Where devices differ, so do the seconds of the figure."
     return [trained, *([quick] if contents[0].get("quick") else []), *failures(contents)]
 
 

@@ -49,8 +49,11 @@ def points(contents: list[dict]) -> list[Point]:
             f"expected data of {', '.join(SOURCES)}, in this order, and none of a quick run of loss_curves"
         )
     parity, trained, kernels = contents
+    first = {}  # of each model's seeds
+    for run in sorted(loss_curves.finished([trained]), key=lambda run: run["seed"]):
+        first.setdefault((run["model"], run["num_heads"]), run)
     found = []
-    for run in loss_curves.finished([trained]):
+    for run in first.values():
         cell, label = _CELL_OF.get(run["model"], run["model"]), loss_curves.name(run)
         accuracies = [extrapolated(r) for r in finished([parity], model=cell)]
         if not accuracies:

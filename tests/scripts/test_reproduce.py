@@ -217,10 +217,33 @@ def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeyp
         assert composed.data.context_length == (128 if quick and module is loss_curves else 1024)
 
 
+def test_language_models_beside_the_table_of_the_paper():
+    run = {
+        "experiment": "python_160m", "model": "lstm", "num_heads": 1, "seed": 0, "devices": 1, "parameters": 190506240,
+        "step": 920, "step_time": 0.1, "tokens_per_second": 327_680.0, "perplexity": 15.55, "overrides": ["seed=0"],
+        "environment": {"commit": "abc", "device": "a GPU"},
+    }  # fmt: skip
+    alternating = run | {"perplexity": 15.65, "overrides": ["model.mixer.backend=cuda"]}
+    broken = {
+        "experiment": "python_160m",
+        "model": "transformer",
+        "overrides": ["model=transformer"],
+        "error": "killed",
+    }
+    contents = [{"quick": True, "runs": [broken, run | {"seed": 1, "perplexity": 16.0}, run, alternating]}]
+    _, fused, by_steps, *others = language_model.LANGUAGE_MODEL.table(contents)
+    assert fused[3::2] == ["190", "0.200", "1.7", "15.6 (30 M)"]  # 524,288 tokens on eight, 30,000 times
+    assert by_steps[9] == "15.7 (30 M)"
+    assert all(row[3::2] == ["", "", "", ""] for row in others)
+    notes = " ".join(language_model.LANGUAGE_MODEL.notes(contents))
+    assert "scaled-down" in notes
+    assert "killed: `model=transformer`" in notes
+
+
 def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
     finished = {
         "model": "lstm", "overrides": ["model=lstm"], "num_heads": 12, "parameters": 164553984, "step": 30,
-        "perplexity": 12.5, "step_time": 0.07, "tokens_per_second": 468_000.0,
+        "perplexity": 12.5, "step_time": 0.07, "tokens_per_second": 468_000.0, "seed": 0,
         "environment": {"commit": "abc", "device": "a GPU"},
         "curve": [(step, 10.0 - step / 10) for step in range(1, 31)],
     }  # fmt: skip
@@ -323,13 +346,13 @@ def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_k
     parity = {"runs": [{"model": "lstm", "ranges": [{"lengths": [40, 63], "accuracy": 1.0}]}]}
     run = {
         "model": "lstm", "num_heads": 12, "perplexity": 10.0, "step_time": 0.07, "devices": 1,
-        "tokens_per_second": 468_000.0, "batch_size": 32, "environment": {"device": "a GPU"},
+        "tokens_per_second": 468_000.0, "batch_size": 32, "environment": {"device": "a GPU"}, "seed": 0,
     }  # fmt: skip
     sizes = {"function": "lstm", "N": 12, "D": 64, "B": 32, "T": 1024, "dtype": "bfloat16", "mode": "forward+backward"}
     kernels = [
         sizes | {"implementation": name, "ms": {"p50": ms}} for name, ms in (("ours", 1.0), ("flashrnn_1.0.8", 11.0))
     ]
-    trained = {"runs": [run, run | {"model": "nn_lstm", "num_heads": 1}, run | {"model": "gru"}]}
+    trained = {"runs": [run, run | {"model": "nn_lstm", "num_heads": 1}, run | {"model": "gru"}, run | {"seed": 1}]}
     found = throughput.points([parity, trained, {"suite": "main", "rows": kernels}])
     assert [point.label for point in found] == ["lstm, 12 heads", "lstm, 12 heads, FlashRNN 1.0.8", "nn_lstm, 1 head"]
     assert found[1].tokens_per_second == pytest.approx(468_000 * 0.07 / (0.07 + 12 * 0.010))

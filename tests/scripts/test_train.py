@@ -64,6 +64,23 @@ def test_resumes_exactly(tiny_config, experiment):
         assert torch.equal(weight, ends[1]["state_dict"][name]), name
 
 
+def test_metrics_of_a_run_that_goes_on_in_its_folder(tiny_config):
+    """Kept up to the checkpoint; later rows and one that a kill cut off make room for what comes again."""
+    config = tiny_config("parity", "checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1", run="run")
+    train(config)
+    file = Path(config.run_dir) / "metrics.csv"
+    whole = metrics(file.parent)
+    file.write_text(file.read_text() + "0,1")
+    config.ckpt_path = f"{config.run_dir}/checkpoints/step_6.ckpt"
+    train(config)
+    resumed = metrics(file.parent)
+    assert [row["step"] for row in resumed] == [row["step"] for row in whole]
+    assert [row["train/loss"] for row in resumed] == [row["train/loss"] for row in whole]
+    config.ckpt_path = None  # begins anew
+    train(config)
+    assert [row["train/loss"] for row in metrics(file.parent)] == [row["train/loss"] for row in whole]
+
+
 def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
     train(tiny_config("text_tiny", "optim.total_steps=20", run="first"))
     change_texts()

@@ -1,0 +1,48 @@
+"""metrics.csv in the folder of a run."""
+
+import csv
+from io import StringIO
+from pathlib import Path
+
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loggers.logger import rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_only
+
+from flashrnn.files import replacing
+
+
+class _Writer(ExperimentWriter):
+    def _check_log_dir_exists(self) -> None:
+        pass  # Lightning's deletes the file here
+
+
+class MetricsFile(CSVLogger):
+    """A CSVLogger that keeps the file of a run which goes on in the same folder."""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> ExperimentWriter:
+        if self._experiment is None:
+            self._experiment = _Writer(self.log_dir)
+        return self._experiment
+
+    @rank_zero_only
+    def begin_at(self, step: int) -> None:
+        """Forget what was logged by this step and later ones, which come (again) now, and a row that was cut off."""
+        file = Path(self.experiment.metrics_file_path)
+        if not file.exists():
+            return
+        with file.open(newline="") as lines:
+            reader = csv.DictReader(lines)
+            rows = [row for row in reader if None not in row.values() and int(row["step"]) < step]
+        if not rows:
+            file.unlink()
+            return
+        text = StringIO(newline="")
+        writer = csv.DictWriter(text, reader.fieldnames)
+        writer.writeheader()
+        writer.writerows(rows)
+        with replacing(file) as new:
+            new.write(text.getvalue().encode())
+        self.experiment.metrics_keys = list(reader.fieldnames)
