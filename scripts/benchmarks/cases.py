@@ -44,6 +44,7 @@ class Job(NamedTuple):
 
 HIDDEN = 768
 _BOTH = ((12, 64), (1, HIDDEN))
+_SWEPT = ("lstm", "slstm")
 SUITES: dict[str, tuple[Case, ...]] = {
     "main": (
         *(Case("lstm", 12, 64, B) for B in (16, 32, 64)),
@@ -51,13 +52,14 @@ SUITES: dict[str, tuple[Case, ...]] = {
         *(Case("lstm", 1, HIDDEN, B) for B in (16, 32, 64)),
         *(Case(function, *heads, 16) for function in ("slstm", "gru", "elman") for heads in _BOTH),
     ),
-    "heads": tuple(Case("lstm", HIDDEN // D, D, 16) for D in (16, 32, 64, 128, 256, 384, HIDDEN)),
-    "batch": tuple(Case("lstm", *heads, B) for heads in _BOTH for B in (2, 4, 8, 16, 32, 64, 128, 256)),
+    "heads": tuple(Case(name, HIDDEN // D, D, 16) for name in _SWEPT for D in (16, 32, 64, 128, 256, 384, HIDDEN)),
+    "batch": tuple(Case(name, *heads, 2**k) for name in _SWEPT for heads in _BOTH for k in range(1, 9)),
     "backends": (
         *(Case("lstm", HIDDEN // D, D, 16) for D in (16, 32, 64, 128, HIDDEN)),
         *(Case("lstm", N, D, 16) for N, D in ((1, 1024), (1, 2048), (4, 2048), (1, 4096))),
     ),
-    "length": tuple(Case("lstm", *heads, 16, T) for heads in _BOTH for T in (256, 512, 1024, 2048)),
+    "length": tuple(Case(name, *heads, 16, 2**k) for name in _SWEPT for heads in _BOTH for k in range(8, 12)),
+    "short": tuple(Case(name, *heads, 16, T) for name in _SWEPT for heads in _BOTH for T in (16, 64)),
 }
 
 

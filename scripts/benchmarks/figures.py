@@ -9,12 +9,22 @@ from matplotlib.figure import Figure
 from scripts.benchmarks import floors
 from scripts.benchmarks.cases import FORWARD, HIDDEN, MODES, TRAINING, Job
 from scripts.benchmarks.ours import NAME as OURS
+from scripts.benchmarks.ours import OTHERS
 from scripts.benchmarks.results import by_job
 from scripts.benchmarks.table import RATIO_BARS, recurrent_peers, times
 
-_SWEEPS = {"heads": ("D", "head size"), "batch": ("B", "batch size"), "length": ("T", "time steps")}
-_COLORS = {OURS: "tab:blue", "flashrnn_1.0.8": "tab:orange", "cudnn_fp16": "tab:green", "cudnn_bf16": "tab:olive"}
-_OTHER = "tab:gray"
+_SWEEPS = {
+    "heads": ("D", "head size"),
+    "batch": ("B", "batch size"),
+    "length": ("T", "time steps"),
+    "short": ("T", "time steps"),
+}
+_COLORED = (
+    OURS, "flashrnn_1.0.8", "cudnn_fp16", "cudnn_bf16", "cudnn_fp32", "attention", *OTHERS, "pytorch_loop",
+    "compiled_loop",
+)  # fmt: skip
+_COLORS = {name: f"C{k}" for k, name in enumerate(_COLORED)}
+_OTHER = "black"
 
 
 def read(path: Path) -> dict:
@@ -43,16 +53,16 @@ def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor:
     panels: dict[tuple[str, str], dict[Job, dict[str, dict]]] = {}
     for job, rows in jobs.items():
         heads = f"{HIDDEN} units" if field == "D" else f"{job.case.N} × {job.case.D}"
-        panels.setdefault((job.mode, heads), {})[job] = rows
-    columns = list(dict.fromkeys(heads for _, heads in panels))
+        panels.setdefault((job.mode, f"{job.case.function} {heads}"), {})[job] = rows
+    columns = list(dict.fromkeys(network for _, network in panels))
     figure = Figure(figsize=(1 + 4.5 * len(columns), 8), layout="constrained")
     axes = figure.subplots(len(MODES), len(columns), squeeze=False, sharex=True)
-    for (mode, heads), panel in panels.items():
-        ax = axes[MODES.index(mode)][columns.index(heads)]
+    for (mode, network), panel in panels.items():
+        ax = axes[MODES.index(mode)][columns.index(network)]
         _curves(ax, panel, field)
-        if with_floor and mode == FORWARD:
+        if with_floor and mode == FORWARD and network.startswith("lstm"):
             _floor(ax, panel, field)
-        ax.set(title=f"{heads}, {mode}", xlabel=label, ylabel="µs per time step")
+        ax.set(title=f"{network}, {mode}", xlabel=label, ylabel="µs per time step")
     return figure
 
 

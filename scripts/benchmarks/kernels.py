@@ -9,7 +9,7 @@ from zipfile import is_zipfile
 
 import torch
 
-from scripts.benchmarks import haste, ours, peers
+from scripts.benchmarks import haste, ours, peers, time_loop
 from scripts.benchmarks.cases import MODES, Case, Job, select
 from scripts.benchmarks.results import KernelResults, gpu_slug, head, milliseconds
 from scripts.benchmarks.table import print_table
@@ -57,7 +57,10 @@ IN_PROCESS = {
     for peer in (
         InProcess("cudnn_fp16", partial(peers.cudnn, dtype=torch.float16), peers.cudnn_supports),
         InProcess("cudnn_bf16", partial(peers.cudnn, dtype=torch.bfloat16), peers.cudnn_supports),
+        InProcess("cudnn_fp32", partial(peers.cudnn, dtype=torch.float32), peers.cudnn_supports),
         InProcess("attention", peers.attention, peers.attention_supports),
+        InProcess("pytorch_loop", time_loop.run, time_loop.supports),
+        InProcess("compiled_loop", partial(time_loop.run, compiled=True), time_loop.supports_compiled),
         *(InProcess(name, partial(ours.run, backend=backend)) for name, backend in ours.OTHERS.items()),
     )
 }

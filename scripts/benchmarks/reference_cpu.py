@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from flashrnn import Cell, get_cell
+from flashrnn import get_cell
 from flashrnn.op import recurrence
 from scripts.benchmarks.cases import Case
+from scripts.benchmarks.time_loop import time_loop
 from scripts.benchmarks.timing import random_inputs
 
 _SIZES = [(64, 40, 1, 64), (64, 40, 4, 64), (4, 256, 4, 64)]  # B, T, N, D
@@ -25,7 +26,7 @@ def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
     inputs = random_inputs(Case(name, N, D, B, T).shapes(), torch.float32, "cpu")
     d_h = torch.randn(B, T, N, D)
     forward = {
-        "autograd": lambda: _autograd_loop(get_cell(name), *inputs),
+        "autograd": lambda: time_loop(get_cell(name), *inputs),
         "reference": lambda: recurrence(*inputs, None, name, "vanilla").h,
     }
     train = {k: lambda run=run: torch.autograd.grad(run(), inputs, d_h) for k, run in forward.items()}
@@ -35,19 +36,6 @@ def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
     speedup = round(ms["autograd"]["p50"] / ms["reference"]["p50"], 2)
     kept_mb = {k: round(_kept_bytes(run) / 1e6, 1) for k, run in forward.items()}
     return {"cell": name, "B": B, "T": T, "N": N, "D": D, "speedup": speedup, "ms": ms, "kept_mb": kept_mb}
-
-
-def _autograd_loop(cell: Cell, Wx: torch.Tensor, R: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """h [B, T, N, D] of a cell whose gates all have both parts: one product per step, all that is constant outside."""
-    B, _, G, N, D = Wx.shape
-    inputs = (Wx + b).permute(1, 3, 0, 2, 4).flatten(3)  # [T, N, B, G*D]
-    weight = R.permute(1, 3, 0, 2).flatten(2)  # [N, D, G*D]
-    states, h = [Wx.new_zeros(N, B, D)] * len(cell.states), []
-    for x in inputs.unbind():
-        gates = torch.baddbmm(x, states[0], weight).unflatten(-1, (G, D)).unbind(-2)
-        states = cell.update(gates, states)
-        h.append(states[0])
-    return torch.stack(h).permute(2, 0, 1, 3)
 
 
 def _kept_bytes(forward: Callable[[], torch.Tensor]) -> int:

@@ -15,27 +15,27 @@ LABELS = {"length": "time steps", "batch": "batch size", "heads": "head size"}
 
 
 def _curves(content: dict) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
-    """Size and milliseconds, by heads, mode and implementation."""
+    """Size and milliseconds, by network, mode and implementation."""
     field = SWEPT[content["suite"]]
     curves: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for (case, mode), rows in by_job(content["rows"]).items():
         heads = f"{case.N * case.D} units" if field == "D" else f"{case.N} × {case.D}"
         for name, ms in times(rows).items():
-            curves.setdefault((heads, mode, name), []).append((getattr(case, field), ms))
+            curves.setdefault((f"{case.function} {heads}", mode, name), []).append((getattr(case, field), ms))
     return {key: sorted(points) for key, points in curves.items()}
 
 
 def _table(contents: list[dict]) -> Table:
-    table = [["over", "heads", "mode", "implementation", "from", "to", "ms", "exponent", "paper"]]
+    table = [["over", "network", "mode", "implementation", "from", "to", "ms", "exponent", "paper"]]
     for content in contents:
-        for (heads, mode, name), points in _curves(content).items():
+        for (network, mode, name), points in _curves(content).items():
             if len(points) < 2:
                 continue
             sizes, ms = np.array(points).T
             exponent = np.polyfit(np.log(sizes), np.log(ms), 1)[0]
             span = [f"{sizes[0]:.0f}", f"{sizes[-1]:.0f}", f"{ms[0]:.2f} to {ms[-1]:.2f}"]
             table.append(
-                [LABELS[content["suite"]], heads, mode, name, *span, f"{exponent:.2f}", known(paper("complexity"))]
+                [LABELS[content["suite"]], network, mode, name, *span, f"{exponent:.2f}", known(paper("complexity"))]
             )
     return table
 
@@ -46,9 +46,9 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure = Figure(figsize=(5 * len(contents), 4.5), layout="constrained")
     for axes, content in zip(figure.subplots(1, len(contents), squeeze=False)[0], contents, strict=True):
         curves = _curves(content)
-        for (heads, mode, name), points in curves.items():
-            if mode == TRAINING:
-                axes.plot(*zip(*points, strict=True), "o-", label=f"{name}, {heads}")
+        for (network, mode, name), points in curves.items():
+            if mode == TRAINING and network.startswith("lstm"):
+                axes.plot(*zip(*points, strict=True), "o-", label=f"{name}, {network}")
         milliseconds_over(axes, LABELS[content["suite"]], (size for points in curves.values() for size, _ in points))
         axes.set_title(f"LSTM, {TRAINING}")
         axes.legend(fontsize=7)

@@ -37,23 +37,27 @@ def _speed_table(contents: list[dict]) -> Table:
 
 
 def _draw_speed(contents: list[dict], file: Path) -> None:
-    """Milliseconds over head size, 16 sequences of 1024 steps; a panel for forward and for training."""
+    """Milliseconds over head size, 16 sequences of 1024 steps; a row of panels for forward and for training."""
     from matplotlib.figure import Figure
 
-    jobs = _jobs(contents)
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    for axes, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for (case, its_mode), rows in jobs.items():
-            if its_mode == mode and case.function == "lstm" and (case.B, case.T) == (16, 1024):
-                for name, ms in times(rows).items():
-                    curves.setdefault(name, []).append((case.D, ms))
-        for name, points in curves.items():
-            axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
-        published = paper("kernel_speed")
-        axes.plot(published.keys(), published.values(), "kx:", label="paper's Triton kernels, setting not known")
-        milliseconds_over(axes, "head size", (size for points in curves.values() for size, _ in points))
-        axes.set_title(f"LSTM, {mode}")
+    jobs = {job: rows for job, rows in _jobs(contents).items() if (job.case.B, job.case.T) == (16, 1024)}
+    names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows)))
+    cells = list(dict.fromkeys(job.case.function for job in jobs))
+    figure = Figure(figsize=(5.5 * len(cells), 9), layout="constrained")
+    for row, mode in zip(figure.subplots(len(MODES), len(cells), squeeze=False), MODES, strict=True):
+        for axes, cell in zip(row, cells, strict=True):
+            here = {
+                job.case.D: times(rows)
+                for job, rows in jobs.items()
+                if job[1:] == (mode,) and job.case.function == cell
+            }
+            for k, name in enumerate(names):
+                points = sorted((size, ms[name]) for size, ms in here.items() if name in ms)
+                axes.plot(*zip(*points, strict=True) if points else ((), ()), "o-", color=f"C{k}", label=name)
+            published = paper("kernel_speed")
+            axes.plot(published.keys(), published.values(), "kx:", label="paper's Triton kernels, setting not known")
+            milliseconds_over(axes, "head size", here)
+            axes.set_title(f"{cell}, {mode}")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(file, dpi=150)
 
@@ -74,10 +78,10 @@ def _error_table(contents: list[dict]) -> Table:
 
 
 KERNEL_SPEED = Reproduction(
-    source="kernels_main",
+    source="kernels_heads",
     what="Milliseconds (medians) of h alone, or of h and all gradients. For the paper's Triton kernels the head size "
     "is known here, not the cell, the batch, the length or whether it is forward alone: no ratio is formed with it.",
-    measure=lambda options: kernels(options, "main"),
+    measure=lambda options: kernels(options, "heads", "batch", "length", "short"),
     table=_speed_table,
     draw=_draw_speed,
 )

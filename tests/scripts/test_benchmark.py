@@ -11,8 +11,9 @@ from zipfile import ZipFile
 import pytest
 import torch
 
+from flashrnn import get_cell
 from scripts import benchmark
-from scripts.benchmarks import figures, kernels, ours, reference_cpu, timing
+from scripts.benchmarks import figures, kernels, ours, reference_cpu, time_loop, timing
 from scripts.benchmarks.cases import FORWARD, MODES, SUITES, TRAINING, Case, Job, select
 from scripts.benchmarks.kernels import InProcess
 from scripts.benchmarks.peers import PyPIFlashRNN
@@ -86,6 +87,28 @@ def test_measure_runs_forward_or_all_gradients(monkeypatch):
     assert not out.requires_grad
     gradients = timing.measure(forward, inputs, True, QUICK)["ms"]
     assert [g.shape for g in gradients] == [x.shape for x in inputs]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["elman", "lstm", "slstm"])
+def test_the_time_loop_computes_the_cell(name, compiled):
+    case = Case(name, 2, 8, 3, T=5, dtype="float64")
+    assert time_loop.supports(case)
+    loop = time_loop.time_loop
+    if compiled:
+        torch.compiler.reset()
+        loop = torch.compile(loop, backend="aot_eager", fullgraph=True, dynamic=False)
+    inputs = timing.random_inputs(case.shapes(), torch.float64, "cpu")
+    d_h = torch.randn(3, 5, 2, 8, dtype=torch.float64)
+    h = loop(get_cell(name), *inputs)
+    exact = ours.results(case, TRAINING, inputs, d_h, "vanilla")
+    for result, right in zip((h, *torch.autograd.grad(h, inputs, d_h)), exact.values(), strict=True):
+        torch.testing.assert_close(result, right)
+
+
+def test_the_time_loop_is_for_gates_with_both_parts_and_compiled_for_few_steps():
+    assert not time_loop.supports(Case("gru", 2, 8, 3))
+    assert [time_loop.supports_compiled(Case("lstm", 2, 8, 3, T)) for T in (64, 65)] == [True, False]
 
 
 class TestResults:
@@ -353,7 +376,7 @@ class TestCommandLine:
 
     def test_names_the_peers(self, monkeypatch):
         error = self.refused(monkeypatch, "kernels", "--peers", "cudnn")
-        assert error.startswith("error: unknown peer 'cudnn'; there are: cudnn_fp16, cudnn_bf16, attention, ours_cuda,")
+        assert error.startswith("error: unknown peer 'cudnn'; there are: cudnn_fp16, cudnn_bf16, cudnn_fp32,")
 
     def test_without_a_commit_nothing_is_measured(self, monkeypatch, tmp_path):
         monkeypatch.setattr("scripts.provenance.commit", lambda: None)

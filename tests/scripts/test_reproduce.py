@@ -261,7 +261,7 @@ def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "sources", "number"),
     [
-        ("kernel_speed", ["kernels_main"], "lstm, 12 × 64, 16, 1024"),
+        ("kernel_speed", ["kernels_heads", "kernels_main"], "lstm, 12 × 64, 16, 1024"),
         ("numerical_error", ["numerical_error"], "near 0.01"),
         ("roofline", ["kernels_heads", "kernels_batch"], "TFLOP/s"),
         ("complexity", ["kernels_length", "kernels_batch", "kernels_heads"], "exponent"),
