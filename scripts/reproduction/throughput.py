@@ -1,5 +1,6 @@
 """Accuracy on parity beyond the lengths of training, against the speed of training language models."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -43,27 +44,44 @@ def _measure(options: Options) -> list[Path]:
 
 
 def points(contents: list[dict]) -> list[Point]:
-    """Every language model that was trained, and LSTMs as they would be with FlashRNN 1.0.8's kernels."""
-    if len(contents) != len(SOURCES) or "suite" not in contents[2] or contents[1].get("quick"):
+    """Every language model that was trained, LSTMs as they would be with FlashRNN 1.0.8's kernels, and the models of
+    which a training step was timed."""
+    if len(contents) < len(SOURCES) or "suite" not in contents[2] or contents[1].get("quick"):
         raise ValueError(
-            f"expected data of {', '.join(SOURCES)}, in this order, and none of a quick run of loss_curves"
+            f"expected data of {', '.join(SOURCES)}, in this order, and none of a quick run of loss_curves; "
+            "behind it may be files of scripts.benchmark language_model"
         )
-    parity, trained, kernels = contents
+    parity, trained, kernels, *timed = contents
     first = {}  # of each model's seeds
     for run in sorted(loss_curves.finished([trained]), key=lambda run: run["seed"]):
         first.setdefault((run["model"], run["num_heads"]), run)
     found = []
     for run in first.values():
         cell, label = _CELL_OF.get(run["model"], run["model"]), loss_curves.name(run)
-        accuracies = [extrapolated(r) for r in finished([parity], model=cell)]
-        if not accuracies:
+        accuracy = _accuracy(parity, cell)
+        if accuracy is None:
             continue
         speed, device = run["tokens_per_second"] / run["devices"], run["environment"]["device"]
-        found.append(Point(label, cell, mean(accuracies), speed, device))
+        found.append(Point(label, cell, accuracy, speed, device))
         if more := _more_by_flashrnn(run, kernels):
             slower = speed * run["step_time"] / (run["step_time"] + more)
-            found.append(Point(f"{label}, FlashRNN 1.0.8", cell, mean(accuracies), slower, _COMPUTED))
-    return found
+            found.append(Point(f"{label}, FlashRNN 1.0.8", cell, accuracy, slower, _COMPUTED))
+    return [*found, *_timed(timed, parity)]
+
+
+def _timed(contents: list[dict], parity: dict) -> Iterator[Point]:
+    for content in contents:
+        for row in content["rows"]:
+            model = row["model"].split()[0].removeprefix("model=")
+            accuracy = _accuracy(parity, model)
+            if accuracy is not None and "tokens_per_s" in row:
+                speed = row["tokens_per_s"] / row["devices"]
+                yield Point(model, model, accuracy, speed, f"{content['machine']['gpu']}, a step alone")
+
+
+def _accuracy(parity: dict, model: str) -> float | None:
+    each = [extrapolated(run) for run in finished([parity], model=model)]
+    return mean(each) if each else None
 
 
 def _more_by_flashrnn(run: dict, kernels: dict) -> float | None:
