@@ -209,6 +209,8 @@ def _corpora(
     """The corpus, and that of `val_split`: of local files other files, of a hub dataset another split."""
     corpus = Corpus(source, column, subset, split, revision)
     if corpus.files is None:
+        if val_split == split:
+            raise ValueError(f"val_split={val_split!r} is the split that is trained on; take another, or null")
         return corpus, Corpus(source, column, subset, val_split, revision) if val_split else None
     if (subset, split, revision) != (None, "train", None):
         raise ValueError(f"source {source!r} is local; subset, split and revision are for hub datasets")
@@ -216,6 +218,11 @@ def _corpora(
     if validation is not None and validation.files is None:
         raise FileNotFoundError(
             f"no file matches val_split {val_split!r}: the source is local, so name the files to validate on, or set "
+            "data.val_split=null to hold out data.val_fraction of the documents"
+        )
+    if validation is not None and (both := set(corpus.files) & set(validation.files)):
+        raise ValueError(
+            f"val_split={val_split!r} has {min(both)}, which source {source!r} trains on too: name other files, or set "
             "data.val_split=null to hold out data.val_fraction of the documents"
         )
     return corpus, validation

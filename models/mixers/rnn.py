@@ -75,6 +75,10 @@ class RNNMixer(nn.Module):
             raise ValueError(f"num_heads={num_heads} must be a positive divisor of d_model={d_model}")
         if conv_width < 0:
             raise ValueError(f"conv_width={conv_width}: expected 0 (no convolution) or a positive width")
+        if conv_gates is not None and not conv_width:
+            raise ValueError(
+                f"conv_gates={list(conv_gates)}: conv_width=0 is no convolution that could feed them; xLSTM has width 4"
+            )
         if conv_gates is None:
             conv_gates = CONV_GATES.get(cell.name, cell.input_gates)
         if unknown := set(conv_gates) - set(cell.input_gates):

@@ -61,6 +61,7 @@ def train(runs: Sequence[Run], options: Options) -> None:
         try:
             for future in as_completed(futures):
                 progress.update()
+                progress.set_postfix_str("/".join(futures[future].folder.parts[-2:]))
                 if error := future.result():
                     progress.write(f"{' '.join(futures[future].overrides)} failed: {error}")
         except BaseException:  # Ctrl-C ends the runs under way; those that wait for them must not begin

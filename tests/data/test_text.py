@@ -295,6 +295,14 @@ def test_bad_arguments(make, arguments, error, message):
         make(**arguments)
 
 
+def test_text_to_validate_on_is_not_what_is_trained_on(make, corpus, monkeypatch):
+    with pytest.raises(ValueError, match=r"val_split=.* has .*, which source .* trains on too.*val_split=null"):
+        make(val_split=corpus)
+    monkeypatch.setattr(hub, "check", lambda *args: "v1")
+    with pytest.raises(ValueError, match="val_split='train' is the split that is trained on"):
+        Text("owner/name", val_split="train")
+
+
 def test_more_in_a_batch_than_there_is(make):
     with pytest.raises(ValueError, match="fewer than one global batch of 10000 x 1 ranks"):
         make(batch_size=10_000).train_dataloader()

@@ -118,6 +118,7 @@ def test_no_biases_in_the_projections():
         (lambda: RNNMixer(768, num_heads=7), "num_heads=7 must be a positive divisor of d_model=768"),
         (lambda: RNNMixer(d, function="lsmt"), "unknown cell 'lsmt'.*elman.*lstm"),
         (lambda: RNNMixer(d, conv_width=-1), "conv_width=-1"),
+        (lambda: RNNMixer(d, conv_gates=("i",)), r"conv_gates=\['i'\]: conv_width=0 is no convolution"),
         (lambda: RNNMixer(d, function="gru", conv_width=4, conv_gates=("i",)), r"'gru' has no input gate \['i'\].*'r'"),
         (lambda: AttentionMixer(768, num_heads=7), "d_model=768 with num_heads=7"),
         (lambda: AttentionMixer(6, num_heads=2), "even head size"),
