@@ -100,6 +100,8 @@ class StateTracking(ResumableDataModule):
         edges = tuple(eval_lengths)
         if not 1 <= min_length <= max_length:
             raise ValueError(f"min_length={min_length}, max_length={max_length}: need 1 <= min_length <= max_length")
+        if not all(isinstance(edge, int) for edge in edges):
+            raise ValueError(f"eval_lengths={list(edges)}: expected whole numbers, such as [40, 64, 128]")
         if len(edges) < 2 or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
             raise ValueError(f"eval_lengths={list(edges)}: need two or more growing lengths, such as [40, 64, 128]")
         if supervision not in get_args(Supervision):

@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.aggregation import CatMetric, SumMetric
 
 from models.backbone import SequenceModel, check_ids
@@ -57,7 +58,20 @@ class SequenceModule(LightningModule):
 
     def configure_optimizers(self) -> dict:
         # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.
-        return self.optim(self.model, fused=self.trainer.precision != "16-mixed")
+        configured = self.optim(self.model, fused=self.trainer.precision != "16-mixed")
+        groups = configured["optimizer"].param_groups
+        self._asked = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        return configured
+
+    def on_train_start(self) -> None:
+        """What a run that goes on asks for holds, not what the optimizer of its checkpoint had."""
+        groups, schedule = self.optimizers(use_pl_optimizer=False).param_groups, self.lr_schedulers()
+        for group, asked in zip(groups, self._asked, strict=True):
+            group |= asked | {"lr": group["lr"]}
+        if isinstance(schedule, LambdaLR):
+            schedule.base_lrs = [asked["initial_lr"] for asked in self._asked]
+            for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+                group["lr"] = lr * factor(schedule.last_epoch)
 
     def _loss(self, batch: dict[str, Tensor], batch_idx: int) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy over the scored labels, and the right answers, bool [B, T]."""

@@ -44,6 +44,8 @@ def adamw_cosine(
     """AdamW over `decay_groups(model)` with `warmup_cosine` set before every optimizer step."""
     if total_steps < 1:
         raise ValueError(f"total_steps={total_steps} must be at least 1 (in the configs trainer.max_steps)")
+    if len(betas) != 2:
+        raise ValueError(f"betas={list(betas)}: expected two, such as [0.9, 0.95]")
     if lr <= 0 or final_lr < 0 or weight_decay < 0:
         raise ValueError(
             f"lr={lr}, final_lr={final_lr}, weight_decay={weight_decay}: lr must be positive, the others not negative"

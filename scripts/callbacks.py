@@ -85,6 +85,8 @@ class Preemption(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._let_go_of_interrupts()
+        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "test":
+            raise SystemExit(128 + signal.SIGINT) from None  # Lightning would end with 1
         if isinstance(exception, SIGTERMException) and trainer.local_rank == 0:
             # of the others 0: Lightning kills a run of which one fails; SIGTERM may have come to one of them alone
             exception.code = 128 + (self._signal or signal.SIGTERM)
@@ -94,8 +96,7 @@ class Preemption(Callback):
 
 
 class RunRecord(Callback):
-    """Puts the config into the run's folder, checkpoints and loggers, a tokenizer into the folder, and saves the state
-    after the last step, be it by a signal."""
+    """Puts the config into the run's folder, checkpoints and loggers, and a tokenizer into the folder."""
 
     def __init__(self, config: DictConfig) -> None:
         self.config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
@@ -107,11 +108,18 @@ class RunRecord(Callback):
         folder = Path(self.config["run_dir"])
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(OmegaConf.create(self.config), folder / "config.yaml")
-        if isinstance(trainer.datamodule, Text) and not (folder / TOKENIZER).exists():
-            shutil.copytree(trainer.datamodule.tokenizer_folder, folder / TOKENIZER)
+        if isinstance(trainer.datamodule, Text):
+            self._keep_tokenizer(Path(trainer.datamodule.tokenizer_folder), folder / TOKENIZER)
         for logger in trainer.loggers:
             if not isinstance(logger, MetricsFile):  # it would only write a second config.yaml
                 logger.log_hyperparams({**self.config, "environment": report.environment()})
+
+    def _keep_tokenizer(self, source: Path, kept: Path) -> None:
+        """A copy, in place of one that another run left in the folder."""
+        if kept.exists() and kept.samefile(source):
+            return
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(source, kept)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for logger in trainer.loggers:
@@ -120,12 +128,6 @@ class RunRecord(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        every = self.config["checkpoint"]["every_n_train_steps"]
-        ends = trainer.global_step == trainer.max_steps or trainer.received_sigterm
-        if ends and trainer.global_step % every:
-            trainer.save_checkpoint(self.last)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         run, step = self.config["run_dir"], trainer.global_step

@@ -24,8 +24,24 @@ EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scri
 
 
 class StepCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint by steps alone. Its base class saves after trainer.fit too, when the loops have moved on: a run
-    that is resumed from there miscounts its steps."""
+    """A ModelCheckpoint by steps alone, which saves after the last step too, however training ends. Its base class does
+    so after trainer.fit, when the loops have moved on: a run that is resumed from there miscounts its steps."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.monitor is not None:
+            raise ValueError(
+                f"checkpoint.monitor={self.monitor}: checkpoints are saved before the validation of their step, whose "
+                "values would be those of the step before; checkpoint.save_top_k=-1 keeps all of them"
+            )
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
+        # Lightning calls checkpoints behind all other callbacks, which may be what ends training.
+        super().on_train_batch_end(trainer, pl_module, *batch)
+        epochs = trainer.max_epochs != -1 and trainer.is_last_batch and trainer.current_epoch + 1 >= trainer.max_epochs
+        ends = trainer.global_step == trainer.max_steps or trainer.received_sigterm or trainer.should_stop or epochs
+        if ends and not (self.save_last and self._last_global_step_saved == trainer.global_step):
+            trainer.save_checkpoint(Path(self.dirpath) / LAST)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pass

@@ -32,6 +32,11 @@ def check_trainer(trainer: DictConfig) -> None:
         raise ValueError(
             f"trainer.log_every_n_steps={trainer.log_every_n_steps} must be at least 1; logger=none logs nothing"
         )
+    if trainer.get("overfit_batches"):
+        raise ValueError(
+            f"trainer.overfit_batches={trainer.overfit_batches}: the data modules draw their own batches; for a quick "
+            "try, trainer.max_steps=20 val_every=10"
+        )
     if trainer.limit_val_batches == 0:
         raise ValueError("trainer.limit_val_batches=0: a run ends with an evaluation; val_every says how often before")
     if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:

@@ -33,9 +33,9 @@ class MetricsFile(CSVLogger):
         file = Path(self.experiment.metrics_file_path)
         if not file.exists():
             return
-        with file.open(newline="") as lines:
-            reader = csv.DictReader(lines)
-            rows = [row for row in reader if None not in row.values() and int(row["step"]) < step]
+        lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        reader = csv.DictReader(lines)
+        rows = [row for row in reader if int(row["step"]) < step]
         if not rows:
             file.unlink()
             return

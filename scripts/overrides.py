@@ -27,6 +27,8 @@ def is_group(name: str) -> bool:
 def overrides_of_run(arguments: list[str]) -> list[str]:
     """The arguments, behind those of the run that ckpt_path resumes if they choose no option of a group themselves."""
     given = dict(setting.split("=", 1) for setting in settings(arguments))
+    if given.get("ckpt_path") == "":
+        raise ValueError("ckpt_path= is empty: give the folder of a run, a checkpoint file or last; null begins anew")
     if not given.get("ckpt_path") or given["ckpt_path"] == "null" or any(map(is_group, given)):
         return arguments
     from scripts import checkpoint

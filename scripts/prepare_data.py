@@ -56,13 +56,14 @@ def show(datamodule: "Text") -> None:
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="prepare_data")
 def main(config: DictConfig) -> None:
     with one_line_errors():
-        show(prepare_data(config))
+        try:
+            show(prepare_data(config))
+        except KeyboardInterrupt:
+            print("interrupted; finished shards are kept, and the same command goes on behind them", file=sys.stderr)
+            raise
 
 
 if __name__ == "__main__":
     with one_line_errors():
         check_overrides(sys.argv[1:], "prepare_data")
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("interrupted; finished shards are kept, and the same command goes on behind them")
+    main()

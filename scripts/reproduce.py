@@ -49,6 +49,12 @@ def _check(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
     """End with an error where something is asked for that nothing would heed."""
     of_training = {"KEY=VALUE": asked.overrides, "--runs": asked.runs, "--jobs": asked.jobs != 1}
     given = ", ".join(name for name, value in of_training.items() if value)
+    if asked.jobs < 1:
+        parser.error(f"--jobs {asked.jobs}: expected at least 1")
+    if asked.runs and (asked.overrides or asked.jobs != 1):
+        parser.error("--runs collects what is there, and heeds no KEY=VALUE and no --jobs")
+    if missing := [str(file) for file in asked.data or () if not file.is_file()]:
+        parser.error(f"--data {missing[0]}: there is no such file")
     if asked.data and (given or asked.quick):
         parser.error(f"--data draws what its files hold, and heeds no {given or '--quick'}")
     if given and not ENTRIES[asked.name].trains:

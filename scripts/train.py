@@ -40,7 +40,7 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     from scripts import callbacks, checkpoint
 
     data_wait = callbacks.DataWait()
-    ends = [callbacks.Preemption(), callbacks.RunRecord(config)]  # the first says that the second has to save
+    ends = [callbacks.Preemption(), callbacks.RunRecord(config)]
     hooks = [instantiate(config.checkpoint), *ends, callbacks.StepStatistics(data_wait)]
     if samples:
         hooks.append(callbacks.TextSamples(config.run_dir))

@@ -49,6 +49,8 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
         ]
         train(runs, options)
     rows = collect(folder)
+    if options.runs and not finished([{"runs": rows}]):
+        raise ValueError(f"no run below {folder} has accuracies of a state-tracking task")
     if len(tasks) > 1:  # nine tenths of the bytes, which only the figure of a single task shows
         for row in rows:
             row.pop("accuracy_by_length", None)
@@ -114,7 +116,7 @@ def _notes(contents: list[dict]) -> list[str]:
     runs = finished(contents)
     by_setting: dict[tuple, list[dict]] = {}
     for run in runs:
-        seeds = len(finished(contents, data=run["data"], model=run["model"]))
+        seeds = len({other["seed"] for other in finished(contents, data=run["data"], model=run["model"])})
         by_setting.setdefault((run["step"], run["batch_size"], *run["training_lengths"], seeds), []).append(run)
     said = "; ".join(_setting(*setting, by_setting[setting]) for setting in sorted(by_setting))
     by, sequences = trained_by(contents), runs[0]["ranges"][0]["sequences"]

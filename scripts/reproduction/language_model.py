@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from scripts.reproduction.loss_curves import finished
 from scripts.reproduction.result import Options, Reproduction, Table, paper, save
 from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train, trained_by
 
@@ -29,6 +30,8 @@ def _measure(options: Options) -> list[Path]:
         folder = OUTPUTS / ("language_model_quick" if options.quick else "language_model")
         train([_run(row, folder, options.quick) for row in paper("language_model")], options)
     rows = collect(folder)
+    if options.runs and not finished([{"runs": rows}]):
+        raise ValueError(f"no run below {folder} has a perplexity, and step times in its metrics.csv")
     return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 
 
@@ -39,8 +42,7 @@ def ours(contents: list[dict], row: dict) -> dict | None:
         return model, heads, *(override for override in overrides if override.startswith("model.mixer.backend="))
 
     wanted = key(_model(row), row["heads"], BACKENDS[row["backend"]])
-    finished = [run for run in contents[0]["runs"] if "perplexity" in run]
-    runs = [run for run in finished if key(run["model"], run["num_heads"], run["overrides"]) == wanted]
+    runs = [run for run in finished(contents) if key(run["model"], run["num_heads"], run["overrides"]) == wanted]
     return min(runs, key=lambda run: run["seed"], default=None)
 
 

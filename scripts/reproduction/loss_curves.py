@@ -39,6 +39,8 @@ def _measure(options: Options) -> list[Path]:
         ]
         train(runs, options)
     rows = collect(folder, lambda run: {"curve": _curve(run / "metrics.csv")})
+    if options.runs and not finished([{"runs": rows}]):
+        raise ValueError(f"no run below {folder} has a perplexity, and step times in its metrics.csv")
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
 
 
@@ -57,7 +59,8 @@ def name(run: dict) -> str:
 
 
 def finished(contents: list[dict]) -> list[dict]:
-    return [run for run in contents[0]["runs"] if "perplexity" in run]
+    """Runs that have a perplexity, and logged how fast they were."""
+    return [run for run in contents[0]["runs"] if "perplexity" in run and run["step_time"]]
 
 
 def _table(contents: list[dict]) -> Table:

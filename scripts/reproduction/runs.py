@@ -41,6 +41,8 @@ def train(runs: Sequence[Run], options: Options) -> None:
     """Makes what is missing, `options.jobs` at a time. A run that fails is told of, and left for the next call."""
     if options.overrides:  # an error now, not one for each run
         check_overrides([*runs[0].overrides, *options.overrides])
+    for run in runs:
+        _check_same(run, options.overrides)
     missing = [run for run in runs if not run.finished]
     places: SimpleQueue[dict[str, str]] = SimpleQueue()
     for place in environments(options.jobs, _gpus(), os.environ):
@@ -67,6 +69,23 @@ def train(runs: Sequence[Run], options: Options) -> None:
         except BaseException:  # Ctrl-C ends the runs under way; those that wait for them must not begin
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _check_same(run: Run, overrides: Sequence[str]) -> None:
+    """Raise for a folder whose run was called otherwise."""
+    called, asked = _overrides(run.folder), [*run.overrides, *overrides]
+    if called and set(called) != set(asked):
+        raise ValueError(
+            f"{run.folder} holds a run of `{' '.join(called)}`, asked for is `{' '.join(asked)}`: "
+            "move the folder away, or collect it with --runs"
+        )
+
+
+def _overrides(folder: Path) -> list[str]:
+    """How a run was called, without what each call says of its own; empty where there is none."""
+    file = folder / ".hydra" / "overrides.yaml"
+    overrides = yaml.safe_load(file.read_text()) if file.exists() else []
+    return [o for o in overrides if not o.startswith(("ckpt_path=", "hydra.", "trainer.enable_progress"))]
 
 
 def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> list[dict[str, str]]:
@@ -158,13 +177,12 @@ def collect(folder: Path, more: Callable[[Path], dict] = lambda run: {}) -> list
 
 def _row(folder: Path) -> dict:
     choices = yaml.safe_load((folder / ".hydra" / "hydra.yaml").read_text())["hydra"]["runtime"]["choices"]
-    overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
-    kept = [override for override in overrides if not override.startswith(("ckpt_path=", "trainer.enable_progress"))]
-    row = {"experiment": choices["experiment"], "data": choices["data"], "model": choices["model"], "overrides": kept}
+    row = {key: choices[key] for key in ("experiment", "data", "model")} | {"overrides": _overrides(folder)}
     result = evaluation(folder)
     if result is None:
         return row | {"error": failure(folder)}
     config = result.pop("config")
+    row["data"] = result.get("task", row["data"])
     row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or config["data"]["batch_size"]}
     row["num_heads"] = config["model"]["num_heads"]
     row["devices"] = config["trainer"]["devices"] * config["trainer"]["num_nodes"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scripts import checkpoint
-from scripts.overrides import check_overrides
+from scripts.overrides import check_overrides, overrides_of_run
 from scripts.train import train
 from tests.scripts.conftest import SHORT, TINY
 
@@ -110,6 +110,11 @@ def test_help(tmp_path, module):
 )
 def test_arguments_that_hydra_knows_pass(argument):
     check_overrides(["model=elman,gru", argument])
+
+
+def test_an_empty_path_resumes_nothing():
+    with pytest.raises(ValueError, match="ckpt_path= is empty: give the folder of a run"):
+        overrides_of_run(["ckpt_path=", "optim.lr=1"])
 
 
 @pytest.mark.parametrize(

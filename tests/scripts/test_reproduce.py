@@ -137,6 +137,7 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
 
     monkeypatch.setattr(subprocess, "run", run)
     leave_run(tmp_path / "finished")
+    (tmp_path / "finished" / ".hydra" / "overrides.yaml").write_text("[name=finished, seed=1, ckpt_path=x]")
     broken_off = tmp_path / "broken_off" / "checkpoints" / "last.ckpt"
     broken_off.parent.mkdir(parents=True)
     broken_off.touch()
@@ -147,6 +148,32 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
     assert not any("ckpt_path" in argument for argument in commands[1])
     assert all("seed=1" in command for command in commands)
     assert "name=new failed: error: no such thing" in capfd.readouterr().out
+
+
+def test_a_run_that_was_called_otherwise_is_not_taken(tmp_path):
+    leave_run(tmp_path / "0_lstm")
+    with pytest.raises(ValueError, match="0_lstm holds a run of `model=lstm`, asked for is `model=lstm seed=1`: move"):
+        train([Run(tmp_path / "0_lstm", ("model=lstm",))], Options(overrides=("seed=1",)))
+
+
+def test_a_task_set_by_its_key_is_the_task(tmp_path):
+    leave_run(tmp_path / "0_lstm", data="parity")
+    file = tmp_path / "0_lstm" / "eval.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"task": "even_pairs"}))
+    assert collect(tmp_path)[0]["data"] == "even_pairs"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("parity", "accuracies of a state-tracking"), ("loss_curves", "step times")]
+)
+def test_runs_of_something_else_are_refused(name, what, tmp_path):
+    leave_run(tmp_path / "0_lstm")
+    file = tmp_path / "0_lstm" / "eval.json"
+    result = json.loads(file.read_text())
+    del result["ranges"]
+    file.write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=f"no run below .* has .*{what}"):
+        reproduce.load(name).measure(Options(runs=tmp_path, out=tmp_path))
 
 
 def test_a_wrong_override_begins_no_run(tmp_path):
@@ -297,7 +324,13 @@ def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
             "kernel_speed trains nothing that KEY=VALUE could be for; what does: .*parity",
         ),
         (["roofline", "--jobs", "2"], "roofline trains nothing that --jobs could be for"),
-        (["parity", "--runs", "x", "--data", "y"], "--data draws what its files hold, and heeds no --runs"),
+        (["parity", "--runs", "x", "--data", __file__], "--data draws what its files hold, and heeds no --runs"),
+        (
+            ["parity", "--runs", "x", "--jobs", "2"],
+            "--runs collects what is there, and heeds no KEY=VALUE and no --jobs",
+        ),
+        (["parity", "--jobs", "0"], "--jobs 0: expected at least 1"),
+        (["parity", "--data", "nowhere.json"], "--data nowhere.json: there is no such file"),
     ],
 )
 def test_what_nothing_would_heed_is_refused(asked, error, monkeypatch, capsys):

@@ -93,6 +93,52 @@ def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_pa
     assert {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")} == {first.read_text()}
 
 
+def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, change_texts, tmp_path):
+    texts = []
+    for _ in range(2):
+        config = tiny_config("text_tiny", run="same")
+        train(config)
+        texts.append((Path(config.run_dir) / "tokenizer" / "tokenizer.json").read_text())
+        assert texts[-1] in {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")}
+        change_texts()
+    assert texts[0] != texts[1]
+
+
+def test_a_run_that_goes_on_has_the_optimizer_it_asks_for(tiny_config):
+    train(tiny_config("parity", "optim.total_steps=20", run="first"))
+    changed = ["optim.lr=1e-4", "optim.final_lr=1e-4", "optim.weight_decay=0.5", "optim.betas=[0.5,0.6]"]
+    longer = ["optim.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", *changed]
+    config = tiny_config("parity", *longer, run="second")
+    train(config)
+    rates = [float(row["train/lr"]) for row in metrics(Path(config.run_dir)) if row["train/lr"]]
+    assert rates == pytest.approx([1e-4] * 4)
+    matrices, others = checkpoint.load(checkpoint.find(config.run_dir))["optimizer_states"][0]["param_groups"]
+    assert (matrices["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
+    assert tuple(matrices["betas"]) == (0.5, 0.6)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ("trainer.max_epochs=1", "+trainer.limit_train_batches=5"),
+        ("+trainer.max_time=00:00:00:01", "trainer.max_steps=1000000", "optim.total_steps=1000000"),
+        ("checkpoint.save_last=false",),
+    ],
+    ids=["epochs", "time", "steps"],
+)
+def test_the_last_step_is_saved_however_training_ends(tiny_config, end):
+    config = tiny_config("parity", "checkpoint.every_n_train_steps=4", *end)
+    train(config)
+    folder = Path(config.run_dir)
+    step = json.loads((folder / "eval.json").read_text())["step"]
+    assert checkpoint.load(folder / "checkpoints" / "last.ckpt")["global_step"] == step > 0
+
+
+def test_the_best_cannot_be_told_before_it_is_validated():
+    with pytest.raises(ValueError, match=r"checkpoint\.monitor=val/loss: .*save_top_k=-1 keeps all"):
+        checkpoint.StepCheckpoint(monitor="val/loss")
+
+
 def test_last_is_the_latest_run_and_can_be_lengthened(tiny_config):
     train(tiny_config("parity", "optim.total_steps=20", run="first"))
     longer = tiny_config("parity", "optim.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", run="second")
@@ -136,6 +182,9 @@ def test_model_too_small_for_the_data(tiny_config):
         ("trainer.precision=half", "Precision 'half' is invalid"),
         ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0: a run ends with an evaluation"),
         ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1 must be positive; null: no clipping"),
+        ("+trainer.overfit_batches=1", r"trainer\.overfit_batches=1: .* trainer\.max_steps=20"),
+        ("optim.betas=[0.9]", r"betas=\[0\.9\]: expected two"),
+        ("data.eval_lengths=[6.5,9]", r"eval_lengths=\[6\.5, 9\]: expected whole numbers"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, message):
