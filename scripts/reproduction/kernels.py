@@ -47,9 +47,7 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
     for row, mode in zip(figure.subplots(len(MODES), len(cells), squeeze=False), MODES, strict=True):
         for axes, cell in zip(row, cells, strict=True):
             here = {
-                job.case.D: times(rows)
-                for job, rows in jobs.items()
-                if job[1:] == (mode,) and job.case.function == cell
+                job.case.D: times(rows) for job, rows in jobs.items() if job.mode == mode and job.case.function == cell
             }
             for k, name in enumerate(names):
                 points = sorted((size, ms[name]) for size, ms in here.items() if name in ms)
