@@ -85,8 +85,6 @@ class Preemption(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._let_go_of_interrupts()
-        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "test":
-            raise SystemExit(128 + signal.SIGINT) from None  # Lightning would end with 1
         if isinstance(exception, SIGTERMException) and trainer.local_rank == 0:
             # of the others 0: Lightning kills a run of which one fails; SIGTERM may have come to one of them alone
             exception.code = 128 + (self._signal or signal.SIGTERM)
@@ -141,6 +139,8 @@ class RunRecord(Callback):
         by_signal = isinstance(exception, SIGTERMException) and exception.code
         cause = f"by {signal.Signals(exception.code - 128).name} " if by_signal else ""
         print(f"stopped {cause}at step {step}; {advice}", file=sys.stderr)
+        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "test":
+            raise SystemExit(128 + signal.SIGINT) from None  # Lightning would end with 1
 
 
 class DataWait(Profiler):

@@ -99,6 +99,15 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         assert "Ctrl-C again stops at once" in ended.stderr.read()
 
 
+def test_ctrl_c_in_the_evaluation(tmp_path):
+    with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
+        wait_for(ended, tmp_path, f"checkpoints/{LAST}")
+        time.sleep(2)
+        ended.send_signal(signal.SIGINT)
+        assert ended.wait(timeout=60) == 128 + signal.SIGINT
+        assert "stopped at step 3; python -m scripts.evaluate ckpt=" in ended.stderr.read()
+
+
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
 def test_sigterm_ends_all_processes(strategy, tmp_path):
     """They agree on the step, one that is logged, and save it."""
