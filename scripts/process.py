@@ -20,7 +20,6 @@ def prepare_process(threads: int | None) -> None:
             raise ValueError(f"threads={threads}: expected at least 1, or null for one per core")
         torch.set_num_threads(threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*logs directory .* exists and is not empty")  # the run's own folder
     warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run has a folder of its own
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
 

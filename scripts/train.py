@@ -40,7 +40,7 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     from scripts import callbacks, checkpoint
 
     data_wait = callbacks.DataWait()
-    ends = [callbacks.Preemption(), callbacks.RunRecord(config)]
+    ends = [callbacks.Preemption(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
     hooks = [instantiate(config.checkpoint), *ends, callbacks.StepStatistics(data_wait)]
     if samples:
         hooks.append(callbacks.TextSamples(config.run_dir))

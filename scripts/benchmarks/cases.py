@@ -63,6 +63,21 @@ SUITES: dict[str, tuple[Case, ...]] = {
 }
 
 
+SWEEPS = {
+    "heads": ("D", "head size"),
+    "batch": ("B", "batch size"),
+    "length": ("T", "time steps"),
+    "short": ("T", "time steps"),
+}
+"""The field of a case that a suite varies, and what it is."""
+
+
+def network(case: Case, field: str) -> str:
+    """What a sweep over this field keeps."""
+    heads = f"{case.N * case.D} units" if field == "D" else f"{case.N} × {case.D}"
+    return f"{case.function} {heads}"
+
+
 def select(suite: str, patterns: list[str]) -> list[Case]:
     """The suite's cases whose names match a shell pattern; all of them without patterns."""
     cases = SUITES[suite]

@@ -7,18 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scripts.benchmarks import floors
-from scripts.benchmarks.cases import FORWARD, HIDDEN, MODES, TRAINING, Job
+from scripts.benchmarks.cases import FORWARD, MODES, SWEEPS, TRAINING, Job, network
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.ours import OTHERS
 from scripts.benchmarks.results import by_job
 from scripts.benchmarks.table import RATIO_BARS, recurrent_peers, times
 
-_SWEEPS = {
-    "heads": ("D", "head size"),
-    "batch": ("B", "batch size"),
-    "length": ("T", "time steps"),
-    "short": ("T", "time steps"),
-}
 _COLORED = (
     OURS, "flashrnn_1.0.8", "cudnn_fp16", "cudnn_bf16", "cudnn_fp32", "attention", *OTHERS, "pytorch_loop",
     "compiled_loop",
@@ -38,8 +32,8 @@ def read(path: Path) -> dict:
 def draw(content: dict, path: Path) -> Path:
     """Draws curves of a sweep, or ratios to the peers, to `path`."""
     suite, jobs, gpu = content["suite"], by_job(content["rows"]), content["runs"][-1]["machine"]["gpu"]
-    if suite in _SWEEPS:
-        figure = _sweep(jobs, *_SWEEPS[suite], with_floor=floors.GPU in gpu)
+    if suite in SWEEPS:
+        figure = _sweep(jobs, *SWEEPS[suite], with_floor=floors.GPU in gpu)
     else:
         figure = _backends(jobs) if suite == "backends" else _ratios(jobs)
     _add_legend(figure)
@@ -52,17 +46,16 @@ def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor:
     """Time per step over what the suite varies: a row of panels for forward and for forward+backward."""
     panels: dict[tuple[str, str], dict[Job, dict[str, dict]]] = {}
     for job, rows in jobs.items():
-        heads = f"{HIDDEN} units" if field == "D" else f"{job.case.N} × {job.case.D}"
-        panels.setdefault((job.mode, f"{job.case.function} {heads}"), {})[job] = rows
-    columns = list(dict.fromkeys(network for _, network in panels))
+        panels.setdefault((job.mode, network(job.case, field)), {})[job] = rows
+    columns = list(dict.fromkeys(name for _, name in panels))
     figure = Figure(figsize=(1 + 4.5 * len(columns), 8), layout="constrained")
     axes = figure.subplots(len(MODES), len(columns), squeeze=False, sharex=True)
-    for (mode, network), panel in panels.items():
-        ax = axes[MODES.index(mode)][columns.index(network)]
+    for (mode, name), panel in panels.items():
+        ax = axes[MODES.index(mode)][columns.index(name)]
         _curves(ax, panel, field)
-        if with_floor and mode == FORWARD and network.startswith("lstm"):
+        if with_floor and mode == FORWARD and name.startswith("lstm"):
             _floor(ax, panel, field)
-        ax.set(title=f"{network}, {mode}", xlabel=label, ylabel="µs per time step")
+        ax.set(title=f"{name}, {mode}", xlabel=label, ylabel="µs per time step")
     return figure
 
 

@@ -7,7 +7,7 @@ from flashrnn import Cell, get_cell
 from scripts.benchmarks.cases import TRAINING, Case, Job
 from scripts.benchmarks.timing import Effort, measure, random_inputs
 
-_LONGEST_COMPILED = 64  # steps: all of them are compiled, which takes a second or more each
+_LONGEST_COMPILED = 64  # steps: PyTorch compiles each of them by itself
 
 
 def supports(case: Case) -> bool:

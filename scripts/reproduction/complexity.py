@@ -4,39 +4,36 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.benchmarks.cases import TRAINING
+from scripts.benchmarks.cases import SWEEPS, TRAINING, network
 from scripts.benchmarks.results import by_job
 from scripts.benchmarks.table import times
 from scripts.reproduction.axes import milliseconds_over
 from scripts.reproduction.result import Reproduction, Table, kernels, known, paper
 
-SWEPT = {"length": "T", "batch": "B", "heads": "D"}  # field of a case that each suite varies
-LABELS = {"length": "time steps", "batch": "batch size", "heads": "head size"}
+SWEPT = ("length", "batch", "heads")
 
 
 def _curves(content: dict) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
     """Size and milliseconds, by network, mode and implementation."""
-    field = SWEPT[content["suite"]]
+    field, _ = SWEEPS[content["suite"]]
     curves: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for (case, mode), rows in by_job(content["rows"]).items():
-        heads = f"{case.N * case.D} units" if field == "D" else f"{case.N} × {case.D}"
         for name, ms in times(rows).items():
-            curves.setdefault((f"{case.function} {heads}", mode, name), []).append((getattr(case, field), ms))
+            curves.setdefault((network(case, field), mode, name), []).append((getattr(case, field), ms))
     return {key: sorted(points) for key, points in curves.items()}
 
 
 def _table(contents: list[dict]) -> Table:
     table = [["over", "network", "mode", "implementation", "from", "to", "ms", "exponent", "paper"]]
     for content in contents:
-        for (network, mode, name), points in _curves(content).items():
+        _, label = SWEEPS[content["suite"]]
+        for (kept, mode, name), points in _curves(content).items():
             if len(points) < 2:
                 continue
             sizes, ms = np.array(points).T
             exponent = np.polyfit(np.log(sizes), np.log(ms), 1)[0]
             span = [f"{sizes[0]:.0f}", f"{sizes[-1]:.0f}", f"{ms[0]:.2f} to {ms[-1]:.2f}"]
-            table.append(
-                [LABELS[content["suite"]], network, mode, name, *span, f"{exponent:.2f}", known(paper("complexity"))]
-            )
+            table.append([label, kept, mode, name, *span, f"{exponent:.2f}", known(paper("complexity"))])
     return table
 
 
@@ -46,10 +43,10 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure = Figure(figsize=(5 * len(contents), 4.5), layout="constrained")
     for axes, content in zip(figure.subplots(1, len(contents), squeeze=False)[0], contents, strict=True):
         curves = _curves(content)
-        for (network, mode, name), points in curves.items():
-            if mode == TRAINING and network.startswith("lstm"):
-                axes.plot(*zip(*points, strict=True), "o-", label=f"{name}, {network}")
-        milliseconds_over(axes, LABELS[content["suite"]], (size for points in curves.values() for size, _ in points))
+        for (kept, mode, name), points in curves.items():
+            if mode == TRAINING and kept.startswith("lstm"):
+                axes.plot(*zip(*points, strict=True), "o-", label=f"{name}, {kept}")
+        milliseconds_over(axes, SWEEPS[content["suite"]][1], (size for points in curves.values() for size, _ in points))
         axes.set_title(f"LSTM, {TRAINING}")
         axes.legend(fontsize=7)
     figure.savefig(file, dpi=150)

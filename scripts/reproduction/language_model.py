@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.reproduction.loss_curves import finished
+from scripts.reproduction.loss_curves import check_finished, finished
 from scripts.reproduction.result import Options, Reproduction, Table, paper, save
-from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train, trained_by
+from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, speed, tokens, train, trained_by
 
 SOURCE = "language_model_runs"  # language_model_* are files of scripts.benchmark
 # By the paper's name of a backend; fused kernels are what `auto` takes there.
@@ -30,8 +30,7 @@ def _measure(options: Options) -> list[Path]:
         folder = OUTPUTS / ("language_model_quick" if options.quick else "language_model")
         train([_run(row, folder, options.quick) for row in paper("language_model")], options)
     rows = collect(folder)
-    if options.runs and not finished([{"runs": rows}]):
-        raise ValueError(f"no run below {folder} has a perplexity, and step times in its metrics.csv")
+    check_finished(options, rows)
     return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 
 
@@ -51,7 +50,7 @@ def _table(contents: list[dict]) -> Table:
     table = [["model", "backend", "heads", *(cell for name in names for cell in (name, "paper"))]]
     for row in paper("language_model"):
         run = ours(contents, row)
-        step = run and TOKENS / (GPUS * _tokens_per_second_and_gpu(run))
+        step = run and TOKENS / (GPUS * speed(run))
         pairs = [
             (run and f"{run['parameters'] // 10**6}", str(row["parameters"])),
             (run and f"{step:.3f}", f"{row['step']:.3f}"),
@@ -63,19 +62,15 @@ def _table(contents: list[dict]) -> Table:
     return table
 
 
-def _tokens_per_second_and_gpu(run: dict) -> float:
-    return run["tokens_per_second"] / run["devices"]
-
-
 def _trained_on(run: dict) -> str:
-    tokens = run["step"] * run["step_time"] * run["tokens_per_second"]
-    return f"{tokens / 1e9:.0f} B" if tokens >= 1e9 else f"{tokens / 1e6:.0f} M"
+    number = tokens(run)
+    return f"{number / 1e9:.0f} B" if number >= 1e9 else f"{number / 1e6:.0f} M"
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    speed = (
+    seconds = (
         "Seconds are those of 512 x 1024 tokens on eight of our GPUs, each at the speed measured on one; hours are "
-        "30,000 such steps. With gradients to exchange, four H200s had 95% of four times the speed of one."
+        "30,000 such steps. What the exchange of gradients takes is left out."
     )
     scaled_down = (
         "A perplexity after 30 M tokens is that of the scaled-down run (`--quick`: experiment=python_160m, the Python "
@@ -83,7 +78,7 @@ def _notes(contents: list[dict]) -> list[str]:
     )
     experiments = {run["experiment"] for run in contents[0]["runs"]}
     by = f"By {trained_by(contents)}."
-    return [speed, *([scaled_down] if SCALED_DOWN in experiments else []), by, *failures(contents)]
+    return [seconds, *([scaled_down] if SCALED_DOWN in experiments else []), by, *failures(contents)]
 
 
 def _draw(contents: list[dict], file: Path) -> None:
@@ -97,7 +92,7 @@ def _draw(contents: list[dict], file: Path) -> None:
         run = ours(contents, row)
         axes.barh(place - 0.2, TOKENS / row["step"] / GPUS, 0.4, color="tab:orange")
         if run:
-            axes.barh(place + 0.2, _tokens_per_second_and_gpu(run), 0.4, color="tab:blue")
+            axes.barh(place + 0.2, speed(run), 0.4, color="tab:blue")
     axes.barh(0, 0, color="tab:orange", label="paper, each of 8 H100")
     axes.barh(0, 0, color="tab:blue", label="ours")
     axes.set_yticks(range(len(rows)), labels=[f"{row['model']} {row['backend']} {row['heads']}" for row in rows])

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 from scripts.reproduction.result import Options, Reproduction, Table, save
-from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train, trained_by
+from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, tokens, train, trained_by
 
 # The longest first: with several runs at a time they end together.
 MODELS = (("nn_lstm", 1), ("slstm", 1), ("lstm", 1), ("slstm", 12), ("lstm", 12), ("transformer", 12))
@@ -39,8 +39,7 @@ def _measure(options: Options) -> list[Path]:
         ]
         train(runs, options)
     rows = collect(folder, lambda run: {"curve": _curve(run / "metrics.csv")})
-    if options.runs and not finished([{"runs": rows}]):
-        raise ValueError(f"no run below {folder} has a perplexity, and step times in its metrics.csv")
+    check_finished(options, rows)
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
 
 
@@ -63,6 +62,12 @@ def finished(contents: list[dict]) -> list[dict]:
     return [run for run in contents[0]["runs"] if "perplexity" in run and run["step_time"]]
 
 
+def check_finished(options: Options, rows: list[dict]) -> None:
+    """Raise for a folder of other runs."""
+    if options.runs and not finished([{"runs": rows}]):
+        raise ValueError(f"no run below {options.runs} has a perplexity, and step times in its metrics.csv")
+
+
 def _table(contents: list[dict]) -> Table:
     header = [
         "model",
@@ -76,10 +81,14 @@ def _table(contents: list[dict]) -> Table:
     ]
     rows = [header]
     for run in finished(contents):
-        tokens = run["step"] * run["tokens_per_second"] * run["step_time"] / 1e6
-        numbers = [f"{run['parameters'] / 1e6:.1f}", str(run["step"]), f"{tokens:.1f}", f"{run['perplexity']:.2f}"]
-        speed = [f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}", run["environment"]["device"]]
-        rows.append([name(run), *numbers, *speed])
+        numbers = [
+            f"{run['parameters'] / 1e6:.1f}",
+            str(run["step"]),
+            f"{tokens(run) / 1e6:.1f}",
+            f"{run['perplexity']:.2f}",
+        ]
+        pace = [f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}", run["environment"]["device"]]
+        rows.append([name(run), *numbers, *pace])
     return rows
 
 

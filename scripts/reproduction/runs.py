@@ -85,7 +85,7 @@ def _overrides(folder: Path) -> list[str]:
     """How a run was called, without what each call says of its own; empty where there is none."""
     file = folder / ".hydra" / "overrides.yaml"
     overrides = yaml.safe_load(file.read_text()) if file.exists() else []
-    return [o for o in overrides if not o.startswith(("ckpt_path=", "hydra.", "trainer.enable_progress"))]
+    return [o for o in overrides if not o.startswith(("ckpt_path=", "trainer.enable_progress"))]
 
 
 def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> list[dict[str, str]]:
@@ -186,8 +186,18 @@ def _row(folder: Path) -> dict:
     row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or config["data"]["batch_size"]}
     row["num_heads"] = config["model"]["num_heads"]
     row["devices"] = config["trainer"]["devices"] * config["trainer"]["num_nodes"]
-    speed = {name: _median(folder / "metrics.csv", f"train/{name}") for name in ("step_time", "tokens_per_second")}
-    return row | speed | result
+    medians = {name: _median(folder / "metrics.csv", f"train/{name}") for name in ("step_time", "tokens_per_second")}
+    return row | medians | result
+
+
+def tokens(run: dict) -> float:
+    """That a run was trained on."""
+    return run["step"] * run["step_time"] * run["tokens_per_second"]
+
+
+def speed(run: dict) -> float:
+    """Tokens per second, of one of the run's devices."""
+    return run["tokens_per_second"] / run["devices"]
 
 
 def _median(file: Path, column: str) -> float | None:

@@ -13,6 +13,7 @@ from scripts.benchmarks.table import FLASHRNN, times
 from scripts.reproduction import loss_curves
 from scripts.reproduction.accuracy import extrapolated, finished
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper
+from scripts.reproduction.runs import speed
 
 SOURCES = ("parity", "loss_curves", "kernels_main")
 _BLOCKS = 12  # of the language models
@@ -61,10 +62,9 @@ def points(contents: list[dict]) -> list[Point]:
         accuracy = _accuracy(parity, cell)
         if accuracy is None:
             continue
-        speed, device = run["tokens_per_second"] / run["devices"], run["environment"]["device"]
-        found.append(Point(label, cell, accuracy, speed, device))
+        found.append(Point(label, cell, accuracy, speed(run), run["environment"]["device"]))
         if more := _more_by_flashrnn(run, kernels):
-            slower = speed * run["step_time"] / (run["step_time"] + more)
+            slower = speed(run) * run["step_time"] / (run["step_time"] + more)
             found.append(Point(f"{label}, FlashRNN 1.0.8", cell, accuracy, slower, _COMPUTED))
     return [*found, *_timed(timed, parity)]
 
@@ -75,8 +75,8 @@ def _timed(contents: list[dict], parity: dict) -> Iterator[Point]:
             model = row["model"].split()[0].removeprefix("model=")
             accuracy = _accuracy(parity, model)
             if accuracy is not None and "tokens_per_s" in row:
-                speed = row["tokens_per_s"] / row["devices"]
-                yield Point(model, model, accuracy, speed, f"{content['machine']['gpu']}, a step alone")
+                of_one = row["tokens_per_s"] / row["devices"]
+                yield Point(model, model, accuracy, of_one, f"{content['machine']['gpu']}, a step alone")
 
 
 def _accuracy(parity: dict, model: str) -> float | None:
