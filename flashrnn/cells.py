@@ -33,8 +33,9 @@ class Cell:
             and runs on tensors of any shape.
         states: the names of the states; the first is the one that the recurrent matrix multiplies and that the
             layer puts out. All states start at zero.
-        input_gates: the gates with an input part x (default: all).
-        recurrent_gates: the gates with a recurrent part R s (default: all). A gate in neither has its bias alone.
+        input_gates: the gates with an input part x, at least one (None: all).
+        recurrent_gates: the gates with a recurrent part R s, at least one (None: all). A gate in neither has its bias
+            alone.
         float16_states: with inputs in bfloat16 or float16, the states behind the first are kept in float16 for the
             backward pass, unless they are asked for; in half the memory, outputs are the same. Gradients are wrong,
             without a word, where a state is smaller than 6e-8 or larger than 65504: not for sums of exponentials.
@@ -52,15 +53,17 @@ class Cell:
     name: str
     step: Callable[..., Tensor | tuple[Tensor, ...]]
     states: tuple[str, ...]
-    input_gates: tuple[str, ...] = ()
-    recurrent_gates: tuple[str, ...] = ()
+    input_gates: tuple[str, ...] | None = None
+    recurrent_gates: tuple[str, ...] | None = None
     float16_states: bool = False
     gates: tuple[str, ...] = field(init=False)
     key: str = field(init=False)  # unique in this process; a string, because operators take no Python objects
 
     def __post_init__(self) -> None:
-        if isinstance(self.states, str):
-            raise ValueError(f"cell {self.name!r}: states={self.states!r} must be a tuple of names, ({self.states!r},)")
+        for kind in ("states", "input_gates", "recurrent_gates"):
+            names = getattr(self, kind)
+            if isinstance(names, str):
+                raise ValueError(f"cell {self.name!r}: {kind}={names!r} must be a tuple of names, as in ({names!r},)")
         parameters = tuple(inspect.signature(self.step).parameters)
         states = tuple(self.states)
         gates = parameters[: len(parameters) - len(states)]
@@ -75,7 +78,12 @@ class Cell:
         set_field(self, "states", states)
         set_field(self, "gates", gates)
         for kind in ("input_gates", "recurrent_gates"):
-            names = tuple(getattr(self, kind)) or gates
+            names = getattr(self, kind)
+            names = gates if names is None else tuple(names)
+            if not names:
+                raise ValueError(
+                    f"cell {self.name!r}: {kind}={names} must name at least one of the gates {gates}; None names all"
+                )
             unknown = set(names) - set(gates)
             if unknown:
                 raise ValueError(f"cell {self.name!r}: {kind} {sorted(unknown)} are not among its gates {gates}")

@@ -38,14 +38,20 @@ def convert(cls, module: nn.LSTM | nn.GRU | nn.RNN, backend: str):
 def _copy(module: nn.Module, layer: nn.Module, name: str) -> None:
     recurrent = layer.get_submodule(f"recurrent_{name}")
     H = module.hidden_size
-    matrices = getattr(module, f"weight_hh_{name}").unflatten(0, (-1, H))
+    weight_hh = getattr(module, f"weight_hh_{name}")
+    matrices = weight_hh.unflatten(0, (-1, H))
     if isinstance(module, nn.GRU):
         matrices = matrices[[2, 0, 1]]  # ours: g, r, z
-    layer.get_submodule(f"input_{name}").weight.copy_(getattr(module, f"weight_ih_{name}"))
-    recurrent.R.copy_(matrices.unsqueeze(1))
+    _set(layer.get_submodule(f"input_{name}").weight, getattr(module, f"weight_ih_{name}"))
+    _set(recurrent.R, matrices.unsqueeze(1), weight_hh)
     if module.bias:
-        biases = _bias(module, getattr(module, f"bias_ih_{name}"), getattr(module, f"bias_hh_{name}"))
-        recurrent.b.copy_(biases.unsqueeze(1))
+        biases = getattr(module, f"bias_ih_{name}"), getattr(module, f"bias_hh_{name}")
+        _set(recurrent.b, _bias(module, *biases).unsqueeze(1), *biases)
+
+
+def _set(parameter: nn.Parameter, value: Tensor, *sources: Tensor) -> None:
+    """Trained, or frozen, as what it is made of."""
+    parameter.copy_(value).requires_grad_(any(source.requires_grad for source in sources or (value,)))
 
 
 def _bias(module: nn.Module, input_bias: Tensor, recurrent_bias: Tensor) -> Tensor:

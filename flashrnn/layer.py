@@ -41,7 +41,8 @@ class Recurrence(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
+        _check_sizes(hidden_size=hidden_size, num_heads=num_heads)
+        if hidden_size % num_heads:
             raise ValueError(
                 f"num_heads must divide hidden_size, got hidden_size={hidden_size} and num_heads={num_heads}"
             )
@@ -112,11 +113,7 @@ class FlashRNN(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        if min(input_size, hidden_size, num_layers) < 1:
-            raise ValueError(
-                f"input_size, hidden_size and num_layers must be at least 1, got {input_size}, {hidden_size} and "
-                f"{num_layers}"
-            )
+        _check_sizes(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must be a probability, got {dropout}")
         if dropout and num_layers == 1:
@@ -254,12 +251,10 @@ class FlashRNN(nn.Module):
             return None
         names = self.cell.states
         states = (states,) if isinstance(states, Tensor) else tuple(states)
-        expected = (self.num_layers * len(self._directions), x.shape[0], self.hidden_size)
-        if len(states) != len(names) or any(tuple(s.shape) != expected for s in states):
-            raise ValueError(
-                f"states must be {len(names)} tensor(s) {names} of shape {list(expected)}, "
-                f"got {[list(s.shape) for s in states]}"
-            )
+        expected = [self.num_layers * len(self._directions), x.shape[0], self.hidden_size]
+        got = [list(s.shape) if isinstance(s, Tensor) else s for s in states]
+        if got != [expected] * len(names):
+            raise ValueError(f"states must be {len(names)} tensor(s) {names} of shape {expected}, got {got}")
         return torch.stack(states).unflatten(-1, (self.num_heads, -1))
 
     @staticmethod
@@ -280,6 +275,14 @@ class FlashRNN(nn.Module):
             f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}, "
             f"dropout={self.dropout}, bidirectional={self.bidirectional}"
         )
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int):
+            raise TypeError(f"{name} must be an integer, got {size!r}")
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
 
 
 def _reversed_time(x: Tensor, lengths: Tensor | None) -> Tensor:

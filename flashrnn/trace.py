@@ -34,7 +34,7 @@ def trace(cell: Cell) -> Trace:
     In a thread of its own, which starts without the modes of the caller: a trace is the same at inference and under
     autocast, and within an operator of a compiled model, where PyTorch's tracing modes do not nest.
     """
-    from flashrnn.tracer import make_trace
+    from flashrnn.tracer import make_trace  # which imports this module
 
     with _TRACING, ThreadPoolExecutor(1) as thread:
         return thread.submit(make_trace, cell).result()

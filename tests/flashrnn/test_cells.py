@@ -70,9 +70,14 @@ def test_large_gates_give_finite_results_and_gradients(cell):
         ({"states": ("c",)}, r"step\('g', 'h'\) must take the gates and then the states \('c',\)"),
         ({"states": ("g", "h")}, "must take the gates and then the states"),
         ({"states": ()}, "must take the gates and then the states"),
-        ({"states": "h"}, r"states='h' must be a tuple of names, \('h',\)"),
+        ({"states": "h"}, r"states='h' must be a tuple of names, as in \('h',\)"),
         ({"states": ("h",), "input_gates": ("x",)}, r"input_gates \['x'\] are not among its gates \('g',\)"),
         ({"states": ("h",), "recurrent_gates": ("h",)}, r"recurrent_gates \['h'\] are not among its gates"),
+        (
+            {"states": ("h",), "recurrent_gates": ()},
+            r"recurrent_gates=\(\) must name at least one of the gates \('g',\)",
+        ),
+        ({"states": ("h",), "input_gates": "g"}, r"input_gates='g' must be a tuple of names, as in \('g',\)"),
         ({"step": lambda d_g, h: d_g, "states": ("h",)}, r"\['d_g'\] start with one of \('d_', 'new_', 'factor'\)"),
     ],
 )

@@ -118,6 +118,15 @@ def test_copies_dtype_and_does_not_share_weights():
     assert torch.equal(rnn.input_l0.weight, before)
 
 
+def test_frozen_weights_stay_frozen():
+    module = nn.LSTM(3, 4)
+    for name in ("weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
+        getattr(module, name).requires_grad_(False)
+    rnn = FlashRNN.from_torch(module)
+    trained = {name: parameter.requires_grad for name, parameter in rnn.named_parameters()}
+    assert trained == {"input_l0.weight": True, "recurrent_l0.R": False, "recurrent_l0.b": False}
+
+
 @pytest.mark.parametrize(
     ("module", "error", "message"),
     [

@@ -189,17 +189,19 @@ def test_meta_device(cell):
     ("options", "message"),
     [
         ({"num_heads": 4}, "num_heads must divide hidden_size, got hidden_size=6 and num_heads=4"),
-        ({"num_heads": 0}, "num_heads must divide hidden_size, got hidden_size=6 and num_heads=0"),
-        ({"input_size": 0}, "input_size, hidden_size and num_layers must be at least 1, got 0, 6 and 1"),
-        ({"hidden_size": -6}, "input_size, hidden_size and num_layers must be at least 1, got 5, -6 and 1"),
-        ({"num_layers": 0}, "input_size, hidden_size and num_layers must be at least 1, got 5, 6 and 0"),
+        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        ({"input_size": 0}, "input_size must be at least 1, got 0"),
+        ({"hidden_size": -6}, "hidden_size must be at least 1, got -6"),
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"hidden_size": 6.0}, r"hidden_size must be an integer, got 6\.0"),
+        ({"num_heads": 2.0}, r"num_heads must be an integer, got 2\.0"),
         ({"dropout": 1.5}, r"dropout must be a probability, got 1\.5"),
         ({"function": "lstn"}, "unknown cell 'lstn'; registered cells: elman, gru, lstm, slstm"),
         ({"backend": "cudnn"}, "unknown backend 'cudnn'; allowed: auto, "),
     ],
 )
 def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         FlashRNN(**{"input_size": 5, "hidden_size": 6} | options)
 
 
@@ -241,8 +243,9 @@ def test_autocast_takes_x_of_another_dtype_than_the_weights(dtype):
         ((torch.zeros(1, 2, 6),) * 3, r"\[\[1, 2, 6\], \[1, 2, 6\], \[1, 2, 6\]\]"),
         ((torch.zeros(1, 3, 6), torch.zeros(1, 3, 6)), r"\[\[1, 3, 6\], \[1, 3, 6\]\]"),
         ((torch.zeros(2, 2, 6), torch.zeros(2, 2, 6)), r"\[\[2, 2, 6\], \[2, 2, 6\]\]"),
+        ((torch.zeros(1, 2, 6), None), r"\[\[1, 2, 6\], None\]"),
     ],
-    ids=["one", "three", "batch", "layers"],
+    ids=["one", "three", "batch", "layers", "None"],
 )
 def test_wrong_states(states, got):
     message = r"states must be 2 tensor\(s\) \('h', 'c'\) of shape \[1, 2, 6\], got " + got
