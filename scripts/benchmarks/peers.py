@@ -30,7 +30,12 @@ def cudnn_supports(case: Case) -> bool:
 
 def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
     """PyTorch's layer in `dtype`, time first as cuDNN has it."""
-    return layer(job, effort, CUDNN[job.case.function], dtype)
+    products = torch.backends.cuda.matmul
+    allowed, products.allow_tf32 = products.allow_tf32, torch.backends.cudnn.allow_tf32  # the layer's own are cuDNN's
+    try:
+        return layer(job, effort, CUDNN[job.case.function], dtype)
+    finally:
+        products.allow_tf32 = allowed
 
 
 def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype: torch.dtype) -> dict:

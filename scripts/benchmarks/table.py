@@ -22,6 +22,7 @@ RATIO_BARS = {
 }
 """LSTM, forward and backward, T = 1024: how many times faster than which peer, by (N, D, B)."""
 
+_NO_KERNELS = ("attention", "pytorch_loop", "compiled_loop")  # of recurrence
 _STEP_BAR = 0.40  # µs per time step of the LSTM's forward pass with 12 x 64 and up to 64 sequences
 _CELL_BAR = 1.3  # times of other cells' forward and backward over the LSTM's
 _MEMORY_BAR = 1.0  # peak memory over flashrnn's
@@ -33,8 +34,8 @@ def times(rows: dict[str, dict]) -> dict[str, float]:
 
 
 def recurrent_peers(ms: dict[str, float]) -> dict[str, float]:
-    """Without ours, and without attention, which is no recurrence."""
-    return {name: value for name, value in ms.items() if not is_ours(name) and name != "attention"}
+    """Others' kernels: without attention, and without what steps through time in PyTorch."""
+    return {name: value for name, value in ms.items() if not is_ours(name) and name not in _NO_KERNELS}
 
 
 def print_table(rows: list[dict]) -> None:

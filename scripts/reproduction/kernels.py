@@ -42,7 +42,7 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
 
     jobs = {job: rows for job, rows in _jobs(contents).items() if (job.case.B, job.case.T) == (16, 1024)}
     names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows)))
-    cells = list(dict.fromkeys(job.case.function for job in jobs))
+    cells = list(dict.fromkeys(row["function"] for row in contents[0]["rows"]))
     figure = Figure(figsize=(5.5 * len(cells), 9), layout="constrained")
     for row, mode in zip(figure.subplots(len(MODES), len(cells), squeeze=False), MODES, strict=True):
         for axes, cell in zip(row, cells, strict=True):

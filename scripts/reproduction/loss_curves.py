@@ -23,6 +23,7 @@ QUICK = (
     "val_every=60",
     "optim.warmup_steps=10",
 )
+_NAMED = ("experiment=", "model=", "model.num_heads=", "seed=")  # by columns of their own, or by the name
 _SMOOTHED = 5  # logged losses, of which each point is the mean
 
 
@@ -52,9 +53,23 @@ def _curve(file: Path) -> list[tuple[int, float]]:
     return [(int(row["step"]) + 1, float(row["train/loss"])) for row in rows]
 
 
-def name(run: dict) -> str:
-    seed = f", seed {run['seed']}" if run["seed"] else ""
-    return f"{run['model']}, {run['num_heads']} head{'s' if run['num_heads'] != 1 else ''}{seed}"
+def names(runs: list[dict]) -> list[str]:
+    """Model, heads and seed of each run, and the overrides that it does not share with all the others."""
+    shared = _shared(runs)
+    return [_name(run, shared) for run in runs]
+
+
+def _shared(runs: list[dict]) -> list[str]:
+    """Overrides of all runs alike."""
+    first = runs[0]["overrides"] if runs else []
+    return [override for override in first if all(override in run["overrides"] for run in runs)]
+
+
+def _name(run: dict, shared: list[str]) -> str:
+    parts = [run["model"], f"{run['num_heads']} head{'s' if run['num_heads'] != 1 else ''}"]
+    parts += [f"seed {run['seed']}"] if run["seed"] else []
+    own = [override for override in run["overrides"] if override not in shared and not override.startswith(_NAMED)]
+    return ", ".join(parts + own)
 
 
 def finished(contents: list[dict]) -> list[dict]:
@@ -79,8 +94,8 @@ def _table(contents: list[dict]) -> Table:
         "tokens / s",
         "device",
     ]
-    rows = [header]
-    for run in finished(contents):
+    rows, runs = [header], finished(contents)
+    for name, run in zip(names(runs), runs, strict=True):
         numbers = [
             f"{run['parameters'] / 1e6:.1f}",
             str(run["step"]),
@@ -88,14 +103,20 @@ def _table(contents: list[dict]) -> Table:
             f"{run['perplexity']:.2f}",
         ]
         pace = [f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}", run["environment"]["device"]]
-        rows.append([name(run), *numbers, *pace])
+        rows.append([name, *numbers, *pace])
     return rows
 
 
 def _notes(contents: list[dict]) -> list[str]:
     quick = "This is the quick run (`--quick`), of models of width 96: it shows that all of it works."
+    shared = " ".join(_shared(finished(contents)))
     trained = f"Seed 0 unless said. By {trained_by(contents)}. Where devices differ, so do the seconds of the figure."
-    return [trained, *([quick] if contents[0].get("quick") else []), *failures(contents)]
+    return [
+        *([f"All with `{shared}`."] if shared else []),
+        trained,
+        *([quick] if contents[0].get("quick") else []),
+        *failures(contents),
+    ]
 
 
 def _draw(contents: list[dict], file: Path) -> None:
@@ -103,13 +124,14 @@ def _draw(contents: list[dict], file: Path) -> None:
 
     figure = Figure(figsize=(12, 5), layout="constrained")
     over_steps, over_time = figure.subplots(1, 2, sharey=True)
-    for run in finished(contents):
+    runs = finished(contents)
+    for name, run in zip(names(runs), runs, strict=True):
         points = run["curve"]
         ends = range(_SMOOTHED, len(points) + 1)
         losses = [sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED for end in ends]
         steps = [points[end - 1][0] for end in ends]
-        over_steps.plot(steps, losses, label=name(run))
-        over_time.plot([step * run["step_time"] for step in steps], losses, label=name(run))
+        over_steps.plot(steps, losses, label=name)
+        over_time.plot([step * run["step_time"] for step in steps], losses, label=name)
     over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged")
     over_time.set(xlabel="seconds, at the median step time")
     for axes in (over_steps, over_time):

@@ -57,8 +57,8 @@ def points(contents: list[dict]) -> list[Point]:
     for run in sorted(loss_curves.finished([trained]), key=lambda run: run["seed"]):
         first.setdefault((run["model"], run["num_heads"]), run)
     found = []
-    for run in first.values():
-        cell, label = _CELL_OF.get(run["model"], run["model"]), loss_curves.name(run)
+    for label, run in zip(loss_curves.names([*first.values()]), first.values(), strict=True):
+        cell = _CELL_OF.get(run["model"], run["model"])
         accuracy = _accuracy(parity, cell)
         if accuracy is None:
             continue

@@ -285,6 +285,21 @@ def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
     assert figure.exists()
 
 
+def test_language_models_are_told_apart_by_the_overrides_that_they_do_not_share():
+    def run(model, *more, seed=0):
+        return {
+            "model": model,
+            "num_heads": 1,
+            "seed": seed,
+            "overrides": [f"model={model}", "trainer.max_steps=9", *more],
+        }
+
+    half, single = "trainer.precision=bf16-mixed", "trainer.precision=32-true"
+    assert loss_curves.names([run("lstm", half), run("lstm", single), run("gru", single, "seed=1", seed=1)]) == [
+        f"lstm, 1 head, {half}", f"lstm, 1 head, {single}", f"gru, 1 head, seed 1, {single}",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "sources", "number"),
     [
@@ -380,6 +395,7 @@ def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_k
     run = {
         "model": "lstm", "num_heads": 12, "perplexity": 10.0, "step_time": 0.07, "devices": 1,
         "tokens_per_second": 468_000.0, "batch_size": 32, "environment": {"device": "a GPU"}, "seed": 0,
+        "overrides": [],
     }  # fmt: skip
     sizes = {"function": "lstm", "N": 12, "D": 64, "B": 32, "T": 1024, "dtype": "bfloat16", "mode": "forward+backward"}
     kernels = [
