@@ -4,6 +4,8 @@ Importing this module registers the classes with AutoConfig and AutoModelForCaus
 and JSON, and no code comes with a model: its config names one of `models.mixers`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
@@ -164,6 +166,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values: StateCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         logits_to_keep: int = 0,
         **kwargs: Any,
@@ -177,26 +180,47 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values: what an earlier call returned; it is updated in place.
             labels: int64 [B, T], the same as input_ids; -100 is not scored. They are shifted here.
             use_cache: return the cache; None: config.use_cache, but not in training.
+            output_hidden_states: return what goes into each block, and what comes out of the last norm, each
+                [B, T, d_model]; None: config.output_hidden_states.
             logits_to_keep: give the logits of that many last positions only; 0: of all.
 
         Returns:
-            loss, logits [B, T, vocab_size] and past_key_values.
+            loss, logits [B, T, vocab_size], past_key_values and hidden_states.
         """
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = StateCache() if past_key_values is None else past_key_values
         T = input_ids.shape[1]
         reset = None if attention_mask is None else document_starts(attention_mask, T, cache.length)
-        features, states = self.model.features(input_ids, cache.states, reset)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        with self._inputs_of_blocks(output_hidden_states) as hidden_states:
+            features, states = self.model.features(input_ids, cache.states, reset)
         logits = self.model.head(features[:, -logits_to_keep:])
         if use_cache:
             cache.states, cache.length = states, cache.length + T
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache if use_cache else None,
+            hidden_states=(*hidden_states, features) if output_hidden_states else None,
+        )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
+
+    @contextmanager
+    def _inputs_of_blocks(self, asked: bool) -> Iterator[list[Tensor]]:
+        inputs: list[Tensor] = []
+        blocks = self.model.blocks if asked else ()
+        hooks = [block.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for block in blocks]
+        try:
+            yield inputs
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 AutoConfig.register(FlashRNNConfig.model_type, FlashRNNConfig)

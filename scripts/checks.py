@@ -110,3 +110,18 @@ def check_buildable(config: DictConfig) -> None:
             return
         raise
     instantiate(sized.optim)(model, fused=False)
+    _warn_of_float16(model, config.trainer)
+
+
+def _warn_of_float16(model: Any, trainer: DictConfig) -> None:
+    """PyTorch's autocast runs cuDNN's recurrent networks in float16, also where it was asked for bfloat16."""
+    import torch
+    from lightning.pytorch.utilities import rank_zero_only
+
+    on_gpu = trainer.accelerator != "cpu" and torch.cuda.is_available()
+    if on_gpu and trainer.precision == "bf16-mixed" and any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
+        text = (
+            "warning: trainer.precision=bf16-mixed: on a GPU PyTorch computes torch.nn.LSTM in float16 all the same, "
+            "and no loss is scaled, so that small gradients vanish; trainer.precision=16-mixed scales it (docs/log.md)"
+        )
+        rank_zero_only(print)(text, file=sys.stderr)

@@ -90,7 +90,8 @@ def train(config: DictConfig) -> dict:
     if trainer.is_global_zero:
         parameters = sum(parameter.numel() for parameter in module.model.parameters())
         seconds = time.perf_counter() - start  # with loading libraries and data, training, evaluation
-        places = report.save(folder, result, config, parameters=parameters, step=trainer.global_step, seconds=seconds)
+        made = {"parameters": parameters, "step": trainer.global_step, "devices": trainer.world_size}
+        places = report.save(folder, result, config, **made, seconds=seconds)
         report.show(result, {"checkpoint": checkpoint.find(config.run_dir), "logs": folder, **places})
     return result
 

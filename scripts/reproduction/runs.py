@@ -185,7 +185,6 @@ def _row(folder: Path) -> dict:
     row["data"] = result.get("task", row["data"])
     row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or config["data"]["batch_size"]}
     row["num_heads"] = config["model"]["num_heads"]
-    row["devices"] = config["trainer"]["devices"] * config["trainer"]["num_nodes"]
     medians = {name: _median(folder / "metrics.csv", f"train/{name}") for name in ("step_time", "tokens_per_second")}
     return row | medians | result
 

@@ -103,6 +103,14 @@ class TestForward:
         ids = tokens(2, 7)
         assert torch.equal(lstm(ids, logits_to_keep=2).logits, lstm(ids).logits[:, -2:])
 
+    def test_hidden_states_where_they_are_asked_for(self, lstm):
+        ids = tokens(2, 7)
+        out = lstm(ids, output_hidden_states=True)
+        assert len(out.hidden_states) == lstm.config.num_hidden_layers + 1
+        assert torch.equal(out.hidden_states[0], lstm.model.embedding(ids))
+        assert torch.equal(lstm.model.head(out.hidden_states[-1]), out.logits)
+        assert lstm(ids).hidden_states is None
+
     def test_a_sequence_in_pieces(self, model):
         ids = tokens(2, 9)
         with torch.no_grad():

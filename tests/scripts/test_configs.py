@@ -130,6 +130,20 @@ def test_more_processes_than_cores(monkeypatch, capsys):
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (("model=nn_lstm", "trainer.precision=bf16-mixed"), True),
+        (("model=nn_lstm", "trainer.precision=16-mixed"), False),
+        (("model=lstm", "trainer.precision=bf16-mixed"), False),
+    ],
+)
+def test_nn_lstm_in_bfloat16_on_a_gpu_is_warned_of(overrides, warned, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    check_buildable(config("experiment=text_tiny", "model.num_heads=1", *overrides, "run_dir=."))
+    assert ("PyTorch computes torch.nn.LSTM in float16 all the same" in capsys.readouterr().err) == warned
+
+
 class MixerThatWantsNumbers(RNNMixer):
     def __init__(self, d_model: int, scale: "NotImported" = 1.0, **options) -> None:  # noqa: F821
         super().__init__(d_model, **options)

@@ -40,6 +40,7 @@ def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5)
         "chance": chance,
         "parameters": 1234,
         "step": 250,
+        "devices": 1,
         "training_lengths": [1, 40],
         "environment": {"commit": "abc", "device": "a CPU"},
         "ranges": [{"lengths": ab, "accuracy": a, "sequences": 4} for ab, a in zip(lengths, accuracies, strict=True)],
@@ -49,7 +50,6 @@ def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5)
             "global_batch_size": None,
             "data": {"batch_size": 128},
             "model": {"num_heads": 1},
-            "trainer": {"devices": 1, "num_nodes": 1},
         },
     }
     (folder / "eval.json").write_text(json.dumps(evaluation))
