@@ -1,14 +1,16 @@
 """Loggers that need more than their constructor."""
 
 import os
+from typing import Any
 
 import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 
-def wandb_logger(save_dir: str, project: str, name: str) -> WandbLogger:
-    """A WandbLogger that never asks for a login: without a key and without WANDB_MODE it logs offline."""
+def wandb_logger(save_dir: str, project: str, name: str, **options: Any) -> WandbLogger:
+    """A WandbLogger that never asks for a login: without a key and without WANDB_MODE it logs offline. `options` are
+    others of WandbLogger's or wandb.init's."""
     mode = os.environ.get("WANDB_MODE")
     if mode is None and not wandb.login(prompt=False):
         mode = "offline"
@@ -16,4 +18,4 @@ def wandb_logger(save_dir: str, project: str, name: str) -> WandbLogger:
             f"wandb: no key found, logging offline to {save_dir}/wandb; upload it with `wandb sync`, "
             "or run `wandb login`, or set WANDB_API_KEY or WANDB_MODE before the next run"
         )
-    return WandbLogger(save_dir=save_dir, project=project, name=name, mode=mode)
+    return WandbLogger(save_dir=save_dir, project=project, name=name, mode=mode, **options)

@@ -238,9 +238,9 @@ def test_wandb_without_a_key_is_offline(tiny_config, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
-    config = tiny_config("parity", "logger=wandb")
+    config = tiny_config("parity", "logger=wandb", "+logger.id=mine", "+logger.tags=[a,b]")
     train(config)
-    assert list(Path(config.run_dir).glob("wandb/offline-run-*/*.wandb"))
+    assert list(Path(config.run_dir).glob("wandb/offline-run-*-mine/*.wandb"))
 
 
 def test_no_logger(tiny_config):
