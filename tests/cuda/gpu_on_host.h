@@ -1,136 +1,437 @@
-// Enough of a GPU for the streaming kernels to run on a processor: a thread for each of theirs, barriers, and the
-// instructions of common.cuh and memory.cuh by their definitions.
+// Enough of a GPU for the kernels to run on a processor: a thread for each of theirs, barriers of warps, blocks and
+// clusters, and the instructions of common.cuh, memory.cuh, cluster.cuh and grid.cuh by their definitions.
+//
+// ThreadSanitizer sees the order that barriers make, and none that they do not: instructions of a whole warp, such as mma,
+// exchange values and order nothing else. Copies without waiting happen at once or as late as they may, by chance.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <list>
 #include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#define DEVICE inline
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
+#define UNSEEN __attribute__((no_sanitize("thread"), noinline))
 
 using u16 = unsigned short;
 using u32 = unsigned int;
+using u64 = unsigned long long;
 using i64 = long long;
+using std::max;
+using std::min;
 
-struct uint4 { u32 x, y, z, w; };
-struct float2 { float x, y; };
+#define CHECK(condition) ((condition) ? void() : fail(#condition))
+[[noreturn]] inline void fail(const char* what) { std::fprintf(stderr, "broken: %s\n", what), std::abort(); }
+
+// Numbers.
+
+struct alignas(16) uint4 { u32 x, y, z, w; };
+struct alignas(8) uint2 { u32 x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-inline float __uint_as_float(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
-inline u32 __float_as_uint(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
+template <class To, class From>
+inline To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+inline float __uint_as_float(u32 bits) { return same_bits<float>(bits); }
+inline u32 __float_as_uint(float x) { return same_bits<u32>(x); }
 
-struct bfloat16 {
+struct __nv_bfloat16 {
   u16 bits;
-  explicit bfloat16(float x) {
+  __nv_bfloat16() = default;
+  explicit __nv_bfloat16(float x) {
     u32 word = __float_as_uint(x);
     bits = x == x ? (word + 0x7fff + (word >> 16 & 1)) >> 16 : 0x7fff;
   }
   explicit operator float() const { return __uint_as_float(u32(bits) << 16); }
 };
+struct __half {
+  u16 bits;
+  __half() = default;
+  explicit __half(float x) : bits(same_bits<u16>(_Float16(x))) {}
+  explicit operator float() const { return same_bits<_Float16>(bits); }
+};
+inline __half __ushort_as_half(u16 bits) { return same_bits<__half>(bits); }
+
 #if defined SCALAR_F16
-using scalar = _Float16;
-using operand = _Float16;
+using scalar = __half;
+using operand = __half;
 #elif defined SCALAR_BF16
-using scalar = bfloat16;
-using operand = bfloat16;
+using scalar = __nv_bfloat16;
+using operand = __nv_bfloat16;
 #else
 using scalar = float;
-using operand = bfloat16;
+using operand = __nv_bfloat16;
 #endif
-using gate = std::conditional_t<sizeof(scalar) == 4, float, _Float16>;
-inline void to_gate(float& to, float x) { to = x; }
-inline void to_gate(_Float16& to, float x) { to = _Float16(std::fmin(std::fmax(x, -65504.0f), 65504.0f)); }
-constexpr int PLANES = sizeof(scalar) == 4 ? 3 : 1;
+constexpr int BYTES = sizeof(scalar), PLANES = BYTES == 4 ? 3 : 1;
+using gate = std::conditional_t<BYTES == 4, float, __half>;
 
-inline float half_of(u32 word, int upper) {
-  u16 bits = word >> 16 * upper;
-  operand value{0.0f};
-  std::memcpy(&value, &bits, 2);
-  return float(value);
-}
+template <class T>
+inline u32 pair_of(float low, float high) { return T(low).bits | u32(T(high).bits) << 16; }
+template <class T>
+inline float2 both_of(u32 pair) { return {float(same_bits<T>(u16(pair))), float(same_bits<T>(u16(pair >> 16)))}; }
+inline float finite(float x) { return std::fmin(std::fmax(x, -65504.0f), 65504.0f); }
+inline u32 pack(float low, float high) { return pair_of<operand>(low, high); }
+inline float2 unpack(u32 pair) { return both_of<operand>(pair); }
+inline float2 unpack_halves(u32 pair) { return both_of<__half>(pair); }
+inline float2 unpack_bfloats(u32 pair) { return both_of<__nv_bfloat16>(pair); }
+inline u32 pack_gates(float low, float high) { return pair_of<__half>(finite(low), finite(high)); }
+inline void to_gate(float& gate, float x) { gate = x; }
+inline void to_gate(__half& gate, float x) { gate = __half(finite(x)); }
+
 template <class S>
 struct PairOf {
-  S low, high;
+  u32 word;
+  u32 next_plane() const { return word; }
+};
+template <>
+struct PairOf<float> {
+  float low, high;
   u32 next_plane() {
-    operand rounded[2] = {operand(low), operand(high)};
-    u32 pair;
-    std::memcpy(&pair, rounded, 4);
-    low -= float(rounded[0]), high -= float(rounded[1]);
-    return pair;
+    u32 word = pack(low, high);
+    float2 rounded = unpack(word);
+    low -= rounded.x, high -= rounded.y;
+    return word;
+  }
+};
+using Pair = PairOf<scalar>;
+inline void transpose(PairOf<float>& a, PairOf<float>& b) { std::swap(a.high, b.low); }
+template <class S>
+inline void transpose(PairOf<S>& a, PairOf<S>& b) {
+  u32 first = a.word, second = b.word;
+  a.word = (first & 0xffff) | second << 16, b.word = first >> 16 | (second & 0xffff0000u);
+}
+inline void load(PairOf<float>& pair, const scalar* from) {
+  auto* floats = reinterpret_cast<const float*>(from);
+  pair = from ? PairOf<float>{floats[0], floats[1]} : PairOf<float>{};
+}
+template <class S>
+inline void load(PairOf<S>& pair, const scalar* from) { pair.word = from ? *reinterpret_cast<const u32*>(from) : 0; }
+template <class T>
+inline void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
+inline void keep(u32&) {}
+
+// Threads, and what they wait for.
+
+struct Index { unsigned x; };
+inline thread_local Index threadIdx, blockIdx, gridDim, blockDim;
+inline thread_local u32 chance;
+inline u32 draw() { return chance ^= chance << 13, chance ^= chance >> 17, chance ^= chance << 5; }
+inline void dawdle() { if (draw() % 16 == 0) std::this_thread::yield(); }
+
+UNSEEN inline void sleep_while(std::atomic<int>* word, int value) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+UNSEEN inline void wake(std::atomic<int>* word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
+
+class Barrier {
+  std::atomic<int> arrived{0}, generation{0};
+
+ public:
+  template <bool ORDERS = true>
+  void wait(int threads) {
+    constexpr auto acquire = ORDERS ? std::memory_order_acquire : std::memory_order_relaxed;
+    constexpr auto release = ORDERS ? std::memory_order_release : std::memory_order_relaxed;
+    constexpr auto both = ORDERS ? std::memory_order_acq_rel : std::memory_order_relaxed;
+    const int now = generation.load(std::memory_order_relaxed);
+    if (arrived.fetch_add(1, both) == threads - 1) {
+      arrived.store(0, std::memory_order_relaxed);
+      generation.fetch_add(1, release);
+      wake(&generation);
+    } else {
+      while (generation.load(acquire) == now) sleep_while(&generation, now);
+    }
   }
 };
 
-struct Index { unsigned x; };
-inline thread_local Index threadIdx, blockIdx, gridDim;
-
 struct Warp {
-  std::barrier<> meet{32};
-  u32 a[32][4], b[32][2];
+  Barrier meet;
+  u32 words[32][6];
 };
 struct Block {
-  std::barrier<> meet;
-  std::list<Warp> warps;
-  std::vector<float> shared;
-  Block(int threads, int shared_bytes) : meet(threads), warps(threads / 32), shared(shared_bytes / 4, NAN) {}
+  char* shared;
+  int bytes, rank;
+  Barrier barriers[16];
+  std::vector<Warp> warps;
+  Block(int rank, int threads, int bytes) : bytes(bytes), rank(rank), warps(threads / 32) {
+    shared = static_cast<char*>(std::aligned_alloc(128, (bytes + 127) / 128 * 128));
+    std::memset(shared, 0xff, bytes);  // NaN
+  }
+  ~Block() { std::free(shared); }
 };
+struct Group {  // that run together
+  std::list<Block> blocks;
+  Barrier meet;
+  Block& block(u32 rank) { return *std::next(blocks.begin(), rank); }
+};
+inline thread_local Group* group;
 inline thread_local Block* block;
 inline thread_local Warp* warp_of_thread;
 
-inline void __syncthreads() { block->meet.arrive_and_wait(); }
-
-inline void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  Warp& warp = *warp_of_thread;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  std::memcpy(warp.a[lane], a, 16);
-  warp.b[lane][0] = b0, warp.b[lane][1] = b1;
-  warp.meet.arrive_and_wait();
-  for (int r = 0; r < 4; r++) {
-    const int row = g + r / 2 * 8, column = 2 * t + r % 2;
-    for (int k = 0; k < 16; k++) {
-      const u32 left = warp.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], right = warp.b[column * 4 + k % 8 / 2][k / 8];
-      c[r] += half_of(left, k % 2) * half_of(right, k % 2);
-    }
-  }
-  warp.meet.arrive_and_wait();
+inline void __syncwarp() { warp_of_thread->meet.wait(32); }
+inline void __syncthreads() { dawdle(), block->barriers[0].wait(blockDim.x), dawdle(); }
+template <int THREADS>
+inline void group_barrier(int id) {
+  if constexpr (THREADS == 32) return __syncwarp();
+  CHECK(id > 0 && id < 16);
+  dawdle(), block->barriers[id].wait(THREADS), dawdle();
 }
 
+// Instructions of a whole warp.
+
+UNSEEN inline void show(const u32* words, int count) {
+  std::copy_n(words, count, warp_of_thread->words[threadIdx.x % 32]);
+  warp_of_thread->meet.wait<false>(32);
+}
+UNSEEN inline u32 of_lane(int lane, int word) { return warp_of_thread->words[lane][word]; }
+UNSEEN inline void seen() { warp_of_thread->meet.wait<false>(32); }
+
+inline void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  show(words, 6);
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (int r = 0; r < 4; r++) {
+    const int row = g + r / 2 * 8, column = 2 * t + r % 2;
+    for (int k = 0; k < 16; k += 2) {
+      const float2 left = unpack(of_lane(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2));
+      const float2 right = unpack(of_lane(column * 4 + k % 8 / 2, 4 + k / 8));
+      c[r] += left.x * right.x, c[r] += left.y * right.y;
+    }
+  }
+  seen();
+}
+inline float __shfl_xor_sync(u32, float x, int mask) {
+  const u32 word = __float_as_uint(x);
+  show(&word, 1);
+  const float other = __uint_as_float(of_lane(threadIdx.x % 32 ^ mask, 0));
+  seen();
+  return other;
+}
+
+// Shared memory: an address is the block's rank in its group, and how far from the beginning.
+
+constexpr int RANK = 20;  // bits of an address behind the rank
+inline u32 shared_address(const void* p) {
+  const i64 offset = static_cast<const char*>(p) - block->shared;
+  CHECK(offset >= 0 && offset <= block->bytes);
+  return u32(block->rank) << RANK | u32(offset);
+}
+template <class T>
+inline T* remote(u32 address) {
+  Block& of = group->block(address >> RANK);
+  const int offset = address & ((1 << RANK) - 1);
+  CHECK(offset + int(sizeof(T)) <= of.bytes && offset % sizeof(T) == 0);
+  return reinterpret_cast<T*>(of.shared + offset);
+}
+template <class T>
+inline T* own(u32 address) {
+  CHECK(int(address >> RANK) == block->rank);
+  return remote<T>(address);
+}
+inline void store_shared(u32 address, u32 word) { *own<u32>(address) = word; }
+inline void store_shared(u32 address, u16 half) { *own<u16>(address) = half; }
+inline void store_fragment(u32 address, const u32 (&words)[4]) { *own<uint4>(address) = {words[0], words[1], words[2], words[3]}; }
+inline void load_fragment(u32 (&words)[4], u32 address) {
+  const uint4 v = *own<uint4>(address);
+  words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+}
+inline void load_matrices(u32* r, int count, u32 address) {
+  show(&address, 1);
+  for (int i = 0; i < count; i++) {
+    const uint4* row = own<uint4>(of_lane(i * 8 + threadIdx.x % 32 / 4, 0));
+    r[i] = reinterpret_cast<const u32*>(row)[threadIdx.x % 4];
+  }
+  seen();
+}
+inline void load_four_matrices(u32 (&r)[4], u32 address) { load_matrices(r, 4, address); }
+inline void load_two_matrices(u32& r0, u32& r1, u32 address) {
+  u32 r[2];
+  load_matrices(r, 2, address);
+  r0 = r[0], r1 = r[1];
+}
+
+struct Copy {
+  u32 to;
+  const u32* from;
+  int bytes;
+  void perform() const {
+    for (int i = 0; i < bytes / 4; i++) *own<u32>(to + 4 * i) = from ? from[i] : 0;
+  }
+};
+inline thread_local std::vector<Copy> open_copies;
+inline thread_local std::deque<std::vector<Copy>> committed;
+template <int SIZE>
+inline void copy_async(u32 to, const void* from, bool valid) {
+  CHECK(!valid || reinterpret_cast<u64>(from) % SIZE == 0);
+  const Copy copy{to, valid ? static_cast<const u32*>(from) : nullptr, SIZE};
+  if (draw() % 2) copy.perform();
+  else open_copies.push_back(copy);
+}
+inline void copy_commit() { committed.push_back(std::exchange(open_copies, {})); }
+template <int PENDING>
+inline void copy_wait() {
+  for (; committed.size() > PENDING; committed.pop_front())
+    for (const Copy& copy : committed.front()) copy.perform();
+}
+
+// Clusters.
+
+inline u32 cluster_rank() { return block->rank; }
+inline u32 remote_address(u32 address, u32 rank) { return CHECK(int(address >> RANK) == block->rank), rank << RANK | (address & ((1 << RANK) - 1)); }
+inline void cluster_sync() { dawdle(), group->meet.wait(int(group->blocks.size() * blockDim.x)), dawdle(); }
+
+struct alignas(8) Phase {  // of an mbarrier
+  int bytes;               // that are expected and not there, or there and not expected
+  u16 pending, number;     // arrivals until it ends; which phase it is
+};
+static_assert(std::atomic<Phase>::is_always_lock_free);
+inline void change(u32 barrier, int arrivals, int bytes) {
+  auto* phase = remote<std::atomic<Phase>>(barrier);
+  Phase old = phase->load(std::memory_order_relaxed), now;
+  do {
+    CHECK(old.number != 0xffff && old.pending >= arrivals);
+    now = {old.bytes + bytes, u16(old.pending - arrivals), old.number};
+    CHECK(now.pending > 0 || now.bytes >= 0);
+    if (now.pending == 0 && now.bytes == 0) now = {0, 1, u16(now.number + 1)};
+  } while (!phase->compare_exchange_weak(old, now, std::memory_order_release, std::memory_order_relaxed));
+}
+inline void barrier_init(u32 barrier) { own<std::atomic<Phase>>(barrier)->store({0, 1, 0}, std::memory_order_relaxed); }
+inline void barrier_expect(u32 barrier, u32 bytes) { dawdle(), own<u64>(barrier), change(barrier, 1, int(bytes)); }
+inline void barrier_wait(u32 barrier, u32 parity) {
+  auto* phase = own<std::atomic<Phase>>(barrier);
+  while (phase->load(std::memory_order_acquire).number % 2 == parity) usleep(20);
+}
+template <class V>
+inline void send(u32 to, V v, u32 barrier) {
+  CHECK(to >> RANK == barrier >> RANK);
+  dawdle(), *remote<V>(to) = v, change(barrier, 0, -int(sizeof(V)));
+}
+
+// Memory of all blocks.
+
+template <class T>
+inline std::atomic<T>& shared_word(const void* p) { return *reinterpret_cast<std::atomic<T>*>(const_cast<void*>(p)); }
 inline uint4 load_once(const uint4* from) { return *from; }
 inline uint4 load_exchanged(const uint4* from, bool valid) { return valid ? *from : uint4{}; }
 inline void prefetch(const void*) {}
-inline void signal(u32* counter) { std::atomic_ref(*counter).fetch_add(1, std::memory_order_release); }
+inline void signal(u32* counter) { shared_word<u32>(counter).fetch_add(1, std::memory_order_release); }
 inline void await(const u32* counter, u32 count) {
-  while (std::atomic_ref(const_cast<u32&>(*counter)).load(std::memory_order_acquire) < count) std::this_thread::yield();
+  while (shared_word<u32>(counter).load(std::memory_order_acquire) < count) std::this_thread::yield();
 }
 
+constexpr u32 EMPTY = 0xffffffffu;
+inline void publish(uint4* to, uint4 v) {
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
+  dawdle();
+  for (int i = 0; i < 4; i++) shared_word<u32>(reinterpret_cast<u32*>(to) + i).store(words[i], std::memory_order_relaxed);
+}
+inline void peek(uint4& v, const uint4* from) {
+  u32 words[4];
+  dawdle();
+  for (int i = 0; i < 4; i++) words[i] = shared_word<u32>(reinterpret_cast<const u32*>(from) + i).load(std::memory_order_relaxed);
+  v = {words[0], words[1], words[2], words[3]};
+}
+inline bool arrived(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
+inline void publish_phase(u64* to, uint2 v, u32 phase) {
+  dawdle(), shared_word<u64>(to).store(u64(v.y) << 32 | (v.x & ~1u) | phase, std::memory_order_relaxed);
+}
+inline void peek_phase(uint2& v, const u64* from) {
+  dawdle();
+  const u64 whole = shared_word<u64>(from).load(std::memory_order_relaxed);
+  v = {u32(whole), u32(whole >> 32)};
+}
+inline bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
+template <int BLOCKS>
+struct Meeting {
+  u64 *words, launch;
+  Meeting(void* words_of_groups, u64 launch)
+      : words(static_cast<u64*>(words_of_groups) + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
+  void arrive() const {
+    __syncthreads();
+    if (threadIdx.x == 0) shared_word<u64>(words + blockIdx.x % BLOCKS).store(launch, std::memory_order_release);
+  }
+  void wait() const {
+    for (int i = threadIdx.x; i < BLOCKS; i += blockDim.x)
+      while (shared_word<u64>(words + i).load(std::memory_order_acquire) != launch) usleep(20);
+  }
+  void end() const {
+    if (threadIdx.x == 0) shared_word<u64>(words + blockIdx.x % BLOCKS).store(~launch, std::memory_order_relaxed);
+  }
+};
+
+// Launches.
+
 template <class... A, std::size_t... I>
-void run_thread(void (*kernel)(A...), const i64* arguments, std::index_sequence<I...>) {
+void call(void (*kernel)(A...), const i64* arguments, std::index_sequence<I...>) {
   kernel((A)(arguments[I])...);
 }
 
-// Runs all threads of all blocks at the same time; arguments are pointers and numbers, as 64 bits each.
+// Runs `blocks` blocks, `together` at the same time; arguments are pointers and numbers, as 64 bits each.
 template <class... A>
-void launch(void (*kernel)(A...), int blocks, int threads, int shared_bytes, const i64* arguments) {
-  std::list<Block> all;
-  std::vector<std::thread> running;
-  for (int b = 0; b < blocks; b++) {
-    all.emplace_back(threads, shared_bytes);
-    auto warp = all.back().warps.begin();
-    for (int i = 0; i < threads; i++) {
-      if (i > 0 && i % 32 == 0) warp++;
-      running.emplace_back([=, home = &all.back(), mine = &*warp] {
-        threadIdx = {unsigned(i)}, blockIdx = {unsigned(b)}, gridDim = {unsigned(blocks)};
-        block = home, warp_of_thread = mine;
-        run_thread(kernel, arguments, std::index_sequence_for<A...>{});
-      });
-    }
+void launch(void (*kernel)(A...), int blocks, int together, int threads, int shared_bytes, const i64* arguments) {
+  for (int first = 0; first < blocks; first += together) {
+    Group all;
+    std::vector<std::thread> running;
+    for (int rank = 0; rank < together; rank++) all.blocks.emplace_back(rank, threads, shared_bytes);
+    for (Block& home : all.blocks)
+      for (int i = 0; i < threads; i++)
+        running.emplace_back([=, &all, &home] {
+          threadIdx = {unsigned(i)}, blockIdx = {unsigned(first + home.rank)};
+          gridDim = {unsigned(blocks)}, blockDim = {unsigned(threads)};
+          group = &all, block = &home, warp_of_thread = &home.warps[i / 32];
+          chance = 2654435761u * (blockIdx.x * threads + i + 1) | 1;
+          call(kernel, arguments, std::index_sequence_for<A...>{});
+        });
+    for (auto& thread : running) thread.join();
   }
-  for (auto& thread : running) thread.join();
+}
+
+// The file holds a launch: how many blocks, how many of them together, threads and bytes of shared memory; then buffers, a
+// number and each one's size and bytes; then arguments, a number and for each the buffer (-1: none) and a number, which is
+// the argument or an offset into the buffer. Buffers are written back.
+template <class... A>
+int launch_from(const char* name, void (*kernel)(A...)) {
+  std::FILE* file = std::fopen(name, "r+b");
+  auto number = [&] {
+    i64 value = 0;
+    CHECK(std::fread(&value, 8, 1, file) == 1);
+    return value;
+  };
+  const int blocks = number(), together = number(), threads = number(), shared_bytes = number();
+  std::vector<std::pair<char*, i64>> buffers(number());
+  for (auto& [bytes, size] : buffers) {
+    size = number(), bytes = static_cast<char*>(std::aligned_alloc(256, (size + 255) / 256 * 256));
+    CHECK(i64(std::fread(bytes, 1, size, file)) == size);
+  }
+  std::vector<i64> arguments(number());
+  for (i64& argument : arguments) {
+    const i64 buffer = number(), value = number();
+    argument = buffer < 0 ? value : reinterpret_cast<i64>(buffers[buffer].first) + value;
+  }
+  launch(kernel, blocks, together, threads, shared_bytes, arguments.data());
+  std::rewind(file);
+  for (auto& [bytes, size] : buffers) std::fwrite(bytes, 1, size, file), std::free(bytes);
+  return std::fclose(file);
 }

@@ -1,74 +1,26 @@
-"""Backend `cuda` without a GPU: its kernels on the processor, against the reference; binaries; reasons."""
+"""Backend `cuda` without a GPU: its kernels on the processor, against the reference, without races; binaries."""
 
-import ctypes
-import re
-import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
 from flashrnn import Cell, get_cell
 from flashrnn.cuda import streaming
-from flashrnn.cuda.build import KERNELS
 from flashrnn.cuda.source import Variant
 from flashrnn.cuda.streaming import CudaStreaming, compile_kernel
 from flashrnn.cuda.streaming_layout import Layout, Rows, best_layout, layout_prelude, shared_bytes
 from flashrnn.gpu import named_gpu
 from flashrnn.op import recurrence
 from flashrnn.problem import Problem
-from tests.cuda.test_cuda_source import HOST
+from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
 from tests.suite import Case, check, check_numbers_beyond_float16, h_alone
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
-AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
 SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
 TRAINING = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
-
-
-@dataclass(frozen=True)
-class HostKernel:
-    """As a `LoadedKernel`, on the processor."""
-
-    library: ctypes.CDLL
-    threads: int
-    shared_bytes: int
-    at_once: int
-
-    def __call__(self, blocks: int, *arguments) -> None:
-        values = [0 if a is None else a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
-        self.library.run(blocks, self.threads, self.shared_bytes, (ctypes.c_longlong * len(values))(*values))
-
-
-def compile_for_host(direction: str, prelude: str, folder: Path) -> ctypes.CDLL:
-    """A library with a function `run` that launches the kernel."""
-    scalar, constants = prelude.split("\n", 1)
-    kernel = [(KERNELS / name).read_text() for name in ("stream.cuh", f"stream_{direction}.cuh")]
-    run = f"""extern "C" void run(int blocks, int threads, int shared_bytes, const i64* arguments) {{
-  launch(flashrnn_stream_{direction}, blocks, threads, shared_bytes, arguments);
-}}"""
-    text = "\n".join([scalar, '#include "gpu_on_host.h"', HOST, AS_MEMBER, constants, *kernel, run])
-    text = re.sub(r'^#(pragma once|include ".*\.cuh")$', "", text, flags=re.MULTILINE)
-    text = text.replace("extern __shared__ __align__(16) float sums[]", "float* sums = block->shared.data()")
-    source, library = folder / f"{direction}.cpp", folder / f"{direction}.so"
-    source.write_text(text)
-    options = [
-        "-std=c++20",
-        "-O1",
-        "-Wno-unknown-pragmas",
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        f"-I{Path(__file__).parent}",
-    ]
-    done = subprocess.run(
-        ["g++", *options, str(source), "-o", str(library)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(library))
 
 
 @pytest.fixture
@@ -79,9 +31,10 @@ def on_host(monkeypatch, tmp_path_factory):
         @cache
         def kernel(direction, cell, heads, head_dim, batch, dtype, variant, device):
             layout = layouts[direction]
-            prelude = layout_prelude(direction, cell, heads, head_dim, dtype, variant, layout)
-            library = compile_for_host(direction, prelude, tmp_path_factory.mktemp(direction))
-            return HostKernel(library, layout.threads, shared_bytes(direction, cell, layout), at_once), layout
+            source = layout_prelude(direction, cell, heads, head_dim, dtype, variant, layout)
+            folder, entry = tmp_path_factory.mktemp(direction), f"flashrnn_stream_{direction}"
+            program = compile_for_host(entry, source, f"stream_{direction}.cuh", folder)
+            return HostKernel(program, None, layout.threads, shared_bytes(direction, cell, layout), at_once), layout
 
         monkeypatch.setattr(streaming, "_kernel", kernel)
         monkeypatch.setattr(CudaStreaming, "supports", lambda self, problem: None)

@@ -300,6 +300,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     reduce_splits<GR>(u, c, sums, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
 
+    if constexpr (CLUSTERED && K_SPLITS == 1) __syncwarp();  // the outbox has been read; else reduce_splits says so
     if (place.has_cells()) {
       step_cells(s, gates_now, v, u, b, reset, T, t, valid, sequence);
       h_now.round(s[0]);

@@ -1,0 +1,92 @@
+"""Kernels on the processor, by gpu_on_host.h: the kernel's source as host C++, in a program of its own, which fails
+where ThreadSanitizer sees a race."""
+
+import re
+import struct
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from flashrnn.cuda.build import KERNELS
+from tests.cuda.test_cuda_source import HOST
+
+AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
+# Memory that a block shares, and the two instructions that products.cuh writes by itself.
+REPLACED = {
+    r"extern __shared__ [^;]*?(\w+) (\w+)\[\];": r"\1* \2 = reinterpret_cast<\1*>(block->shared);",
+    r'asm volatile\("st\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\), "r".*?;$': r"store_fragment(\1, value);",
+    r'asm volatile\("ld\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\)\);$': r"load_fragment(a, \1);",
+}
+BY_DEFINITION = ("common.cuh", "memory.cuh", "cluster.cuh", "grid.cuh", "math.cuh")  # in gpu_on_host.h and HOST
+
+
+def compile_for_host(entry: str, prelude: str, header: str, folder: Path) -> Path:
+    """A program that runs the kernel `entry` of kernels/`header`."""
+    scalar, constants = prelude.split("\n", 1)
+    main = f"int main(int, char** names) {{ return launch_from(names[1], {entry}); }}"
+    kernel = _included(header, set(BY_DEFINITION))
+    for pattern, replacement in REPLACED.items():
+        kernel = re.sub(pattern, replacement, kernel, flags=re.MULTILINE | re.DOTALL)
+    constants = constants.replace('#include "math.cuh"\n', "")
+    text = "\n".join([scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, main])
+    source, program = folder / f"{entry}.cpp", folder / entry
+    source.write_text(text)
+    options = ["-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-pthread", "-fsanitize=thread"]
+    command = ["g++", *options, f"-I{Path(__file__).parent}", source, "-o", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def _included(header: str, known: set[str]) -> str:
+    """The file with those that it includes, each in its first place."""
+    if header in known:
+        return ""
+    known.add(header)
+    text = (KERNELS / header).read_text().replace("#pragma once", "")
+    return re.sub(r'#include "(.*\.cuh)"', lambda found: _included(found[1], known), text)
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """As a `LoadedKernel`, on the processor: blocks of a group run together; without groups, all do."""
+
+    program: Path
+    blocks: int | None  # of a group
+    threads: int
+    shared_bytes: int
+    at_once: int = 1000
+
+    def rounds(self, groups: int) -> Iterator[tuple[int, int]]:
+        return iter([(0, groups)])
+
+    def __call__(self, groups: int, *arguments) -> None:
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        buffers = {t.untyped_storage().data_ptr(): _bytes_of(t) for t in tensors}
+        places = list(buffers)
+        together = self.blocks or groups
+        sizes = (groups * (self.blocks or 1), together, self.threads, self.shared_bytes)
+        parts = [struct.pack("=5q", *sizes, len(buffers))]
+        for buffer in buffers.values():
+            parts += [struct.pack("=q", len(buffer)), buffer.numpy().tobytes()]
+        parts.append(struct.pack("=q", len(arguments)))
+        for a in arguments:
+            start = a.untyped_storage().data_ptr() if isinstance(a, torch.Tensor) else None
+            placed = (-1, a or 0) if start is None else (places.index(start), a.data_ptr() - start)
+            parts.append(struct.pack("=2q", *placed))
+        file = self.program.with_suffix(".launch")
+        file.write_bytes(b"".join(parts))
+        done = subprocess.run([self.program, file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[:4000]
+        with file.open("rb") as content:
+            for buffer in buffers.values():
+                buffer.numpy()[:] = np.frombuffer(content.read(len(buffer)), dtype=np.uint8)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All that is in the tensor's memory."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
