@@ -2,13 +2,16 @@
 
 import signal
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from data.sampler import ResumableSampler
+from data.tasks import IGNORED
 
 # What Lightning guesses about loaders is wrong for these: they do resume, and a batch takes them a fraction of a ms.
 for guess in ("your dataloader is not resumable", "does not have many workers"):
@@ -28,6 +31,19 @@ def outlive_signals(worker: int) -> None:
     cleans up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+
+
+class _Padded(Dataset):
+    """A dataset whose samples from `size` on have no labels."""
+
+    def __init__(self, dataset: Dataset, size: int) -> None:
+        self.dataset, self.size = dataset, size
+
+    def __getitem__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        missing = np.asarray(indices) >= self.size
+        batch = self.dataset[np.where(missing, 0, indices)]
+        # a copy: labels may share memory with the inputs
+        return batch | {"labels": batch["labels"].masked_fill(torch.from_numpy(missing)[:, None], IGNORED)}
 
 
 class ResumableDataModule(L.LightningDataModule):
@@ -64,14 +80,18 @@ class ResumableDataModule(L.LightningDataModule):
             seed=self.seed,
             rank=self.rank,
             world_size=self.world_size,
+            accumulate=self.trainer.accumulate_grad_batches if self.trainer else 1,
             consumed=self._position,
         )
+        self._position = self._position_before = self._sampler.consumed
         return self._loader(dataset, self._sampler)
 
     def evaluation_loader(self, dataset: Dataset, size: int) -> DataLoader:
-        """Samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample."""
-        own = range(self.rank, size, self.world_size)
-        return self._loader(dataset, BatchSampler(own, self.batch_size, drop_last=False))
+        """Samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample, and
+        all have as many: who has run out has one without labels, for others may wait for it in every batch."""
+        padded = -(-size // self.world_size) * self.world_size
+        own = range(self.rank, padded, self.world_size)
+        return self._loader(_Padded(dataset, size), BatchSampler(own, self.batch_size, drop_last=False))
 
     def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler) -> DataLoader:
         # With batch_size=None the dataset gets all indices of a batch at once, and can make them in one go.

@@ -11,12 +11,13 @@ class ResumableSampler(Sampler[np.ndarray]):
 
     A global batch is `world_size * batch_size` consecutive samples of one global order, and every rank takes its own
     slice of it. With a `size`, the order is a new permutation of range(size) in every epoch, drawn from (seed, epoch);
-    what is left of an epoch after its last full global batch is dropped. With `size=None` the order is 0, 1, 2, ...
-    without end.
+    an epoch is as many optimizer steps, of `accumulate` global batches each, as are whole, and what is left of it is
+    dropped. With `size=None` the order is 0, 1, 2, ... without end.
 
     The whole state is `consumed`, the number of samples that training has taken on all ranks together. It is set from
     outside, since only the training loop knows what it took: workers fetch ahead. Iterating yields the rest of the
-    epoch that `consumed` lies in; len() is that of a whole epoch.
+    epoch that `consumed` lies in; len() is that of a whole epoch. What the run before left of a step of another size is
+    passed over at the start, so that all ranks have as many batches.
     """
 
     def __init__(
@@ -27,24 +28,36 @@ class ResumableSampler(Sampler[np.ndarray]):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        accumulate: int = 1,
         consumed: int = 0,
     ):
-        if size is not None and size < batch_size * world_size:
+        step = batch_size * world_size * accumulate
+        if size is not None and size < step:
             raise ValueError(
-                f"there are {size} training samples, fewer than one global batch of {batch_size} x {world_size} ranks; "
-                "use a smaller batch_size or more data"
+                f"there are {size} training samples, fewer than a step takes: {batch_size} x {world_size} ranks x "
+                f"{accumulate} accumulated; use a smaller batch_size, or global_batch_size, or more data"
             )
         self.size = size
         self.batch_size = batch_size
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
+        self.accumulate = accumulate
         self.consumed = consumed
+        if size is not None:
+            epoch, offset = divmod(consumed, self._used)
+            self.consumed = epoch * self._used + -(-offset // step) * step
 
     def __len__(self) -> int:
         if self.size is None:
             raise TypeError("an infinite sampler has no length")  # what PyTorch and Lightning expect of one
-        return self.size // (self.batch_size * self.world_size)
+        return self._used // (self.batch_size * self.world_size)
+
+    @property
+    def _used(self) -> int:
+        """Samples of an epoch."""
+        step = self.batch_size * self.world_size * self.accumulate
+        return self.size // step * step
 
     def __iter__(self) -> Iterator[np.ndarray]:
         global_batch = self.batch_size * self.world_size
@@ -54,8 +67,7 @@ class ResumableSampler(Sampler[np.ndarray]):
             while True:
                 yield np.arange(start, start + self.batch_size)
                 start += global_batch
-        used = len(self) * global_batch
-        epoch, offset = divmod(self.consumed, used)
+        epoch, offset = divmod(self.consumed, self._used)
         order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
-        for start in range(offset + own, used, global_batch):
+        for start in range(offset + own, self._used, global_batch):
             yield order[start : start + self.batch_size]

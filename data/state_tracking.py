@@ -110,6 +110,12 @@ class StateTracking(ResumableDataModule):
         check_at_least(0, curriculum=curriculum)
         self.task = get_task(task)
         self.task.check()
+        for key, length in (("min_length", min_length), ("eval_lengths", edges[0])):
+            if length < self.task.shortest:
+                raise ValueError(
+                    f"{key}: sequences of {length} have no label in {task}, whose first one comes within "
+                    f"{self.task.shortest} positions; begin with {self.task.shortest} or more"
+                )
         self.min_length = min_length
         self.max_length = max_length
         self.eval_batches = eval_batches

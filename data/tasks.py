@@ -2,7 +2,7 @@
 
 A new task is one function in this file. It draws tokens [B, T] and their labels [B, T], both int64, where the label of
 a position depends on the tokens up to that position alone (so that every prefix is a sample too), or is -100 where the
-task asks nothing. Every sequence has a label at its first or third position, so that none is without.
+task asks nothing. Every sequence has a label within its first `shortest` positions, so that none is without.
 
 Sources: Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy, arXiv 2207.02098; Liu et al. 2023, Exposing
 Attention Glitches with Flip-Flop Language Modeling, arXiv 2306.00946; Merrill, Petty and Sabharwal 2024, The Illusion
@@ -25,6 +25,7 @@ class Task:
     vocab_size: int  # tokens are 0 ... vocab_size-1
     num_classes: int  # labels are 0 ... num_classes-1
     draw: Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
+    shortest: int = 1  # length that has a label
 
     @property
     def chance(self) -> float:
@@ -47,11 +48,11 @@ class Task:
 TASKS: dict[str, Task] = {}
 
 
-def task(vocab_size: int, num_classes: int) -> Callable:
+def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable:
     """Registers the decorated function as a task under its own name."""
 
     def register(draw: Callable) -> Callable:
-        TASKS[draw.__name__] = Task(draw.__name__, vocab_size, num_classes, draw)
+        TASKS[draw.__name__] = Task(draw.__name__, vocab_size, num_classes, draw, shortest)
         return draw
 
     return register
@@ -206,7 +207,7 @@ def _products(rng: np.random.Generator, shape: tuple[int, int], table: np.ndarra
 WRITE, SKIP, READ, ZERO = range(4)  # and the bit 1 is ZERO + 1
 
 
-@task(vocab_size=5, num_classes=2)
+@task(vocab_size=5, num_classes=2, shortest=3)
 def flip_flop(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """The bit that was written last, asked for at every read. Tokens: w, i, r, 0, 1; labels at r alone.
 

@@ -4,7 +4,7 @@ Importing this module registers the classes with AutoConfig and AutoModelForCaus
 and JSON, and no code comes with a model: its config names one of `models.mixers`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -92,7 +92,23 @@ class StateCache(Cache):
         return self.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.states = [tuple(tensor[beam_idx] for tensor in state) for state in self.states]
+        self._replace(lambda tensor: tensor[beam_idx])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._replace(lambda tensor: tensor[indices])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._replace(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def _replace(self, function: Callable[[Tensor], Tensor]) -> None:
+        if self.states is not None:
+            self.states = [tuple(map(function, state)) for state in self.states]
+
+    def reset(self) -> None:
+        self.states, self.length = None, 0
+
+    def crop(self, max_length: int) -> None:
+        raise ValueError(f"a recurrent state cannot go back to {max_length} tokens; start anew, or keep a copy of it")
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +130,7 @@ def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | 
     if mask.all():
         return None
     starts = mask & ~F.pad(mask[:, :-1], (1, 0))
+    starts[:, 0] = False  # nothing comes before it that could be left behind
     if (starts & (mask.cumsum(dim=1) > 1)).any():
         raise ValueError(
             "attention_mask has padding between tokens: a recurrent state runs through it. "

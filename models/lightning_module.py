@@ -139,11 +139,18 @@ class SequenceModule(LightningModule):
 
     # --- evaluation ---
 
+    def _keep_sums_exact(self) -> None:
+        """In float64 whatever the model's dtype: Lightning has converted them with it."""
+        for metric in (self.eval_loss, self.eval_labels, self.eval_right, self.eval_sequences):
+            metric.set_dtype(torch.float64)
+
+    on_validation_epoch_start = on_test_epoch_start = _keep_sums_exact
+
     def _eval_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Update the metrics; right answers, bool [B, T]."""
         loss, right = self._loss(batch, batch_idx)
         number = (batch["labels"] != IGNORE).sum()
-        self.eval_loss.update(loss * number)
+        self.eval_loss.update(torch.where(number > 0, loss * number, 0.0))
         self.eval_labels.update(number)
         self.eval_right.update(right.sum())
         return right
@@ -167,6 +174,7 @@ class SequenceModule(LightningModule):
         right = self._eval_step(batch, batch_idx)
         position = torch.arange(1, right.shape[1] + 1, device=right.device)
         length = torch.where(batch["labels"] != IGNORE, position, 0).amax(dim=1)  # [B]
+        right, length = right[length > 0], length[length > 0]
         last = right.gather(1, length[:, None] - 1).squeeze(1)
         self.eval_sequences.update(torch.stack((torch.full_like(length, dataloader_idx), length, last), dim=1))
 

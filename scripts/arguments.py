@@ -1,5 +1,6 @@
 """KEY=VALUE arguments of a command, whose keys and defaults are a flat file in configs/."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from scripts.config import CONFIGS
 from scripts.overrides import check_type
 
 MISSING = "???"
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def read(name: str, documentation: str) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def parse(defaults: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
 
 def _value(key: str, text: str, default: bool | int | float) -> bool | int | float:
     value = yaml.safe_load(text)
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
+    if isinstance(default, float) and _NUMBER.fullmatch(text):  # YAML 1.1 takes 1e-1 for a string
+        return float(text)
     check_type(key, value, default)
     return value

@@ -235,7 +235,7 @@ class TextSamples(Callback):
         if not trainer.is_global_zero:
             return
         rows = [[data.tokenizer.decode(part) for part in pair] for pair in zip(prompts, tokens, strict=True)]
-        with self.file.open("a") as file:
+        with self.file.open("a", encoding="utf-8") as file:
             file.writelines(f"--- step {trainer.global_step}\n{prompt}|{added}\n" for prompt, added in rows)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):

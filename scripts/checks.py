@@ -37,8 +37,10 @@ def check_trainer(trainer: DictConfig) -> None:
             f"trainer.overfit_batches={trainer.overfit_batches}: the data modules draw their own batches; for a quick "
             "try, trainer.max_steps=20 val_every=10"
         )
-    if trainer.limit_val_batches == 0:
-        raise ValueError("trainer.limit_val_batches=0: a run ends with an evaluation; val_every says how often before")
+    check_evaluation(trainer)
+    for name, instead in _OURS.items():
+        if name in trainer:
+            raise ValueError(f"trainer.{name} is set by this program: {instead}")
     if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:
         raise ValueError(f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be positive; null: no clipping")
     on_gpu = accelerator in ("gpu", "cuda", "auto") and torch.cuda.is_available()
@@ -49,6 +51,20 @@ def check_trainer(trainer: DictConfig) -> None:
             f"trainer.precision={precision}: {torch.cuda.get_device_name()} has no bfloat16; "
             "expected 16-mixed or 32-true there"
         )
+
+
+_OURS = {
+    "callbacks": "+callbacks.NAME._target_=... adds one",
+    "logger": "the group logger chooses it",
+    "plugins": "it writes checkpoints with its own",
+    "profiler": "it measures the waiting for data with its own",
+}
+
+
+def check_evaluation(trainer: DictConfig) -> None:
+    """Raise where nothing would be evaluated."""
+    if trainer.limit_val_batches == 0:
+        raise ValueError("trainer.limit_val_batches=0: a run ends with an evaluation; val_every says how often before")
 
 
 def check_devices(devices: Any, on_cpu: bool) -> None:
@@ -98,8 +114,8 @@ def check_buildable(config: DictConfig) -> None:
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    vocabulary = {"vocab_size": config.model.vocab_size or 1}  # null: that of the data, which is not known yet
-    sized = OmegaConf.merge(config, {"model": vocabulary})
+    asked = config.model.vocab_size
+    sized = OmegaConf.merge(config, {"model": {"vocab_size": 1 if asked is None else asked}})  # null: that of the data
     for name in ("model", "data", "optim", "trainer"):
         check_nulls(name, sized[name])
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from scripts.checks import check_nulls
+from scripts.checks import check_evaluation, check_nulls
 from scripts.overrides import check_type
 from scripts.process import one_line_errors, prepare_process
 
@@ -67,6 +67,20 @@ def config_with(saved: dict, overrides: list[str]) -> DictConfig:
     return config
 
 
+_NOT_READ = {
+    "seed": "data.seed draws other sequences",
+    "trainer.devices": "an evaluation runs on one device",
+    "trainer.num_nodes": "an evaluation runs on one device",
+    "trainer.strategy": "an evaluation runs on one device",
+}
+
+
+def _check_read(overrides: list[str]) -> None:
+    for override in overrides:
+        if reason := _NOT_READ.get(override.partition("=")[0]):
+            raise ValueError(f"{override} would change nothing: {reason}")
+
+
 def main(ckpt: str, overrides: list[str]) -> dict:
     """Evaluate the checkpoint `ckpt` and leave the results in a new folder of its run."""
     from hydra.utils import instantiate
@@ -74,11 +88,13 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     from models.lightning_module import SequenceModule
     from scripts import checkpoint, report
 
+    _check_read(overrides)
     file = checkpoint.find(ckpt)
     content = checkpoint.load(file)
     config = config_with(content["config"], ["trainer.accelerator=auto", *overrides])
     prepare_process(config.threads)
     check_nulls("data", config.data)
+    check_evaluation(config.trainer)
     datamodule = instantiate(config.data)
     if tokenizer := checkpoint.tokenizer_folder(file):
         datamodule.take_tokenizer(tokenizer)

@@ -79,13 +79,13 @@ def load(ckpt: str) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
 
 
 def evaluation(file: Path, step: int) -> dict[str, Any] | None:
-    """The newest eval.json that the run of this checkpoint has of this step."""
+    """What the checkpoint's run found at this step: its own evaluation, or else the newest by scripts.evaluate."""
     from scripts import checkpoint
 
     run = checkpoint.run_folder(file)
     if run is None:
         return None
-    found = sorted(run.glob("**/eval.json"), key=lambda path: path.stat().st_mtime)
+    found = sorted(run.glob("**/eval.json"), key=lambda path: (path.parent == run, path.stat().st_mtime))
     of_step = [content for content in (json.loads(path.read_text()) for path in found) if content.get("step") == step]
     return of_step[-1] if of_step else None
 

@@ -21,6 +21,7 @@ def generate(ckpt: str, prompt: str, seed: int, device: str, dtype: str, **optio
     from transformers import TextStreamer, set_seed
     from transformers.utils import logging
 
+    from data.encoding import Encoder
     from scripts.export import load
 
     if dtype not in DTYPES:
@@ -37,7 +38,8 @@ def generate(ckpt: str, prompt: str, seed: int, device: str, dtype: str, **optio
         options = {key: value for key, value in options.items() if key not in ("temperature", "top_p", "top_k")}
     set_seed(seed)
     # Documents follow an end of text in training, so that is how one begins.
-    ids = [tokenizer.eos_token_id, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    encoder = Encoder(tokenizer)
+    ids = [encoder.end_of_text, *encoder.ids([prompt])[0]]
     start = time.perf_counter()
     output = model.generate(
         torch.tensor([ids], device=device),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 
 def prepare_process(threads: int | None) -> None:
@@ -56,5 +57,5 @@ def _message(error: BaseException) -> str | None:
         return f"{reason}. A process that loads data died, often for want of memory: lower data.num_workers"
     if "in DataLoader worker process" in text.partition("\n")[0]:
         return text.strip().rpartition("\n")[2].partition(": ")[2] or text
-    expected = HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, ArithmeticError
+    expected = HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, OSError, ArithmeticError
     return text if isinstance(error, expected) or kind == "MisconfigurationException" else None

@@ -27,7 +27,7 @@ def fit_model_to_data(model: DictConfig, datamodule: "LightningDataModule") -> N
     """Set the sizes of the model's vocabulary and output that the config leaves open."""
     for key in ("vocab_size", "num_classes"):
         needed = getattr(datamodule, key)
-        model[key] = model[key] or needed
+        model[key] = needed if model[key] is None else model[key]
         if model[key] < needed:
             raise ValueError(f"model.{key}={model[key]}, but the data has {needed}; null takes that of the data")
 
@@ -42,6 +42,7 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     data_wait = callbacks.DataWait()
     ends = [callbacks.Preemption(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
     hooks = [instantiate(config.checkpoint), *ends, callbacks.StepStatistics(data_wait)]
+    hooks += [instantiate(callback) for callback in config.callbacks.values()]
     if samples:
         hooks.append(callbacks.TextSamples(config.run_dir))
     if config.trainer.enable_progress_bar:

@@ -49,5 +49,21 @@ def test_counts_without_end():
 
 
 def test_fewer_samples_than_a_global_batch():
-    with pytest.raises(ValueError, match=r"there are 7 training samples, fewer than one global batch of 4 x 2 ranks"):
-        ResumableSampler(7, 4, world_size=2)
+    with pytest.raises(ValueError, match=r"there are 7 training samples, fewer than a step takes: 2 x 2 ranks x 2 acc"):
+        ResumableSampler(7, 2, world_size=2, accumulate=2)
+
+
+def test_an_epoch_has_whole_steps_alone():
+    """Of a step that is broken off the gradient would be too small."""
+    sampler = ResumableSampler(50, 4, world_size=2, accumulate=3)
+    assert len(epoch(sampler)) == len(sampler) == 6
+
+
+@pytest.mark.parametrize("consumed", [0, 15, 40, 47, 48, 49, 95, 110])
+def test_all_ranks_go_on_with_as_many_batches_whatever_a_step_was_before(consumed):
+    ranks = [ResumableSampler(50, 4, world_size=3, rank=rank, consumed=consumed) for rank in range(3)]
+    batches = [epoch(sampler) for sampler in ranks]
+    assert len({len(of_rank) for of_rank in batches}) == 1
+    assert batches[0]
+    assert all(len(batch) == 4 for of_rank in batches for batch in of_rank)
+    assert 0 <= ranks[0].consumed - consumed < 12

@@ -145,6 +145,8 @@ def test_a_task_with_values_out_of_range(new_task, token, label, message):
         ({"curriculum": -1}, "curriculum=-1 must be at least 0"),
         ({"num_workers": -1}, "num_workers=-1 must be at least 0"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"task": "flip_flop"}, "min_length: sequences of 1 have no label in flip_flop, .* begin with 3 or more"),
+        ({"task": "flip_flop", "min_length": 3, "eval_lengths": [2, 9]}, "eval_lengths: sequences of 2 have no label"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -304,7 +304,7 @@ def test_text_to_validate_on_is_not_what_is_trained_on(make, corpus, monkeypatch
 
 
 def test_more_in_a_batch_than_there_is(make):
-    with pytest.raises(ValueError, match="fewer than one global batch of 10000 x 1 ranks"):
+    with pytest.raises(ValueError, match="fewer than a step takes: 10000 x 1 ranks x 1 accumulated"):
         make(batch_size=10_000).train_dataloader()
 
 

@@ -131,6 +131,14 @@ class TestForward:
         mask[1, 5:] = 0
         assert torch.equal(lstm(ids, attention_mask=mask).logits, lstm(ids).logits)
 
+    @pytest.mark.parametrize("name", ["NNLSTMMixer", "mamba.MambaMixer"])
+    def test_padding_on_the_right_is_for_all_mixers(self, name):
+        """Nothing starts behind it, so nobody has to be able to reset."""
+        ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)
+        mask[1, 5:] = 0
+        model = build({"name": name}).train()
+        assert torch.equal(model(ids, attention_mask=mask).logits, model(ids).logits)
+
     def test_going_on_behind_padding_on_the_right_is_an_error(self, lstm):
         mask = torch.tensor([[1, 1, 0]])
         cache = lstm(tokens(1, 3), attention_mask=mask).past_key_values
@@ -195,6 +203,20 @@ class TestGenerate:
 def test_only_language_models_have_a_config():
     with pytest.raises(ValueError, match="2 classes for a vocabulary of 3: only language models can be exported"):
         FlashRNNConfig.from_hydra({"vocab_size": 3, "num_classes": 2})
+
+
+def test_caches_are_repeated_selected_and_reset(lstm):
+    ids = tokens(2, 5)
+    with torch.no_grad():
+        cache = lstm(ids, use_cache=True).past_key_values
+        expected = lstm(torch.cat([ids, tokens(2, 1)], dim=1)).logits[1:, -1]
+        cache.batch_repeat_interleave(3)
+        cache.batch_select_indices(torch.tensor([4]))
+        torch.testing.assert_close(lstm(tokens(2, 1)[1:], past_key_values=cache).logits[:, 0], expected)
+    cache.reset()
+    assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
+    with pytest.raises(ValueError, match="a recurrent state cannot go back to 2 tokens"):
+        cache.crop(2)
 
 
 def test_cache_without_states_has_no_bytes():

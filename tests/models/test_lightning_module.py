@@ -98,6 +98,31 @@ def test_validation_weighs_every_scored_label_the_same(tmp_path):
     assert metrics["val/accuracy"] == pytest.approx(accuracy)
 
 
+def test_sums_are_exact_in_a_model_of_half_precision(tmp_path):
+    """1,000 labels more do not change a sum of 300,000 in bfloat16."""
+    module = tiny_module()
+    batches = [batch(seed, B=64, T=40) for seed in range(8)]
+    (metrics,) = tiny_trainer(tmp_path, precision="bf16-true").validate(module, loader(*batches), verbose=False)
+    right, number = 0, 0
+    with torch.no_grad():
+        for b in batches:
+            _, answers = module.bfloat16().model.loss(b["input_ids"], b["labels"])
+            right, number = right + answers.sum().item(), number + (b["labels"] != -100).sum().item()
+    assert metrics["val/accuracy"] == pytest.approx(right / number, rel=1e-6)
+
+
+def test_batches_without_labels_change_nothing(tmp_path):
+    """What a rank gets that has run out of samples before the others."""
+    module, empty = tiny_module(), batch(1)
+    empty["labels"][:] = -100
+    for run in (Trainer.validate, Trainer.test):
+        alone, more = (
+            run(tiny_trainer(tmp_path), module, loader(*b), verbose=False) for b in ((batch(),), (batch(), empty))
+        )
+        assert alone == more
+    assert len(module.test_sequences) == 4
+
+
 def test_test_reports_the_last_position_of_each_sequence(tmp_path):
     module = tiny_module()
     batches = batch(0), batch(1)
@@ -108,7 +133,7 @@ def test_test_reports_the_last_position_of_each_sequence(tmp_path):
         for row, length in enumerate((7, 6, 5, 4)):
             right = answers[row, length - 1] == b["labels"][row, length - 1]
             expected.append([index, length, float(right)])
-    torch.testing.assert_close(module.test_sequences, torch.tensor(expected))
+    torch.testing.assert_close(module.test_sequences, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_reset_reaches_the_model(tmp_path):

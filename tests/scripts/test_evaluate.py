@@ -75,6 +75,12 @@ def test_value_of_another_type(override, message):
         config_with({"data": {"eval_lengths": [40, 64]}, "seed": 0}, [override])
 
 
+@pytest.mark.parametrize("override", ["seed=7", "trainer.devices=2", "trainer.strategy=ddp"])
+def test_what_an_evaluation_does_not_read_is_refused(override):
+    with pytest.raises(ValueError, match=f"{override} would change nothing: "):
+        main("anything", [override])
+
+
 def test_folder_above_the_runs(tmp_path):
     (tmp_path / "2026-01-01" / "checkpoints").mkdir(parents=True)
     (tmp_path / "2026-01-01" / "checkpoints" / "last.ckpt").touch()

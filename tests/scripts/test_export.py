@@ -69,6 +69,15 @@ def test_model_card_says_what_it_is(run, tmp_path):
     assert f"| commit of the evaluation | {commit} |" in card
 
 
+def test_model_card_has_the_evaluation_of_the_run(run, tmp_path):
+    """Not a later one, which may be of a part of the data alone."""
+    folder, result, config = run
+    evaluate.main(str(folder), ["trainer.limit_val_batches=1", "data.batch_size=1"])
+    export(folder, tmp_path / "out")
+    expected = f"| validation perplexity on {config.data.source} | {result['perplexity']:.2f} |"
+    assert expected in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_results_of_another_step_are_not_the_model_s(run, tmp_path):
     folder, _, _ = run
     file = tmp_path / "outputs/text_tiny/run/eval.json"

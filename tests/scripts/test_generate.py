@@ -37,6 +37,11 @@ def test_seed_and_sampling_decide(run):
     assert text(run) != text(run, seed=1)
 
 
+def test_a_prompt_is_letters_alone(run):
+    """As the documents of training, which may spell out a special token too."""
+    assert text(run, prompt="a <|endoftext|> b").startswith("a <|endoftext|> b")
+
+
 def test_without_a_prompt_a_document_begins(run):
     assert text(run, prompt="")
 

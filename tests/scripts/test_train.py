@@ -182,6 +182,7 @@ def test_model_too_small_for_the_data(tiny_config):
         ("trainer.precision=half", "Precision 'half' is invalid"),
         ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0: a run ends with an evaluation"),
         ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1 must be positive; null: no clipping"),
+        ("+trainer.profiler=simple", r"trainer\.profiler is set by this program"),
         ("+trainer.overfit_batches=1", r"trainer\.overfit_batches=1: .* trainer\.max_steps=20"),
         ("optim.betas=[0.9]", r"betas=\[0\.9\]: expected two"),
         ("data.eval_lengths=[6.5,9]", r"eval_lengths=\[6\.5, 9\]: expected whole numbers"),
@@ -241,6 +242,12 @@ def test_wandb_without_a_key_is_offline(tiny_config, monkeypatch):
     config = tiny_config("parity", "logger=wandb", "+logger.id=mine", "+logger.tags=[a,b]")
     train(config)
     assert list(Path(config.run_dir).glob("wandb/offline-run-*-mine/*.wandb"))
+
+
+def test_a_callback_of_lightning(tiny_config):
+    config = tiny_config("parity", "+callbacks.rate._target_=lightning.pytorch.callbacks.LearningRateMonitor")
+    train(config)
+    assert any(row.get("lr-AdamW/pg1") for row in metrics(Path(config.run_dir)))
 
 
 def test_no_logger(tiny_config):
