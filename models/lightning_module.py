@@ -139,12 +139,12 @@ class SequenceModule(LightningModule):
 
     # --- evaluation ---
 
-    def _keep_sums_exact(self) -> None:
-        """In float64 whatever the model's dtype: Lightning has converted them with it."""
+    def _sum_in_float32(self) -> None:
+        """Whatever the model's dtype, to which Lightning has converted the metrics too."""
         for metric in (self.eval_loss, self.eval_labels, self.eval_right, self.eval_sequences):
-            metric.set_dtype(torch.float64)
+            metric.set_dtype(torch.float32)
 
-    on_validation_epoch_start = on_test_epoch_start = _keep_sums_exact
+    on_validation_epoch_start = on_test_epoch_start = _sum_in_float32
 
     def _eval_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Update the metrics; right answers, bool [B, T]."""
