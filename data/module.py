@@ -84,7 +84,23 @@ class ResumableDataModule(L.LightningDataModule):
             consumed=self._position,
         )
         self._position = self._position_before = self._sampler.consumed
+        self._align_loop(self._sampler.batches_taken)
         return self._loader(dataset, self._sampler)
+
+    def _align_loop(self, taken: int | None) -> None:
+        """Tells Lightning how many batches of the epoch are behind it, by which it knows when a step and the epoch end:
+        the run before may have had others. Without epochs only the former matters."""
+        if self.trainer is None:
+            return
+        counted = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        step = self.trainer.accumulate_grad_batches
+        if taken is None:
+            taken = -(-counted.ready // step) * step
+        elif counted.ready % len(self._sampler) == taken:
+            return
+        more = taken - counted.ready
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(counted, name, getattr(counted, name) + more)
 
     def evaluation_loader(self, dataset: Dataset, size: int) -> DataLoader:
         """Samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample, and

@@ -54,6 +54,11 @@ class ResumableSampler(Sampler[np.ndarray]):
         return self._used // (self.batch_size * self.world_size)
 
     @property
+    def batches_taken(self) -> int | None:
+        """Of the epoch, by each rank; None where there are no epochs."""
+        return None if self.size is None else self.consumed % self._used // (self.batch_size * self.world_size)
+
+    @property
     def _used(self) -> int:
         """Samples of an epoch."""
         step = self.batch_size * self.world_size * self.accumulate

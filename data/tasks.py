@@ -142,7 +142,7 @@ def _values(tokens: np.ndarray) -> np.ndarray:
     sign = np.where(tokens == MINUS, -1, 1)
     a, b = np.zeros_like(tokens[0]), np.ones_like(tokens[0])
     value, product, depth = np.zeros_like(a), np.zeros_like(a), np.zeros_like(a)
-    stack = np.empty((2, len(tokens) // 2 + 1, len(a)), dtype=np.int64)
+    stack = np.empty((2, *tokens.shape), dtype=np.int64)
     values = np.full_like(tokens, IGNORED)
     for t, token in enumerate(tokens):
         opens, closes = np.flatnonzero(token == OPEN), np.flatnonzero(token == CLOSE)

@@ -146,6 +146,7 @@ class Text(ResumableDataModule):
             world_size=self.world_size,
             position=self._position or None,
         )
+        self._align_loop(None)
         return DataLoader(
             dataset,
             batch_size=None,
@@ -174,8 +175,13 @@ class Text(ResumableDataModule):
             if self.world_size > 1:
                 positions = [None] * self.world_size
                 torch.distributed.all_gather_object(positions, state["position"])
-            state["position"] = positions
+            state |= {"position": positions, "stream": self._stream}
         return state
+
+    @property
+    def _stream(self) -> dict[str, int]:
+        """What a place in the stream counts in."""
+        return {key: getattr(self, key) for key in ("batch_size", "context_length", "shuffle_blocks")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         position = state_dict["position"]
@@ -186,6 +192,11 @@ class Text(ResumableDataModule):
                 raise ValueError(
                     f"the checkpoint is of a run on {len(position)} ranks, this one has {self.world_size}; "
                     "with streaming=true they must be the same number"
+                )
+            if state_dict["stream"] != self._stream:
+                raise ValueError(
+                    f"the checkpoint is of a stream with {state_dict['stream']}, this one has {self._stream}; "
+                    "with streaming=true they must be the same"
                 )
             position = position[self.rank]
         super().load_state_dict({"position": position})

@@ -147,8 +147,10 @@ def _leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
 def check_resumable(file: Path, config: DictConfig) -> None:
     """Raise unless the checkpoint holds the model of this config, with steps left to train."""
     content = load(file)
-    saved = _leaves(content["config"]["model"], "model")
-    asked = _leaves(OmegaConf.to_container(config.model, resolve=True), "model")
+    sections = content["config"]["model"], OmegaConf.to_container(config.model, resolve=True)
+    saved, asked = (_leaves(section, "model") for section in sections)
+    for leaves in (saved, asked):
+        leaves.pop("model.mixer.backend", None)  # the weights are the same for all
     if saved != asked:
         keys = [key for key in saved | asked if saved.get(key) != asked.get(key)]
         differences = [

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import SLSTM
+from flashrnn.files import replacing
 from models.mixers import RNNMixer
 from scripts.process import one_line_errors
 
@@ -95,8 +96,9 @@ def main() -> None:
     options = parser.parse_args()
     with one_line_errors():
         layers = import_layers(read(options.checkpoint))
-        torch.save({name: {"arguments": _arguments(m), "state_dict": m.state_dict()} for name, m in layers.items()},
-                   options.out)  # fmt: skip
+        content = {name: {"arguments": _arguments(m), "state_dict": m.state_dict()} for name, m in layers.items()}
+        with replacing(options.out) as file:
+            torch.save(content, file)
     for name, mixer in layers.items():
         print(f"{name}: {', '.join(f'{key}={value!r}' for key, value in _arguments(mixer).items())}")
     print(options.out)

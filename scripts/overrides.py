@@ -24,6 +24,10 @@ def is_group(name: str) -> bool:
     return Path(CONFIGS, name).is_dir()
 
 
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
+
+
 def overrides_of_run(arguments: list[str]) -> list[str]:
     """The arguments, behind those of the run that ckpt_path resumes if they choose no option of a group themselves."""
     given = dict(setting.split("=", 1) for setting in settings(arguments))
@@ -34,7 +38,12 @@ def overrides_of_run(arguments: list[str]) -> list[str]:
     from scripts import checkpoint
 
     file = checkpoint.find(given["ckpt_path"], given.get("name"))
-    before = [o for o in checkpoint.load(file)["config"]["overrides"] if not o.startswith("ckpt_path=")]
+    again = {_key(argument) for argument in arguments if argument.startswith("+")}  # Hydra adds a key once
+    before = [
+        o
+        for o in checkpoint.load(file)["config"]["overrides"]
+        if not o.startswith("ckpt_path=") and not (o.startswith("+") and _key(o) in again)
+    ]
     return [*before, *(f"ckpt_path={file}" if o.startswith("ckpt_path=") else o for o in arguments)]
 
 

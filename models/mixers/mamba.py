@@ -62,6 +62,11 @@ class MambaMixer(nn.Module):
     def forward(
         self, x: Tensor, state: tuple[Tensor, ...] | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if (dtype := self.layer.in_proj.weight.dtype).itemsize < 4:
+            raise ValueError(
+                f"model=mamba cannot have weights in {dtype}: its scan is float32. Take trainer.precision=bf16-mixed, "
+                "or generate with dtype=float32"
+            )
         if state is None and reset is None:
             return self._call(x, DynamicCache(config=self.config))
         if torch.is_grad_enabled():

@@ -48,9 +48,11 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
             for model in MODELS
         ]
         train(runs, options)
-    rows = collect(folder)
+    rows = [row for row in collect(folder) if row["data"] in tasks]
     if options.runs and not finished([{"runs": rows}]):
-        raise ValueError(f"no run below {folder} has accuracies of a state-tracking task")
+        raise ValueError(f"no run below {folder} has accuracies of {', '.join(tasks)}")
+    if len({str([part["lengths"] for part in row["ranges"]]) for row in finished([{"runs": rows}])}) > 1:
+        raise ValueError(f"runs below {folder} were evaluated at other lengths than others of them")
     if len(tasks) > 1:  # nine tenths of the bytes, which only the figure of a single task shows
         for row in rows:
             row.pop("accuracy_by_length", None)

@@ -163,9 +163,7 @@ def test_a_task_set_by_its_key_is_the_task(tmp_path):
     assert collect(tmp_path)[0]["data"] == "even_pairs"
 
 
-@pytest.mark.parametrize(
-    ("name", "what"), [("parity", "accuracies of a state-tracking"), ("loss_curves", "step times")]
-)
+@pytest.mark.parametrize(("name", "what"), [("parity", "accuracies of parity"), ("loss_curves", "step times")])
 def test_runs_of_something_else_are_refused(name, what, tmp_path):
     leave_run(tmp_path / "0_lstm")
     file = tmp_path / "0_lstm" / "eval.json"

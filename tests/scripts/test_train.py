@@ -1,12 +1,15 @@
 """A run leaves what it promises, goes on where it was cut off, and says clearly what is wrong."""
 
 import csv
+import itertools
 import json
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from lightning import Callback
 from omegaconf import OmegaConf
 
 from scripts import checkpoint
@@ -79,6 +82,29 @@ def test_metrics_of_a_run_that_goes_on_in_its_folder(tiny_config):
     config.ckpt_path = None  # begins anew
     train(config)
     assert [row["train/loss"] for row in metrics(file.parent)] == [row["train/loss"] for row in whole]
+
+
+class Positions(Callback):
+    of_steps: ClassVar[list[int]] = []  # samples taken before each
+
+    def on_before_optimizer_step(self, trainer, *_):
+        self.of_steps.append(trainer.datamodule._position)
+
+
+@pytest.mark.parametrize("experiment", ["parity", "text_tiny"])
+@pytest.mark.parametrize("accumulated", [2, 3])
+def test_a_run_that_goes_on_may_accumulate(tiny_config, experiment, accumulated):
+    """Every step behind the checkpoint has as many batches, also across epochs."""
+    size, changes = 4, ["data.batch_size=4", "data.context_length=64"] if experiment == "text_tiny" else []
+    first = tiny_config(experiment, *changes, "trainer.max_steps=3", "optim.total_steps=40", run="first")
+    train(first)
+    more = [f"global_batch_size={size * accumulated}", "trainer.max_steps=30", f"ckpt_path={first.run_dir}"]
+    config = tiny_config(experiment, *changes, *more, "optim.total_steps=40", run="second")
+    config.callbacks = {"positions": {"_target_": f"{__name__}.Positions"}}
+    Positions.of_steps.clear()
+    train(config)
+    assert len(Positions.of_steps) == 27
+    assert {after - before for before, after in itertools.pairwise(Positions.of_steps)} == {size * accumulated}
 
 
 def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
