@@ -111,6 +111,11 @@ def test_flip_flops_are_drawn_as_documented():
     np.testing.assert_allclose(share, [0.1, 0.8, 0.1], atol=0.01)
 
 
+@pytest.mark.parametrize("length", range(1, 10))
+def test_brackets_nest_as_deep_as_a_short_sequence_lets_them(length):
+    draw("modular_arithmetic_brackets", (20_000, length))
+
+
 def test_brackets_nest():
     tokens = draw("modular_arithmetic_brackets", (500, 100))[0]
     depth = ((tokens == tasks.OPEN).astype(int) - (tokens == tasks.CLOSE)).cumsum(axis=1)

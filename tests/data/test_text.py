@@ -230,7 +230,11 @@ class TestStreaming:
 
     @pytest.mark.parametrize(
         ("state", "message"),
-        [({"position": [0, 0]}, "a run on 2 ranks, this one has 1"), ({"position": 8}, "streaming=True now, but not")],
+        [
+            ({"position": [0, 0]}, "a run on 2 ranks, this one has 1"),
+            ({"position": [0], "stream": {"batch_size": 999}}, "of a stream with {'batch_size': 999}, this one has"),
+            ({"position": 8}, "streaming=True now, but not"),
+        ],
     )
     def test_a_checkpoint_that_does_not_fit(self, make, state, message):
         with pytest.raises(ValueError, match=message):

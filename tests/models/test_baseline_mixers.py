@@ -61,6 +61,11 @@ def test_every_parameter_learns(mixer, x, steps):
     assert all(parameter.grad.isfinite().all() and parameter.grad.any() for parameter in mixer.parameters())
 
 
+def test_mamba_refuses_weights_of_half_precision(x):
+    with pytest.raises(ValueError, match=r"weights in torch\.bfloat16: its scan is float32.*bf16-mixed"):
+        MambaMixer(d).bfloat16()(x.bfloat16())
+
+
 def test_mamba_refuses_gradients_through_states(x):
     mixer = MambaMixer(d)
     with pytest.raises(ValueError, match=r"states or resets.*data\.reset_at_documents=false"):

@@ -172,6 +172,13 @@ def test_last_is_the_latest_run_and_can_be_lengthened(tiny_config):
     assert list(losses(Path(longer.run_dir))) == [8, 9, 10, 11]
 
 
+def test_a_run_goes_on_by_another_backend(tiny_config):
+    first = tiny_config("parity", "optim.total_steps=20", run="first")
+    train(first)
+    more = [f"ckpt_path={first.run_dir}", "trainer.max_steps=9", "model.mixer.backend=vanilla"]
+    train(tiny_config("parity", "optim.total_steps=20", *more, run="second"))
+
+
 def test_resuming_another_model_is_refused(tiny_config):
     train(tiny_config("parity", run="first"))
     with pytest.raises(
