@@ -31,7 +31,8 @@ class ResumableSampler(Sampler[np.ndarray]):
         accumulate: int = 1,
         consumed: int = 0,
     ):
-        step = batch_size * world_size * accumulate
+        self._global_batch = batch_size * world_size
+        step = self._global_batch * accumulate
         if size is not None and size < step:
             raise ValueError(
                 f"there are {size} training samples, fewer than a step takes: {batch_size} x {world_size} ranks x "
@@ -42,37 +43,30 @@ class ResumableSampler(Sampler[np.ndarray]):
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.accumulate = accumulate
         self.consumed = consumed
         if size is not None:
+            self._used = size // step * step  # samples of an epoch
             epoch, offset = divmod(consumed, self._used)
             self.consumed = epoch * self._used + -(-offset // step) * step
 
     def __len__(self) -> int:
         if self.size is None:
             raise TypeError("an infinite sampler has no length")  # what PyTorch and Lightning expect of one
-        return self._used // (self.batch_size * self.world_size)
+        return self._used // self._global_batch
 
     @property
     def batches_taken(self) -> int | None:
         """Of the epoch, by each rank; None where there are no epochs."""
-        return None if self.size is None else self.consumed % self._used // (self.batch_size * self.world_size)
-
-    @property
-    def _used(self) -> int:
-        """Samples of an epoch."""
-        step = self.batch_size * self.world_size * self.accumulate
-        return self.size // step * step
+        return None if self.size is None else self.consumed % self._used // self._global_batch
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        global_batch = self.batch_size * self.world_size
         own = self.rank * self.batch_size
         if self.size is None:
             start = self.consumed + own
             while True:
                 yield np.arange(start, start + self.batch_size)
-                start += global_batch
+                start += self._global_batch
         epoch, offset = divmod(self.consumed, self._used)
         order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
-        for start in range(offset + own, self._used, global_batch):
+        for start in range(offset + own, self._used, self._global_batch):
             yield order[start : start + self.batch_size]

@@ -1,17 +1,16 @@
 """KEY=VALUE arguments of a command, whose keys and defaults are a flat file in configs/."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from scripts.config import CONFIGS
 from scripts.overrides import check_type
 
 MISSING = "???"
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def read(name: str, documentation: str) -> dict[str, Any]:
@@ -37,8 +36,8 @@ def parse(defaults: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
 
 
 def _value(key: str, text: str, default: bool | int | float) -> bool | int | float:
-    value = yaml.safe_load(text)
-    if isinstance(default, float) and _NUMBER.fullmatch(text):  # YAML 1.1 takes 1e-1 for a string
-        return float(text)
+    value = OmegaConf.from_dotlist([f"value={text}"]).value  # as Hydra's commands read it: 1e-1 is a number
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
     check_type(key, value, default)
     return value

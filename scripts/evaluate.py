@@ -67,12 +67,9 @@ def config_with(saved: dict, overrides: list[str]) -> DictConfig:
     return config
 
 
-_NOT_READ = {
-    "seed": "data.seed draws other sequences",
-    "trainer.devices": "an evaluation runs on one device",
-    "trainer.num_nodes": "an evaluation runs on one device",
-    "trainer.strategy": "an evaluation runs on one device",
-}
+_ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+_NOT_READ = {"seed": "data.seed draws other sequences"}
+_NOT_READ |= {f"trainer.{key}": "an evaluation runs on one device" for key in _ONE_DEVICE}
 
 
 def _check_read(overrides: list[str]) -> None:
@@ -100,8 +97,8 @@ def main(ckpt: str, overrides: list[str]) -> dict:
         datamodule.take_tokenizer(tokenizer)
     module = SequenceModule(instantiate(config.model))
     checkpoint.load_weights(module, file, content)
-    one_device = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "enable_checkpointing": False}
-    result = evaluate(instantiate(config.trainer, **one_device), module, datamodule)
+    trainer = instantiate(config.trainer, **_ONE_DEVICE, logger=False, enable_checkpointing=False)
+    result = evaluate(trainer, module, datamodule)
     folder = (checkpoint.run_folder(file) or file.parent) / time.strftime("evaluate_%Y-%m-%d_%H-%M-%S")
     places = report.save(folder, result, config, step=content["global_step"])
     report.show(result, {"checkpoint": file, **places})
