@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import torch
 
-from flashrnn import dispatch, doctor, get_cell, limits
+from flashrnn import Cell, dispatch, doctor, get_cell, limits
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.problem import Backend, Problem, dtype_name
 
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Times the best tilings by estimate on this GPU, forward and backward, and keeps the fastest in "
         "the cache folder, where later processes find it. Takes a minute or less.",
     )
-    tuned.add_argument("--cell", default="lstm", help="(default: lstm)")
+    tuned.add_argument("--cell", type=a_cell, default="lstm", help="its name, or module.name (default: lstm)")
     for name, what in (("heads", "number of heads"), ("head-dim", "size of a head"), ("batch", "sequences")):
         tuned.add_argument(f"--{name}", type=int, required=True, help=what)
     tuned.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
@@ -45,11 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
     return print_doctor() if given.command == "doctor" else print_limits(given.json)
 
 
+def a_cell(name: str) -> Cell:
+    try:
+        return get_cell(name)
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def print_tuning(given: argparse.Namespace) -> int:
     from flashrnn.cuda import tuning
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu", 0)
-    sizes = get_cell(given.cell), given.batch, 1, given.heads, given.head_dim, getattr(torch, given.dtype)
+    sizes = given.cell, given.batch, 1, given.heads, given.head_dim, getattr(torch, given.dtype)
     problem = Problem(*sizes, device, training=True, reset=False)
     if reason := CudaFused().supports(problem):
         print(f"error: backend cuda_fused does not serve this: {reason}", file=sys.stderr)

@@ -12,6 +12,7 @@ The letters used everywhere in this package: B batch, T time, G gates, N heads, 
 Gi and Gr are the numbers of gates with an input and with a recurrent part.
 """
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class Cell:
             without a word, where a state is smaller than 6e-8 or larger than 65504: not for sums of exponentials.
 
     Raises:
-        ValueError: the names do not fit the signature of `step`, or `step` is not element-wise or branches on values.
+        ValueError: the names do not fit the signature of `step`, or `step` is not element-wise, branches on values or
+            draws random numbers.
 
     Example:
         >>> def step(i, f, z, o, h, c):
@@ -57,7 +59,7 @@ class Cell:
     recurrent_gates: tuple[str, ...] | None = None
     float16_states: bool = False
     gates: tuple[str, ...] = field(init=False)
-    key: str = field(init=False)  # unique in this process; a string, because operators take no Python objects
+    key: str = field(init=False)  # what operators, which take no Python objects, know it by
 
     def __post_init__(self) -> None:
         for kind in ("states", "input_gates", "recurrent_gates"):
@@ -89,13 +91,13 @@ class Cell:
                 raise ValueError(f"cell {self.name!r}: {kind} {sorted(unknown)} are not among its gates {gates}")
             set_field(self, kind, tuple(gate for gate in gates if gate in names))
         self._check_element_wise()
-        set_field(self, "key", _unique_key(self.name))
+        set_field(self, "key", _unique_key(self))
         _BY_KEY[self.key] = self
 
     def __reduce__(self):
         if _REGISTRY.get(self.name) is self:
             return get_cell, (self.name,)
-        return Cell, (self.name, self.step, self.states, self.input_gates, self.recurrent_gates, self.float16_states)
+        return _unpickled, _definition(self)
 
     def __deepcopy__(self, memo) -> "Cell":
         return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
@@ -103,9 +105,8 @@ class Cell:
     def _check_element_wise(self) -> None:
         """Raise unless a unit's new states depend on that unit alone; a backend that takes the step as it is, such as
         vanilla, would mix units and sequences without a word."""
-        size = len(self.gates), len(self.states)
-        values = torch.linspace(-2, 1, 12 * sum(size), dtype=torch.float64, device="cpu").exp() - 0.7  # of both signs
-        values = values.view(-1, 4, 3).split(size)
+        values = self._example()
+        drawn = torch.get_rng_state()
         try:
             alone = self.update(*([value[1:2, 1:2].clone() for value in group] for group in values))
             together = self.update(*([value.clone() for value in group] for group in values))
@@ -124,11 +125,34 @@ class Cell:
                 f"cell {self.name!r}: step uses a tensor that asks for gradients, which it would not get: what a step "
                 "captures is a constant. Make it a gate of its bias alone (docs/tutorial_cell.md), or detach it"
             )
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise ValueError(
+                f"cell {self.name!r}: step draws random numbers, and the backward pass would draw others: draw them "
+                "before the recurrence and give them to the cell as a gate with an input part"
+            )
         if mixed:
             raise ValueError(
                 f"cell {self.name!r}: step is not element-wise: a unit's new states must depend on that unit's gates "
                 "and states alone, so no mean, softmax or indexing"
             )
+
+    def _example(self) -> tuple[Tensor, Tensor]:
+        """Gates [G, 4, 3] and states [S, 4, 3] of both signs."""
+        size = len(self.gates), len(self.states)
+        values = torch.linspace(-2, 1, 12 * sum(size), dtype=torch.float64, device="cpu").exp() - 0.7
+        return values.view(-1, 4, 3).split(size)
+
+    def _digest(self) -> str:
+        """Of the names and of what the step computes, to the digits that all machines agree on: tells the cell from
+        others of its name in every process, which a step's code does not between versions of Python."""
+        new = [
+            state
+            for size in (1, 30)
+            for state in self.update(*([size * x for x in group] for group in self._example()))
+        ]
+        values = [f"{value:.4g}" if abs(value) > 1e-6 else "0" for value in torch.stack(new).flatten().tolist()]
+        names = self.states, self.gates, self.input_gates, self.recurrent_gates, self.float16_states
+        return hashlib.sha256(repr((names, values)).encode()).hexdigest()[:8]
 
     def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
         """One step: `gates` in the order of `self.gates` and `states` -> the new states."""
@@ -157,12 +181,23 @@ _REGISTRY: dict[str, Cell] = {}
 _BUILT_IN: set[str] = set()
 
 
-def _unique_key(name: str) -> str:
-    key, number = name, 1
-    while key in _BY_KEY:
+def _unique_key(cell: Cell) -> str:
+    first = key = f"{cell.name}@{cell._digest()}"
+    number = 1
+    while key in _BY_KEY:  # they may differ where the digest does not look
         number += 1
-        key = f"{name}@{number}"
+        key = f"{first}#{number}"
     return key
+
+
+def _definition(cell: Cell) -> tuple:
+    return cell.name, cell.step, cell.states, cell.input_gates, cell.recurrent_gates, cell.float16_states
+
+
+def _unpickled(*definition) -> Cell:
+    """The cell of that definition that this process has, and with it all that was made from it, or a new one."""
+    same = (cell for cell in _BY_KEY.values() if _definition(cell) == definition)
+    return next(same, None) or Cell(*definition)
 
 
 def register(cell: Cell) -> Cell:
@@ -170,6 +205,8 @@ def register(cell: Cell) -> Cell:
     built-in ones, whose names stay theirs."""
     if not isinstance(cell, Cell):
         raise TypeError(f"register takes a flashrnn.Cell, not {type(cell).__name__}")
+    if "." in cell.name:
+        raise ValueError(f"{cell.name!r} cannot be registered: a name with dots is looked for in a module")
     if cell.name in _BUILT_IN:
         raise ValueError(f"{cell.name!r} is a built-in cell: give yours another name")
     _REGISTRY[cell.name] = cell
@@ -211,8 +248,15 @@ def registered_cells() -> tuple[str, ...]:
 
 
 def cell_of_key(key: str) -> Cell:
-    """The cell of `Cell.key`."""
-    return _BY_KEY[key]
+    """The cell of `Cell.key`, which may be that of an exported program, from another process."""
+    first = key.rpartition("#")[0] or key
+    for known in (key, first):
+        if known in _BY_KEY:
+            return _BY_KEY[known]
+    raise ValueError(
+        f"no cell {key!r} here: a program that was exported with cell {key.partition('@')[0]!r} needs it, as it was "
+        "then; import the module that defines it first"
+    )
 
 
 def _elman(g, h):

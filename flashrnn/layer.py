@@ -19,7 +19,7 @@ class Recurrence(nn.Module):
         hidden_size: units of all heads together.
         num_heads: heads with a recurrent matrix each; divides hidden_size.
         function: a registered cell's name, or a `flashrnn.Cell`.
-        bias: learn biases (otherwise they are zero).
+        bias: learn biases (otherwise they are zero, and `b` is None).
         backend: a backend's name, or "auto".
         recurrent_init: "standard" or "zeros"; bias_init: "zeros", "standard" or "powerlaw" (see `initialization`).
         block_index, num_blocks: the place in the model, which "powerlaw" depends on.
@@ -57,16 +57,13 @@ class Recurrence(nn.Module):
         self.R = nn.Parameter(
             torch.empty(len(self.cell.recurrent_gates), num_heads, self.head_dim, self.head_dim, **options)
         )
-        b = torch.zeros(len(self.cell.gates), num_heads, self.head_dim, **options)
-        if bias:
-            self.b = nn.Parameter(b)
-        else:
-            self.register_buffer("b", b, persistent=False)
+        b = torch.empty(len(self.cell.gates), num_heads, self.head_dim, **options)
+        self.register_parameter("b", nn.Parameter(b) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         init_recurrent(self.R, self.recurrent_init)
-        if isinstance(self.b, nn.Parameter):
+        if self.b is not None:
             init_bias(self.b, self.bias_init, self.cell, self.block_index, self.num_blocks)
 
     def forward(self, Wx: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -163,14 +160,12 @@ class FlashRNN(nn.Module):
         if isinstance(x, PackedSequence):
             return self._forward_packed(x, states, reset)
         self._check_input(x, (2, 3))
-        batched = x.dim() == 3
-        if not batched:
-            x, states = x.unsqueeze(0 if self.batch_first else 1), self._map(states, lambda s: s.unsqueeze(1))
-        out, states = self._run(x if self.batch_first else x.transpose(0, 1), states, reset)
-        out = out if self.batch_first else out.transpose(0, 1)
-        if not batched:
-            return out.squeeze(0 if self.batch_first else 1), self._map(states, lambda s: s.squeeze(1))
-        return out, states
+        if x.dim() == 2:
+            out, last = self._run(x[None], self._initial(states), reset)
+            return out[0], self._last(last[:, :, 0])
+        x = x if self.batch_first else x.transpose(0, 1)
+        out, last = self._run(x, self._initial(states, len(x)), reset)
+        return out if self.batch_first else out.transpose(0, 1), self._last(last)
 
     def step(
         self, x_t: Tensor, states: Tensor | tuple[Tensor, ...] | None = None
@@ -179,8 +174,8 @@ class FlashRNN(nn.Module):
         if self.bidirectional:
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
         self._check_input(x_t, (2,))
-        out, states = self._run(x_t.unsqueeze(1), states, None)
-        return out.squeeze(1), states
+        out, last = self._run(x_t.unsqueeze(1), self._initial(states, len(x_t)), None)
+        return out.squeeze(1), self._last(last)
 
     def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:
         if not isinstance(x, Tensor):
@@ -202,13 +197,18 @@ class FlashRNN(nn.Module):
     def _forward_packed(self, x: PackedSequence, states, reset):
         self._check_input(x.data, (2,))
         padded, lengths = pad_packed_sequence(x, batch_first=True)
-        out, states = self._run(padded, states, reset, lengths.to(padded.device))
-        packed = pack_padded_sequence(out, lengths, batch_first=True, enforce_sorted=x.sorted_indices is None)
-        return packed, states
+        out, last = self._run(padded, self._initial(states, len(lengths)), reset, lengths.to(padded.device))
+        if x.sorted_indices is not None:  # which sorting anew would not give where lengths are equal
+            out, lengths = out[x.sorted_indices], lengths[x.sorted_indices.cpu()]
+        data = pack_padded_sequence(out, lengths, batch_first=True).data
+        return PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices), self._last(last)
 
-    def _run(self, x: Tensor, states, reset: Tensor | None, lengths: Tensor | None = None):
-        """x [B, T, features] -> out [B, T, features] and states; sequences end at `lengths` [B] if given."""
-        initial = self._initial(x, states)
+    def _run(
+        self, x: Tensor, initial: Tensor | None, reset: Tensor | None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x [B, T, features], initial states [S, layers * directions, B, N, D] -> out [B, T, features] and the last
+        states [S, layers * directions, B, H]; sequences end at `lengths` [B] if given."""
+        _check_reset(reset, x)
         last = []
         for layer in range(self.num_layers):
             outputs = []
@@ -220,9 +220,7 @@ class FlashRNN(nn.Module):
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if layer + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-        stacked = torch.stack(last, dim=1).flatten(-2)  # [S, layers * directions, B, H]
-        states = stacked.unbind()
-        return x, states[0] if len(states) == 1 else states
+        return x, torch.stack(last, dim=1).flatten(-2)
 
     def _direction(self, name: str, backward: bool, x: Tensor, state, reset, lengths) -> tuple[Tensor, Tensor]:
         """One layer in one direction: x [B, T, features] -> h [B, T, H] and its last state [S, B, N, D]."""
@@ -231,6 +229,9 @@ class FlashRNN(nn.Module):
             order = _reversed_time(x, lengths)
             x = _take_time(x, order)
             reset = None if reset is None else _reversed_reset(reset, order)
+        if lengths is not None:  # else states may grow without bound in the padding, and gradients become NaN
+            padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+            reset = padding if reset is None else reset | padding
         # A Linear keeps the layout of its input: the kernels read time-major gates as they are.
         Wx = linear(x.transpose(0, 1)).transpose(0, 1) if not x.is_contiguous() else linear(x)
         Wx = Wx.unflatten(-1, (len(self.cell.input_gates), self.num_heads, -1))
@@ -245,23 +246,22 @@ class FlashRNN(nn.Module):
         h = h.flatten(-2)
         return (_take_time(h, order) if backward else h), end
 
-    def _initial(self, x: Tensor, states) -> Tensor | None:
-        """States as given by the user -> [S, layers * directions, B, N, D]."""
+    def _initial(self, states, *batch: int) -> Tensor | None:
+        """States as given by the user, without a batch if it has no size -> [S, layers * directions, B, N, D]."""
         if states is None:
             return None
         names = self.cell.states
-        states = (states,) if isinstance(states, Tensor) else tuple(states)
-        expected = [self.num_layers * len(self._directions), x.shape[0], self.hidden_size]
-        got = [list(s.shape) if isinstance(s, Tensor) else s for s in states]
+        given = states if isinstance(states, tuple | list) else (states,)
+        expected = [self.num_layers * len(self._directions), *batch, self.hidden_size]
+        got = [list(s.shape) if isinstance(s, Tensor) else s for s in given]
         if got != [expected] * len(names):
             raise ValueError(f"states must be {len(names)} tensor(s) {names} of shape {expected}, got {got}")
-        return torch.stack(states).unflatten(-1, (self.num_heads, -1))
+        stacked = torch.stack(tuple(given)).unflatten(-1, (self.num_heads, -1))
+        return stacked if batch else stacked.unsqueeze(2)
 
-    @staticmethod
-    def _map(states, function):
-        if states is None:
-            return None
-        return function(states) if isinstance(states, Tensor) else tuple(map(function, states))
+    def _last(self, states: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """[S, ...] -> as the user has them. Not by unbind, whose results cannot be changed in place."""
+        return states[0] if len(states) == 1 else tuple(states[i] for i in range(len(states)))
 
     @classmethod
     def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, *, backend: str = "auto") -> "FlashRNN":
@@ -283,6 +283,15 @@ def _check_sizes(**sizes: int) -> None:
             raise TypeError(f"{name} must be an integer, got {size!r}")
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
+
+
+def _check_reset(reset: Tensor | None, x: Tensor) -> None:
+    if reset is None:
+        return
+    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+        raise TypeError(f"reset must be a bool tensor, got {getattr(reset, 'dtype', type(reset).__name__)}")
+    if reset.shape != x.shape[:2]:
+        raise ValueError(f"reset must be [B, T], here {list(x.shape[:2])}, got {list(reset.shape)}")
 
 
 def _reversed_time(x: Tensor, lengths: Tensor | None) -> Tensor:

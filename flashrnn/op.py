@@ -28,7 +28,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def flashrnn(
     Wx: Tensor,
     R: Tensor,
-    b: Tensor,
+    b: Tensor | None,
     states: Tensor | None = None,
     function: str | Cell = "lstm",
     backend: str = "auto",
@@ -43,7 +43,7 @@ def flashrnn(
     Args:
         Wx: [B, T, Gi, N, D] input part of the gates, as an nn.Linear leaves it.
         R: [Gr, N, D, D] recurrent matrices; the last axis is the previous state.
-        b: [G, N, D] biases.
+        b: [G, N, D] biases; zeros if None.
         states: [S, B, 1, N, D] initial states; zeros if None.
         function: a registered cell's name or a `flashrnn.Cell`.
         backend: a backend's name, or "auto" for the fastest that serves the problem.
@@ -61,7 +61,8 @@ def flashrnn(
         ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
         UnsupportedProblem: the named backend cannot serve the problem; the message says why.
     """
-    _check_tensors(Wx=Wx, states=states, cu_seqlens=cu_seqlens)
+    _check_tensors(Wx=Wx)
+    _check_tensors(optional=True, states=states, cu_seqlens=cu_seqlens)
     if reset is not None and cu_seqlens is not None:
         raise ValueError("give either reset or cu_seqlens, not both")
     if states is not None and cu_seqlens is not None:
@@ -80,7 +81,7 @@ def flashrnn(
 def recurrence(
     Wx: Tensor,
     R: Tensor,
-    b: Tensor,
+    b: Tensor | None,
     states: Tensor | None,
     function: str | Cell,
     backend: str = "auto",
@@ -94,9 +95,12 @@ def recurrence(
     """
     cell = get_cell(function)
     check_backend(backend)
-    _check_tensors(Wx=Wx, R=R, b=b, states=states, reset=reset)
+    _check_tensors(Wx=Wx, R=R)
+    _check_tensors(optional=True, b=b, states=states, reset=reset)
     dtype = _io_dtype(Wx, dtype)
     _check(cell, Wx, R, b, states, reset)
+    if b is None:
+        b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
     if states is not None:
         states = torch.cat([states[:1].to(dtype).to(b.dtype), states[1:].to(b.dtype)])  # h is of dtype at every step
@@ -142,13 +146,13 @@ def _io_dtype(Wx: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype
 
 
-def _check_tensors(**inputs: Tensor | None) -> None:
+def _check_tensors(optional: bool = False, **inputs: Tensor | None) -> None:
     for name, x in inputs.items():
-        if x is not None and not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        if not isinstance(x, Tensor) and not (optional and x is None):
+            raise TypeError(f"{name} must be a tensor{' or None' if optional else ''}, got {type(x).__name__}")
 
 
-def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None) -> None:
+def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor | None, reset: Tensor | None) -> None:
     if Wx.dim() != 5:
         raise ValueError(f"Wx must be [B, T, gates with input, heads, head size], got {list(Wx.shape)}")
     B, T, Gi, N, D = Wx.shape
@@ -284,15 +288,18 @@ def _(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend):
 
 
 def _setup_context(ctx, inputs, output):
-    _, R, _, states, reset, ctx.cell, ctx.backend, _, training = inputs
-    if not training:
-        raise RuntimeError("flashrnn::forward has a gradient only with training=True")
+    _, R, _, states, reset, ctx.cell, ctx.backend, _, ctx.training = inputs
     h, aux, _, gates = output
-    ctx.save_for_backward(R, states, reset, h, aux, gates)
+    ctx.save_for_backward(*((R, states, reset, h, aux, gates) if ctx.training else ()))
     ctx.set_materialize_grads(False)
 
 
 def _autograd(ctx, d_h, d_aux, d_last, _):
+    if not ctx.training:
+        raise RuntimeError(
+            "flashrnn kept nothing for a gradient: its call was traced or exported without gradients (under no_grad, "
+            "or without a parameter or an input that asks for them); trace it with gradients to train it"
+        )
     run, kept = _Backward.apply if _transformed() else _backward, Kept(*ctx.saved_tensors)
     d_Wx, d_R, d_b, d_states = run(d_h, d_aux, d_last, *kept, ctx.cell, ctx.backend)
     return (d_Wx, d_R, d_b, None if kept.states is None else d_states, None, None, None, None, None)

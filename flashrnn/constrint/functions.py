@@ -33,10 +33,13 @@ class Lookup(Expression):
 
     def __init__(self, variable: Variable, table: Mapping[int, int]) -> None:
         self.operands = (variable,)
-        self.table = {key: int(table[key]) for key in variable.domain if key in table}
+        self.table = {key: table[key] for key in variable.domain if key in table}
         missing = [key for key in variable.domain if key not in table]
         if missing:
             raise ValueError(f"lookup: the table has no value for {variable} = {missing[0]}; it has {sorted(table)}")
+        for key, value in self.table.items():
+            if type(value) is not int:
+                raise TypeError(f"lookup: the table's value for {variable} = {key} must be an integer, got {value!r}")
         self.bounds = (min(self.table.values()), max(self.table.values()))
 
     def evaluate(self, values: Mapping[Variable, int]) -> int:

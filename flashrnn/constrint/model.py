@@ -25,6 +25,9 @@ class Constraint:
     unit: str
     checks: list[Check] | None = None
 
+    def __reduce__(self):
+        return Constraint, (self.name, self.condition, self.unit)
+
     @property
     def text(self) -> str:
         """The condition as on paper, a constant limit with its unit."""
@@ -46,6 +49,9 @@ class Model:
         for constraint, checks in zip(fresh, compiled, strict=True):
             constraint.checks = checks
         self.network = Network(len(variables), [constraint.checks or [] for constraint in constraints])
+
+    def __reduce__(self):
+        return Model, (self.variables, self.constraints)  # the network has functions compiled here
 
     def propagated(self) -> State | None:
         """The domains after propagation of every constraint, or None if one of them is left empty."""

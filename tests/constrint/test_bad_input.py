@@ -53,6 +53,7 @@ def test_unknown_preference(problem):
         (lambda x, z: x**z, ValueError, "the exponent can be -3"),
         (lambda x, z: z**x, ValueError, "the base can be -3"),
         (lambda x, z: lookup(x, {1: 5}), ValueError, r"no value for x = 2; it has \[1\]"),
+        (lambda x, z: lookup(x, dict.fromkeys(range(1, 9), 1.5)), TypeError, "for x = 1 must be an integer, got 1.5"),
         (lambda x, z: lookup(x + z, {1: 5}), TypeError, "x \\+ z is not a variable"),
         (lambda x, z: maximum(), ValueError, "at least one expression"),
         (lambda x, z: any_of(), ValueError, r"any_of\(\) needs at least one condition"),

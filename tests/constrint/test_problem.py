@@ -1,5 +1,6 @@
 """What a user of the solver sees: solutions, domains, texts and reasons on small examples."""
 
+import pickle
 from itertools import islice
 
 import pytest
@@ -31,6 +32,19 @@ class TestSolving:
         assert dict(solution) == {"x": 3, "y": 5}
         assert (solution[x], solution[y], solution.value(x * y + 1)) == (3, 5, 16)
         assert str(solution) == "x = 3, y = 5"
+
+    def test_problems_solutions_and_reasons_between_processes(self, problem):
+        x, y = problem.variable("x", range(9)), problem.variable("y", range(9), prefer="largest")
+        problem.add("sum", lookup(x, {i: i * i for i in range(9)}) + y == 12, unit="bytes")
+        solution = problem.solve()
+        again, same = pickle.loads(pickle.dumps((problem, solution)))
+        assert str(again) == str(problem)
+        assert again.solve() == same == solution
+        problem.add("none", x > 7)
+        said = reason(problem)
+        with pytest.raises(Infeasible) as error:
+            problem.solve()
+        assert str(pickle.loads(pickle.dumps(error.value))) == said
 
     def test_preference_chooses_the_end_of_the_domain(self, problem):
         x = problem.variable("x", range(10), prefer="largest")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashrnn import Cell, flashrnn, get_cell, register, registered_cells
-from flashrnn.cells import _REGISTRY
+from flashrnn.cells import _REGISTRY, cell_of_key
 from tests.problems import BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
 
@@ -110,6 +110,12 @@ def test_step_that_looks_at_other_units_is_refused(mixing, message):
         Cell("mine", mixing, states=("h",))
 
 
+@pytest.mark.parametrize("p", [1e-6, 0.5])
+def test_step_that_draws_random_numbers_is_refused(p):
+    with pytest.raises(ValueError, match="cell 'mine': step draws random numbers"):
+        Cell("mine", lambda g, h: torch.nn.functional.dropout(torch.tanh(g), p), states=("h",))
+
+
 def test_unknown_cell_lists_the_registered_ones():
     with pytest.raises(ValueError, match="unknown cell 'lstn'; registered cells: elman, gru, lstm, slstm"):
         get_cell("lstn")
@@ -128,6 +134,13 @@ def test_registered_cell_is_known_by_name_and_a_later_one_wins():
 def test_names_of_built_in_cells_stay_theirs():
     with pytest.raises(ValueError, match="'lstm' is a built-in cell: give yours another name"):
         register(Cell("lstm", lambda f, h: f + h, states=("h",)))
+
+
+def test_a_name_with_dots_is_not_registered():
+    with pytest.raises(
+        ValueError, match=r"'my\.cell' cannot be registered: a name with dots is looked for in a module"
+    ):
+        register(Cell("my.cell", step, states=("h",)))
 
 
 def test_a_dotted_name_is_imported():
@@ -150,6 +163,17 @@ def test_cells_of_one_name_have_keys_of_their_own():
     assert first.key != second.key
 
 
+def test_an_operator_finds_a_cell_by_its_definition_in_another_process():
+    code = "from tests.flashrnn.test_cells import Cell, step; print(Cell('{}', step, states=('h',)).key)"
+    keys = [subprocess.check_output([sys.executable, "-c", code.format(name)], text=True).strip() for name in "ab"]
+    here = Cell("a", step, states=("h",))
+    assert cell_of_key(keys[0]).name == "a"
+    assert here.key.partition("#")[0] == keys[0]
+    assert Cell("a", lambda g, h: torch.tanh(g) / 2, states=("h",)).key.partition("#")[0] != keys[0]
+    with pytest.raises(ValueError, match="exported with cell 'b' needs it, as it was then; import the module"):
+        cell_of_key(keys[1])
+
+
 def test_copies_share_the_cell():
     assert copy.deepcopy(MINIMAL_GATED) is MINIMAL_GATED
     assert copy.copy(get_cell("gru")) is get_cell("gru")
@@ -160,9 +184,16 @@ def test_pickle_of_a_registered_cell_is_its_name():
 
 
 def test_pickle_of_a_users_cell_carries_its_definition():
-    again = pickle.loads(pickle.dumps(PEEPHOLE_LSTM))
-    for field in ("name", "step", "states", "gates", "input_gates", "recurrent_gates"):
-        assert getattr(again, field) == getattr(PEEPHOLE_LSTM, field)
+    pickled = pickle.dumps(Cell("pickled", step, states=("h",), float16_states=True))
+    code = "import pickle, sys; a, b = (pickle.loads(bytes.fromhex(sys.argv[1])) for _ in 'ab'); print(a, a is b)"
+    printed = subprocess.check_output([sys.executable, "-c", code, pickled.hex()], text=True)
+    assert "name='pickled'" in printed
+    assert "float16_states=True" in printed
+    assert printed.endswith("True\n")  # with kernels of its own for every copy, they would be made again and again
+
+
+def test_pickle_of_a_users_cell_is_that_cell():
+    assert pickle.loads(pickle.dumps(PEEPHOLE_LSTM)) is PEEPHOLE_LSTM
 
 
 def test_a_captured_parameter_is_an_error():

@@ -77,11 +77,24 @@ def test_states_of_half_types_are_float32_and_continue_without_loss(dtype):
 def test_bias_false_has_no_bias_parameters():
     rnn = FlashRNN(5, 6, bias=False, **DOUBLE)
     assert set(rnn.state_dict()) == {"input_l0.weight", "recurrent_l0.R"}
+    assert rnn.recurrent_l0.b is None
     with torch.no_grad():
         zero = FlashRNN(5, 6, **DOUBLE)
         zero.load_state_dict(rnn.state_dict(), strict=False)
         zero.recurrent_l0.b.zero_()
     assert_equal(rnn(randn(4, 2, 5))[0], zero(randn(4, 2, 5))[0])
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_loaded_after_a_start_on_the_meta_device_are_all_there_is(assign):
+    rnn = FlashRNN(5, 6, bias=False)
+    with torch.device("meta"):
+        other = FlashRNN(5, 6, bias=False)
+    if not assign:
+        other.to_empty(device="cpu")
+    other.load_state_dict(rnn.state_dict(), assign=assign)
+    x = randn(4, 2, 5, dtype=torch.float32)
+    assert torch.equal(other(x)[0], rnn(x)[0])
 
 
 def test_dropout_of_a_single_layer_is_warned_of():
@@ -133,6 +146,32 @@ def test_reset_of_packed_sequences_ends_with_them(bidirectional):
         alone, end = rnn(x[None], tuple(s[:, b : b + 1] for s in states), reset[b : b + 1, : len(x)])
         assert_equal(out[b : b + 1, : len(x)], alone)
         assert_equal(last[1][:, b : b + 1], end[1])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
+def test_gradients_of_packed_sequences_are_finite_where_the_cell_would_grow_in_the_padding(bidirectional):
+    growing = Cell("growing", lambda g, h: h * h + g, states=("h",))
+    rnn = FlashRNN(5, 6, function=growing, bidirectional=bidirectional, **DOUBLE)
+    sequences = [2 + randn(1, 5).abs(), 0.01 * randn(60, 5)]
+    with torch.no_grad():
+        for linear, recurrent in zip(
+            *([m for m in rnn.modules() if type(m) is kind] for kind in (torch.nn.Linear, Recurrence)), strict=True
+        ):
+            linear.weight.abs_().add_(0.1)
+            recurrent.R.mul_(0.01)
+            recurrent.b.zero_()
+    out, last = rnn(pack_sequence(sequences, enforce_sorted=False))
+    (out.data.sum() + last.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in rnn.parameters())
+
+
+def test_packed_sequences_of_equal_length_keep_their_order():
+    lengths = [3, 5, 3, 5, 3, 1, 3] * 4
+    x = pack_padded_sequence(randn(5, 28, 5), lengths, enforce_sorted=False)
+    out, _ = FlashRNN(5, 6, **DOUBLE)(x)
+    theirs, _ = torch.nn.LSTM(5, 6, **DOUBLE)(x)
+    assert torch.equal(out.sorted_indices, theirs.sorted_indices)
+    assert torch.equal(out.unsorted_indices, theirs.unsorted_indices)
 
 
 @pytest.mark.parametrize("is_sorted", [False, True], ids=["unsorted", "sorted"])
@@ -253,6 +292,35 @@ def test_wrong_states(states, got):
         FlashRNN(5, 6)(torch.zeros(4, 2, 5), states)
     with pytest.raises(ValueError, match=message):
         FlashRNN(5, 6).step(torch.zeros(2, 5), states)
+
+
+@pytest.mark.parametrize("states", [5, (None, None), torch.zeros(1, 2, 6)], ids=["number", "None", "one, batched"])
+def test_wrong_states_without_a_batch(states):
+    with pytest.raises(ValueError, match=r"states must be 2 tensor\(s\) \('h', 'c'\) of shape \[1, 6\], got "):
+        FlashRNN(5, 6)(torch.zeros(4, 5), states)
+
+
+def test_states_can_be_changed_in_place():
+    rnn = FlashRNN(5, 6, **DOUBLE)
+    _, states = rnn(randn(4, 2, 5))
+    for state in states:
+        state[:, 1] = 0
+    out, _ = rnn(randn(4, 2, 5), states)
+    out.sum().backward()
+    assert rnn.recurrent_l0.R.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+def test_wrong_reset(bidirectional, packed):
+    rnn = FlashRNN(5, 6, bidirectional=bidirectional)
+    x = pack_sequence([torch.zeros(4, 5)] * 2) if packed else torch.zeros(4, 2, 5)
+    with pytest.raises(ValueError, match=r"reset must be \[B, T\], here \[2, 4\], got \[4, 2\]"):
+        rnn(x, reset=torch.zeros(4, 2, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"reset must be a bool tensor, got torch\.int64"):
+        rnn(x, reset=torch.zeros(2, 4, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"reset must be a bool tensor, got list"):
+        rnn(x, reset=[[True] * 4] * 2)
 
 
 def test_wrong_step():

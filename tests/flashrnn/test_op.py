@@ -239,9 +239,9 @@ def bad(**changes):
     ("changes", "error", "message"),
     [
         ({"Wx": [[[[[0.0]]]]]}, TypeError, "Wx must be a tensor, got list"),
-        ({"states": (torch.zeros(2, 1, 2, 4),) * 2}, TypeError, "states must be a tensor, got tuple"),
-        ({"reset": [True, False]}, TypeError, "reset must be a tensor, got list"),
-        ({"cu_seqlens": [0, 3]}, TypeError, "cu_seqlens must be a tensor, got list"),
+        ({"states": (torch.zeros(2, 1, 2, 4),) * 2}, TypeError, "states must be a tensor or None, got tuple"),
+        ({"reset": [True, False]}, TypeError, "reset must be a tensor or None, got list"),
+        ({"cu_seqlens": [0, 3]}, TypeError, "cu_seqlens must be a tensor or None, got list"),
         ({"Wx": torch.zeros(2, 3, 32)}, ValueError, r"Wx must be \[B, T, gates .*, got \[2, 3, 32\]"),
         ({"Wx": torch.zeros(2, 3, 3, 2, 4)}, ValueError, r"Wx has 3 gates, but cell 'lstm' has input for 4: \('i', "),
         ({"Wx": torch.zeros(2, 0, 4, 2, 4)}, ValueError, r"at least one sequence, step, .*, got \[2, 0, 4, 2, 4\]"),
@@ -252,6 +252,9 @@ def bad(**changes):
         ({"R": torch.zeros(4, 2, 4, 4).long()}, TypeError, "R must be a floating-point tensor, got torch.int64"),
         ({"b": torch.zeros(8, 4)}, ValueError, r"b must be \[4, 2, 4\] for Wx \[2, 3, 4, 2, 4\], got \[8, 4\]"),
         ({"b": torch.zeros(4, 2, 4).to("meta")}, ValueError, "b is on meta, but Wx is on cpu; move them to one device"),
+        ({"Wx": None}, TypeError, "Wx must be a tensor, got NoneType"),
+        ({"R": None}, TypeError, "R must be a tensor, got NoneType"),
+        ({"b": 0.0}, TypeError, "b must be a tensor or None, got float"),
         ({"states": torch.zeros(2, 2, 2, 4)}, ValueError, r"states must be \[S, B, 1, N, D\], got \[2, 2, 2, 4\]"),
         ({"states": torch.zeros(2, 3, 1, 2, 4)}, ValueError, r"states must be \[2, 2, 2, 4\] .*, got \[2, 3, 2, 4\]"),
         ({"states": torch.zeros(2, 2, 1, 2, 4).to("meta")}, ValueError, "states is on meta, but Wx is on cpu"),
@@ -287,6 +290,22 @@ def test_bad_input_is_one_clear_error(changes, error, message):
 def test_wrong_cu_seqlens(cu_seqlens, error, message):
     with pytest.raises(error, match=message):
         flashrnn(**bad(Wx=torch.zeros(1, 3, 4, 2, 4), states=None, cu_seqlens=torch.tensor(cu_seqlens)))
+
+
+def test_a_program_traced_without_gradients_says_so_when_one_is_asked_for():
+    rnn, x = FlashRNN(4, 6), torch.randn(3, 2, 4)
+    with torch.no_grad():
+        program = torch.export.export(rnn, (x,)).module()
+    out, _ = program(x)
+    assert torch.equal(out, rnn(x)[0])
+    with pytest.raises(RuntimeError, match="traced or exported without gradients"):
+        out.sum().backward()
+
+
+def test_no_biases_are_zeros():
+    Wx, R, b, states = random_inputs(LSTM, 2, 3, 2, 4)
+    for none, zeros in zip(flashrnn(Wx, R, None, states), flashrnn(Wx, R, 0 * b, states), strict=True):
+        assert torch.equal(none, zeros)
 
 
 def test_states_of_layers_have_no_time_axis():
