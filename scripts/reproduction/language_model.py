@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.reproduction.loss_curves import check_finished, finished
+from scripts.reproduction.loss_curves import NN_LSTM, check_finished, finished
 from scripts.reproduction.result import Options, Reproduction, Table, paper, save
 from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, speed, tokens, train, trained_by
 
 SOURCE = "language_model_runs"  # language_model_* are files of scripts.benchmark
 # By the paper's name of a backend; fused kernels are what `auto` takes there.
-BACKENDS = {"CUDA fused": (), "CUDA alternating": ("model.mixer.backend=cuda",), "nn.LSTM": (), "attention": ()}
+BACKENDS = {"CUDA fused": (), "CUDA alternating": ("model.mixer.backend=cuda",), "nn.LSTM": NN_LSTM, "attention": ()}
 FULL, SCALED_DOWN = "slimpajama_160m", "python_160m"  # experiments
 TOKENS, STEPS, GPUS = 512 * 1024, 30_000, 8  # of a step, steps of a training, in the paper
 

@@ -23,6 +23,8 @@ QUICK = (
     "val_every=60",
     "optim.warmup_steps=10",
 )
+# PyTorch's autocast computes cuDNN's networks in float16 whatever is asked for, so gradients need its scaling.
+NN_LSTM = ("trainer.precision=16-mixed",)
 _NAMED = ("experiment=", "model=", "model.num_heads=", "seed=")  # by columns of their own, or by the name
 _SMOOTHED = 5  # logged losses, of which each point is the mean
 
@@ -34,7 +36,11 @@ def _measure(options: Options) -> list[Path]:
         runs = [
             Run(
                 folder / f"{model}_{heads}",
-                ("experiment=python_160m", f"model={model}", f"model.num_heads={heads}", *(QUICK * options.quick)),
+                (
+                    *("experiment=python_160m", f"model={model}", f"model.num_heads={heads}"),
+                    *(NN_LSTM if model == "nn_lstm" else ()),
+                    *(QUICK if options.quick else ()),
+                ),
             )
             for model, heads in MODELS
         ]

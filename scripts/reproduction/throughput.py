@@ -76,7 +76,8 @@ def _timed(contents: list[dict], parity: dict) -> Iterator[Point]:
             accuracy = _accuracy(parity, model)
             if accuracy is not None and "tokens_per_s" in row:
                 of_one = row["tokens_per_s"] / row["devices"]
-                yield Point(model, model, accuracy, of_one, f"{content['machine']['gpu']}, a step alone")
+                where = f"{content['machine']['gpu']}, steps alone, of {row['batch_size']} sequences"
+                yield Point(model, model, accuracy, of_one, where)
 
 
 def _accuracy(parity: dict, model: str) -> float | None:

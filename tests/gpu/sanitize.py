@@ -1,12 +1,11 @@
 """Small cases of the kernels under compute-sanitizer, which comes with CUDA's toolkit: `python -m tests.gpu.sanitize`.
 
-A line for each case that fails, with the file of what the tool said. Every case has a process of its own, because the
-first error ends what a process can do on its GPU.
+A line for each case that fails, with the file of what the tool said. The cases of a backend share a process; where the
+tool reports something, each has one of its own, because the first error ends what a process can do on its GPU.
 """
 
 import argparse
 import itertools
-import os
 import shutil
 import subprocess
 import sys
@@ -34,41 +33,52 @@ SIZES = (  # one block, clusters, grids
 CASES = tuple(itertools.product(BACKENDS, SIZES, DTYPES))
 
 
-def sanitize(tool: str, number: int, folder: Path) -> str | None:
+def sanitize(tool: str, backend: str, folder: Path) -> list[str]:
     """What went wrong, if anything."""
-    name = "-".join(map(str, CASES[number]))
+    numbers = [number for number, case in enumerate(CASES) if case[0] == backend]
+    if _sanitize(tool, numbers, folder / f"{tool}-{backend}.txt"):
+        return []
+    logs = {number: folder / f"{tool}-{'-'.join(map(str, CASES[number]))}.txt" for number in numbers}
+    failed = [f"{tool}: {log}" for number, log in logs.items() if not _sanitize(tool, [number], log)]
+    return failed or [f"{tool}, of all cases in one process: {folder / f'{tool}-{backend}.txt'}"]
+
+
+def _sanitize(tool: str, numbers: list[int], log: Path) -> bool:
+    """Whether the tool finds these cases clean."""
     options = ["--tool", tool, "--kernel-name", "kns=flashrnn", "--report-api-errors", "no", "--error-exitcode", "1"]
-    log = folder / f"{tool}-{name}.txt"
+    command = [sys.executable, "-m", "tests.gpu.sanitize", "--numbers", *map(str, numbers)]
     with log.open("w") as file:
-        command = ["compute-sanitizer", *options, sys.executable, "-m", "tests.gpu.sanitize", "--number", str(number)]
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
-    return f"{tool} {name}: {log}" if code else None
+        done = subprocess.run(["compute-sanitizer", *options, *command], stdout=file, stderr=subprocess.STDOUT)
+    return done.returncode == 0
 
 
 def run(number: int) -> None:
     backend, case, dtype = CASES[number]
+    print(backend, case, dtype, flush=True)
     try:
         check(backend, case, dtype, "cuda:0")
     except pytest.skip.Exception as reason:
-        print(f"not served: {reason}")
+        print(f"not served: {reason}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitize", description=__doc__)
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="(default: all)")
     parser.add_argument("--out", type=Path, default=Path("outputs/sanitize"), help="(default: outputs/sanitize)")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="cases at a time")
-    parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
+    parser.add_argument("--numbers", nargs="+", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.number is not None:
-        return run(options.number)
+    if options.numbers:
+        for number in options.numbers:
+            run(number)
+        return
     if shutil.which("compute-sanitizer") is None:
         sys.exit("error: there is no compute-sanitizer on the PATH; it comes with CUDA's toolkit")
     options.out.mkdir(parents=True, exist_ok=True)
-    asked = [(tool, number) for tool in options.tools for number in range(len(CASES))]
+    asked = [(tool, backend, options.out) for tool in options.tools for backend in BACKENDS]
     with ThreadPoolExecutor(options.jobs) as pool:
-        failed = [found for found in pool.map(lambda job: sanitize(*job, options.out), asked) if found]
-    print(*failed, f"{len(failed)} of {len(asked)} failed", sep="\n")
+        failed = list(itertools.chain.from_iterable(pool.map(lambda job: sanitize(*job), asked)))
+    print(*failed, f"{len(CASES)} cases by {', '.join(options.tools)}: {len(failed)} failed", sep="\n")
     sys.exit(bool(failed))
 
 

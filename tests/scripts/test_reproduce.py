@@ -405,9 +405,9 @@ def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_k
     assert found[1].tokens_per_second == pytest.approx(468_000 * 0.07 / (0.07 + 12 * 0.010))
     assert {point.accuracy for point in found} == {1.0}
     step = {"machine": {"gpu": "a GPU"}, "rows": [{"model": "model=lstm model.num_heads=4", "error": "out of memory"}]}
-    step["rows"].append({"model": "model=lstm x=y", "tokens_per_s": 1000, "devices": 2})
+    step["rows"].append({"model": "model=lstm x=y", "tokens_per_s": 1000, "devices": 2, "batch_size": 8})
     more = throughput.points([parity, trained, {"suite": "main", "rows": kernels}, step])
-    assert more[len(found) :] == [("lstm", "lstm", 1.0, 500.0, "a GPU, a step alone")]
+    assert more[len(found) :] == [("lstm", "lstm", 1.0, 500.0, "a GPU, steps alone, of 8 sequences")]
     for wrong in ([parity], [parity, trained | {"quick": True}, {"suite": "main", "rows": kernels}]):
         with pytest.raises(ValueError, match="expected data of parity, loss_curves, kernels_main, in this order"):
             throughput.points(wrong)
