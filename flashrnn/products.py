@@ -14,9 +14,9 @@ def recurrent_only(cell: Cell) -> tuple[str, ...]:
     return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
 
 
-def places(cell: Cell, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Where each gate stands among `names`, -1 if it does not."""
-    return tuple(names.index(gate) if gate in names else -1 for gate in cell.gates)
+def places(gates: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Where each of the gates stands among `names`, -1 if it does not."""
+    return tuple(names.index(gate) if gate in names else -1 for gate in gates)
 
 
 def row_strides(Wx: Tensor) -> tuple[int, int]:

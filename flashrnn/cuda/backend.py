@@ -15,6 +15,7 @@ from flashrnn.cuda.build import Binary
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load, zeros
 from flashrnn.cuda.source import Tiling, Variant, variant_of
+from flashrnn.cuda.weight_gradient import weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import (
     Gradients,
@@ -33,7 +34,7 @@ from flashrnn.problem import (
     rows_like,
     saturated,
 )
-from flashrnn.products import recurrent_only, row_strides, weight_gradient_of_states
+from flashrnn.products import recurrent_only, row_strides
 
 
 class CudaFused:
@@ -97,7 +98,7 @@ class CudaFused:
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
             sizes = B, T, *row_strides(h), first, *_step_bytes(cell, h, aux)
             kernel(groups, *known, *more, exchanged, *sizes, next(_LAUNCHES))
-        d_R = weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
+        d_R = weight_gradient(cell, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, d_b.sum(0), d_states)
 
 

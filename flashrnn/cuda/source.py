@@ -71,7 +71,7 @@ def prelude(
         "FINITE_AT_ZERO": _finite_at_zero(cell),
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
-    tables = {"ONLY_OF": places(cell, recurrent_only(cell))}
+    tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}
     return cell_prelude(cell, heads, head_dim, dtype, variant, layout, tables)
 
 
@@ -105,17 +105,24 @@ def cell_prelude(
         **layout,
     }
     all_tables = {
-        "INPUT_OF": places(cell, cell.input_gates),
-        "RECURRENT_OF": places(cell, cell.recurrent_gates),
+        "INPUT_OF": places(cell.gates, cell.input_gates),
+        "RECURRENT_OF": places(cell.gates, cell.recurrent_gates),
         **tables,
     }
+    aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
+    return "\n".join(
+        [definitions(dtype, constants, all_tables), '#include "math.cuh"', aux_number, cell_functions(cell)]
+    )
+
+
+def definitions(dtype: torch.dtype, constants: Mapping[str, int], tables: Mapping[str, Sequence[int]]) -> str:
+    """The dtype of inputs and outputs, numbers, and lists of them, as C++."""
     lines = [f"#define {_SCALAR[dtype]}"]
     lines += [f"constexpr int {name} = {int(value)};" for name, value in constants.items()]
     lines += [
-        f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in all_tables.items()
+        f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()
     ]
-    aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
-    return "\n".join([*lines, '#include "math.cuh"', aux_number, cell_functions(cell)])
+    return "\n".join(lines)
 
 
 @cache

@@ -16,6 +16,7 @@ from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import Variant, variant_of
 from flashrnn.cuda.streaming_layout import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
+from flashrnn.cuda.weight_gradient import weight_gradient
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import (
     Gradients,
@@ -31,7 +32,7 @@ from flashrnn.problem import (
     empty_gates,
     rows_like,
 )
-from flashrnn.products import row_strides, weight_gradient_of_states
+from flashrnn.products import row_strides
 
 
 class CudaStreaming:
@@ -75,7 +76,7 @@ class CudaStreaming:
         exchanged = contiguous(reset), _exchange(layout, h), _counters(layout, h)
         arguments = (matrix, *exchanged, states, h, aux, aligned(gates), d_h, d_aux, d_Wx, d_u, d_state)
         kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
-        d_R = weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
+        d_R = weight_gradient(cell, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
 
 

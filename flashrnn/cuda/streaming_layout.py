@@ -166,7 +166,7 @@ def layout_prelude(
         "SHARED_BYTES_EXPECTED": shared_bytes(direction, cell, layout),
     }
     others = without_input(cell)
-    tables = {"OTHER_OF": places(cell, others)}
+    tables = {"OTHER_OF": places(cell.gates, others)}
     return cell_prelude(cell, heads, head_dim, dtype, variant, constants, tables)
 
 

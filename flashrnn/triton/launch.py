@@ -74,9 +74,9 @@ def kernel_constants(
     names = {"forward": ("cell_forward",), "backward": ("cell_factors", "cell_backward")}[direction]
     only = recurrent_only(cell)
     values = {
-        "INPUT_OF": places(cell, cell.input_gates),
-        "RECURRENT_OF": places(cell, cell.recurrent_gates),
-        "ONLY_OF": places(cell, only),
+        "INPUT_OF": places(cell.gates, cell.input_gates),
+        "RECURRENT_OF": places(cell.gates, cell.recurrent_gates),
+        "ONLY_OF": places(cell.gates, only),
         "GATES": len(cell.gates),
         "GI": len(cell.input_gates),
         "GR": len(cell.recurrent_gates),

@@ -266,6 +266,16 @@ inline void load_matrices(u32* r, int count, u32 address) {
   seen();
 }
 inline void load_four_matrices(u32 (&r)[4], u32 address) { load_matrices(r, 4, address); }
+inline void load_four_transposed(u32 (&r)[4], u32 address) {
+  show(&address, 1);
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; i++) {
+    u16 of[2];
+    for (int k = 0; k < 2; k++) of[k] = reinterpret_cast<const u16*>(own<uint4>(of_lane(i * 8 + lane % 4 * 2 + k, 0)))[lane / 4];
+    r[i] = of[0] | u32(of[1]) << 16;
+  }
+  seen();
+}
 inline void load_two_matrices(u32& r0, u32& r1, u32 address) {
   u32 r[2];
   load_matrices(r, 2, address);

@@ -9,6 +9,7 @@ from flashrnn import get_cell
 from flashrnn.cuda import backend, tiling
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.source import Tiling, prelude
+from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.suite import Case, check
 
@@ -34,6 +35,7 @@ def on_host(monkeypatch, tmp_path_factory):
             return HostKernel(program, layout.blocks, layout.threads, shared), layout
 
         monkeypatch.setattr(backend, "_kernel", kernel)
+        monkeypatch.setattr(backend, "weight_gradient", weight_gradient_of_states)
         monkeypatch.setattr(CudaFused, "supports", lambda self, problem: None)
 
     return use

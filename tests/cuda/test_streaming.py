@@ -14,6 +14,7 @@ from flashrnn.cuda.streaming_layout import Layout, Rows, best_layout, layout_pre
 from flashrnn.gpu import named_gpu
 from flashrnn.op import recurrence
 from flashrnn.problem import Problem
+from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
 from tests.suite import Case, check, check_numbers_beyond_float16, h_alone
@@ -37,6 +38,7 @@ def on_host(monkeypatch, tmp_path_factory):
             return HostKernel(program, None, layout.threads, shared_bytes(direction, cell, layout), at_once), layout
 
         monkeypatch.setattr(streaming, "_kernel", kernel)
+        monkeypatch.setattr(streaming, "weight_gradient", weight_gradient_of_states)
         monkeypatch.setattr(CudaStreaming, "supports", lambda self, problem: None)
 
     torch.use_deterministic_algorithms(True)  # which fills new tensors with NaN

@@ -109,6 +109,12 @@ DEVICE void load_two_matrices(u32& r0, u32& r1, u32 address) {
                : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
 }
 
+// Four, each transposed.
+DEVICE void load_four_transposed(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
 // Copies BYTES (4, 8 or 16) from global to shared memory without waiting; zeros if not `valid`.
 template <int BYTES>
 DEVICE void copy_async(u32 to, const void* from, bool valid) {

@@ -1,0 +1,102 @@
+"""d_R after the time loop: of narrow heads by a kernel, since a library's product has too few results to fill a GPU."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from flashrnn import products
+from flashrnn.cells import Cell
+from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.source import definitions
+from flashrnn.gpu import Gpu, device_gpu
+from flashrnn.problem import aligned, contiguous
+
+WIDEST = 64  # of a head; beyond, PyTorch's products are as fast
+_ROWS = 32  # that are loaded at a time
+_STAGES = 5  # loads on their way and in use, where they fit
+_UNITS = 256  # of all gates and heads of a block, which its registers hold
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many gates and heads a block takes; names as in kernels/weight_gradient.cuh."""
+
+    gates: int
+    heads: int
+    warps: int
+    stages: int
+    shared_bytes: int
+    groups: int  # of gates and heads: blocks for the same rows
+
+    @staticmethod
+    def of(cell: Cell, heads: int, head_dim: int, gpu: Gpu) -> "Layout":
+        padded, all_gates = -(-head_dim // 16) * 16, len(cell.recurrent_gates)
+        gate_groups = -(-all_gates * padded // _UNITS)
+        gates = -(-all_gates // gate_groups)
+        together = min(heads, max(1, _UNITS // (gates * padded)))
+        tiles = gates * padded // 16
+        warps = together * tiles // (1 if tiles % 2 else 2)
+        stage = (gates + 1) * _ROWS * (together * padded * 2 + 16)
+        stages = min(_STAGES, gpu.shared_per_block // stage)
+        groups = -(-all_gates // gates) * -(-heads // together)
+        return Layout(gates, together, warps, stages, stages * stage, groups)
+
+
+def weight_gradient(
+    cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None
+) -> Tensor:
+    """As `products.weight_gradient_of_states`."""
+    B, T, N, D = h.shape
+    if h.itemsize != 2 or D % 8 or D > WIDEST:
+        return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
+    kernel, layout, multiprocessors = _kernel(cell, N, D, h.dtype, reset is not None, h.device.index)
+    parts = max(1, min(multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)))
+    partial = torch.empty(parts, len(cell.recurrent_gates), N, D, D, device=h.device)
+    initial = None if states is None else states[0].to(h.dtype)
+    known = d_Wx, d_u, aligned(h), contiguous(initial), contiguous(reset)
+    kernel(parts * layout.groups, *known, partial, B, T, *products.row_strides(h), -(-B * T // parts))
+    return partial.sum(0).to(h.dtype)
+
+
+@cache
+def _kernel(
+    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, device: int
+) -> tuple[LoadedKernel, Layout, int]:
+    """The kernel, its layout, and how many multiprocessors there are."""
+    gpu = device_gpu(device)
+    binary, layout = compile_kernel(cell, heads, head_dim, dtype, reset, gpu)
+    return load(binary, device, 32 * layout.warps, layout.shared_bytes, 1, False), layout, gpu.multiprocessors
+
+
+def compile_kernel(
+    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, gpu: Gpu
+) -> tuple[Binary, Layout]:
+    """The kernel and its layout; needs no GPU."""
+    layout = Layout.of(cell, heads, head_dim, gpu)
+    source = prelude(cell, heads, head_dim, dtype, reset, layout)
+    return build(source, "weight_gradient.cuh", "flashrnn_weight_gradient", gpu.arch), layout
+
+
+def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout) -> str:
+    """The source before the kernel's header."""
+    constants = {
+        "HEADS": heads,
+        "D": head_dim,
+        "GR": len(cell.recurrent_gates),
+        "GI": len(cell.input_gates),
+        "GU": len(products.recurrent_only(cell)),
+        "RESET": reset,
+        "GATES_AT_ONCE": layout.gates,
+        "HEADS_AT_ONCE": layout.heads,
+        "ROWS": _ROWS,
+        "STAGES": layout.stages,
+        "SHARED_BYTES_EXPECTED": layout.shared_bytes,
+    }
+    tables = {
+        "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),
+        "ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
+    }
+    return definitions(dtype, constants, tables)

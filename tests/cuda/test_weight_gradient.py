@@ -1,0 +1,77 @@
+"""The kernel for d_R of narrow heads: on the processor, without races; binaries for every architecture."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from flashrnn import get_cell, products
+from flashrnn.cuda import weight_gradient as module
+from flashrnn.cuda.weight_gradient import Layout, compile_kernel, prelude, weight_gradient
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import rows_like
+from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.cuda.test_kernels import GPUS
+from tests.problems import random_reset
+from tests.suite import Case
+
+LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path_factory):
+    """Lets the kernel run on the processor, rows in as many parts as there may be, or in one."""
+
+    def use(in_parts: bool) -> None:
+        @cache
+        def kernel(cell, heads, head_dim, dtype, reset, device):
+            layout = Layout.of(cell, heads, head_dim, replace(named_gpu("H100"), shared_per_block=80_000))
+            source = prelude(cell, heads, head_dim, dtype, reset, layout)
+            folder = tmp_path_factory.mktemp("weight_gradient")
+            program = compile_for_host("flashrnn_weight_gradient", source, "weight_gradient.cuh", folder)
+            loaded = HostKernel(program, 1, 32 * layout.warps, layout.shared_bytes)
+            return loaded, layout, 1000 if in_parts else 1
+
+        monkeypatch.setattr(module, "_kernel", kernel)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "states", "in_parts"),
+    [
+        (Case(LSTM, B=5, T=70, N=2, D=64), torch.bfloat16, True, True),
+        (Case(GRU, B=3, T=30, N=5, D=16, reset=True), torch.float16, True, False),
+        (Case(GRU, B=9, T=40, N=3, D=24, reset=True, time_major=True), torch.bfloat16, False, True),
+        (Case(ELMAN, B=2, T=9, N=3, D=40, time_major=True), torch.bfloat16, True, False),
+        (Case(LSTM, B=1, T=1, N=1, D=8), torch.bfloat16, True, False),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Case) else None,
+)
+def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, in_parts):
+    on_host(in_parts)
+    cell, B, T, N, D = case[:5]
+    torch.manual_seed(0)
+    h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
+    d_Wx, d_u = (rows_like(h, n, N, D).normal_() for n in (len(cell.input_gates), len(products.recurrent_only(cell))))
+    h, d_Wx, d_u = h.to(dtype), d_Wx.to(dtype), d_u.to(dtype)
+    initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
+    reset = random_reset(B, T) if case.reset else None
+    before = [x.clone() for x in (h, d_Wx, d_u)]
+    out = weight_gradient(cell, d_Wx, d_u, h, initial, reset)
+    exact = [None if x is None else x.double() for x in (d_Wx, d_u, h, initial)]
+    expected = products.weight_gradient_of_states(cell, *exact, reset)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4 * expected.std().item())
+    assert all(torch.equal(x, y) for x, y in zip(before, (h, d_Wx, d_u), strict=True))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("head_dim", [8, 16, 32, 48, 64])
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_nothing_is_spilled(cell, head_dim, gpu):
+    binary, layout = compile_kernel(get_cell(cell), 768 // head_dim, head_dim, torch.bfloat16, True, named_gpu(gpu))
+    assert GPUS[gpu] in binary.path.name
+    assert binary.spilled == 0
+    assert layout.stages >= 3
