@@ -18,6 +18,7 @@ WIDEST = 64  # of a head; beyond, PyTorch's products are as fast
 _ROWS = 32  # that are loaded at a time
 _STAGES = 5  # loads on their way and in use, where they fit
 _UNITS = 256  # of all gates and heads of a block, which its registers hold
+_SUM_THREADS = 128
 
 
 @dataclass(frozen=True)
@@ -52,36 +53,49 @@ def weight_gradient(
     B, T, N, D = h.shape
     if h.itemsize != 2 or D % 8 or D > WIDEST:
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
-    kernel, layout, multiprocessors = _kernel(cell, N, D, h.dtype, reset is not None, h.device.index)
+    products_of_parts, sum_of_parts, layout, multiprocessors = _kernels(
+        cell, N, D, h.dtype, reset is not None, h.device.index
+    )
     parts = max(1, min(multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)))
-    partial = torch.empty(parts, len(cell.recurrent_gates), N, D, D, device=h.device)
+    d_R = h.new_empty(len(cell.recurrent_gates), N, D, D)
+    partial = torch.empty(parts, *d_R.shape, device=h.device)
     initial = None if states is None else states[0].to(h.dtype)
     known = d_Wx, d_u, aligned(h), contiguous(initial), contiguous(reset)
-    kernel(parts * layout.groups, *known, partial, B, T, *products.row_strides(h), -(-B * T // parts))
-    return partial.sum(0).to(h.dtype)
+    _, row_t = products.row_strides(h)
+    products_of_parts(parts * layout.groups, *known, partial, B, T, row_t, -(-B * T // parts))
+    pairs = d_R.numel() // 2
+    sum_of_parts(-(-pairs // _SUM_THREADS), partial, d_R, parts, pairs)
+    return d_R
 
 
 @cache
-def _kernel(
+def _kernels(
     cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, device: int
-) -> tuple[LoadedKernel, Layout, int]:
-    """The kernel, its layout, and how many multiprocessors there are."""
+) -> tuple[LoadedKernel, LoadedKernel, Layout, int]:
+    """The kernels, the layout, and how many multiprocessors there are."""
     gpu = device_gpu(device)
-    binary, layout = compile_kernel(cell, heads, head_dim, dtype, reset, gpu)
-    return load(binary, device, 32 * layout.warps, layout.shared_bytes, 1, False), layout, gpu.multiprocessors
+    product, total, layout = compile_kernels(cell, heads, head_dim, dtype, reset, gpu)
+    return (
+        load(product, device, 32 * layout.warps, layout.shared_bytes, 1, False),
+        load(total, device, _SUM_THREADS, 0, 1, False),
+        layout,
+        gpu.multiprocessors,
+    )
 
 
-def compile_kernel(
+def compile_kernels(
     cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, gpu: Gpu
-) -> tuple[Binary, Layout]:
-    """The kernel and its layout; needs no GPU."""
+) -> tuple[Binary, Binary, Layout]:
+    """The kernels (products of parts, and their sum) and the layout; needs no GPU."""
     layout = Layout.of(cell, heads, head_dim, gpu)
     source = prelude(cell, heads, head_dim, dtype, reset, layout)
-    return build(source, "weight_gradient.cuh", "flashrnn_weight_gradient", gpu.arch), layout
+    product = build(source, "weight_gradient.cuh", "flashrnn_weight_gradient", gpu.arch)
+    total = build(sum_prelude(dtype), "weight_gradient_sum.cuh", "flashrnn_weight_gradient_sum", gpu.arch)
+    return product, total, layout
 
 
 def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout) -> str:
-    """The source before the kernel's header."""
+    """The source before the header of the products."""
     constants = {
         "HEADS": heads,
         "D": head_dim,
@@ -100,3 +114,8 @@ def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bo
         "ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
     }
     return definitions(dtype, constants, tables)
+
+
+def sum_prelude(dtype: torch.dtype) -> str:
+    """The source before the header of the sum."""
+    return definitions(dtype, {"SUM_THREADS": _SUM_THREADS}, {})

@@ -8,7 +8,7 @@ import torch
 
 from flashrnn import get_cell, products
 from flashrnn.cuda import weight_gradient as module
-from flashrnn.cuda.weight_gradient import Layout, compile_kernel, prelude, weight_gradient
+from flashrnn.cuda.weight_gradient import Layout, compile_kernels, prelude, sum_prelude, weight_gradient
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import rows_like
 from tests.cuda.host_kernel import HostKernel, compile_for_host
@@ -29,11 +29,13 @@ def on_host(monkeypatch, tmp_path_factory):
             layout = Layout.of(cell, heads, head_dim, replace(named_gpu("H100"), shared_per_block=80_000))
             source = prelude(cell, heads, head_dim, dtype, reset, layout)
             folder = tmp_path_factory.mktemp("weight_gradient")
-            program = compile_for_host("flashrnn_weight_gradient", source, "weight_gradient.cuh", folder)
-            loaded = HostKernel(program, 1, 32 * layout.warps, layout.shared_bytes)
-            return loaded, layout, 1000 if in_parts else 1
+            product = compile_for_host("flashrnn_weight_gradient", source, "weight_gradient.cuh", folder)
+            entry = "flashrnn_weight_gradient_sum"
+            total = compile_for_host(entry, sum_prelude(dtype), "weight_gradient_sum.cuh", folder)
+            loaded = HostKernel(product, 1, 32 * layout.warps, layout.shared_bytes)
+            return loaded, HostKernel(total, 1, module._SUM_THREADS, 0), layout, 1000 if in_parts else 1
 
-        monkeypatch.setattr(module, "_kernel", kernel)
+        monkeypatch.setattr(module, "_kernels", kernel)
 
     return use
 
@@ -71,7 +73,8 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, in
 @pytest.mark.parametrize("head_dim", [8, 16, 32, 48, 64])
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
 def test_nothing_is_spilled(cell, head_dim, gpu):
-    binary, layout = compile_kernel(get_cell(cell), 768 // head_dim, head_dim, torch.bfloat16, True, named_gpu(gpu))
-    assert GPUS[gpu] in binary.path.name
-    assert binary.spilled == 0
+    sizes = 768 // head_dim, head_dim, torch.bfloat16
+    *binaries, layout = compile_kernels(get_cell(cell), *sizes, True, named_gpu(gpu))
+    assert all(GPUS[gpu] in binary.path.name for binary in binaries)
+    assert all(binary.spilled == 0 for binary in binaries)
     assert layout.stages >= 3

@@ -9,60 +9,70 @@ constexpr int THREADS = 32 * HEADS_AT_ONCE * HEAD_TILES / TILES;
 constexpr int PITCH = HEADS_AT_ONCE * PADDED * BYTES + 16;  // bytes between rows: eight of them never share a bank
 constexpr int MATRIX = ROWS * PITCH, STAGE = (GATES_AT_ONCE + 1) * MATRIX;  // the gates' gradients, and h
 constexpr int HEAD_GROUPS = (HEADS + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, GATE_GROUPS = (GR + GATES_AT_ONCE - 1) / GATES_AT_ONCE;
-constexpr int VECTOR = 16 / BYTES, ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR;
-static_assert(D % VECTOR == 0 && BYTES == 2 && STAGES * STAGE == SHARED_BYTES_EXPECTED);
+constexpr int VECTOR = 16 / BYTES, ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR, ROWS_AT_ONCE = THREADS / ROW_VECTORS;
+static_assert(D % VECTOR == 0 && BYTES == 2 && ROWS_AT_ONCE > 0 && STAGES * STAGE == SHARED_BYTES_EXPECTED);
 
-// What a block reads; row r of all tensors is step t(r) of sequence b(r).
+// What a thread copies: the same 16 bytes of every ROWS_AT_ONCE-th row. Row r of all tensors is a step of a sequence.
 struct Source {
   const scalar *d_x, *d_u, *h, *initial;
   const unsigned char* reset;
-  int T, row_b, row_t, first_head, first_gate;
+  u32 T, row_t;
+  int first_gate, first_row;
+  bool has_columns;
+  u32 place;  // in a matrix in shared memory
 
-  DEVICE int t(int row) const { return row_t == 1 ? row % T : row / row_t; }
-  DEVICE int b(int row) const { return row_t == 1 ? row / T : row % row_t; }
-
-  // Where `gate` of a row begins; null for a gate that is not there.
-  DEVICE const scalar* gradient(int row, int gate) const {
-    const scalar* from = nullptr;
-#pragma unroll
-    for (int j = 0; j < GR; j++) {
-      if (j != first_gate + gate) continue;
-      from = INPUT_OF[j] >= 0 ? d_x + (i64(row) * GI + INPUT_OF[j]) * HEADS * D : d_u + (i64(row) * GU + ONLY_OF[j]) * HEADS * D;
-    }
-    return from;
+  DEVICE Source(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, const unsigned char* reset, u32 T,
+                u32 row_t, int first_head, int first_gate)
+      : reset(reset), T(T), row_t(row_t), first_gate(first_gate) {
+    first_row = threadIdx.x / ROW_VECTORS;
+    const int column = threadIdx.x % ROW_VECTORS * VECTOR, head = column / D, offset = first_head * D + column;
+    has_columns = first_row < ROWS_AT_ONCE && first_head + head < HEADS;
+    place = first_row * PITCH + (head * PADDED + column % D) * BYTES;
+    this->d_x = d_x + offset, this->d_u = d_u + offset, this->h = h + offset;
+    this->initial = initial ? initial + offset : nullptr;
   }
-  // Where h before a row begins; null for zeros.
-  DEVICE const scalar* before(int row) const {
-    const int step = t(row);
-    if (RESET && reset[i64(b(row)) * T + step]) return nullptr;
-    if (step) return h + i64(row - row_t) * HEADS * D;
-    return initial ? initial + i64(b(row)) * HEADS * D : nullptr;
+  // h before a row; null for zeros.
+  DEVICE const scalar* before(u32 row) const {
+    const bool batch_outside = row_t == 1;
+    if (RESET && reset[batch_outside ? row : i64(row % row_t) * T + row / row_t]) return nullptr;
+    const bool first_step = batch_outside ? row % T == 0 : row < row_t;
+    if (!first_step) return h + i64(row - row_t) * (HEADS * D);
+    return initial ? initial + i64(batch_outside ? row / T : row) * (HEADS * D) : nullptr;
   }
   // Rows from `row` to before `end` on their way to shared memory, zeros behind them.
   DEVICE void copy(u32 to, int row, int end) const {
-    for (int i = threadIdx.x; i < (GATES_AT_ONCE + 1) * ROWS * ROW_VECTORS; i += THREADS) {
-      const int column = i % ROW_VECTORS * VECTOR, r = i / ROW_VECTORS % ROWS, gate = i / ROW_VECTORS / ROWS;
-      const int head = column / D, place = r * PITCH + (head * PADDED + column % D) * BYTES;
-      const scalar* from = nullptr;
-      if (row + r < end && first_head + head < HEADS) from = gate < GATES_AT_ONCE ? gradient(row + r, gate) : before(row + r);
-      copy_async<16>(to + gate * MATRIX + place, from + (from ? first_head * D + column : 0), from);
+#pragma unroll
+    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
+      const int own = row + r + first_row;
+      if (r + first_row >= ROWS || first_row >= ROWS_AT_ONCE) continue;
+      const bool valid = own < end && has_columns;
+      const scalar *x = d_x + i64(own) * (GI * HEADS * D), *u = d_u + i64(own) * (GU * HEADS * D);
+      const u32 at = to + place + r * PITCH;
+#pragma unroll
+      for (int j = 0; j < GR; j++) {
+        const int gate = GATE_GROUPS == 1 ? j : j - first_gate;
+        if (gate < 0 || gate >= GATES_AT_ONCE) continue;
+        copy_async<16>(at + gate * MATRIX, INPUT_OF[j] >= 0 ? x + INPUT_OF[j] * (HEADS * D) : u + ONLY_OF[j] * (HEADS * D), valid);
+      }
+      const scalar* before_row = valid ? before(own) : nullptr;
+      copy_async<16>(at + GATES_AT_ONCE * MATRIX, before_row, before_row);
     }
     copy_commit();
   }
 };
 
 // d_x [B, T, GI, N, D], d_u [B, T, GU, N, D] (gradients of the gates without input), h [B, T, N, D], initial h [B, N, D] or
-// null, reset [B, T] -> partial [parts, GR, N, D, D]. Batch and time may be swapped in memory, as row_b and row_t say. Blocks
-// are parts of `part_rows` rows x gate groups x head groups.
+// null, reset [B, T] -> partial [parts, GR, N, D, D]. Batch and time may be swapped in memory; row_t rows lie between steps.
+// Blocks are parts of `part_rows` rows x gate groups x head groups.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_weight_gradient(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, const unsigned char* reset,
-                         float* __restrict__ partial, i64 B, i64 T, i64 row_b, i64 row_t, i64 part_rows) {
+                         float* __restrict__ partial, i64 B, i64 T, i64 row_t, i64 part_rows) {
   extern __shared__ __align__(16) char memory[];
   const int first_head = blockIdx.x % HEAD_GROUPS * HEADS_AT_ONCE;
   const int first_gate = blockIdx.x / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, part = blockIdx.x / HEAD_GROUPS / GATE_GROUPS;
-  const Source source{d_x, d_u, h, initial, reset, int(T), int(row_b), int(row_t), first_head, first_gate};
+  const Source source(d_x, d_u, h, initial, reset, u32(T), u32(row_t), first_head, first_gate);
   const int begin = int(part * part_rows), end = int(min(B * T, (part + 1) * part_rows));
-  if (D < PADDED) {  // copies leave the padding as it is
+  if (D < PADDED || GR % GATES_AT_ONCE) {  // copies leave the padding, and gates that are not there, as they are
     for (int i = threadIdx.x; i < STAGES * STAGE / 16; i += THREADS) reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
   }
@@ -71,27 +81,30 @@ flashrnn_weight_gradient(const scalar* d_x, const scalar* d_u, const scalar* h, 
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int head = warp * TILES / HEAD_TILES, first_tile = warp * TILES % HEAD_TILES;
-  // Rows of a transposed matrix are the product's inner axis: lanes 8 to 15 give the next columns, 16 to 31 the next rows.
-  const u32 lane_left = (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16, lane_right = lane % 16 * PITCH + lane / 16 * 16;
+  // Rows of a transposed matrix are the product's inner axis. Of the gradients, lanes 8 to 15 give the next columns and 16 to
+  // 31 the next rows; of h the other way round.
+  u32 left[TILES];
+#pragma unroll
+  for (int m = 0; m < TILES; m++) {
+    const int gate = (first_tile + m) / (PADDED / 16), unit = (first_tile + m) % (PADDED / 16) * 16;
+    left[m] = gate * MATRIX + (lane % 8 + lane / 16 * 8) * PITCH + (head * PADDED + unit + lane / 8 % 2 * 8) * BYTES;
+  }
+  const u32 right = GATES_AT_ONCE * MATRIX + lane % 16 * PITCH + (head * PADDED + lane / 16 * 8) * BYTES;
   float c[TILES][PADDED / 8][4] = {};
-  for (int row = begin, stage = 0; row < end; row += ROWS, stage = (stage + 1) % STAGES) {
+  for (int row = begin, stage = 0; row < end; row += ROWS, stage = stage + 1 == STAGES ? 0 : stage + 1) {
     copy_wait<STAGES - 2>();
     __syncthreads();
-    source.copy(shared + (stage + STAGES - 1) % STAGES * STAGE, row + (STAGES - 1) * ROWS, end);
-    const u32 left = shared + stage * STAGE + head * PADDED * BYTES + lane_left;
-    const u32 right = shared + stage * STAGE + GATES_AT_ONCE * MATRIX + head * PADDED * BYTES + lane_right;
+    source.copy(shared + (stage ? stage - 1 : STAGES - 1) * STAGE, row + (STAGES - 1) * ROWS, end);
+    const u32 from = shared + stage * STAGE;
 #pragma unroll
     for (int k = 0; k < ROWS; k += 16) {
       u32 a[TILES][4];
 #pragma unroll
-      for (int m = 0; m < TILES; m++) {
-        const int tile = first_tile + m, gate = tile / (PADDED / 16), unit = tile % (PADDED / 16) * 16;
-        load_four_transposed(a[m], left + gate * MATRIX + k * PITCH + unit * BYTES);
-      }
+      for (int m = 0; m < TILES; m++) load_four_transposed(a[m], from + left[m] + k * PITCH);
 #pragma unroll
       for (int n = 0; n < PADDED; n += 16) {
         u32 b[4];
-        load_four_transposed(b, right + k * PITCH + n * BYTES);
+        load_four_transposed(b, from + right + k * PITCH + n * BYTES);
 #pragma unroll
         for (int m = 0; m < TILES; m++) mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
       }
