@@ -14,7 +14,7 @@ from flashrnn.cuda.source import definitions
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import aligned, contiguous
 
-WIDEST = 64  # of a head; beyond, PyTorch's products are as fast
+WIDEST = 128  # of a head; beyond, PyTorch's products are as fast
 _ROWS = 32  # that are loaded at a time
 _STAGES = 5  # loads on their way and in use, where they fit
 _UNITS = 256  # of all gates and heads of a block, which its registers hold
