@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=int, default=1, help="training runs at a time, spread over the GPUs (default: 1)"
     )
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="collect the runs below it, instead of training")
+    parser.add_argument("--add-to", type=Path, metavar="FILE", help="data of earlier runs, which those of --runs join")
     parser.add_argument("--data", type=Path, nargs="+", metavar="FILE", help="table and figure of these files alone")
     parser.add_argument(
         "--out",
@@ -47,14 +48,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
     """End with an error where something is asked for that nothing would heed."""
-    of_training = {"KEY=VALUE": asked.overrides, "--runs": asked.runs, "--jobs": asked.jobs != 1}
+    of_training = {
+        "KEY=VALUE": asked.overrides,
+        "--runs": asked.runs,
+        "--add-to": asked.add_to,
+        "--jobs": asked.jobs != 1,
+    }
     given = ", ".join(name for name, value in of_training.items() if value)
     if asked.jobs < 1:
         parser.error(f"--jobs {asked.jobs}: expected at least 1")
     if asked.runs and (asked.overrides or asked.jobs != 1):
         parser.error("--runs collects what is there, and heeds no KEY=VALUE and no --jobs")
-    if missing := [str(file) for file in asked.data or () if not file.is_file()]:
-        parser.error(f"--data {missing[0]}: there is no such file")
+    if asked.add_to and not asked.runs:
+        parser.error("--add-to says what the runs of --runs join, and there is no --runs")
+    for option, files in (("--data", asked.data or ()), ("--add-to", [asked.add_to] if asked.add_to else ())):
+        if missing := [str(file) for file in files if not file.is_file()]:
+            parser.error(f"{option} {missing[0]}: there is no such file")
     if asked.data and (given or asked.quick):
         parser.error(f"--data draws what its files hold, and heeds no {given or '--quick'}")
     if given and not ENTRIES[asked.name].trains:
@@ -80,7 +89,7 @@ def main() -> None:
     with one_line_errors():
         if not asked.data:
             checkout()  # an error now, not after the measurements
-        options = Options(asked.quick, asked.jobs, asked.runs, tuple(asked.overrides), out)
+        options = Options(asked.quick, asked.jobs, asked.runs, asked.add_to, tuple(asked.overrides), out)
         files = asked.data or reproduction.measure(options)
         for path in (*files, *write(asked.name, reproduction, files, out)):
             print(path)

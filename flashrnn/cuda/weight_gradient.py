@@ -1,4 +1,5 @@
-"""d_R after the time loop: of narrow heads by a kernel, since a library's product has too few results to fill a GPU."""
+"""d_R after the time loop: of several narrow heads by a kernel, because a library's products have too few results to
+fill a GPU; of one it splits the sum as well."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from flashrnn.cuda.source import definitions
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import aligned, contiguous
 
-WIDEST = 128  # of a head; beyond, PyTorch's products are as fast
+WIDEST = 128  # of a head; wider ones were not tried
 _ROWS = 32  # that are loaded at a time
 _STAGES = 5  # loads on their way and in use, where they fit
 _UNITS = 256  # of all gates and heads of a block, which its registers hold
@@ -51,7 +52,7 @@ def weight_gradient(
 ) -> Tensor:
     """As `products.weight_gradient_of_states`."""
     B, T, N, D = h.shape
-    if h.itemsize != 2 or D % 8 or D > WIDEST:
+    if h.itemsize != 2 or N == 1 or D % 8 or D > WIDEST:
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
     products_of_parts, sum_of_parts, layout, multiprocessors = _kernels(
         cell, N, D, h.dtype, reset is not None, h.device.index

@@ -48,7 +48,7 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
             for model in MODELS
         ]
         train(runs, options)
-    rows = [row for row in collect(folder) if row["data"] in tasks]
+    rows = [row for row in collect(folder, options.add_to) if row["data"] in tasks]
     if options.runs and not finished([{"runs": rows}]):
         raise ValueError(f"no run below {folder} has accuracies of {', '.join(tasks)}")
     if len({str([part["lengths"] for part in row["ranges"]]) for row in finished([{"runs": rows}])}) > 1:

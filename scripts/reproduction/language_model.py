@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.reproduction.loss_curves import NN_LSTM, check_finished, finished
+from scripts.reproduction.loss_curves import NN_LSTM, by_text, check_finished, finished, names
 from scripts.reproduction.result import Options, Reproduction, Table, paper, save
 from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, speed, tokens, train, trained_by
 
@@ -29,7 +29,7 @@ def _measure(options: Options) -> list[Path]:
     if folder is None:
         folder = OUTPUTS / ("language_model_quick" if options.quick else "language_model")
         train([_run(row, folder, options.quick) for row in paper("language_model")], options)
-    rows = collect(folder)
+    rows = collect(folder, options.add_to)
     check_finished(options, rows)
     return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 
@@ -38,7 +38,8 @@ def ours(contents: list[dict], row: dict) -> dict | None:
     """Our run of a row of the paper's table, if it is finished; of several the one with the first seed."""
 
     def key(model: str, heads: int, overrides: Sequence[str]) -> tuple:
-        return model, heads, *(override for override in overrides if override.startswith("model.mixer.backend="))
+        named = ("model.mixer.backend=", "trainer.precision=")
+        return model, heads, *(override for override in overrides if override.startswith(named))
 
     wanted = key(_model(row), row["heads"], BACKENDS[row["backend"]])
     runs = [run for run in finished(contents) if key(run["model"], run["num_heads"], run["overrides"]) == wanted]
@@ -78,7 +79,21 @@ def _notes(contents: list[dict]) -> list[str]:
     )
     experiments = {run["experiment"] for run in contents[0]["runs"]}
     by = f"By {trained_by(contents)}."
-    return [seconds, *([scaled_down] if SCALED_DOWN in experiments else []), by, *failures(contents)]
+    return [seconds, *([scaled_down] if SCALED_DOWN in experiments else []), *_texts(contents), by, *failures(contents)]
+
+
+def _texts(contents: list[dict]) -> list[str]:
+    """A paragraph where not all rows were trained on the same text, as a machine's sources change."""
+    shown = [run for row in paper("language_model") if (run := ours(contents, row))]
+    name_of = {id(run): f"`{name}`" for name, run in zip(names(shown), shown, strict=True)}
+    texts = by_text([{"runs": shown}])
+    if len(texts) < 2:
+        return []
+    parts = [
+        f"{', '.join(name_of[id(run)] for run in runs)} (perplexity {unigram} by the frequency of tokens alone)"
+        for unigram, runs in sorted(texts.items())
+    ]
+    return [f"Not all perplexities are of the same text: {'; '.join(parts)}."]
 
 
 def _draw(contents: list[dict], file: Path) -> None:

@@ -45,8 +45,10 @@ def _measure(options: Options) -> list[Path]:
             for model, heads in MODELS
         ]
         train(runs, options)
-    rows = collect(folder, lambda run: {"curve": _curve(run / "metrics.csv")})
+    rows = collect(folder, options.add_to, lambda run: {"curve": _curve(run / "metrics.csv")})
     check_finished(options, rows)
+    if len(by_text([{"runs": rows}])) > 1:
+        raise ValueError(f"runs below {folder} were evaluated on other text than others, so none is beside another")
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
 
 
@@ -81,6 +83,15 @@ def _name(run: dict, shared: list[str]) -> str:
 def finished(contents: list[dict]) -> list[dict]:
     """Runs that have a perplexity, and logged how fast they were."""
     return [run for run in contents[0]["runs"] if "perplexity" in run and run["step_time"]]
+
+
+def by_text(contents: list[dict]) -> dict[float, list[dict]]:
+    """Finished runs by the validation text, where it is known by the perplexity of how often its tokens are."""
+    texts: dict[float, list[dict]] = {}
+    for run in finished(contents):
+        if run.get("unigram_perplexity"):
+            texts.setdefault(round(run["unigram_perplexity"], 1), []).append(run)
+    return texts
 
 
 def check_finished(options: Options, rows: list[dict]) -> None:

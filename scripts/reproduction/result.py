@@ -29,6 +29,7 @@ class Options:
     quick: bool = False  # scaled down to a few CPU cores, or to minutes on a GPU
     jobs: int = 1  # training runs at a time
     runs: Path | None = None  # folder of finished runs, to collect instead of training
+    add_to: Path | None = None  # data of earlier runs, which these are added to
     overrides: tuple[str, ...] = ()  # of every training run
     out: Path = RESULTS
 

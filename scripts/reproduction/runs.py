@@ -162,9 +162,10 @@ def evaluation(folder: Path) -> dict | None:
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def collect(folder: Path, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
+def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
     """One row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and either
     its evaluation, seconds per step and tokens per second (medians), or an error; and what `more` finds in its folder.
+    Before them the rows of the file `add_to`, but for those that were called as one of these.
     """
     found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
     if not found:
@@ -172,7 +173,17 @@ def collect(folder: Path, more: Callable[[Path], dict] = lambda run: {}) -> list
     rows = [_row(run) | more(run) for run in found]
     if not _results([{"runs": rows}]):
         raise ValueError("\n".join([f"no run below {folder} has finished.", *failures([{"runs": rows}])]))
-    return rows
+    called = [set(row["overrides"]) for row in rows]
+    return [row for row in _rows_of(add_to) if set(row["overrides"]) not in called] + rows
+
+
+def _rows_of(file: Path | None) -> list[dict]:
+    if file is None:
+        return []
+    content = json.loads(file.read_text())
+    if "runs" not in content or "suite" in content:
+        raise ValueError(f"{file} holds no training runs to add to: expected what scripts.reproduce has written")
+    return content["runs"]
 
 
 def _row(folder: Path) -> dict:

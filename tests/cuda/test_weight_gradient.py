@@ -47,7 +47,7 @@ def on_host(monkeypatch, tmp_path_factory):
         (Case(GRU, B=3, T=30, N=5, D=16, reset=True), torch.float16, True, False),
         (Case(GRU, B=9, T=40, N=3, D=24, reset=True, time_major=True), torch.bfloat16, False, True),
         (Case(ELMAN, B=2, T=9, N=3, D=40, time_major=True), torch.bfloat16, True, False),
-        (Case(LSTM, B=1, T=1, N=1, D=8), torch.bfloat16, True, False),
+        (Case(LSTM, B=1, T=1, N=2, D=8), torch.bfloat16, True, False),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
@@ -70,7 +70,7 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, in
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("head_dim", [8, 16, 32, 48, 64])
+@pytest.mark.parametrize("head_dim", [8, 16, 32, 48, 64, 96, 128])
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
 def test_nothing_is_spilled(cell, head_dim, gpu):
     sizes = 768 // head_dim, head_dim, torch.bfloat16

@@ -106,6 +106,35 @@ def test_rows_say_how_a_run_was_called_and_how_fast_it_was(tmp_path):
     assert (row["step_time"], row["tokens_per_second"]) == (2.0, 50.0)
 
 
+def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
+    leave_run(tmp_path / "new" / "0_lstm", seed=7)
+    leave_run(tmp_path / "new" / "0_gru", model="gru")
+    earlier = tmp_path / "earlier.json"
+    kept = {"overrides": ["model=elman"], "model": "elman"}
+    earlier.write_text(json.dumps({"runs": [kept, {"overrides": ["model=lstm"], "model": "lstm", "seed": 0}]}))
+    found = collect(tmp_path / "new", earlier)
+    assert found[0] == kept
+    assert [(row["model"], row["seed"]) for row in found[1:]] == [("gru", 0), ("lstm", 7)]
+    with pytest.raises(ValueError, match=r"kernels_main_.* holds no training runs to add to"):
+        collect(tmp_path / "new", RESULTS / f"kernels_main_{GPU}.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["parity", "--add-to", "FILE"], "--add-to says what the runs of --runs join, and there is no --runs"),
+        (["parity", "--runs", ".", "--add-to", "nothing.json"], "--add-to nothing.json: there is no such file"),
+        (["roofline", "--runs", ".", "--add-to", "FILE"], "roofline trains nothing that --runs, --add-to could be for"),
+    ],
+)
+def test_what_cannot_be_added_to(arguments, message, monkeypatch, capsys):
+    file = str(RESULTS / "parity_cpu.json")
+    monkeypatch.setattr("sys.argv", ["reproduce", *(file if a == "FILE" else a for a in arguments)])
+    with pytest.raises(SystemExit):
+        reproduce.main()
+    assert message in capsys.readouterr().err
+
+
 def test_nothing_to_collect(tmp_path):
     with pytest.raises(FileNotFoundError, match="there are no runs of"):
         collect(tmp_path)
@@ -214,7 +243,7 @@ def test_a_real_run_is_collected(tmp_path):
 def test_what_wins_back_the_time_of_compiling_is_compiled(name, quick, compiled, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr("scripts.reproduction.accuracy.train", lambda runs, options: asked.extend(runs))
-    monkeypatch.setattr("scripts.reproduction.accuracy.collect", lambda folder: [])
+    monkeypatch.setattr("scripts.reproduction.accuracy.collect", lambda *_: [])
     reproduce.load(name).measure(Options(quick=quick, out=tmp_path))
     overrides = [dict(override.split("=") for override in run.overrides) for run in asked]
     assert {asked["model"] for asked in overrides} == set(MODELS)
@@ -248,21 +277,36 @@ def test_language_models_beside_the_table_of_the_paper():
         "step": 920, "step_time": 0.1, "tokens_per_second": 327_680.0, "perplexity": 15.55, "overrides": ["seed=0"],
         "environment": {"commit": "abc", "device": "a GPU"},
     }  # fmt: skip
-    alternating = run | {"perplexity": 15.65, "overrides": ["model.mixer.backend=cuda"]}
+    run |= {"unigram_perplexity": 1000.0}
+    alternating = run | {"perplexity": 15.65, "overrides": ["model.mixer.backend=cuda"], "unigram_perplexity": 1001.0}
+    cudnn = run | {"model": "nn_lstm", "perplexity": 16.5, "overrides": ["seed=0"]}
+    scaled = cudnn | {"perplexity": 15.75, "overrides": ["seed=0", "trainer.precision=16-mixed"]}
     broken = {
         "experiment": "python_160m",
         "model": "transformer",
         "overrides": ["model=transformer"],
         "error": "killed",
     }
-    contents = [{"quick": True, "runs": [broken, run | {"seed": 1, "perplexity": 16.0}, run, alternating]}]
-    _, fused, by_steps, *others = language_model.LANGUAGE_MODEL.table(contents)
+    runs = [broken, run | {"seed": 1, "perplexity": 16.0}, run, alternating, cudnn, scaled]
+    contents = [{"quick": True, "runs": runs}]
+    _, fused, by_steps, by_cudnn, *others = language_model.LANGUAGE_MODEL.table(contents)
     assert fused[3::2] == ["190", "0.200", "1.7", "15.6 (30 M)"]  # 524,288 tokens on eight, 30,000 times
     assert by_steps[9] == "15.7 (30 M)"
+    assert by_cudnn[9] == "15.8 (30 M)"  # the one whose gradients were scaled
     assert all(row[3::2] == ["", "", "", ""] for row in others)
     notes = " ".join(language_model.LANGUAGE_MODEL.notes(contents))
     assert "scaled-down" in notes
     assert "killed: `model=transformer`" in notes
+    assert "Not all perplexities are of the same text: `lstm, 1 head`, `nn_lstm, 1 head, trainer.p" in notes
+    assert "model.mixer.backend=cuda` (perplexity 1001.0 by the frequency of tokens alone)" in notes
+
+
+def test_loss_curves_of_different_texts_are_not_drawn_side_by_side(monkeypatch, tmp_path):
+    run = {"perplexity": 12.5, "step_time": 0.07, "environment": {"device": "a GPU"}}
+    found = [run | {"unigram_perplexity": unigram} for unigram in (1026.7, 1031.5)]
+    monkeypatch.setattr(loss_curves, "collect", lambda *_: found)
+    with pytest.raises(ValueError, match="were evaluated on other text than others"):
+        loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
 
 
 def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
