@@ -19,6 +19,7 @@ WIDEST = 128  # of a head; wider ones were not tried
 _ROWS = 32  # that are loaded at a time
 _STAGES = 5  # loads on their way and in use, where they fit
 _UNITS = 256  # of all gates and heads of a block, which its registers hold
+_CLUSTER = 8  # blocks that add up what they have, where there are clusters
 _SUM_THREADS = 128
 
 
@@ -30,8 +31,9 @@ class Layout:
     heads: int
     warps: int
     stages: int
+    blocks: int  # of a cluster
     shared_bytes: int
-    groups: int  # of gates and heads: blocks for the same rows
+    groups: int  # of gates and heads: clusters for the same rows
 
     @staticmethod
     def of(cell: Cell, heads: int, head_dim: int, gpu: Gpu) -> "Layout":
@@ -43,8 +45,10 @@ class Layout:
         warps = together * tiles // (1 if tiles % 2 else 2)
         stage = (gates + 1) * _ROWS * (together * padded * 2 + 16)
         stages = min(_STAGES, gpu.shared_per_block // stage)
+        blocks = _CLUSTER if gpu.clusters else 1
+        results = together * gates * padded * (padded + 8) * 4 if gpu.clusters else 0
         groups = -(-all_gates // gates) * -(-heads // together)
-        return Layout(gates, together, warps, stages, stages * stage, groups)
+        return Layout(gates, together, warps, stages, blocks, max(stages * stage, results), groups)
 
 
 def weight_gradient(
@@ -57,15 +61,17 @@ def weight_gradient(
     products_of_parts, sum_of_parts, layout, multiprocessors = _kernels(
         cell, N, D, h.dtype, reset is not None, h.device.index
     )
-    parts = max(1, min(multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)))
+    parts = max(1, min(multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)) // layout.blocks)
     d_R = h.new_empty(len(cell.recurrent_gates), N, D, D)
-    partial = torch.empty(parts, *d_R.shape, device=h.device)
+    partial = torch.empty(parts, *d_R.shape, device=h.device) if parts > 1 or layout.blocks == 1 else None
     initial = None if states is None else states[0].to(h.dtype)
     known = d_Wx, d_u, aligned(h), contiguous(initial), contiguous(reset)
     _, row_t = products.row_strides(h)
-    products_of_parts(parts * layout.groups, *known, partial, B, T, row_t, -(-B * T // parts))
-    pairs = d_R.numel() // 2
-    sum_of_parts(-(-pairs // _SUM_THREADS), partial, d_R, parts, pairs)
+    block_rows = -(-B * T // (parts * layout.blocks))
+    products_of_parts(parts * layout.groups, *known, partial, d_R, B, T, row_t, block_rows)
+    if partial is not None:
+        pairs = d_R.numel() // 2
+        sum_of_parts(-(-pairs // _SUM_THREADS), partial, d_R, parts, pairs)
     return d_R
 
 
@@ -77,7 +83,7 @@ def _kernels(
     gpu = device_gpu(device)
     product, total, layout = compile_kernels(cell, heads, head_dim, dtype, reset, gpu)
     return (
-        load(product, device, 32 * layout.warps, layout.shared_bytes, 1, False),
+        load(product, device, 32 * layout.warps, layout.shared_bytes, layout.blocks, False),
         load(total, device, _SUM_THREADS, 0, 1, False),
         layout,
         gpu.multiprocessors,
@@ -108,6 +114,7 @@ def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bo
         "HEADS_AT_ONCE": layout.heads,
         "ROWS": _ROWS,
         "STAGES": layout.stages,
+        "CLUSTER": layout.blocks,
         "SHARED_BYTES_EXPECTED": layout.shared_bytes,
     }
     tables = {

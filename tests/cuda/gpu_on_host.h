@@ -312,6 +312,8 @@ inline u32 cluster_rank() { return block->rank; }
 inline u32 remote_address(u32 address, u32 rank) { return CHECK(int(address >> RANK) == block->rank), rank << RANK | (address & ((1 << RANK) - 1)); }
 inline void cluster_sync() { dawdle(), group->meet.wait(int(group->blocks.size() * blockDim.x)), dawdle(); }
 
+inline float4 load_remote(u32 address) { return *remote<float4>(address); }
+
 struct alignas(8) Phase {  // of an mbarrier
   int bytes;               // that are expected and not there, or there and not expected
   u16 pending, number;     // arrivals until it ends; which phase it is

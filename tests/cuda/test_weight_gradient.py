@@ -23,16 +23,16 @@ LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
 def on_host(monkeypatch, tmp_path_factory):
     """Lets the kernel run on the processor, rows in as many parts as there may be, or in one."""
 
-    def use(in_parts: bool) -> None:
+    def use(gpu: str, in_parts: bool) -> None:
         @cache
         def kernel(cell, heads, head_dim, dtype, reset, device):
-            layout = Layout.of(cell, heads, head_dim, replace(named_gpu("H100"), shared_per_block=80_000))
+            layout = Layout.of(cell, heads, head_dim, replace(named_gpu(gpu), shared_per_block=80_000))
             source = prelude(cell, heads, head_dim, dtype, reset, layout)
             folder = tmp_path_factory.mktemp("weight_gradient")
             product = compile_for_host("flashrnn_weight_gradient", source, "weight_gradient.cuh", folder)
             entry = "flashrnn_weight_gradient_sum"
             total = compile_for_host(entry, sum_prelude(dtype), "weight_gradient_sum.cuh", folder)
-            loaded = HostKernel(product, 1, 32 * layout.warps, layout.shared_bytes)
+            loaded = HostKernel(product, layout.blocks, 32 * layout.warps, layout.shared_bytes)
             return loaded, HostKernel(total, 1, module._SUM_THREADS, 0), layout, 1000 if in_parts else 1
 
         monkeypatch.setattr(module, "_kernels", kernel)
@@ -41,18 +41,19 @@ def on_host(monkeypatch, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "states", "in_parts"),
+    ("case", "dtype", "states", "gpu", "in_parts"),
     [
-        (Case(LSTM, B=5, T=70, N=2, D=64), torch.bfloat16, True, True),
-        (Case(GRU, B=3, T=30, N=5, D=16, reset=True), torch.float16, True, False),
-        (Case(GRU, B=9, T=40, N=3, D=24, reset=True, time_major=True), torch.bfloat16, False, True),
-        (Case(ELMAN, B=2, T=9, N=3, D=40, time_major=True), torch.bfloat16, True, False),
-        (Case(LSTM, B=1, T=1, N=2, D=8), torch.bfloat16, True, False),
+        (Case(LSTM, B=5, T=70, N=2, D=64), torch.bfloat16, True, "A100", True),
+        (Case(LSTM, B=7, T=400, N=2, D=32), torch.bfloat16, True, "H100", True),
+        (Case(GRU, B=3, T=30, N=5, D=16, reset=True), torch.float16, True, "H100", False),
+        (Case(GRU, B=9, T=40, N=3, D=24, reset=True, time_major=True), torch.bfloat16, False, "A100", True),
+        (Case(ELMAN, B=2, T=9, N=3, D=40, time_major=True), torch.bfloat16, True, "H100", False),
+        (Case(LSTM, B=1, T=1, N=2, D=8), torch.bfloat16, True, "A100", False),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
-def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, in_parts):
-    on_host(in_parts)
+def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gpu, in_parts):
+    on_host(gpu, in_parts)
     cell, B, T, N, D = case[:5]
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)

@@ -18,6 +18,12 @@ DEVICE void cluster_sync() {
 DEVICE void barrier_init(u32 barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
 }
+// 16 bytes of another block's shared memory.
+DEVICE float4 load_remote(u32 remote) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
+  return v;
+}
 // The barrier's phase ends once `bytes` have been stored by send().
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

@@ -1,7 +1,8 @@
 // d_R of narrow heads: the sum over rows, which are steps of sequences, of each gate's gradient times h before the step. A
-// block holds the results of GATES_AT_ONCE gates and HEADS_AT_ONCE heads in registers and goes over a part of the rows.
+// block holds the results of GATES_AT_ONCE gates and HEADS_AT_ONCE heads in registers and goes over a part of the rows; the
+// CLUSTER blocks of a cluster add up theirs.
 #pragma once
-#include "common.cuh"
+#include "cluster.cuh"
 
 constexpr int PADDED = (D + 15) / 16 * 16, HEAD_TILES = GATES_AT_ONCE * PADDED / 16;  // of 16 units of a gate
 constexpr int TILES = HEAD_TILES % 2 ? 1 : 2;                                         // of a warp, all of one head
@@ -10,7 +11,10 @@ constexpr int PITCH = HEADS_AT_ONCE * PADDED * BYTES + 16;  // bytes between row
 constexpr int MATRIX = ROWS * PITCH, STAGE = (GATES_AT_ONCE + 1) * MATRIX;  // the gates' gradients, and h
 constexpr int HEAD_GROUPS = (HEADS + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, GATE_GROUPS = (GR + GATES_AT_ONCE - 1) / GATES_AT_ONCE;
 constexpr int VECTOR = 16 / BYTES, ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR, ROWS_AT_ONCE = THREADS / ROW_VECTORS;
-static_assert(D % VECTOR == 0 && BYTES == 2 && ROWS_AT_ONCE > 0 && STAGES * STAGE == SHARED_BYTES_EXPECTED);
+constexpr int UNITS = 16 * HEADS_AT_ONCE * HEAD_TILES, RESULTS = PADDED + 8;  // floats from unit to unit, in shared memory
+constexpr int RESULT_BYTES = CLUSTER == 1 ? 0 : UNITS * RESULTS * 4;
+constexpr int SHARED_BYTES = STAGES * STAGE > RESULT_BYTES ? STAGES * STAGE : RESULT_BYTES;
+static_assert(D % VECTOR == 0 && BYTES == 2 && ROWS_AT_ONCE > 0 && SHARED_BYTES == SHARED_BYTES_EXPECTED);
 
 // What a thread copies: the same 16 bytes of every ROWS_AT_ONCE-th row. Row r of all tensors is a step of a sequence.
 struct Source {
@@ -62,16 +66,17 @@ struct Source {
 };
 
 // d_x [B, T, GI, N, D], d_u [B, T, GU, N, D] (gradients of the gates without input), h [B, T, N, D], initial h [B, N, D] or
-// null, reset [B, T] -> partial [parts, GR, N, D, D]. Batch and time may be swapped in memory; row_t rows lie between steps.
-// Blocks are parts of `part_rows` rows x gate groups x head groups.
+// null, reset [B, T] -> partial [parts, GR, N, D, D], or, where it is null because there is one part, d_R [GR, N, D, D]. Batch
+// and time may be swapped in memory; row_t rows lie between steps. Clusters are parts x gate groups x head groups, and each of
+// a cluster's blocks goes over `block_rows` rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_weight_gradient(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, const unsigned char* reset,
-                         float* __restrict__ partial, i64 B, i64 T, i64 row_t, i64 part_rows) {
+                         float* __restrict__ partial, u32* __restrict__ d_R, i64 B, i64 T, i64 row_t, i64 block_rows) {
   extern __shared__ __align__(16) char memory[];
-  const int first_head = blockIdx.x % HEAD_GROUPS * HEADS_AT_ONCE;
-  const int first_gate = blockIdx.x / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, part = blockIdx.x / HEAD_GROUPS / GATE_GROUPS;
+  const int cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, first_head = cluster % HEAD_GROUPS * HEADS_AT_ONCE;
+  const int first_gate = cluster / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, part = cluster / HEAD_GROUPS / GATE_GROUPS;
   const Source source(d_x, d_u, h, initial, reset, u32(T), u32(row_t), first_head, first_gate);
-  const int begin = int(part * part_rows), end = int(min(B * T, (part + 1) * part_rows));
+  const int begin = int((part * CLUSTER + rank) * block_rows), end = int(min(B * T, begin + block_rows));
   if (D < PADDED || GR % GATES_AT_ONCE) {  // copies leave the padding, and gates that are not there, as they are
     for (int i = threadIdx.x; i < STAGES * STAGE / 16; i += THREADS) reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
@@ -111,17 +116,42 @@ flashrnn_weight_gradient(const scalar* d_x, const scalar* d_u, const scalar* h, 
     }
   }
 
-  if (first_head + head >= HEADS) return;
+  // Where a unit's results stand in d_R; negative for padding.
+  auto place = [&](int unit, int column) {
+    const int gate = first_gate + unit / PADDED % GATES_AT_ONCE, of = first_head + unit / PADDED / GATES_AT_ONCE, row = unit % PADDED;
+    return gate < GR && of < HEADS && row < D && column < D ? ((i64(gate) * HEADS + of) * D + row) * D + column : -1;
+  };
+  constexpr i64 SIZE = i64(GR) * HEADS * D * D;
+  if constexpr (CLUSTER > 1) {  // inputs make room for results
+    copy_wait<0>();
+    __syncthreads();
+  }
 #pragma unroll
-  for (int m = 0; m < TILES; m++) {
-    const int tile = first_tile + m, gate = first_gate + tile / (PADDED / 16), unit = tile % (PADDED / 16) * 16 + g;
-    if (gate >= GR) continue;
-    float* to = partial + ((i64(part) * GR + gate) * HEADS + first_head + head) * D * D;
+  for (int m = 0; m < TILES; m++)
 #pragma unroll
     for (int n = 0; n < PADDED; n += 8)
 #pragma unroll
-      for (int half = 0; half < 2; half++)
-        if (unit + 8 * half < D && n + 2 * t < D)
-          *reinterpret_cast<float2*>(to + (unit + 8 * half) * D + n + 2 * t) = make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
+      for (int half = 0; half < 2; half++) {
+        const int unit = (warp * TILES + m) * 16 + half * 8 + g, column = n + 2 * t;
+        const float2 pair = make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
+        if (CLUSTER > 1) *reinterpret_cast<float2*>(memory + (unit * RESULTS + column) * 4) = pair;
+        else if (place(unit, column) >= 0) *reinterpret_cast<float2*>(partial + part * SIZE + place(unit, column)) = pair;
+      }
+  if constexpr (CLUSTER > 1) {
+    cluster_sync();
+    for (int i = rank * THREADS + threadIdx.x; i < UNITS * PADDED / 4; i += CLUSTER * THREADS) {
+      const int unit = i / (PADDED / 4), column = i % (PADDED / 4) * 4;
+      float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+      for (int block = 0; block < CLUSTER; block++) {
+        const float4 more = load_remote(remote_address(shared + (unit * RESULTS + column) * 4, block));
+        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+      }
+      const i64 to = place(unit, column);
+      if (to < 0) continue;
+      if (partial) *reinterpret_cast<float4*>(partial + part * SIZE + to) = sum;
+      else *reinterpret_cast<uint2*>(d_R + to / 2) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
+    }
+    cluster_sync();  // nobody leaves while others read its memory
   }
 }
