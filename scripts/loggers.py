@@ -18,4 +18,5 @@ def wandb_logger(save_dir: str, project: str, name: str, **options: Any) -> Wand
             f"wandb: no key found, logging offline to {save_dir}/wandb; upload it with `wandb sync`, "
             "or run `wandb login`, or set WANDB_API_KEY or WANDB_MODE before the next run"
         )
+    wandb.finish()  # the run of an earlier job of --multirun, which WandbLogger would go on with
     return WandbLogger(save_dir=save_dir, project=project, name=name, mode=mode, **options)

@@ -5,8 +5,10 @@
 configs/train.yaml says what there is; everything that a run makes goes to outputs/<name>/<time>.
 """
 
+import secrets
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,12 @@ def fit_model_to_data(model: DictConfig, datamodule: "LightningDataModule") -> N
         model[key] = needed if model[key] is None else model[key]
         if model[key] < needed:
             raise ValueError(f"model.{key}={model[key]}, but the data has {needed}; null takes that of the data")
+
+
+def name_wandb_run(logger: DictConfig | None, before: Mapping | None) -> None:
+    """Give a run of wandb an id that its checkpoints remember: that of the run that it resumes, or a new one."""
+    if logger is not None and "id" in logger:
+        logger.id = logger.id or (before or {}).get("id") or secrets.token_hex(4)
 
 
 def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
@@ -80,9 +88,11 @@ def train(config: DictConfig) -> dict:
     datamodule.prepare_data()
     datamodule.setup("fit")
     fit_model_to_data(config.model, datamodule)
+    before = checkpoint.load(resume)["config"] if resume else {}
     if resume:
         checkpoint.check_resumable(resume, config)
         rank_zero_only(print)(f"resuming from {resume}")
+    name_wandb_run(config.logger, before.get("logger"))
 
     module = SequenceModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
     trainer = build_trainer(config, samples=hasattr(datamodule, "tokenizer"))

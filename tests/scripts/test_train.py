@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from scripts import checkpoint
 from scripts.process import one_line_errors
-from scripts.train import train
+from scripts.train import name_wandb_run, train
 
 
 def metrics(folder):
@@ -268,13 +268,38 @@ def test_accumulation_takes_more_batches_per_step(tiny_config):
     assert checkpoint.load(checkpoint.find(config.run_dir))["StateTracking"]["position"] == 8 * 12
 
 
-def test_wandb_without_a_key_is_offline(tiny_config, monkeypatch):
+@pytest.fixture
+def _without_wandb_key(monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
-    config = tiny_config("parity", "logger=wandb", "+logger.id=mine", "+logger.tags=[a,b]")
+
+
+@pytest.mark.usefixtures("_without_wandb_key")
+def test_wandb_without_a_key_is_offline(tiny_config):
+    config = tiny_config("parity", "logger=wandb", "logger.id=mine", "+logger.tags=[a,b]")
     train(config)
     assert list(Path(config.run_dir).glob("wandb/offline-run-*-mine/*.wandb"))
+
+
+def test_a_resumed_run_goes_on_with_its_run_of_wandb(tiny_config):
+    first = tiny_config("parity", "logger=wandb")
+    name_wandb_run(first.logger, None)
+    again = tiny_config("parity", "logger=wandb")
+    name_wandb_run(again.logger, OmegaConf.to_container(first.logger))
+    assert again.logger.id == first.logger.id is not None
+    other = tiny_config("parity", "logger=wandb", "logger.id=mine")
+    name_wandb_run(other.logger, OmegaConf.to_container(first.logger))
+    assert other.logger.id == "mine"
+    name_wandb_run(tiny_config("parity").logger, None)
+
+
+@pytest.mark.usefixtures("_without_wandb_key")
+def test_checkpoints_remember_the_run_of_wandb(tiny_config):
+    config = tiny_config("parity", "logger=wandb")
+    train(config)
+    (folder,) = Path(config.run_dir).glob("wandb/offline-run-*")
+    assert checkpoint.load(checkpoint.find(config.run_dir))["config"]["logger"]["id"] == folder.name.rpartition("-")[2]
 
 
 def test_a_callback_of_lightning(tiny_config):
