@@ -29,6 +29,7 @@ _WARP = {"forward": 330, "backward": 400}  # a warp's instructions in a step, ap
 _CELL = {"forward": 80, "backward": 200}  # the element-wise step of one cell per lane
 _OTHER_WARP = 100  # a warp that has no cells
 _SECOND_TILE = 300  # what two batch tiles in one block cost besides the work of both
+_BESIDE = 5  # eighths of its time that a block takes beside another on its multiprocessor
 _REDUCE = 94  # adding up the sums of a tile's warps, for each of them
 _GRID_REDUCE = 150  # the same in a grid, of any number
 _EXCHANGE = 250  # a step's results from block to block of a cluster, and _EXCHANGE_UNIT / 10 for every unit of the head
@@ -130,10 +131,13 @@ def pose(
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
     waves = ceil_div(heads * ceil_div(batch, sequences), lookup(blocks, at_once))
+    fit = minimum(gpu.registers // (need * 32 * warps), gpu.shared_per_block // maximum(shared, 1))
+    alone = lookup(blocks, {size: int(size == 1) for size in at_once})
+    beside = alone * (minimum(fit, 2) - 1)  # whether a second block fits beside one that is a group by itself
     unknowns = (blocks, unit_tiles, k_splits, batch_tiles, sequences, register_fragments)
     step = _step_cycles(direction, cell, head_dim, dtype, gpu, grid, *unknowns)
     idle = minimum(16 * unit_tiles * (blocks - 1) // head_dim, 1)  # whether there is a block without units
-    return p, (idle, waves * step, warps * blocks, -register_fragments)
+    return p, (idle, (8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step, warps * blocks, -register_fragments)
 
 
 def _step_cycles(
