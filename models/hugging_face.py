@@ -4,6 +4,7 @@ Importing this module registers the classes with AutoConfig and AutoModelForCaus
 and JSON, and no code comes with a model: its config names one of `models.mixers`.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from flashrnn import get_cell
 from models.backbone import SequenceModel, States
 
 MIXERS = "models.mixers"
@@ -55,9 +57,22 @@ class FlashRNNConfig(PreTrainedConfig):
         sizes["mlp"] = model.get("mlp", True)  # runs from before there was a choice have one
         return cls(**sizes, mixer={"name": model["mixer"]["_target_"].removeprefix(f"{MIXERS}."), **options})
 
+    @property
+    def _cell(self) -> str:
+        return str((self.mixer or {}).get("function", ""))
+
+    def import_cell(self) -> "FlashRNNConfig":
+        """Import the cell, if the config names one of a module, for those who trust it; returns itself."""
+        if "." in self._cell:
+            get_cell(self._cell)
+        return self
+
     def build(self) -> SequenceModel:
         """The model, newly initialised."""
         options = dict(self.mixer or {})
+        module = self._cell.rpartition(".")[0]
+        if module and module not in sys.modules:  # from_pretrained is not to run code that somebody's config names
+            raise ValueError(f"the model's cell is {self._cell}: import {module} first, if you trust it")
         mixer = partial(mixer_class(options.pop("name", "")), **options)
         sizes = {"d_model": self.d_model, "num_blocks": self.num_blocks, "num_heads": self.num_heads, "mlp": self.mlp}
         return SequenceModel(self.vocab_size, mixer, **sizes)

@@ -115,6 +115,10 @@ def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
     found = collect(tmp_path / "new", earlier)
     assert found[0] == kept
     assert [(row["model"], row["seed"]) for row in found[1:]] == [("gru", 0), ("lstm", 7)]
+    leave_run(tmp_path / "failed" / "0_lstm", accuracies=None)
+    leave_run(tmp_path / "failed" / "1_lstm", model="mamba")
+    (_, _, other) = collect(tmp_path / "failed", earlier)
+    assert (other["model"], "error" in other) == ("mamba", False)  # the result that there was stays
     with pytest.raises(ValueError, match=r"kernels_main_.* holds no training runs to add to"):
         collect(tmp_path / "new", RESULTS / f"kernels_main_{GPU}.json")
 
