@@ -13,7 +13,7 @@ COUNTED_TOKENS = 2**26  # are enough to know how frequent each token is
 _ADVICE = {
     TRAIN: "use more text or a smaller data.context_length",
     VALIDATION: "of few documents (or 16 KiB pieces of a .txt file) none may be held out: data.val_fraction=0.2 holds "
-    "out more, data.val_split=FILE takes other text",
+    "out more, data.val_split=FILE takes other text; what that has may be too short, or data.context_length too large",
 }
 
 

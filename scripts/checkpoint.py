@@ -167,6 +167,9 @@ def check_resumable(file: Path, config: DictConfig) -> bool:
             f"\n  {key}: {saved.get(key)} in the checkpoint, {asked.get(key)} in this config" for key in keys
         ]
         raise ValueError(f"{file} holds another model:{''.join(differences)}")
+    before, now = (of.get("tokenizer") for of in (content["config"]["data"], config.data))
+    if now != before and str(now).startswith("bpe:"):
+        raise ValueError(f"data.tokenizer={now}: {file} was trained with {before}, and a model keeps its tokenizer")
     run = run_folder(file)
     left = config.trainer.max_steps - content["global_step"]
     if left <= 0 and (run is None or (run / "eval.json").exists()):

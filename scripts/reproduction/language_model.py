@@ -31,6 +31,8 @@ def _measure(options: Options) -> list[Path]:
         train([_run(row, folder, options.quick) for row in paper("language_model")], options)
     rows = collect(folder, options.add_to)
     check_finished(options, rows)
+    if options.runs and not any(ours([{"runs": rows}], row) for row in paper("language_model")):
+        raise ValueError(f"no run below {folder} is one of the paper's table: a model, heads and a backend of it")
     return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 
 

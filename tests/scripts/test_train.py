@@ -158,6 +158,14 @@ def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_pa
     assert {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")} == {first.read_text()}
 
 
+def test_a_run_that_goes_on_keeps_its_tokenizer(tiny_config):
+    first = tiny_config("text_tiny", "optim.total_steps=20", run="first")
+    train(first)
+    other = ["optim.total_steps=20", "data.tokenizer=bpe:333", "trainer.max_steps=12", f"ckpt_path={first.run_dir}"]
+    with pytest.raises(ValueError, match=r"data\.tokenizer=bpe:333: .* was trained with bpe:.*keeps its tokenizer"):
+        train(tiny_config("text_tiny", *other, run="second"))
+
+
 def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, change_texts, tmp_path):
     texts = []
     for _ in range(2):
