@@ -40,7 +40,7 @@ def ours(contents: list[dict], row: dict) -> dict | None:
     """Our run of a row of the paper's table, if it is finished; of several the one with the first seed."""
 
     def key(model: str, heads: int, overrides: Sequence[str]) -> tuple:
-        named = ("model.mixer.backend=", "trainer.precision=")
+        named = ("model.mixer.backend=", *(["trainer.precision="] if model == "nn_lstm" else []))
         return model, heads, *(override for override in overrides if override.startswith(named))
 
     wanted = key(_model(row), row["heads"], BACKENDS[row["backend"]])
