@@ -193,14 +193,14 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: StateCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits, and with `labels` the loss of predicting each next token.
@@ -214,11 +214,13 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: return the cache; None: config.use_cache, but not in training.
             output_hidden_states: return what goes into each block, and what comes out of the last norm, each
                 [B, T, d_model]; None: config.output_hidden_states.
-            logits_to_keep: give the logits of that many last positions only; 0: of all.
+            logits_to_keep: give the logits of that many last positions only; 0: of all; a tensor: of these positions.
 
         Returns:
             loss, logits [B, T, vocab_size], past_key_values and hidden_states.
         """
+        if input_ids is None:
+            raise ValueError("the model takes input_ids, and no inputs_embeds")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = StateCache() if past_key_values is None else past_key_values
@@ -228,7 +230,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             output_hidden_states = self.config.output_hidden_states
         with self._inputs_of_blocks(output_hidden_states) as hidden_states:
             features, states = self.model.features(input_ids, cache.states, reset)
-        logits = self.model.head(features[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.model.head(features[:, kept])
         if use_cache:
             cache.states, cache.length = states, cache.length + T
         loss = None

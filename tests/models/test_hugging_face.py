@@ -102,6 +102,7 @@ class TestForward:
     def test_logits_of_the_last_positions_alone(self, lstm):
         ids = tokens(2, 7)
         assert torch.equal(lstm(ids, logits_to_keep=2).logits, lstm(ids).logits[:, -2:])
+        assert torch.equal(lstm(ids, logits_to_keep=torch.tensor([0, 3])).logits, lstm(ids).logits[:, [0, 3]])
 
     def test_hidden_states_where_they_are_asked_for(self, lstm):
         ids = tokens(2, 7)
@@ -240,3 +241,8 @@ def test_a_config_runs_no_code_of_a_module_that_nobody_imported(tmp_path, monkey
     ):
         config.build()
     assert config.import_cell().build().blocks[0].mixer.recurrence.cell.name == "gru"
+
+
+def test_embeddings_are_refused(lstm):
+    with pytest.raises(ValueError, match="the model takes input_ids, and no inputs_embeds"):
+        lstm(inputs_embeds=lstm.get_input_embeddings()(tokens(1, 3)))
