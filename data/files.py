@@ -18,6 +18,7 @@ from backports import zstd
 READ = "bytes_read"  # key of a row: bytes, as stored, of all the files that have been read when it comes
 DOCUMENT_CHARS = 16 * 1024
 JSON_LINES = re.compile(r"\.jsonl?(\.(gz|bz2|xz|zst))?$")
+TABLES = re.compile(r"\.[ct]sv(\.(gz|bz2|xz|zst))?$")
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstd.open}
 DAMAGES = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError, pyarrow.ArrowException)
 
@@ -38,6 +39,8 @@ def kind(name: str) -> str:
     """A key of READERS."""
     if name.endswith(".parquet"):
         return "parquet"
+    if TABLES.search(name):
+        raise ValueError(f"{name} is a table, which is not read as text: convert it to parquet or JSON lines")
     return "JSON lines" if JSON_LINES.search(name) else "text"
 
 

@@ -92,15 +92,13 @@ class ResumableDataModule(L.LightningDataModule):
         the run before may have had others. Without epochs only the former matters."""
         if self.trainer is None:
             return
-        counted = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        counted = self.trainer.fit_loop.epoch_loop.batch_progress
         step = self.trainer.accumulate_grad_batches
+        _count_on(counted.total, self.trainer.global_step * step)  # by which Lightning knows when to validate
         if taken is None:
-            taken = -(-counted.ready // step) * step
-        elif counted.ready % len(self._sampler) == taken:
-            return
-        more = taken - counted.ready
-        for name in ("ready", "started", "processed", "completed"):
-            setattr(counted, name, getattr(counted, name) + more)
+            _count_on(counted.current, -(-counted.current.ready // step) * step)
+        elif counted.current.ready % len(self._sampler) != taken:
+            _count_on(counted.current, taken)
 
     def evaluation_loader(self, dataset: Dataset, size: int) -> DataLoader:
         """Samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample, and
@@ -141,3 +139,10 @@ class ResumableDataModule(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position = self._position_before = state_dict["position"]
+
+
+def _count_on(counted: Any, batches: int) -> None:
+    """Tells a counter of Lightning's how many batches there were."""
+    more = batches - counted.ready
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(counted, name, getattr(counted, name) + more)

@@ -13,20 +13,20 @@ COUNTED_TOKENS = 2**26  # are enough to know how frequent each token is
 _ADVICE = {
     TRAIN: "use more text or a smaller data.context_length",
     VALIDATION: "of few documents (or 16 KiB pieces of a .txt file) none may be held out: data.val_fraction=0.2 holds "
-    "out more, data.val_split=FILE takes other text",
+    "out more, data.val_split=FILE takes other text; what that has may be too short, or data.context_length too large",
 }
 
 
-def blocks_to_batch(blocks: np.ndarray, reset_after: int | None) -> dict[str, torch.Tensor]:
+def blocks_to_batch(blocks: np.ndarray, reset_at: int | None) -> dict[str, torch.Tensor]:
     """Blocks of tokens [B, T+1] to input_ids and labels, int64 [B, T]: the target of a position is the next token.
 
-    With a token `reset_after`, also reset, bool [B, T]: True behind that token, where a document starts.
+    With a token `reset_at`, also reset, bool [B, T]: True where it is an input. As a label it ends a document, as an
+    input begins the next one, which is how text is generated.
     """
     tokens = torch.from_numpy(blocks.astype(np.int64))
     batch = {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
-    if reset_after is not None:
-        batch["reset"] = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
-        batch["reset"][:, 1:] = batch["input_ids"][:, :-1] == reset_after
+    if reset_at is not None:
+        batch["reset"] = batch["input_ids"] == reset_at
     return batch
 
 
@@ -44,7 +44,7 @@ class PackedBlocks(Dataset):
         self.paths = manifest.paths(folder, split)
         self._dtype = np.dtype(manifest.dtype)
         self._vocab_size = manifest.tokenizer["vocab_size"]
-        self._reset_after = manifest.tokenizer["end_of_text"] if reset_at_documents else None
+        self._reset_at = manifest.tokenizer["end_of_text"] if reset_at_documents else None
         tokens = [shard.files[split].tokens for shard in manifest.shards if split in shard.files]
         self._ends = np.cumsum([max(0, count - 1) // context_length for count in tokens], dtype=np.int64)
         available = int(self._ends[-1]) if tokens else 0
@@ -68,7 +68,7 @@ class PackedBlocks(Dataset):
         return counts
 
     def __getitem__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        return blocks_to_batch(self._read(indices), self._reset_after)
+        return blocks_to_batch(self._read(indices), self._reset_at)
 
     def _read(self, indices: Sequence[int]) -> np.ndarray:
         """Blocks [B, T+1]. Read, not mapped into memory: a file cut off meanwhile is an error then, not a crash."""

@@ -48,7 +48,7 @@ class StreamedBlocks(IterableDataset):
         self.window_batches = max(1, -(-shuffle_blocks // batch_size))
         self.shuffle = shuffle_blocks > 0
         self.skip_fraction = skip_fraction  # of the documents, held out for validation
-        self.reset_after = encoder.end_of_text if reset_at_documents else None
+        self.reset_at = encoder.end_of_text if reset_at_documents else None
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
@@ -69,7 +69,7 @@ class StreamedBlocks(IterableDataset):
                 tokens = np.concatenate([tokens, new])
             for count, blocks in enumerate(self._batches(tokens, number), 1):
                 if count > taken:
-                    batch = blocks_to_batch(blocks, self.reset_after)
+                    batch = blocks_to_batch(blocks, self.reset_at)
                     yield batch | {"position": position | {"taken": count}}
             number, taken, tokens = number + 1, 0, tokens[used:]
 

@@ -14,6 +14,7 @@ Gi and Gr are the numbers of gates with an input and with a recurrent part.
 
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
@@ -249,10 +250,14 @@ def registered_cells() -> tuple[str, ...]:
 
 def cell_of_key(key: str) -> Cell:
     """The cell of `Cell.key`, which may be that of an exported program, from another process."""
-    first = key.rpartition("#")[0] or key
-    for known in (key, first):
-        if known in _BY_KEY:
-            return _BY_KEY[known]
+    if key in _BY_KEY:
+        return _BY_KEY[key]
+    first = key.rpartition("#")[0]
+    if first in _BY_KEY:
+        warnings.warn(
+            f"an exported program asks for the second cell with the key {first!r}: taking the first", stacklevel=2
+        )
+        return _BY_KEY[first]
     raise ValueError(
         f"no cell {key!r} here: a program that was exported with cell {key.partition('@')[0]!r} needs it, as it was "
         "then; import the module that defines it first"

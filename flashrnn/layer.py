@@ -164,7 +164,7 @@ class FlashRNN(nn.Module):
             out, last = self._run(x[None], self._initial(states), reset)
             return out[0], self._last(last[:, :, 0])
         x = x if self.batch_first else x.transpose(0, 1)
-        out, last = self._run(x, self._initial(states, len(x)), reset)
+        out, last = self._run(x, self._initial(states, x.shape[0]), reset)
         return out if self.batch_first else out.transpose(0, 1), self._last(last)
 
     def step(
@@ -174,7 +174,7 @@ class FlashRNN(nn.Module):
         if self.bidirectional:
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
         self._check_input(x_t, (2,))
-        out, last = self._run(x_t.unsqueeze(1), self._initial(states, len(x_t)), None)
+        out, last = self._run(x_t.unsqueeze(1), self._initial(states, x_t.shape[0]), None)
         return out.squeeze(1), self._last(last)
 
     def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:

@@ -4,6 +4,7 @@ Importing this module registers the classes with AutoConfig and AutoModelForCaus
 and JSON, and no code comes with a model: its config names one of `models.mixers`.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from flashrnn import get_cell
 from models.backbone import SequenceModel, States
 
 MIXERS = "models.mixers"
@@ -55,9 +57,22 @@ class FlashRNNConfig(PreTrainedConfig):
         sizes["mlp"] = model.get("mlp", True)  # runs from before there was a choice have one
         return cls(**sizes, mixer={"name": model["mixer"]["_target_"].removeprefix(f"{MIXERS}."), **options})
 
+    @property
+    def _cell(self) -> str:
+        return str((self.mixer or {}).get("function", ""))
+
+    def import_cell(self) -> "FlashRNNConfig":
+        """Import the cell, if the config names one of a module, for those who trust it; returns itself."""
+        if "." in self._cell:
+            get_cell(self._cell)
+        return self
+
     def build(self) -> SequenceModel:
         """The model, newly initialised."""
         options = dict(self.mixer or {})
+        module = self._cell.rpartition(".")[0]
+        if module and module not in sys.modules:  # from_pretrained is not to run code that somebody's config names
+            raise ValueError(f"the model's cell is {self._cell}: import {module} first, if you trust it")
         mixer = partial(mixer_class(options.pop("name", "")), **options)
         sizes = {"d_model": self.d_model, "num_blocks": self.num_blocks, "num_heads": self.num_heads, "mlp": self.mlp}
         return SequenceModel(self.vocab_size, mixer, **sizes)
@@ -178,14 +193,14 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: StateCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits, and with `labels` the loss of predicting each next token.
@@ -199,11 +214,13 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: return the cache; None: config.use_cache, but not in training.
             output_hidden_states: return what goes into each block, and what comes out of the last norm, each
                 [B, T, d_model]; None: config.output_hidden_states.
-            logits_to_keep: give the logits of that many last positions only; 0: of all.
+            logits_to_keep: give the logits of that many last positions only; 0: of all; a tensor: of these positions.
 
         Returns:
             loss, logits [B, T, vocab_size], past_key_values and hidden_states.
         """
+        if input_ids is None:
+            raise ValueError("the model takes input_ids, and no inputs_embeds")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         cache = StateCache() if past_key_values is None else past_key_values
@@ -213,7 +230,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             output_hidden_states = self.config.output_hidden_states
         with self._inputs_of_blocks(output_hidden_states) as hidden_states:
             features, states = self.model.features(input_ids, cache.states, reset)
-        logits = self.model.head(features[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.model.head(features[:, kept])
         if use_cache:
             cache.states, cache.length = states, cache.length + T
         loss = None

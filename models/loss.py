@@ -8,6 +8,7 @@ from flashrnn.op import dtype_under_autocast
 
 IGNORE = -100  # label of a position that is not scored
 CHUNK = 2**28  # logits at a time: half a GB in bfloat16
+HALF_ROWS = 2**12  # rows at a time in float16, in which the sum of more rows' gradients may be too large
 ALIGNMENT = 64  # half-precision rows of the padded weight: whole cache lines, which tensor cores read at full speed
 
 
@@ -50,6 +51,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=exact, device=x.device)
         right, d_x, d_weight = [], [], torch.zeros_like(weight, dtype=exact) if with_gradient else None
         rows = _rows_of_a_chunk(x.shape[0], V)
+        if x.dtype == torch.float16:
+            rows = min(rows, HALF_ROWS)
         for part, of_part in zip(x.split(rows), labels.split(rows), strict=True):
             logits = part @ padded.T  # [rows, V + padding]
             losses, answers, d_logits = _cross_entropy(logits, of_part, V, exact, with_gradient)

@@ -35,8 +35,17 @@ class StepCheckpoint(ModelCheckpoint):
                 "values would be those of the step before; checkpoint.save_top_k=-1 keeps all of them"
             )
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._step, self._stop = trainer.global_step, False
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
         # Lightning calls checkpoints behind all other callbacks, which may be what ends training.
+        self._stop |= trainer.should_stop
+        trainer.should_stop = self._stop and trainer.global_step != self._step  # steps are whole
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
         super().on_train_batch_end(trainer, pl_module, *batch)
         epochs = trainer.max_epochs != -1 and trainer.is_last_batch and trainer.current_epoch + 1 >= trainer.max_epochs
         ends = trainer.global_step == trainer.max_steps or trainer.received_sigterm or trainer.should_stop or epochs
@@ -144,8 +153,9 @@ def _leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
     return leaves
 
 
-def check_resumable(file: Path, config: DictConfig) -> None:
-    """Raise unless the checkpoint holds the model of this config, with steps left to train."""
+def check_resumable(file: Path, config: DictConfig) -> bool:
+    """Whether there are steps left to train; raises unless the checkpoint holds the model of this config, and if there
+    are none, though its run was evaluated."""
     content = load(file)
     sections = content["config"]["model"], OmegaConf.to_container(config.model, resolve=True)
     saved, asked = (_leaves(section, "model") for section in sections)
@@ -157,8 +167,14 @@ def check_resumable(file: Path, config: DictConfig) -> None:
             f"\n  {key}: {saved.get(key)} in the checkpoint, {asked.get(key)} in this config" for key in keys
         ]
         raise ValueError(f"{file} holds another model:{''.join(differences)}")
-    if content["global_step"] >= config.trainer.max_steps:
+    before, now = (of.get("tokenizer") for of in (content["config"]["data"], config.data))
+    if now != before and str(now).startswith("bpe:"):
+        raise ValueError(f"data.tokenizer={now}: {file} was trained with {before}, and a model keeps its tokenizer")
+    run = run_folder(file)
+    left = config.trainer.max_steps - content["global_step"]
+    if left <= 0 and (run is None or (run / "eval.json").exists()):
         raise ValueError(
             f"{file} is at step {content['global_step']}, so nothing is left of trainer.max_steps="
             f"{config.trainer.max_steps}: raise it, or use scripts.evaluate"
         )
+    return left > 0

@@ -49,32 +49,40 @@ def evaluate(trainer: "Trainer", module: "SequenceModule", datamodule: "Lightnin
     }
 
 
+def _plain(value: object) -> object:
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
 def config_with(saved: dict, overrides: list[str]) -> DictConfig:
     """The saved config with KEY=VALUE overrides; keys that it does not have are an error."""
     config = OmegaConf.create(saved)
     OmegaConf.set_struct(config, True)
     for override in overrides:
         key = override.partition("=")[0]
-        default = OmegaConf.select(config, key)
+        default = _plain(OmegaConf.select(config, key))
         try:
             config.merge_with_dotlist([override])
         except (ConfigAttributeError, ConfigKeyError) as error:
             parent = OmegaConf.select(config, key.rpartition(".")[0] or ".")
             keys = ", ".join(parent) if isinstance(parent, DictConfig) else ""
             raise ValueError(f"unknown key in {override!r}; allowed there: {keys or ', '.join(config)}") from error
-        if (value := OmegaConf.select(config, key)) is not None:
+        if (value := _plain(OmegaConf.select(config, key))) is not None:
             check_type(key, value, default)
     return config
 
 
 _ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 _NOT_READ = {"seed": "data.seed draws other sequences"}
+_NOT_READ["data.tokenizer"] = "a model keeps the tokenizer that it was trained with"
+_OF_TRAINING = ("optim.", "checkpoint.", "logger", "callbacks", "val_every", "global_batch_size", "trainer.max_")
 _NOT_READ |= {f"trainer.{key}": "an evaluation runs on one device" for key in _ONE_DEVICE}
 
 
 def _check_read(overrides: list[str]) -> None:
     for override in overrides:
-        if reason := _NOT_READ.get(override.partition("=")[0]):
+        key = override.partition("=")[0]
+        reason = "it is for training" if key.startswith(_OF_TRAINING) else _NOT_READ.get(key)
+        if reason:
             raise ValueError(f"{override} would change nothing: {reason}")
 
 
@@ -107,6 +115,8 @@ def main(ckpt: str, overrides: list[str]) -> dict:
 
 if __name__ == "__main__":
     arguments = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
+    if len(arguments) < len(sys.argv[1:]):
+        sys.exit("error: a key is given twice")
     if {"-h", "--help"} & arguments.keys():
         print(__doc__)
         sys.exit()

@@ -51,7 +51,8 @@ def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM",
     from scripts import checkpoint
 
     tokenizer = training_tokenizer(file, content["config"]["data"])
-    model = FlashRNNForCausalLM(FlashRNNConfig.from_hydra(content["config"]["model"])).eval()
+    config = FlashRNNConfig.from_hydra(content["config"]["model"]).import_cell()
+    model = FlashRNNForCausalLM(config).eval()
     checkpoint.load_weights(model, file, content)
     tokens = Encoder(tokenizer).vocab_size
     if tokens > model.config.vocab_size:
@@ -69,12 +70,13 @@ def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM",
 def load(ckpt: str) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
     """Model and tokenizer of a run folder, a checkpoint or an exported folder."""
     from data import tokenization
-    from models.hugging_face import FlashRNNForCausalLM
+    from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
     from scripts import checkpoint
 
     file = checkpoint.find(ckpt)
     if file.name == checkpoint.EXPORTED:
-        return FlashRNNForCausalLM.from_pretrained(file.parent), tokenization.load(str(file.parent))
+        config = FlashRNNConfig.from_pretrained(file.parent).import_cell()
+        return FlashRNNForCausalLM.from_pretrained(file.parent, config=config), tokenization.load(str(file.parent))
     return restore(file, checkpoint.load(file))
 
 

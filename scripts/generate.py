@@ -15,10 +15,12 @@ from scripts.process import one_line_errors
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def generate(ckpt: str, prompt: str, seed: int, device: str, dtype: str, **options: Any) -> str:
+def generate(
+    ckpt: str, prompt: str, seed: int, device: str, dtype: str, repetition_penalty: float = 1.0, **options: Any
+) -> str:
     """Print prompt and continuation, and return them; `options` are those of transformers' GenerationConfig."""
     import torch
-    from transformers import TextStreamer, set_seed
+    from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer, set_seed
     from transformers.utils import logging
 
     from data.encoding import Encoder
@@ -37,13 +39,15 @@ def generate(ckpt: str, prompt: str, seed: int, device: str, dtype: str, **optio
     if not options["do_sample"]:  # what transformers does not expect then
         options = {key: value for key, value in options.items() if key not in ("temperature", "top_p", "top_k")}
     set_seed(seed)
-    # Documents follow an end of text in training, so that is how one begins.
+    # Documents follow an end of text in training, so that is how one begins; it has not been there already.
+    penalty = RepetitionPenaltyLogitsProcessor(repetition_penalty, prompt_ignore_length=1)
     encoder = Encoder(tokenizer)
     ids = [encoder.end_of_text, *encoder.ids([prompt])[0]]
     start = time.perf_counter()
     output = model.generate(
         torch.tensor([ids], device=device),
         streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+        logits_processor=LogitsProcessorList([penalty]),
         **options,
     )[0]
     seconds, number = time.perf_counter() - start, len(output) - len(ids)

@@ -88,20 +88,25 @@ def train(config: DictConfig) -> dict:
     datamodule.prepare_data()
     datamodule.setup("fit")
     fit_model_to_data(config.model, datamodule)
-    before = checkpoint.load(resume)["config"] if resume else {}
+    saved, steps_left = checkpoint.load(resume) if resume else {"config": {}}, True
     if resume:
-        checkpoint.check_resumable(resume, config)
+        steps_left = checkpoint.check_resumable(resume, config)
         rank_zero_only(print)(f"resuming from {resume}")
-    name_wandb_run(config.logger, before.get("logger"))
+    name_wandb_run(config.logger, saved["config"].get("logger"))
 
     module = SequenceModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
     trainer = build_trainer(config, samples=hasattr(datamodule, "tokenizer"))
-    trainer.fit(module, datamodule=datamodule, ckpt_path=resume or None, weights_only=True)
+    if steps_left:
+        trainer.fit(module, datamodule=datamodule, ckpt_path=resume or None, weights_only=True)
+        step = trainer.global_step
+    else:  # the run ended between training and the end of its evaluation
+        trainer.logger, step = None, saved["global_step"]
+        checkpoint.load_weights(module, resume, saved)
     result = evaluate(trainer, module, datamodule)
     if trainer.is_global_zero:
         parameters = sum(parameter.numel() for parameter in module.model.parameters())
         seconds = time.perf_counter() - start  # with loading libraries and data, training, evaluation
-        made = {"parameters": parameters, "step": trainer.global_step, "devices": trainer.world_size}
+        made = {"parameters": parameters, "step": step, "devices": trainer.world_size}
         places = report.save(folder, result, config, **made, seconds=seconds)
         report.show(result, {"checkpoint": checkpoint.find(config.run_dir), "logs": folder, **places})
     return result

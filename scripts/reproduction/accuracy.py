@@ -53,10 +53,27 @@ def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], 
         raise ValueError(f"no run below {folder} has accuracies of {', '.join(tasks)}")
     if len({str([part["lengths"] for part in row["ranges"]]) for row in finished([{"runs": rows}])}) > 1:
         raise ValueError(f"runs below {folder} were evaluated at other lengths than others of them")
+    _check_alike(finished([{"runs": rows}]))
     if len(tasks) > 1:  # nine tenths of the bytes, which only the figure of a single task shows
         for row in rows:
             row.pop("accuracy_by_length", None)
     return [save(name, options, {"runs": rows}, made_on(rows))]
+
+
+def _check_alike(runs: list[dict]) -> None:
+    """Raise where the mean over a model's seeds would be one over other settings, or count a seed twice."""
+    first: dict[tuple, dict] = {}
+    seeds = set()
+    for run in runs:
+        place, setting = (run["data"], run["model"]), ("parameters", "step", "batch_size", "training_lengths")
+        other = first.setdefault(place, run)
+        if any(run[key] != other[key] for key in setting) or (*place, run["seed"]) in seeds:
+            called = " and ".join(f"`{' '.join(one['overrides'])}`" for one in (other, run))
+            raise ValueError(
+                f"{run['model']} on {run['data']} was trained by {called}: a row is of runs that differ in their seeds "
+                "alone, so move one of them away"
+            )
+        seeds.add((*place, run["seed"]))
 
 
 def _settings(experiment: str, task: str, model: str, quick: bool) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ def _measure(options: Options) -> list[Path]:
         train([_run(row, folder, options.quick) for row in paper("language_model")], options)
     rows = collect(folder, options.add_to)
     check_finished(options, rows)
+    if options.runs and not any(ours([{"runs": rows}], row) for row in paper("language_model")):
+        raise ValueError(f"no run below {folder} is one of the paper's table: a model, heads and a backend of it")
     return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 
 
@@ -38,7 +40,7 @@ def ours(contents: list[dict], row: dict) -> dict | None:
     """Our run of a row of the paper's table, if it is finished; of several the one with the first seed."""
 
     def key(model: str, heads: int, overrides: Sequence[str]) -> tuple:
-        named = ("model.mixer.backend=", "trainer.precision=")
+        named = ("model.mixer.backend=", *(["trainer.precision="] if model == "nn_lstm" else []))
         return model, heads, *(override for override in overrides if override.startswith(named))
 
     wanted = key(_model(row), row["heads"], BACKENDS[row["backend"]])

@@ -47,6 +47,12 @@ def _measure(options: Options) -> list[Path]:
         train(runs, options)
     rows = collect(folder, options.add_to, lambda run: {"curve": _curve(run / "metrics.csv")})
     check_finished(options, rows)
+    if options.add_to and any("curve" not in row for row in rows):
+        raise ValueError(f"{options.add_to} has no losses of its runs: expected a file that loss_curves wrote")
+    if strangers := {run["experiment"] for run in finished([{"runs": rows}])} - {"python_160m"}:
+        raise ValueError(
+            f"{folder} has runs of {', '.join(sorted(strangers))}: these curves are of experiment=python_160m"
+        )
     if len(by_text([{"runs": rows}])) > 1:
         raise ValueError(f"runs below {folder} were evaluated on other text than others, so none is beside another")
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]

@@ -69,11 +69,21 @@ def save(name: str, options: Options, content: dict, place: str | None = None) -
     path = path.with_suffix(".json")
     if options.quick and path.exists() and not json.loads(path.read_text()).get("quick", True):
         raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with --out FOLDER")
+    if missing := _called(json.loads(path.read_text())) - _called(content) if path.exists() else ():
+        raise ValueError(
+            f"{path} holds {len(missing)} runs that are not among these, `{' '.join(sorted(next(iter(missing))))}` for "
+            f"one: --add-to {path} adds these to them, --out FOLDER leaves them alone"
+        )
     command = shlex.join(["python", "-m", "scripts.reproduce", *sys.argv[1:]])
     described = head() | {"command": command, "quick": options.quick}
     with replacing(path) as file:
         file.write(f"{json.dumps(described | content, indent=1)}\n".encode())
     return path
+
+
+def _called(content: dict) -> set[frozenset[str]]:
+    """The overrides of each training run that has a result."""
+    return {frozenset(run["overrides"]) for run in content.get("runs", ()) if "environment" in run}
 
 
 def benchmark(options: Options, name: str, *arguments: str) -> None:

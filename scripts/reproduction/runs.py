@@ -141,7 +141,7 @@ def failures(contents: list[dict]) -> list[str]:
 def trained_by(contents: list[dict]) -> str:
     """Commit and device of the runs that have results."""
     made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(contents)}
-    return "; ".join(f"commit {(commit or 'not known')[:12]} on {device}" for commit, device in sorted(made))
+    return "; ".join(f"commit {(commit or 'not known')[:12]} on {device}" for commit, device in sorted(made, key=str))
 
 
 def made_on(rows: list[dict]) -> str:
@@ -165,7 +165,7 @@ def evaluation(folder: Path) -> dict | None:
 def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
     """One row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and either
     its evaluation, seconds per step and tokens per second (medians), or an error; and what `more` finds in its folder.
-    Before them the rows of the file `add_to`, but for those that were called as one of these.
+    Before them the rows of the file `add_to`. Of two that were called alike the new one stays, unless it alone failed.
     """
     found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
     if not found:
@@ -173,8 +173,13 @@ def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dic
     rows = [_row(run) | more(run) for run in found]
     if not _results([{"runs": rows}]):
         raise ValueError("\n".join([f"no run below {folder} has finished.", *failures([{"runs": rows}])]))
-    called = [set(row["overrides"]) for row in rows]
-    return [row for row in _rows_of(add_to) if set(row["overrides"]) not in called] + rows
+    for old in reversed(_rows_of(add_to)):
+        alike = [row for row in rows if set(row["overrides"]) == set(old["overrides"])]
+        if "error" not in old:
+            rows = [row for row in rows if row not in alike or "error" not in row]
+        if not any(row in rows for row in alike):
+            rows.insert(0, old)
+    return rows
 
 
 def _rows_of(file: Path | None) -> list[dict]:

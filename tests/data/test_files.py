@@ -49,3 +49,11 @@ def test_rows_tell_how_much_is_read(tmp_path):
     assert read == sorted(read)
     assert read[len(TEXTS)] > len(LINES)
     assert read[-1] == 2 * len(LINES)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz"])
+def test_tables_are_no_text(name):
+    with pytest.raises(
+        ValueError, match=f"{name} is a table, which is not read as text: convert it to parquet or JSON"
+    ):
+        kind(name)

@@ -85,13 +85,12 @@ def test_blocks_hold_every_document_once_in_order(make):
         assert len(all_tokens(blocks)) - used <= 16
 
 
-def test_reset_marks_the_first_token_of_a_document(make):
+def test_reset_marks_the_end_of_text_before_a_document(make):
+    """As text is generated: an end of text from zero, then the prompt."""
     batch = in_file_order(make(reset_at_documents=True).train_data)
-    behind_the_end = batch["input_ids"][:, :-1] == 0
-    assert behind_the_end.sum() > 30
+    assert batch["reset"].sum() > 30
     assert batch["reset"].dtype == torch.bool
-    assert batch["reset"][:, 1:].equal(behind_the_end)
-    assert not batch["reset"][:, 0].any()
+    assert batch["reset"].equal(batch["input_ids"] == 0)
     assert "reset" not in in_file_order(make().train_data)
 
 

@@ -170,6 +170,8 @@ def test_an_operator_finds_a_cell_by_its_definition_in_another_process():
     assert cell_of_key(keys[0]).name == "a"
     assert here.key.partition("#")[0] == keys[0]
     assert Cell("a", lambda g, h: torch.tanh(g) / 2, states=("h",)).key.partition("#")[0] != keys[0]
+    with pytest.warns(UserWarning, match="asks for the second cell with the key 'a@.*': taking the first"):
+        assert cell_of_key(f"{keys[0]}#99").name == "a"
     with pytest.raises(ValueError, match="exported with cell 'b' needs it, as it was then; import the module"):
         cell_of_key(keys[1])
 

@@ -302,6 +302,14 @@ def test_a_program_traced_without_gradients_says_so_when_one_is_asked_for():
         out.sum().backward()
 
 
+def test_exported_programs_take_other_batches_and_lengths():
+    rnn = FlashRNN(4, 6).eval()
+    dims = {0: torch.export.Dim("T", min=2), 1: torch.export.Dim("B", min=2)}
+    program = torch.export.export(rnn, (torch.randn(5, 3, 4),), dynamic_shapes=(dims,), strict=False).module()
+    x = torch.randn(9, 7, 4)
+    assert torch.equal(program(x)[0], rnn(x)[0])
+
+
 def test_no_biases_are_zeros():
     Wx, R, b, states = random_inputs(LSTM, 2, 3, 2, 4)
     for none, zeros in zip(flashrnn(Wx, R, None, states), flashrnn(Wx, R, 0 * b, states), strict=True):

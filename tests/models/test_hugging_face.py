@@ -102,6 +102,7 @@ class TestForward:
     def test_logits_of_the_last_positions_alone(self, lstm):
         ids = tokens(2, 7)
         assert torch.equal(lstm(ids, logits_to_keep=2).logits, lstm(ids).logits[:, -2:])
+        assert torch.equal(lstm(ids, logits_to_keep=torch.tensor([0, 3])).logits, lstm(ids).logits[:, [0, 3]])
 
     def test_hidden_states_where_they_are_asked_for(self, lstm):
         ids = tokens(2, 7)
@@ -228,3 +229,20 @@ def test_a_model_without_mlp_stays_one(tmp_path):
     sizes = {"vocab_size": 11, "num_classes": 11, "d_model": 16, "num_blocks": 1, "num_heads": 2}
     FlashRNNConfig.from_hydra({**sizes, "mlp": False, "mixer": mixer}).save_pretrained(tmp_path)
     assert FlashRNNConfig.from_pretrained(tmp_path).build().blocks[0].mlp is None
+
+
+def test_a_config_runs_no_code_of_a_module_that_nobody_imported(tmp_path, monkeypatch):
+    (tmp_path / "cell_of_somebody.py").write_text("from flashrnn.cells import GRU as CELL")
+    monkeypatch.syspath_prepend(tmp_path)
+    mixer = {"name": "RNNMixer", "function": "cell_of_somebody.CELL"}
+    config = FlashRNNConfig(vocab_size=11, d_model=16, num_blocks=1, num_heads=2, mixer=mixer)
+    with pytest.raises(
+        ValueError, match=r"cell is cell_of_somebody\.CELL: import cell_of_somebody first, if you trust"
+    ):
+        config.build()
+    assert config.import_cell().build().blocks[0].mixer.recurrence.cell.name == "gru"
+
+
+def test_embeddings_are_refused(lstm):
+    with pytest.raises(ValueError, match="the model takes input_ids, and no inputs_embeds"):
+        lstm(inputs_embeds=lstm.get_input_embeddings()(tokens(1, 3)))

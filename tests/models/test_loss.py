@@ -109,6 +109,16 @@ def test_extreme_logits_stay_finite():
     assert relative(value, reference(x, weight, labels)[0]) < 1e-5
 
 
+def test_gradients_of_many_rows_are_finite_in_float16():
+    """Of a token that every row has as its label: the sum of their gradients is beyond float16's largest number."""
+    x = (4 * torch.ones(40_000, 8)).requires_grad_()
+    weight = torch.zeros(2, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.float16):
+        value, _ = linear_cross_entropy(x, weight, torch.zeros(len(x), dtype=torch.long))
+    (value * len(x)).backward()
+    assert weight.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("M", [1, 63, 65, 1000, 65_536])
 @pytest.mark.parametrize("V", [2, 50_257])
 def test_chunks_keep_to_their_size(monkeypatch, M, V):

@@ -68,6 +68,7 @@ def test_unknown_key(override, allowed):
     [
         ("seed=many", "seed=many: expected a value of type int, such as 0"),
         ("data=s3", "data=s3: data has keys of its own"),
+        ("data.eval_lengths=40", r"data.eval_lengths=40: expected a value of type list, such as \[40, 64\]"),
     ],
 )
 def test_value_of_another_type(override, message):
@@ -75,7 +76,17 @@ def test_value_of_another_type(override, message):
         config_with({"data": {"eval_lengths": [40, 64]}, "seed": 0}, [override])
 
 
-@pytest.mark.parametrize("override", ["seed=7", "trainer.devices=2", "trainer.strategy=ddp"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=7",
+        "trainer.devices=2",
+        "trainer.strategy=ddp",
+        "optim.lr=3",
+        "trainer.max_steps=3",
+        "data.tokenizer=bpe:9",
+    ],
+)
 def test_what_an_evaluation_does_not_read_is_refused(override):
     with pytest.raises(ValueError, match=f"{override} would change nothing: "):
         main("anything", [override])

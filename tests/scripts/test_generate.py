@@ -1,6 +1,7 @@
 """Text from a run, a checkpoint or an exported folder: the same, printed as it comes; one line for what is wrong."""
 
 import pytest
+import torch
 
 from scripts import arguments, checkpoint
 from scripts.export import export
@@ -40,6 +41,20 @@ def test_seed_and_sampling_decide(run):
 def test_a_prompt_is_letters_alone(run):
     """As the documents of training, which may spell out a special token too."""
     assert text(run, prompt="a <|endoftext|> b").startswith("a <|endoftext|> b")
+
+
+def test_the_end_of_text_before_the_prompt_is_no_repetition(run, monkeypatch):
+    seen = []
+
+    def generate(model, ids, logits_processor, **options):
+        scores = torch.ones(1, model.config.vocab_size)
+        seen.append(logits_processor(ids, scores)[0])
+        return torch.cat([ids, ids[:, :1]], dim=1)
+
+    monkeypatch.setattr("models.hugging_face.FlashRNNForCausalLM.generate", generate)
+    text(run, prompt="the", repetition_penalty=2.0)
+    assert seen[0][0] == 1  # the end of text
+    assert seen[0].min() == 0.5
 
 
 def test_without_a_prompt_a_document_begins(run):

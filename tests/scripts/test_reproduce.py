@@ -25,7 +25,7 @@ from tests.scripts.conftest import config
 GPU = "h100_80gb_hbm3"
 
 
-def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5), chance=0.5):
+def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5), chance=0.5, step=250):
     """What scripts.train leaves of a run; without accuracies, of one that failed."""
     (folder / ".hydra").mkdir(parents=True)
     choices = {"model": model, "data": data, "experiment": "parity"}
@@ -39,7 +39,7 @@ def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5)
         "task": data,
         "chance": chance,
         "parameters": 1234,
-        "step": 250,
+        "step": step,
         "devices": 1,
         "training_lengths": [1, 40],
         "environment": {"commit": "abc", "device": "a CPU"},
@@ -115,6 +115,10 @@ def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
     found = collect(tmp_path / "new", earlier)
     assert found[0] == kept
     assert [(row["model"], row["seed"]) for row in found[1:]] == [("gru", 0), ("lstm", 7)]
+    leave_run(tmp_path / "failed" / "0_lstm", accuracies=None)
+    leave_run(tmp_path / "failed" / "1_lstm", model="mamba")
+    (_, _, other) = collect(tmp_path / "failed", earlier)
+    assert (other["model"], "error" in other) == ("mamba", False)  # the result that there was stays
     with pytest.raises(ValueError, match=r"kernels_main_.* holds no training runs to add to"):
         collect(tmp_path / "new", RESULTS / f"kernels_main_{GPU}.json")
 
@@ -133,6 +137,26 @@ def test_what_cannot_be_added_to(arguments, message, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         reproduce.main()
     assert message in capsys.readouterr().err
+
+
+def test_results_are_not_lost_to_a_collection_of_other_runs(tmp_path):
+    leave_run(tmp_path / "runs" / "0_lstm")
+    options = Options(runs=tmp_path / "runs", out=tmp_path)
+    (file,) = PARITY.measure(options)
+    PARITY.measure(options)
+    leave_run(tmp_path / "others" / "0_gru", model="gru")
+    with pytest.raises(ValueError, match=r"holds 1 runs that are not among these, `model=lstm` for one: --add-to"):
+        PARITY.measure(Options(runs=tmp_path / "others", out=tmp_path))
+    PARITY.measure(Options(runs=tmp_path / "others", add_to=file, out=tmp_path))
+    assert len(json.loads(file.read_text())["runs"]) == 2
+
+
+@pytest.mark.parametrize("other", [{"seed": 0}, {"seed": 1, "step": 9}], ids=["seed", "steps"])
+def test_a_row_is_of_runs_that_differ_in_their_seeds_alone(tmp_path, other):
+    leave_run(tmp_path / "0_lstm")
+    leave_run(tmp_path / "other", **other)
+    with pytest.raises(ValueError, match=r"lstm on parity was trained by `model=lstm` and `.* move one of them away"):
+        PARITY.measure(Options(runs=tmp_path, out=tmp_path))
 
 
 def test_nothing_to_collect(tmp_path):
@@ -302,11 +326,21 @@ def test_language_models_beside_the_table_of_the_paper():
 
 
 def test_loss_curves_of_different_texts_are_not_drawn_side_by_side(monkeypatch, tmp_path):
-    run = {"perplexity": 12.5, "step_time": 0.07, "environment": {"device": "a GPU"}}
+    run = {"perplexity": 12.5, "step_time": 0.07, "environment": {"device": "a GPU"}, "experiment": "python_160m"}
     found = [run | {"unigram_perplexity": unigram} for unigram in (1026.7, 1031.5)]
     monkeypatch.setattr(loss_curves, "collect", lambda *_: found)
     with pytest.raises(ValueError, match="were evaluated on other text than others"):
         loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
+    found[0]["experiment"] = "text_tiny"
+    with pytest.raises(ValueError, match="has runs of text_tiny: these curves are of experiment=python_160m"):
+        loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
+
+
+def test_language_models_that_are_not_in_the_table(monkeypatch, tmp_path):
+    run = {"perplexity": 12.5, "step_time": 0.07, "model": "gru", "num_heads": 3, "overrides": [], "seed": 0}
+    monkeypatch.setattr(language_model, "collect", lambda *_: [run])
+    with pytest.raises(ValueError, match="is one of the paper's table"):
+        language_model.LANGUAGE_MODEL.measure(Options(runs=tmp_path, out=tmp_path))
 
 
 def test_loss_curves_are_those_of_the_finished_runs(tmp_path):

@@ -107,6 +107,45 @@ def test_a_run_that_goes_on_may_accumulate(tiny_config, experiment, accumulated)
     assert {after - before for before, after in itertools.pairwise(Positions.of_steps)} == {size * accumulated}
 
 
+def test_a_run_that_accumulates_otherwise_is_validated_after_the_same_steps(tiny_config):
+    options = ["val_every=10", "optim.total_steps=40"]
+    first = tiny_config("parity", *options, "global_batch_size=12", "trainer.max_steps=10", run="first")
+    train(first)
+    more = ["global_batch_size=16", "trainer.max_steps=40", f"ckpt_path={first.run_dir}"]
+    second = tiny_config("parity", *options, *more, run="second")
+    train(second)
+    assert [int(row["step"]) for row in metrics(Path(second.run_dir)) if row["val/loss"]] == [19, 29, 39]
+
+
+class Stop(Callback):
+    """Asks to stop amid a step."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        trainer.should_stop |= batch_idx == 9
+
+
+def test_a_run_that_is_asked_to_stop_ends_its_step(tiny_config):
+    config = tiny_config("parity", "global_batch_size=16")
+    config.callbacks = {"stop": {"_target_": f"{__name__}.Stop"}}
+    train(config)
+    saved = checkpoint.load(checkpoint.find(config.run_dir))
+    assert (saved["global_step"], saved["StateTracking"]["position"]) == (3, 3 * 16)
+
+
+def test_a_run_killed_in_its_evaluation_is_evaluated_when_it_goes_on(tiny_config):
+    config = tiny_config("parity", run="run")
+    result = train(config)
+    file = Path(config.run_dir) / "eval.json"
+    whole = json.loads(file.read_text())
+    file.unlink()
+    config.ckpt_path = "last"
+    assert train(config) == result
+    again = json.loads(file.read_text())
+    assert (again["step"], again["ranges"]) == (whole["step"], whole["ranges"])
+    with pytest.raises(ValueError, match=r"so nothing is left of trainer\.max_steps=8: raise it, or use"):
+        train(config)
+
+
 def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
     train(tiny_config("text_tiny", "optim.total_steps=20", run="first"))
     change_texts()
@@ -117,6 +156,14 @@ def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_pa
     first, second = (runs / run / "tokenizer" / "tokenizer.json" for run in ("first", "second"))
     assert first.read_text() == second.read_text()
     assert {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")} == {first.read_text()}
+
+
+def test_a_run_that_goes_on_keeps_its_tokenizer(tiny_config):
+    first = tiny_config("text_tiny", "optim.total_steps=20", run="first")
+    train(first)
+    other = ["optim.total_steps=20", "data.tokenizer=bpe:333", "trainer.max_steps=12", f"ckpt_path={first.run_dir}"]
+    with pytest.raises(ValueError, match=r"data\.tokenizer=bpe:333: .* was trained with bpe:.*keeps its tokenizer"):
+        train(tiny_config("text_tiny", *other, run="second"))
 
 
 def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, change_texts, tmp_path):
