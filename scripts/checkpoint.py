@@ -153,10 +153,9 @@ def _leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
     return leaves
 
 
-def check_resumable(file: Path, config: DictConfig) -> bool:
-    """Whether there are steps left to train; raises unless the checkpoint holds the model of this config, and if there
-    are none, though its run was evaluated."""
-    content = load(file)
+def check_resumable(file: Path, content: dict[str, Any], config: DictConfig) -> bool:
+    """Whether a checkpoint of this content has steps left to train; raises unless it holds the model of the config, and
+    if there are none, though its run was evaluated."""
     sections = content["config"]["model"], OmegaConf.to_container(config.model, resolve=True)
     saved, asked = (_leaves(section, "model") for section in sections)
     for leaves in (saved, asked):

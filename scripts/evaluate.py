@@ -49,24 +49,20 @@ def evaluate(trainer: "Trainer", module: "SequenceModule", datamodule: "Lightnin
     }
 
 
-def _plain(value: object) -> object:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
-
 def config_with(saved: dict, overrides: list[str]) -> DictConfig:
     """The saved config with KEY=VALUE overrides; keys that it does not have are an error."""
     config = OmegaConf.create(saved)
     OmegaConf.set_struct(config, True)
     for override in overrides:
         key = override.partition("=")[0]
-        default = _plain(OmegaConf.select(config, key))
+        default = OmegaConf.select(config, key)
         try:
             config.merge_with_dotlist([override])
         except (ConfigAttributeError, ConfigKeyError) as error:
             parent = OmegaConf.select(config, key.rpartition(".")[0] or ".")
             keys = ", ".join(parent) if isinstance(parent, DictConfig) else ""
             raise ValueError(f"unknown key in {override!r}; allowed there: {keys or ', '.join(config)}") from error
-        if (value := _plain(OmegaConf.select(config, key))) is not None:
+        if (value := OmegaConf.select(config, key)) is not None:
             check_type(key, value, default)
     return config
 

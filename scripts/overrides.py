@@ -49,6 +49,7 @@ def overrides_of_run(arguments: list[str]) -> list[str]:
 
 def check_type(key: str, value: Any, default: Any) -> None:
     """Raise unless `value` has the type of its default; for a float an int will do, for text or null anything."""
+    value, default = (OmegaConf.to_container(of) if OmegaConf.is_config(of) else of for of in (value, default))
     if key in ANY_TYPE or default is None or isinstance(default, str):
         return
     if isinstance(default, Mapping) and not isinstance(value, Mapping):
@@ -106,7 +107,7 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
                     raise ValueError(f"unknown config key {key!r}: did you mean {nearest}? {above} has {allowed}")
                 raise ValueError(f"unknown config key {key!r}: {above} has {allowed} (+{key}=... adds a key)")
             node, above = node._get_node(part), part
-        default = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+        default = node if OmegaConf.is_config(node) else node._value()
         for value in values:
             null_in_section = value is None and "." in key  # check_nulls knows which of them mean something
             if not null_in_section and not str(value).startswith("${"):

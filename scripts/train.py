@@ -90,7 +90,7 @@ def train(config: DictConfig) -> dict:
     fit_model_to_data(config.model, datamodule)
     saved, steps_left = checkpoint.load(resume) if resume else {"config": {}}, True
     if resume:
-        steps_left = checkpoint.check_resumable(resume, config)
+        steps_left = checkpoint.check_resumable(resume, saved, config)
         rank_zero_only(print)(f"resuming from {resume}")
     name_wandb_run(config.logger, saved["config"].get("logger"))
 

@@ -173,13 +173,16 @@ def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dic
     rows = [_row(run) | more(run) for run in found]
     if not _results([{"runs": rows}]):
         raise ValueError("\n".join([f"no run below {folder} has finished.", *failures([{"runs": rows}])]))
-    for old in reversed(_rows_of(add_to)):
-        alike = [row for row in rows if set(row["overrides"]) == set(old["overrides"])]
-        if "error" not in old:
-            rows = [row for row in rows if row not in alike or "error" not in row]
-        if not any(row in rows for row in alike):
-            rows.insert(0, old)
-    return rows
+    kept = [old for old in _rows_of(add_to) if not any(_alike(old, new) and _replaces(new, old) for new in rows)]
+    return kept + [new for new in rows if not any(_alike(old, new) for old in kept)]
+
+
+def _alike(run: dict, other: dict) -> bool:
+    return set(run["overrides"]) == set(other["overrides"])
+
+
+def _replaces(new: dict, old: dict) -> bool:
+    return "error" not in new or "error" in old
 
 
 def _rows_of(file: Path | None) -> list[dict]:
