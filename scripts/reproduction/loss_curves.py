@@ -145,21 +145,22 @@ def _notes(contents: list[dict]) -> list[str]:
 def _draw(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = Figure(figsize=(12, 6), layout="constrained")
     over_steps, over_time = figure.subplots(1, 2, sharey=True)
-    runs = finished(contents)
-    for name, run in zip(names(runs), runs, strict=True):
-        points = run["curve"]
+    runs, highest = finished(contents), 0.0
+    for index, (name, run) in enumerate(zip(names(runs), runs, strict=True)):
+        points, line = run["curve"], {"label": name, "color": f"C{index}", "linestyle": "-" if index < 10 else "--"}
         ends = range(_SMOOTHED, len(points) + 1)
         losses = [sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED for end in ends]
         steps = [points[end - 1][0] for end in ends]
-        over_steps.plot(steps, losses, label=name)
-        over_time.plot([step * run["step_time"] for step in steps], losses, label=name)
-    over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged")
+        highest = max(highest, losses[len(losses) // 10])
+        over_steps.plot(steps, losses, **line)
+        over_time.plot([step * run["step_time"] for step in steps], losses, **line)
+    over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged", ylim=(None, highest))
     over_time.set(xlabel="seconds, at the median step time")
     for axes in (over_steps, over_time):
         axes.grid(alpha=0.3)
-    over_steps.legend()
+    figure.legend(*over_steps.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(file, dpi=150)
 
 

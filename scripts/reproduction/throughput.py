@@ -19,6 +19,7 @@ SOURCES = ("parity", "loss_curves", "kernels_main")
 _BLOCKS = 12  # of the language models
 _COMPUTED = "computed from kernel times"
 _CELL_OF = {"nn_lstm": "lstm"}  # whose accuracies a model has
+_IN_PYTORCH = ("mamba", "mlstm")  # which transformers computes without kernels of their own
 
 
 class Point(NamedTuple):
@@ -55,7 +56,8 @@ def points(contents: list[dict]) -> list[Point]:
     parity, trained, kernels, *timed = contents
     first = {}  # of each model's seeds
     for run in sorted(loss_curves.finished([trained]), key=lambda run: run["seed"]):
-        first.setdefault((run["model"], run["num_heads"]), run)
+        if not any(override.startswith("model.mixer.backend=") for override in run["overrides"]):  # the best there is
+            first.setdefault((run["model"], run["num_heads"]), run)
     found = []
     for label, run in zip(loss_curves.names([*first.values()]), first.values(), strict=True):
         cell = _CELL_OF.get(run["model"], run["model"])
@@ -77,7 +79,8 @@ def _timed(contents: list[dict], parity: dict) -> Iterator[Point]:
             if accuracy is not None and "tokens_per_s" in row:
                 of_one = row["tokens_per_s"] / row["devices"]
                 where = f"{content['machine']['gpu']}, steps alone, of {row['batch_size']} sequences"
-                yield Point(model, model, accuracy, of_one, where)
+                label = f"{model}, PyTorch code" if model in _IN_PYTORCH else model
+                yield Point(label, model, accuracy, of_one, where)
 
 
 def _accuracy(parity: dict, model: str) -> float | None:
@@ -104,7 +107,7 @@ def _table(contents: list[dict]) -> Table:
 def _draw(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.subplots()
     for index, point in enumerate(points(contents)):
         filled = "none" if point.where == _COMPUTED else "full"
@@ -114,14 +117,19 @@ def _draw(contents: list[dict], file: Path) -> None:
     axes.set(xlabel=f"thousand tokens per second of training, one GPU (open: {_COMPUTED})", xlim=(0, None))
     axes.set(ylabel="accuracy on parity, lengths 40 to 256", ylim=(0.4, 1.05))
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside right center")
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(file, dpi=150)
 
 
 def _notes(contents: list[dict]) -> list[str]:
+    in_pytorch = (
+        "Mamba and mLSTM are the PyTorch code of transformers (Mamba's scan is that of mambapy): the kernels of "
+        "mamba_ssm and xlstm are faster."
+    )
     return [
         "An LSTM with FlashRNN 1.0.8's kernels is computed: our step, and for each of 12 blocks the difference of the "
-        "kernels' times. nn.LSTM (cuDNN) is the LSTM with one head; its accuracy is the LSTM's."
+        "kernels' times. nn.LSTM (cuDNN) is the LSTM with one head; its accuracy is the LSTM's.",
+        *([in_pytorch] if contents[len(SOURCES) :] else []),
     ]
 
 
