@@ -6,7 +6,7 @@ the reference calls them, the kernels are printed from their trace. The recurren
     g_t^(j) = x_t^(j) + R^(j) s_{t-1}^(0) + b^(j)      for every gate j: input, recurrent matrix, bias
     s_t^(i) = P^(i)(g_t, s_{t-1})                      for every state i: the element-wise step P
 
-and a cell says P, and which gates have an input part and which a recurrent one.
+and a cell defines P, and which gates have an input part and which a recurrent one.
 
 The letters used everywhere in this package: B batch, T time, G gates, N heads, D head size, S states;
 Gi and Gr are the numbers of gates with an input and with a recurrent part.
@@ -34,13 +34,14 @@ class Cell:
             the same order (a tuple, or one tensor for a single state). It may use any element-wise PyTorch operation
             and runs on tensors of any shape.
         states: the names of the states; the first is the one that the recurrent matrix multiplies and that the
-            layer puts out. All states start at zero.
+            layer returns. All states start at zero.
         input_gates: the gates with an input part x, at least one (None: all).
-        recurrent_gates: the gates with a recurrent part R s, at least one (None: all). A gate in neither has its bias
-            alone.
-        float16_states: with inputs in bfloat16 or float16, the states behind the first are kept in float16 for the
-            backward pass, unless they are asked for; in half the memory, outputs are the same. Gradients are wrong,
-            without a word, where a state is smaller than 6e-8 or larger than 65504: not for sums of exponentials.
+        recurrent_gates: the gates with a recurrent part R s, at least one (None: all). A gate in neither has
+            only its bias.
+        float16_states: with inputs in bfloat16 or float16, keep all states but the first in float16 for the backward
+            pass, unless the caller asks for them; this halves their memory and does not change outputs. Do not set it
+            for sums of exponentials: where a state is smaller than 6e-8 or larger than 65504, gradients are wrong, and
+            nothing warns of it.
 
     Raises:
         ValueError: the names do not fit the signature of `step`, or `step` is not element-wise, branches on values or

@@ -1,4 +1,4 @@
-"""Modules: `Recurrence`, the recurrent part alone, and `FlashRNN`, to use in place of nn.LSTM."""
+"""Modules: `Recurrence`, the recurrent part alone, and `FlashRNN`, for use in place of nn.LSTM."""
 
 import warnings
 
@@ -151,7 +151,7 @@ class FlashRNN(nn.Module):
             x: [T, B, input_size], [B, T, input_size] if batch_first, [T, input_size] without a batch, or packed.
             states: a tensor [num_layers * directions, B, hidden_size] per state of the cell, in a tuple if there are
                 several: (h, c) for an LSTM, h for a GRU. Zeros if None.
-            reset: [B, T] bool (any batch_first); True where a document starts: states return to zero there.
+            reset: [B, T] bool, whatever batch_first is; True where a document starts: states return to zero there.
 
         Returns:
             out [T, B, directions * hidden_size] in the layout of x, and the last states in the layout of `states`

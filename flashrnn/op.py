@@ -38,7 +38,7 @@ def flashrnn(
 ) -> tuple[Tensor, Tensor]:
     """Run a recurrent cell over time (arXiv 2412.07752, eq. 1-2).
 
-    Differentiable once, in reverse mode, also by torch.func (grad, vjp, jacrev), whose vmap runs one after the other.
+    Differentiable once, in reverse mode, also by torch.func (grad, vjp, jacrev); its vmap runs call after call.
 
     Args:
         Wx: [B, T, Gi, N, D] input part of the gates, as an nn.Linear leaves it.
@@ -47,11 +47,11 @@ def flashrnn(
         states: [S, B, 1, N, D] initial states; zeros if None.
         function: a registered cell's name or a `flashrnn.Cell`.
         backend: a backend's name, or "auto" for the fastest that serves the problem.
-        dtype: of the computation's inputs and outputs; that of Wx if None, under autocast that of autocast. States
-            across time and sums are float32 if it is a half type.
+        dtype: of the computation's inputs and outputs; if None, that of autocast where it is on, else that of Wx. If
+            it is a half type, states across time and sums are float32.
         reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
         cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
-            batch of one: another way to say `reset`. All of them start at zero, so there are no `states` with it.
+            batch of one: another way to give `reset`. All documents start at zero, so `states` must not be given.
 
     Returns:
         all states [S, B, T, N, D] in `dtype`, and last states [S, B, 1, N, D] in float32 for half types, so that a

@@ -36,11 +36,11 @@ class SequenceModel(nn.Module):
         num_blocks: number of blocks.
         num_heads: given to `mixer` too, unless it is None.
         embedding_std: standard deviation of the initial embeddings; None is that of all other weights.
-        mlp: an MLP in every block behind its mixer; without, what the mixer puts out is read linearly.
+        mlp: an MLP after the mixer in every block; without it, the mixer's output is read linearly.
 
     Initialised as GPT-2: weights normal with standard deviation sqrt(2 / 5d), which is near its 0.02 at d = 768 and
     grows as the width shrinks; those that write to the residual stream are divided by sqrt(2 num_blocks). A mixer with
-    a method `init_weights` sets after that what it wants otherwise.
+    a method `init_weights` may change its own weights after that.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SequenceModel(nn.Module):
         return (logits, new_states) if return_states else logits
 
     def loss(self, input_ids: Tensor, labels: Tensor, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy of the logits, which are never there all at once, and which answers are right.
+        """Mean cross-entropy, without ever holding all logits at once, and which answers are right.
 
         Args:
             input_ids: int64 [B, T].

@@ -25,8 +25,8 @@ class SequenceModule(LightningModule):
         model: the model to train.
         optim: `optim(model, fused=...)` gives what `configure_optimizers` returns, such as a partial of
             `models.optim.adamw_cosine`; None for a module that only evaluates.
-        compile: torch.compile the model with its loss, for training, and for evaluation of batches of training's shape,
-            as those of text are. Others are not worth it: each shape would be compiled anew.
+        compile: torch.compile the model and its loss, for training, and for evaluating batches of the same shape, which
+            those of text have. Other batches run uncompiled: each shape would be compiled anew.
 
     After a test, `test_sequences` holds one row per sequence: index of its dataloader, its length (position of the last
     label, from 1), and 1 where the answer at that last position was right, else 0.

@@ -2,7 +2,7 @@
 
     python -m scripts.train [experiment=NAME] [GROUP=OPTION ...] [KEY=VALUE ...]
 
-configs/train.yaml says what there is; everything that a run makes goes to outputs/<name>/<time>.
+configs/train.yaml lists what can be set; a run writes everything to outputs/<name>/<time>.
 """
 
 import secrets

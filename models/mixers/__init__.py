@@ -4,8 +4,8 @@ A mixer is an nn.Module built as `Mixer(d_model, num_heads=..., block_index=...,
 
     forward(x [B, T, d], state=None, reset=None) -> (y [B, T, d], new_state)
 
-`state` is a tuple of tensors with the batch first, what the mixer remembers of earlier calls: feeding a sequence in
-pieces, each with the state that the piece before it returned, gives what feeding it at once gives. `reset` [B, T] is
+`state` is a tuple of tensors with the batch first: what the mixer remembers of earlier calls. Feeding a sequence in
+pieces, each with the state that the previous piece returned, gives the same as feeding it at once. `reset` [B, T] is
 True where a new document starts: nothing from before such a step is seen at it or after it.
 """
 
