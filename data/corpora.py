@@ -49,7 +49,9 @@ class Corpus:
             raise ValueError(
                 f"source {self.source!r} is a folder; name its files: '{self.source.rstrip('/')}/**/*.txt'"
             )
-        found = sorted(name for name in glob.glob(self.source, recursive=True) if Path(name).is_file())
+        literal = Path(self.source).is_file()  # though its name may have brackets
+        names = [self.source] if literal else glob.glob(self.source, recursive=True)
+        found = sorted(name for name in names if Path(name).is_file())
         if found:
             return [str(Path(name).resolve()) for name in found]
         if LOOKS_LOCAL.search(self.source):
@@ -165,6 +167,8 @@ class Documents(Iterator[str]):
         if column not in row:
             raise missing_column(f"source {source!r}", column, row)
         text = row[column]
+        if text is None:  # as in datasets that others made
+            return "", 0
         if not isinstance(text, str):
             raise ValueError(f"source {source!r}, row {self._row}: {column!r} is {text!r}, not text")
         try:

@@ -71,8 +71,10 @@ def _as_it_is(raw: BinaryIO, mode: str, encoding: str) -> TextIO:
 
 def _text(name: str, column: str) -> Rows:
     with _open(name) as (file, tell):
-        while lines := file.readlines(DOCUMENT_CHARS):
-            yield {column: "".join(lines)}, tell()
+        while text := file.read(DOCUMENT_CHARS):
+            if not text.endswith("\n"):
+                text += file.readline(DOCUMENT_CHARS)  # to the end of the line, if it has one
+            yield {column: text}, tell()
 
 
 def _json_lines(name: str, column: str) -> Rows:

@@ -26,10 +26,11 @@ def check_at_least(least: int, **values: int | None) -> None:
 
 
 def outlive_signals(worker: int) -> None:
-    """Let Ctrl-C and the first SIGTERM of a process that loads data pass: terminals and SLURM send them to all of a
-    run's processes, and training needs batches to end its step. The next SIGTERM ends it: it comes from PyTorch, which
-    cleans up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Let Ctrl-C, SIGUSR1 and the first SIGTERM of a process that loads data pass: terminals and SLURM send them to all
+    of a run's processes, and training needs batches to end its step. The next SIGTERM ends it: it comes from PyTorch,
+    which cleans up."""
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 

@@ -142,6 +142,8 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
     """
     _check_script()
     folder = recipe.folder(cache_dir)
+    if _is_whole(folder):  # it may be somebody else's, in which nothing can be locked
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"), _naming_a_full_disk():  # of several processes one builds, the others wait
         try:
@@ -157,6 +159,14 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
             if not manifest.complete:
                 _go_on(recipe, folder, manifest, encoder, processes)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        manifest = Manifest.read(folder)
+    except FileNotFoundError:
+        return False
+    return manifest.complete and not manifest.missing(folder)
 
 
 def _check_script() -> None:

@@ -101,12 +101,10 @@ class Text(ResumableDataModule):
         return self.folder / TOKENIZER
 
     def take_tokenizer(self, saved: Path) -> None:
-        """In place of one to be trained on the corpus, which may have changed, take that which an earlier run trained.
+        """Take that of an earlier run: what the recipe names, or would train, may have changed since.
 
-        Tokens that were prepared with it are used as they are. A tokenizer that is not trained stays what it is.
+        Tokens that were prepared with it are used as they are.
         """
-        if tokenization.trained_size(self.recipe.tokenizer) is None:
-            return
         prepared = self.tokenizer_folder / tokenization.FILE
         if not prepared.exists() or prepared.read_bytes() != (saved / tokenization.FILE).read_bytes():
             self.recipe = replace(self.recipe, tokenizer=str(saved))

@@ -57,6 +57,6 @@ def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Bac
 @cache
 def _log_choice(backend: str, problem: Problem) -> None:
     logger.info(
-        "%s: %d heads of %d, %s on %s, by backend %s",
+        "%s %d x %d, %s on %s, by backend %s",
         problem.cell.name, problem.heads, problem.head_dim, problem.dtype, problem.device, backend,
     )  # fmt: skip

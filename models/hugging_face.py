@@ -53,8 +53,7 @@ class FlashRNNConfig(PreTrainedConfig):
             )
         of_this_machine = ("_target_", "_partial_", "backend")
         options = {key: value for key, value in model["mixer"].items() if key not in of_this_machine}
-        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads")}
-        sizes["mlp"] = model.get("mlp", True)  # runs from before there was a choice have one
+        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads", "mlp")}
         return cls(**sizes, mixer={"name": model["mixer"]["_target_"].removeprefix(f"{MIXERS}."), **options})
 
     @property
@@ -86,7 +85,9 @@ def mixer_class(name: str) -> type[nn.Module]:
     except ImportError:
         found = None
     if not (isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith(f"{MIXERS}.")):
-        raise ValueError(f"mixer {name!r} in the model's config.json: there is no such class in {MIXERS}")
+        raise ValueError(
+            f"mixer {name!r}: there is no such class in {MIXERS}, and models import no other module: move it there"
+        )
     return found
 
 

@@ -58,7 +58,8 @@ class SequenceModule(LightningModule):
 
     def configure_optimizers(self) -> dict:
         # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.
-        configured = self.optim(self.model, fused=self.trainer.precision != "16-mixed")
+        options = {"fused": self.trainer.precision != "16-mixed"} | getattr(self.optim, "keywords", {})
+        configured = self.optim(self.model, **options)
         groups = configured["optimizer"].param_groups
         self._asked = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         return configured

@@ -28,8 +28,9 @@ PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, token
 
 
 class Preemption(Callback):
-    """SIGTERM ends training after the step under way, whose state RunRecord saves, in all processes of the run alike.
-    So does the first Ctrl-C where there is one process; the second one ends it at once.
+    """SIGTERM, and SIGUSR1 as clusters send it ahead of time, end training after the step under way, whose state is
+    saved, in all processes of the run alike. So does the first Ctrl-C where there is one process; the second one ends
+    it at once.
 
     Lightning 2.6 has a flag for the signal, at which its loops raise SIGTERMException. Left to itself it sets the flag
     at once, also between accumulated batches, where no run can go on; it tells the other processes by a collective in
@@ -40,14 +41,17 @@ class Preemption(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._signal: signal.Signals | None = None  # that was received
-        trainer._signal_connector._sigterm_notifier_fn = partial(self._on_sigterm, trainer)
+        trainer._signal_connector._sigterm_notifier_fn = partial(self._on_request, trainer)
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
-        # A job in the background ignores Ctrl-C, and only the main thread may say who hears of it.
-        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if trainer.world_size == 1 and heard and threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():  # which alone may say who hears of signals
+            return
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            signal.signal(signal.SIGUSR1, partial(self._on_request, trainer))
+        # A job in the background ignores Ctrl-C.
+        if trainer.world_size == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _on_interrupt(self, number: int, _: Any) -> None:
@@ -60,8 +64,8 @@ class Preemption(Callback):
         if signal.getsignal(signal.SIGINT) == self._on_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _on_sigterm(self, trainer: Trainer, number: int, _: Any) -> None:
-        self._signal = signal.SIGTERM
+    def _on_request(self, trainer: Trainer, number: int, _: Any) -> None:
+        self._signal = signal.Signals(number)
         if trainer.state.fn == "fit":
             return
         if trainer.strategy.launcher is not None:  # under torchrun and SLURM others start the processes, and end them

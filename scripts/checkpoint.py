@@ -48,8 +48,15 @@ class StepCheckpoint(ModelCheckpoint):
         self._step = trainer.global_step
         super().on_train_batch_end(trainer, pl_module, *batch)
         epochs = trainer.max_epochs != -1 and trainer.is_last_batch and trainer.current_epoch + 1 >= trainer.max_epochs
-        ends = trainer.global_step == trainer.max_steps or trainer.received_sigterm or trainer.should_stop or epochs
-        if ends and not (self.save_last and self._last_global_step_saved == trainer.global_step):
+        if trainer.global_step == trainer.max_steps or trainer.received_sigterm or trainer.should_stop or epochs:
+            self._save_last(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.should_stop and trainer.state.fn == "fit":
+            self._save_last(trainer)
+
+    def _save_last(self, trainer: Trainer) -> None:
+        if not (self.save_last and self._last_global_step_saved == trainer.global_step):
             trainer.save_checkpoint(Path(self.dirpath) / LAST)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -167,7 +174,7 @@ def check_resumable(file: Path, content: dict[str, Any], config: DictConfig) -> 
         ]
         raise ValueError(f"{file} holds another model:{''.join(differences)}")
     before, now = (of.get("tokenizer") for of in (content["config"]["data"], config.data))
-    if now != before and str(now).startswith("bpe:"):
+    if now != before:
         raise ValueError(f"data.tokenizer={now}: {file} was trained with {before}, and a model keeps its tokenizer")
     run = run_folder(file)
     left = config.trainer.max_steps - content["global_step"]

@@ -20,6 +20,11 @@ def check_trainer(trainer: DictConfig) -> None:
     precision, accelerator = str(trainer.precision), trainer.accelerator
     if str(trainer.strategy).startswith(("fsdp", "deepspeed")):
         raise ValueError(f"trainer.strategy={trainer.strategy}: to share weights out, take trainer=fsdp_8 (FSDP2)")
+    if str(trainer.strategy).endswith(("spawn", "fork", "notebook")):
+        raise ValueError(
+            f"trainer.strategy={trainer.strategy}: results would stay in the processes it starts; take ddp, "
+            "which starts processes too"
+        )
     if accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
         raise ValueError(
             f"trainer.accelerator={accelerator}: PyTorch sees no GPU (python -m flashrnn doctor shows why); "
@@ -54,6 +59,7 @@ def check_trainer(trainer: DictConfig) -> None:
 
 
 _OURS = {
+    "default_root_dir": "hydra.run.dir=... is the folder of a run",
     "callbacks": "+callbacks.NAME._target_=... adds one",
     "logger": "the group logger chooses it",
     "plugins": "it writes checkpoints with its own",
@@ -63,8 +69,9 @@ _OURS = {
 
 def check_evaluation(trainer: DictConfig) -> None:
     """Raise where nothing would be evaluated."""
-    if trainer.limit_val_batches == 0:
-        raise ValueError("trainer.limit_val_batches=0: a run ends with an evaluation; val_every says how often before")
+    for name in ("limit_val_batches", "limit_test_batches"):
+        if trainer.get(name) == 0:
+            raise ValueError(f"trainer.{name}=0: a run ends with an evaluation; val_every says how often before")
 
 
 def check_devices(devices: Any, on_cpu: bool) -> None:
@@ -100,7 +107,10 @@ def _hints(target: str) -> dict[str, Any]:
     """The type hints of what a _target_ names."""
     from hydra.utils import get_object
 
-    found = get_object(target)
+    try:
+        found = get_object(target)
+    except ImportError as error:
+        raise ValueError(f"_target_={target}: {str(error).rpartition(chr(10))[2]}") from error
     try:
         return get_type_hints(found.__init__ if isinstance(found, type) else found)
     except (NameError, TypeError):  # names that are there for type checkers alone; objects that have none

@@ -9,7 +9,7 @@ folder of the run.
 """
 
 import sys
-import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -68,10 +68,14 @@ def config_with(saved: dict, overrides: list[str]) -> DictConfig:
 
 
 _ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
-_NOT_READ = {"seed": "data.seed draws other sequences"}
-_NOT_READ["data.tokenizer"] = "a model keeps the tokenizer that it was trained with"
+_NOT_READ = {
+    "seed": "data.seed draws other sequences",
+    "data.tokenizer": "a model keeps the tokenizer that it was trained with",
+    "name": "a run keeps its name",
+    "compile": "it is for training",
+    **{f"trainer.{key}": "an evaluation runs on one device" for key in _ONE_DEVICE},
+}
 _OF_TRAINING = ("optim.", "checkpoint.", "logger", "callbacks", "val_every", "global_batch_size", "trainer.max_")
-_NOT_READ |= {f"trainer.{key}": "an evaluation runs on one device" for key in _ONE_DEVICE}
 
 
 def _check_read(overrides: list[str]) -> None:
@@ -85,6 +89,7 @@ def _check_read(overrides: list[str]) -> None:
 def main(ckpt: str, overrides: list[str]) -> dict:
     """Evaluate the checkpoint `ckpt` and leave the results in a new folder of its run."""
     from hydra.utils import instantiate
+    from lightning.fabric.plugins.environments import LightningEnvironment
 
     from models.lightning_module import SequenceModule
     from scripts import checkpoint, report
@@ -101,9 +106,10 @@ def main(ckpt: str, overrides: list[str]) -> dict:
         datamodule.take_tokenizer(tokenizer)
     module = SequenceModule(instantiate(config.model))
     checkpoint.load_weights(module, file, content)
-    trainer = instantiate(config.trainer, **_ONE_DEVICE, logger=False, enable_checkpointing=False)
+    folder = (checkpoint.run_folder(file) or file.parent) / f"evaluate_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
+    alone = {"plugins": [LightningEnvironment()], "default_root_dir": folder}  # whatever job of SLURM's this is in
+    trainer = instantiate(config.trainer, **_ONE_DEVICE, **alone, logger=False, enable_checkpointing=False)
     result = evaluate(trainer, module, datamodule)
-    folder = (checkpoint.run_folder(file) or file.parent) / time.strftime("evaluate_%Y-%m-%d_%H-%M-%S")
     places = report.save(folder, result, config, step=content["global_step"])
     report.show(result, {"checkpoint": file, **places})
     return result

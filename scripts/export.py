@@ -29,7 +29,7 @@ def training_tokenizer(file: Path, data: dict[str, Any]) -> "PreTrainedTokenizer
 
     if "tokenizer" not in data:
         raise ValueError(
-            f"the model was trained on {data['_target_']}, which has no tokenizer: only language models can "
+            f"the model of {file} was trained on {data['_target_']}, which has no tokenizer: only language models can "
             "generate or be exported, such as those of experiment=text_tiny"
         )
     if folder := checkpoint.tokenizer_folder(file):

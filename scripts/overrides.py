@@ -37,14 +37,31 @@ def overrides_of_run(arguments: list[str]) -> list[str]:
         return arguments
     from scripts import checkpoint
 
-    file = checkpoint.find(given["ckpt_path"], given.get("name"))
+    file = checkpoint.find(_value(given["ckpt_path"]), given.get("name"))
     again = {_key(argument) for argument in arguments if argument.startswith("+")}  # Hydra adds a key once
     before = [
         o
         for o in checkpoint.load(file)["config"]["overrides"]
         if not o.startswith("ckpt_path=") and not (o.startswith("+") and _key(o) in again)
     ]
-    return [*before, *(f"ckpt_path={file}" if o.startswith("ckpt_path=") else o for o in arguments)]
+    return [*before, *(f"ckpt_path={_quoted(file)}" if o.startswith("ckpt_path=") else o for o in arguments)]
+
+
+def _value(text: str) -> str:
+    """What Hydra makes of a value: without quotes and escapes. A path that it cannot read is what it is."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return str(OverridesParser.create().parse_override(f"key={text}").value())
+    except HydraException:
+        return text
+
+
+def _quoted(value: object) -> str:
+    """A value that Hydra takes as it stands, whatever characters it has."""
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def check_type(key: str, value: Any, default: Any) -> None:
@@ -81,6 +98,7 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
     Hydra would not say what it has, and takes text for numbers and flags."""
     from hydra import compose, initialize_config_dir
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ValueType
 
     for argument in arguments:
         added = re.fullmatch(r"\+([^+.=@/]+)=.*", argument, re.DOTALL)
@@ -89,6 +107,8 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
     groups, keys = [], {}
     for override in OverridesParser.create().parse_overrides(settings(arguments)):
         name = override.key_or_group
+        if override.value_type == ValueType.GLOB_CHOICE_SWEEP:  # Hydra looks for what there is
+            continue
         if is_group(name):
             values = override.sweep_string_iterator() if override.is_sweep_override() else [override.value()]
             groups.append(f"{name}={next(iter(values))}")
@@ -98,6 +118,7 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
         return
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         config = compose(config_name, overrides=groups)
+    without_experiment = OmegaConf.load(Path(CONFIGS, f"{config_name}.yaml"))
     for key, values in keys.items():
         node, above = config, "the config"
         for part in key.split("."):
@@ -109,6 +130,7 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
             node, above = node._get_node(part), part
         default = node if OmegaConf.is_config(node) else node._value()
         for value in values:
-            null_in_section = value is None and "." in key  # check_nulls knows which of them mean something
-            if not null_in_section and not str(value).startswith("${"):
+            # In a section check_nulls knows which of them mean something.
+            null = value is None and ("." in key or without_experiment._get_node(key)._is_none())
+            if not null and not str(value).startswith("${"):
                 check_type(key, value, default)

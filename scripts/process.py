@@ -26,8 +26,11 @@ def prepare_process(threads: int | None) -> None:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback."""
+def one_line_errors(others_follow: bool = False) -> Iterator[None]:
+    """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback.
+
+    Where `others_follow`, as jobs of --multirun do, the message is shown, and the error passed on to Hydra.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -36,7 +39,11 @@ def one_line_errors() -> Iterator[None]:
         message = _message(error)
         if message is None or os.environ.get("HYDRA_FULL_ERROR"):
             raise
-        sys.exit(f"error: {message}\n(HYDRA_FULL_ERROR=1 shows where)")
+        text = f"error: {message}\n(HYDRA_FULL_ERROR=1 shows where)"
+        if not others_follow:
+            sys.exit(text)
+        print(text, file=sys.stderr)
+        raise
 
 
 def _message(error: BaseException) -> str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from scripts.checks import check_buildable, check_seed, check_trainer
@@ -43,7 +44,8 @@ def name_wandb_run(logger: DictConfig | None, before: Mapping | None) -> None:
 def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     """The Trainer of a config with its callbacks; with `samples`, it generates text."""
     from hydra.utils import instantiate
-    from lightning.pytorch.callbacks import TQDMProgressBar
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+    from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 
     from scripts import callbacks, checkpoint
 
@@ -53,13 +55,16 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     hooks += [instantiate(callback) for callback in config.callbacks.values()]
     if samples:
         hooks.append(callbacks.TextSamples(config.run_dir))
-    if config.trainer.enable_progress_bar:
+    if config.trainer.enable_progress_bar and not any(isinstance(hook, ProgressBar) for hook in hooks):
         hooks.append(TQDMProgressBar(refresh_rate=10))
+    # By itself Lightning writes checkpoints of SLURM's jobs to the working folder, from which all later jobs go on.
+    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     return instantiate(
         config.trainer,
+        default_root_dir=config.run_dir,
         logger=instantiate(config.logger) or False,
         callbacks=hooks,
-        plugins=[checkpoint.AtomicCheckpointIO()],
+        plugins=[checkpoint.AtomicCheckpointIO(), *slurm],
         profiler=data_wait,
     )
 
@@ -114,8 +119,9 @@ def train(config: DictConfig) -> dict:
 
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")
 def main(config: DictConfig) -> None:
-    config.overrides = list(HydraConfig.get().overrides.task)
-    with one_line_errors():
+    job = HydraConfig.get()
+    config.overrides = list(job.overrides.task)
+    with one_line_errors(others_follow=job.mode == RunMode.MULTIRUN):
         train(config)
 
 

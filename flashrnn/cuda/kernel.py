@@ -36,7 +36,7 @@ def compile_best(
         if tried[-1][0].spilled <= SPILLED or len(tried) == _ATTEMPTS:
             break
     binary, choice = min(tried, key=lambda candidate: candidate[0].spilled)
-    logger.info("%s of %s, %d heads of %d: %s, compiled %d", direction, cell.name, heads, head_dim, choice, len(tried))
+    logger.info("%s of %s %d x %d: %s, compiled %d", direction, cell.name, heads, head_dim, choice, len(tried))
     return binary, choice
 
 

@@ -30,8 +30,8 @@ class NNLSTMMixer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if reset is not None:
             raise ValueError(
-                "torch.nn.LSTM cannot reset its state inside a sequence: take model=lstm, or leave resets out "
-                "(data.reset_at_documents=false)"
+                "torch.nn.LSTM cannot reset its state inside a sequence, at documents (data.reset_at_documents) or "
+                "after padding on the left: model=lstm can"
             )
         h, last = self.lstm(x, None if state is None else tuple(part[None].to(x.dtype) for part in state))
         return F.layer_norm(h, h.shape[-1:]) * self.norm_weight, tuple(part[0] for part in last)

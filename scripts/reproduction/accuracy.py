@@ -71,7 +71,7 @@ def _check_alike(runs: list[dict]) -> None:
             called = " and ".join(f"`{' '.join(one['overrides'])}`" for one in (other, run))
             raise ValueError(
                 f"{run['model']} on {run['data']} was trained by {called}: a row is of runs that differ in their seeds "
-                "alone, so move one of them away"
+                "alone, so move one of them away, or give a model of your own a name, its file in configs/model"
             )
         seeds.add((*place, run["seed"]))
 

@@ -66,4 +66,4 @@ def test_after_six_the_one_that_spills_least_is_taken(compile_):
 def test_the_choice_is_logged(compile_, caplog):
     with caplog.at_level(logging.INFO, "flashrnn"):
         compile_([(WIDE, 200), (OTHER, 0)])
-    assert caplog.messages == [f"forward of lstm, 1 heads of 768: {OTHER}, compiled 2"]
+    assert caplog.messages == [f"forward of lstm 1 x 768: {OTHER}, compiled 2"]

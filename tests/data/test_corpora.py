@@ -85,6 +85,26 @@ def test_held_out_is_a_fraction_and_grows_with_it():
     assert small < large
 
 
+def test_text_without_line_ends_is_read_in_pieces(tmp_path):
+    text = "word " * 20_000
+    (tmp_path / "a.txt").write_text(text)
+    pieces = read(tmp_path / "a.txt")
+    assert "".join(pieces) == text
+    assert len(pieces) > 2
+
+
+def test_rows_without_text_are_left_out(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n{"text": "x"}\n{"text": ""}\n')
+    assert read(tmp_path / "a.jsonl") == ["x"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
+    folder = tmp_path / "[v1]"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "x"}\n')
+    assert read(folder / "a.jsonl") == ["x"]
+
+
 def test_half_a_surrogate_pair_does_not_stop_the_reading(tmp_path):
     (tmp_path / "a.jsonl").write_text(r'{"text": "half \ud83d of an emoji"}')
     assert read(tmp_path / "a.jsonl") == ["half ? of an emoji"]
@@ -97,7 +117,7 @@ def test_half_a_surrogate_pair_does_not_stop_the_reading(tmp_path):
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', ValueError, r"a.jsonl, line 2 is not JSON"),
         ("a.jsonl", b'["x"]\n', ValueError, r'a.jsonl, line 1 is not a JSON object: \["x"\]'),
         ("a.jsonl", b'{"content": "x"}\n', ValueError, r"no column 'text'; set `column` to one of: content"),
-        ("a.jsonl", b'{"text": null}\n', ValueError, r"row 1: 'text' is None, not text"),
+        ("a.jsonl", b'{"text": 3}\n', ValueError, r"row 1: 'text' is 3, not text"),
         ("a.parquet", b"nonsense", ValueError, r"a.parquet cannot be read: .*not a parquet file"),
         ("b.txt", b"x", FileNotFoundError, r"no file matches source '.*a.txt'"),
     ],

@@ -94,6 +94,14 @@ def test_shards_hold_every_document_once_in_order(whole, tokenizer):
         assert found.totals[split] == total
 
 
+def test_tokens_of_somebody_else_are_used_without_a_lock(recipe, whole, tmp_path, monkeypatch):
+    def refuse(name):
+        raise PermissionError(name)
+
+    monkeypatch.setattr(preparation, "FileLock", refuse)
+    assert prepare(recipe, tmp_path / "whole", 0) == whole
+
+
 def test_blocks_go_through_all_shards(whole):
     blocks = PackedBlocks(whole, TRAIN, 64)
     expected = []

@@ -44,8 +44,8 @@ def test_auto_takes_the_first_that_serves_and_says_so_once(caplog):
         run("auto", torch.float16)
         run("vanilla")
     assert [record.getMessage() for record in caplog.records] == [
-        "gru: 2 heads of 4, torch.float32 on cpu, by backend vanilla",
-        "gru: 2 heads of 4, torch.float16 on cpu, by backend picky",
+        "gru 2 x 4, torch.float32 on cpu, by backend vanilla",
+        "gru 2 x 4, torch.float16 on cpu, by backend picky",
     ]
 
 

@@ -89,7 +89,7 @@ class TestSaved:
         "name", ["LSTMMixer", "nn.Linear", "mamba.MambaConfig", "mamba.MambaLayer", "os.system", ""]
     )
     def test_a_config_names_mixers_only(self, name):
-        with pytest.raises(ValueError, match=f"mixer '{name}' in the model's config.json: there is no such class"):
+        with pytest.raises(ValueError, match=f"mixer '{name}': there is no such class in models.mixers"):
             FlashRNNForCausalLM(FlashRNNConfig(mixer={"name": name}))
 
 

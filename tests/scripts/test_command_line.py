@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from scripts import checkpoint
 from scripts.overrides import check_overrides, overrides_of_run
@@ -105,11 +106,34 @@ def test_help(tmp_path, module):
             "trainer.gradient_clip_val=null",
             "trainer.devices=auto",
         ),
+        *("threads=null", "global_batch_size=null", "model=glob(*lstm)", "optim.lr=glob(*)"),
         *("data.eval_lengths=[8,16]", "data.num_workers=${threads}", "model.mixer.conv_gates=[i]", "ckpt_path=last"),
     ],
 )
 def test_arguments_that_hydra_knows_pass(argument):
     check_overrides(["model=elman,gru", argument])
+
+
+@pytest.mark.parametrize("quoted", ["{}", "'{}'", '"{}"'])
+def test_a_path_with_equals_signs_is_resumed(tmp_path, quoted):
+    """As Lightning names checkpoints, and Hydra folders by their overrides."""
+    file = tmp_path / "lr=1e-3,x" / "checkpoints" / "epoch=0-step=6.ckpt"
+    file.parent.mkdir(parents=True)
+    torch.save({"config": {"overrides": ["optim.lr=1e-3"]}, "state_dict": {}}, file)
+    *before, resumed = overrides_of_run([f"ckpt_path={quoted.format(file.parents[1])}"])
+    assert before == ["optim.lr=1e-3"]
+    assert OverridesParser.create().parse_override(resumed).value() == str(file)
+
+
+def test_a_job_that_fails_leaves_the_others(tmp_path):
+    rates = "optim.lr=1e-3,1e20,2e-3"
+    ended = run(
+        "scripts.train", "-m", rates, *TINY["parity"], *SHORT, "trainer.gradient_clip_val=null", folder=tmp_path
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("error: ") == 1
+    assert "(HYDRA_FULL_ERROR=1 shows where)" in ended.stderr
+    assert len(list(tmp_path.glob("outputs/parity/*/*/eval.json"))) == 2
 
 
 def test_an_empty_path_resumes_nothing():

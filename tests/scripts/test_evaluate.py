@@ -85,6 +85,8 @@ def test_value_of_another_type(override, message):
         "optim.lr=3",
         "trainer.max_steps=3",
         "data.tokenizer=bpe:9",
+        "compile=true",
+        "name=other",
     ],
 )
 def test_what_an_evaluation_does_not_read_is_refused(override):

@@ -15,6 +15,7 @@ import torch
 from models.lightning_module import SequenceModule
 from scripts import checkpoint
 from scripts.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
+from scripts.evaluate import main as evaluate_main
 from scripts.process import one_line_errors
 from scripts.train import train
 from tests.scripts.conftest import SHORT, TINY
@@ -72,7 +73,10 @@ def goes_on_as_in_one_piece(step, tiny_config, folder, *arguments):
     assert losses(resumed_run) == expected
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["sigterm", "ctrl_c"])
+SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=["sigterm", "sigusr1", "ctrl_c"])
 def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
     """Sent to data workers too, as SLURM and terminals do, long before a validation, amid accumulated batches."""
     arguments = ["global_batch_size=20", "data.num_workers=1", "val_every=1000000"]
@@ -86,6 +90,21 @@ def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
     assert f"stopped by {number.name} at step {step}; ckpt_path={ended_run} goes on" in message
     assert "Traceback" not in message
     goes_on_as_in_one_piece(step, tiny_config, tmp_path, *arguments)
+
+
+def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path, monkeypatch):
+    """Lightning looks for checkpoints of earlier jobs in the working folder, and takes up whatever it finds."""
+    for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_ID"):
+        monkeypatch.setenv(name, "1")
+    for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    monkeypatch.setenv("SLURM_NODELIST", "localhost")
+    (tmp_path / "hpc_ckpt_1.ckpt").write_text("of another job")
+    config = tiny_config("parity")
+    result = train(config)
+    assert list(losses(Path(config.run_dir))) == list(range(8))
+    assert evaluate_main(config.run_dir, []) == result
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):

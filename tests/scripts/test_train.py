@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from lightning import Callback
 from omegaconf import OmegaConf
 
 from scripts import checkpoint
+from scripts.evaluate import main as evaluate_main
 from scripts.process import one_line_errors
 from scripts.train import name_wandb_run, train
 
@@ -196,8 +198,14 @@ def test_a_run_that_goes_on_has_the_optimizer_it_asks_for(tiny_config):
         ("trainer.max_epochs=1", "+trainer.limit_train_batches=5"),
         ("+trainer.max_time=00:00:00:01", "trainer.max_steps=1000000", "optim.total_steps=1000000"),
         ("checkpoint.save_last=false",),
+        (
+            "checkpoint.every_n_train_steps=1000",
+            "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping",
+            *("+callbacks.stop.monitor=val/loss", "+callbacks.stop.patience=1", "+callbacks.stop.min_delta=100"),
+            *("trainer.max_steps=1000000", "optim.total_steps=1000000"),
+        ),
     ],
-    ids=["epochs", "time", "steps"],
+    ids=["epochs", "time", "steps", "validation"],
 )
 def test_the_last_step_is_saved_however_training_ends(tiny_config, end):
     config = tiny_config("parity", "checkpoint.every_n_train_steps=4", *end)
@@ -263,8 +271,12 @@ def test_model_too_small_for_the_data(tiny_config):
         ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0: a run ends with an evaluation"),
         ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1 must be positive; null: no clipping"),
         ("+trainer.profiler=simple", r"trainer\.profiler is set by this program"),
+        ("+trainer.default_root_dir=x", r"trainer\.default_root_dir is set by this program: hydra\.run\.dir="),
+        ("+trainer.limit_test_batches=0", r"trainer\.limit_test_batches=0: a run ends with an evaluation"),
+        ("trainer.strategy=ddp_spawn", r"trainer\.strategy=ddp_spawn: results would stay in the processes it starts"),
         ("+trainer.overfit_batches=1", r"trainer\.overfit_batches=1: .* trainer\.max_steps=20"),
         ("optim.betas=[0.9]", r"betas=\[0\.9\]: expected two"),
+        ("model.mixer._target_=models.mixers.Nope", r"_target_=models\.mixers\.Nope: Are you sure that 'Nope' is"),
         ("data.eval_lengths=[6.5,9]", r"eval_lengths=\[6\.5, 9\]: expected whole numbers"),
     ],
 )
@@ -347,6 +359,37 @@ def test_checkpoints_remember_the_run_of_wandb(tiny_config):
     train(config)
     (folder,) = Path(config.run_dir).glob("wandb/offline-run-*")
     assert checkpoint.load(checkpoint.find(config.run_dir))["config"]["logger"]["id"] == folder.name.rpartition("-")[2]
+
+
+def test_a_tokenizer_that_has_changed_is_not_that_of_the_run(tiny_config, tmp_path):
+    """A folder of the user's own; what resumes and evaluates reads the copy in the folder of the run."""
+    trained = []
+    for size in (300, 280):
+        config = tiny_config("text_tiny", f"data.tokenizer=bpe:{size}", run=f"bpe_{size}")
+        train(config)
+        trained.append(Path(config.run_dir) / "tokenizer")
+    named = shutil.copytree(trained[0], tmp_path / "named")
+    config = tiny_config("text_tiny", f"data.tokenizer={named}", "optim.total_steps=20", run="first")
+    result = train(config)
+    shutil.copytree(trained[1], named, dirs_exist_ok=True)
+    assert evaluate_main(config.run_dir, []) == pytest.approx(result)
+    longer = ["optim.total_steps=20", "trainer.max_steps=9", f"ckpt_path={config.run_dir}"]
+    second = tiny_config("text_tiny", f"data.tokenizer={named}", *longer, run="second")
+    train(second)
+    files = (trained[0] / "tokenizer.json", Path(second.run_dir) / "tokenizer" / "tokenizer.json")
+    assert files[0].read_text() == files[1].read_text()
+
+
+def test_an_option_of_the_optimizer(tiny_config):
+    config = tiny_config("parity", "+optim.fused=false")
+    train(config)
+    groups = checkpoint.load(checkpoint.find(config.run_dir))["optimizer_states"][0]["param_groups"]
+    assert not any(group["fused"] for group in groups)
+
+
+def test_another_progress_bar(tiny_config):
+    bar = "+callbacks.bar._target_=lightning.pytorch.callbacks.RichProgressBar"
+    train(tiny_config("parity", bar, "trainer.enable_progress_bar=true"))
 
 
 def test_a_callback_of_lightning(tiny_config):
