@@ -21,7 +21,8 @@ class Recurrence(nn.Module):
         function: a registered cell's name, or a `flashrnn.Cell`.
         bias: learn biases (otherwise they are zero, and `b` is None).
         backend: a backend's name, or "auto".
-        recurrent_init: "standard" or "zeros"; bias_init: "zeros", "standard" or "powerlaw" (see `initialization`).
+        recurrent_init: "standard" or "zeros" (see `initialization`).
+        bias_init: "zeros", "standard" or "powerlaw".
         block_index, num_blocks: the place in the model, which "powerlaw" depends on.
     """
 

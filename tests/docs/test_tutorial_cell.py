@@ -48,7 +48,7 @@ def test_all_cells_from_the_literature_are_found():
 
 def test_the_cell_trains_and_is_evaluated_from_its_checkpoint(tutorial, tmp_path):
     """The page's command, on a model that is done in a moment."""
-    (command,) = train_commands(PAGES[TUTORIAL].read_text())
+    command, _ = train_commands(PAGES[TUTORIAL].read_text())
     trained = train(config(*command, *TINY["parity"], *SHORT, f"run_dir={tmp_path}"))
     evaluated = evaluate.main(str(tmp_path), [])
     assert evaluated["ranges"] == trained["ranges"]
@@ -56,6 +56,6 @@ def test_the_cell_trains_and_is_evaluated_from_its_checkpoint(tutorial, tmp_path
 
 def test_a_file_of_its_own_names_the_same_model(tutorial):
     """The run_page fixture has made the reader's folder the current one."""
-    (command,) = train_commands(PAGES[TUTORIAL].read_text())
+    command, _ = train_commands(PAGES[TUTORIAL].read_text())
     by_file = config("model=coupled_lstm", f"hydra.searchpath=[file://{Path.cwd()}/configs]")
     assert by_file.model == config(*command).model
