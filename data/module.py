@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from data.sampler import ResumableSampler
-from data.tasks import IGNORED
+from data.tasks import IGNORE
 
 # What Lightning guesses about loaders is wrong for these: they do resume, and a batch takes them a fraction of a ms.
-for guess in ("your dataloader is not resumable", "does not have many workers"):
-    warnings.filterwarnings("ignore", message=f".*{guess}", module="lightning")
+warnings.filterwarnings("ignore", message=".*your dataloader is not resumable", module="lightning")
+warnings.filterwarnings("ignore", message=".*does not have many workers", module="lightning")
 
 
 def check_at_least(least: int, **values: int | None) -> None:
@@ -44,7 +44,7 @@ class _Padded(Dataset):
         missing = np.asarray(indices) >= self.size
         batch = self.dataset[np.where(missing, 0, indices)]
         # a copy: labels may share memory with the inputs
-        return batch | {"labels": batch["labels"].masked_fill(torch.from_numpy(missing)[:, None], IGNORED)}
+        return batch | {"labels": batch["labels"].masked_fill(torch.from_numpy(missing)[:, None], IGNORE)}
 
 
 class ResumableDataModule(L.LightningDataModule):
@@ -89,13 +89,16 @@ class ResumableDataModule(L.LightningDataModule):
         return self._loader(dataset, self._sampler)
 
     def _align_loop(self, taken: int | None) -> None:
-        """Tells Lightning how many batches of the epoch are behind it, by which it knows when a step and the epoch end:
-        the run before may have had others. Without epochs only the former matters."""
+        """Tells Lightning how many batches are behind it, where the run before had batches of another size.
+
+        It validates after so many of all (`total`), and ends steps and epochs after so many of the epoch (`current`),
+        of which `taken` are behind it. Without epochs, where that is None, only whole steps matter.
+        """
         if self.trainer is None:
             return
         counted = self.trainer.fit_loop.epoch_loop.batch_progress
         step = self.trainer.accumulate_grad_batches
-        _count_on(counted.total, self.trainer.global_step * step)  # by which Lightning knows when to validate
+        _count_on(counted.total, self.trainer.global_step * step)
         if taken is None:
             _count_on(counted.current, -(-counted.current.ready // step) * step)
         elif counted.current.ready % len(self._sampler) != taken:

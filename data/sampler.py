@@ -45,19 +45,19 @@ class ResumableSampler(Sampler[np.ndarray]):
         self.world_size = world_size
         self.consumed = consumed
         if size is not None:
-            self._used = size // step * step  # samples of an epoch
-            epoch, offset = divmod(consumed, self._used)
-            self.consumed = epoch * self._used + -(-offset // step) * step
+            self._epoch_samples = size // step * step  # that are used
+            epoch, offset = divmod(consumed, self._epoch_samples)
+            self.consumed = epoch * self._epoch_samples + -(-offset // step) * step
 
     def __len__(self) -> int:
         if self.size is None:
             raise TypeError("an infinite sampler has no length")  # what PyTorch and Lightning expect of one
-        return self._used // self._global_batch
+        return self._epoch_samples // self._global_batch
 
     @property
     def batches_taken(self) -> int | None:
         """Of the epoch, by each rank; None where there are no epochs."""
-        return None if self.size is None else self.consumed % self._used // self._global_batch
+        return None if self.size is None else self.consumed % self._epoch_samples // self._global_batch
 
     def __iter__(self) -> Iterator[np.ndarray]:
         own = self.rank * self.batch_size
@@ -66,7 +66,7 @@ class ResumableSampler(Sampler[np.ndarray]):
             while True:
                 yield np.arange(start, start + self.batch_size)
                 start += self._global_batch
-        epoch, offset = divmod(self.consumed, self._used)
+        epoch, offset = divmod(self.consumed, self._epoch_samples)
         order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
-        for start in range(offset + own, self._used, self._global_batch):
+        for start in range(offset + own, self._epoch_samples, self._global_batch):
             yield order[start : start + self.batch_size]

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from data.module import ResumableDataModule, check_at_least
-from data.tasks import IGNORED, Task, get_task
+from data.tasks import IGNORE, Task, get_task
 
 Supervision = Literal["per_position", "final"]
 
@@ -63,10 +63,10 @@ class TaskSamples(Dataset):
         tokens, labels = self.task.draw(rng, (BLOCK, self.max_length))
         padding = np.arange(self.max_length) >= lengths[:, None]
         tokens = np.where(padding, 0, tokens)
-        labels = np.where(padding, IGNORED, labels)
+        labels = np.where(padding, IGNORE, labels)
         if self.supervision == "final":
-            last = self.max_length - 1 - (labels != IGNORED)[:, ::-1].argmax(axis=1)  # of the scored positions
-            labels = np.where(np.arange(self.max_length) == last[:, None], labels, IGNORED)
+            last = self.max_length - 1 - (labels != IGNORE)[:, ::-1].argmax(axis=1)  # of the scored positions
+            labels = np.where(np.arange(self.max_length) == last[:, None], labels, IGNORE)
         return tokens, labels
 
 

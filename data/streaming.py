@@ -55,23 +55,23 @@ class StreamedBlocks(IterableDataset):
         self.position = position
 
     def __iter__(self) -> Iterator[dict]:
-        number, taken, place = 0, 0, None
+        window, taken, place = 0, 0, None
         tokens = np.empty(0, token_dtype(self.encoder.vocab_size))
         if self.position is not None:
-            number, taken, place = (self.position[key] for key in ("window", "taken", "documents"))
+            window, taken, place = (self.position[key] for key in ("window", "taken", "documents"))
             tokens = self.position["tokens"].numpy().astype(tokens.dtype)
         source = self._read(place)
-        used = self.window_batches * self.batch_size * self.context_length
+        window_tokens = self.window_batches * self.batch_size * self.context_length
         while True:
-            position = {"window": number, "documents": place, "tokens": torch.from_numpy(tokens.astype(np.int32))}
-            while len(tokens) <= used:
+            position = {"window": window, "documents": place, "tokens": torch.from_numpy(tokens.astype(np.int32))}
+            while len(tokens) <= window_tokens:
                 new, place = next(source)
                 tokens = np.concatenate([tokens, new])
-            for count, blocks in enumerate(self._batches(tokens, number), 1):
-                if count > taken:
+            for batches, blocks in enumerate(self._batches(tokens, window), 1):
+                if batches > taken:
                     batch = blocks_to_batch(blocks, self.reset_at)
-                    yield batch | {"position": position | {"taken": count}}
-            number, taken, tokens = number + 1, 0, tokens[used:]
+                    yield batch | {"position": position | {"taken": batches}}
+            window, taken, tokens = window + 1, 0, tokens[window_tokens:]
 
     def _read(self, place: dict[str, Any] | None) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
         """Tokens from a place in the corpus on, without end, and the place behind them."""

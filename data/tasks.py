@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-IGNORED = -100  # label of a position that is not scored: torch's ignore_index
+IGNORE = -100  # label of a position that is not scored: torch's ignore_index
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Task:
         tokens, labels = self.draw(np.random.default_rng(0), shape)
         if tokens.shape != shape or labels.shape != shape:
             raise ValueError(f"task {self.name!r} drew shapes {tokens.shape}, {labels.shape} when asked for {shape}")
-        labels = labels[labels != IGNORED]
+        labels = labels[labels != IGNORE]
         for kind, values, count in (("token", tokens, self.vocab_size), ("label", labels, self.num_classes)):
             wrong = values[(values < 0) | (values >= count)]
             if wrong.size:
@@ -132,7 +132,7 @@ def modular_arithmetic_brackets(rng: np.random.Generator, shape: tuple[int, int]
 
 
 def _values(tokens: np.ndarray) -> np.ndarray:
-    """Value modulo 5 of every prefix [B, T] that is an expression; IGNORED at the others.
+    """Value modulo 5 of every prefix [B, T] that is an expression; IGNORE at the others.
 
     An unfinished expression is a + b * (the operand to come); a stack keeps a and b for every bracket around it.
     """
@@ -143,7 +143,7 @@ def _values(tokens: np.ndarray) -> np.ndarray:
     a, b = np.zeros_like(tokens[0]), np.ones_like(tokens[0])
     value, product, depth = np.zeros_like(a), np.zeros_like(a), np.zeros_like(a)
     stack = np.empty((2, *tokens.shape), dtype=np.int64)
-    values = np.full_like(tokens, IGNORED)
+    values = np.full_like(tokens, IGNORE)
     for t, token in enumerate(tokens):
         opens, closes = np.flatnonzero(token == OPEN), np.flatnonzero(token == CLOSE)
         operand = np.where(token == CLOSE, value, token)
@@ -156,7 +156,7 @@ def _values(tokens: np.ndarray) -> np.ndarray:
         value = np.where(ends_operand[t], (a + product) % MODULUS, value)
         a = np.where(adds[t], value, a)
         b = np.where(adds[t], sign[t], np.where(token == TIMES, product, b))
-        values[t] = np.where(ends_operand[t] & (depth == 0), value, IGNORED)
+        values[t] = np.where(ends_operand[t] & (depth == 0), value, IGNORE)
     return values.T
 
 
@@ -224,5 +224,5 @@ def flip_flop(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndar
     memory = np.take_along_axis(bits, last_write, axis=1)
     bits = np.where(instructions == READ, memory, bits)
     tokens = np.stack([instructions, ZERO + bits], axis=2).reshape(shape[0], -1)
-    labels = np.stack([np.where(instructions == READ, memory, IGNORED), np.full(pairs, IGNORED)], axis=2)
+    labels = np.stack([np.where(instructions == READ, memory, IGNORE), np.full(pairs, IGNORE)], axis=2)
     return tokens[:, : shape[1]], labels.reshape(shape[0], -1)[:, : shape[1]]

@@ -39,6 +39,7 @@ class SequenceModule(LightningModule):
         self.compile_loss = compile
         self._compiled_loss: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._training_shape: torch.Size | None = None
+        self._group_options: list[dict] = []  # of the optimizer, as this run asks for them
         self.eval_loss = SumMetric(nan_strategy="disable")  # summed over the scored labels, which eval_labels counts
         self.eval_labels = SumMetric()
         self.eval_right = SumMetric()
@@ -61,16 +62,16 @@ class SequenceModule(LightningModule):
         options = {"fused": self.trainer.precision != "16-mixed"} | getattr(self.optim, "keywords", {})
         configured = self.optim(self.model, **options)
         groups = configured["optimizer"].param_groups
-        self._asked = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        self._group_options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         return configured
 
     def on_train_start(self) -> None:
         """What a run that goes on asks for holds, not what the optimizer of its checkpoint had."""
         groups, schedule = self.optimizers(use_pl_optimizer=False).param_groups, self.lr_schedulers()
-        for group, asked in zip(groups, self._asked, strict=True):
+        for group, asked in zip(groups, self._group_options, strict=True):
             group |= asked | {"lr": group["lr"]}
         if isinstance(schedule, LambdaLR):
-            schedule.base_lrs = [asked["initial_lr"] for asked in self._asked]
+            schedule.base_lrs = [asked["initial_lr"] for asked in self._group_options]
             for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
                 group["lr"] = lr * factor(schedule.last_epoch)
 

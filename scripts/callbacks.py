@@ -27,7 +27,7 @@ from scripts.peaks import PEAK_FLOPS, peak_flops
 PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, how often
 
 
-class Preemption(Callback):
+class GracefulStop(Callback):
     """SIGTERM, and SIGUSR1 as clusters send it ahead of time, end training after the step under way, whose state is
     saved, in all processes of the run alike. So does the first Ctrl-C where there is one process; the second one ends
     it at once.

@@ -50,7 +50,7 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     from scripts import callbacks, checkpoint
 
     data_wait = callbacks.DataWait()
-    ends = [callbacks.Preemption(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
+    ends = [callbacks.GracefulStop(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
     hooks = [instantiate(config.checkpoint), *ends, callbacks.StepStatistics(data_wait)]
     hooks += [instantiate(callback) for callback in config.callbacks.values()]
     if samples:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.reproduction.loss_curves import NN_LSTM, by_text, check_finished, finished, names
+from scripts.reproduction.loss_curves import NN_LSTM
 from scripts.reproduction.result import Options, Reproduction, Table, paper, save
 from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, speed, tokens, train, trained_by
+from scripts.reproduction.text_runs import by_text, check_finished, finished, names
 
 SOURCE = "language_model_runs"  # language_model_* are files of scripts.benchmark
 # By the paper's name of a backend; fused kernels are what `auto` takes there.

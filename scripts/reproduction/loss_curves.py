@@ -5,6 +5,7 @@ from pathlib import Path
 
 from scripts.reproduction.result import Options, Reproduction, Table, save
 from scripts.reproduction.runs import OUTPUTS, Run, collect, failures, made_on, tokens, train, trained_by
+from scripts.reproduction.text_runs import by_text, check_finished, finished, names, shared_overrides
 
 # The longest first: with several runs at a time they end together.
 MODELS = (("nn_lstm", 1), ("slstm", 1), ("lstm", 1), ("slstm", 12), ("lstm", 12), ("transformer", 12))
@@ -25,7 +26,6 @@ QUICK = (
 )
 # PyTorch's autocast computes cuDNN's networks in float16 whatever is asked for, so gradients need its scaling.
 NN_LSTM = ("trainer.precision=16-mixed",)
-_NAMED = ("experiment=", "model=", "model.num_heads=", "seed=")  # by columns of their own, or by the name
 _SMOOTHED = 5  # logged losses, of which each point is the mean
 
 
@@ -67,45 +67,6 @@ def _curve(file: Path) -> list[tuple[int, float]]:
     return [(int(row["step"]) + 1, float(row["train/loss"])) for row in rows]
 
 
-def names(runs: list[dict]) -> list[str]:
-    """Model, heads and seed of each run, and the overrides that it does not share with all the others."""
-    shared = _shared(runs)
-    return [_name(run, shared) for run in runs]
-
-
-def _shared(runs: list[dict]) -> list[str]:
-    """Overrides of all runs alike."""
-    first = runs[0]["overrides"] if runs else []
-    return [override for override in first if all(override in run["overrides"] for run in runs)]
-
-
-def _name(run: dict, shared: list[str]) -> str:
-    parts = [run["model"], f"{run['num_heads']} head{'s' if run['num_heads'] != 1 else ''}"]
-    parts += [f"seed {run['seed']}"] if run["seed"] else []
-    own = [override for override in run["overrides"] if override not in shared and not override.startswith(_NAMED)]
-    return ", ".join(parts + own)
-
-
-def finished(contents: list[dict]) -> list[dict]:
-    """Runs that have a perplexity, and logged how fast they were."""
-    return [run for run in contents[0]["runs"] if "perplexity" in run and run["step_time"]]
-
-
-def by_text(contents: list[dict]) -> dict[float, list[dict]]:
-    """Finished runs by the validation text, where it is known by the perplexity of how often its tokens are."""
-    texts: dict[float, list[dict]] = {}
-    for run in finished(contents):
-        if run.get("unigram_perplexity"):
-            texts.setdefault(round(run["unigram_perplexity"], 1), []).append(run)
-    return texts
-
-
-def check_finished(options: Options, rows: list[dict]) -> None:
-    """Raise for a folder of other runs."""
-    if options.runs and not finished([{"runs": rows}]):
-        raise ValueError(f"no run below {options.runs} has a perplexity, and step times in its metrics.csv")
-
-
 def _table(contents: list[dict]) -> Table:
     header = [
         "model",
@@ -132,7 +93,7 @@ def _table(contents: list[dict]) -> Table:
 
 def _notes(contents: list[dict]) -> list[str]:
     quick = "This is the quick run (`--quick`), of models of width 96: it shows that all of it works."
-    shared = " ".join(_shared(finished(contents)))
+    shared = " ".join(shared_overrides(finished(contents)))
     trained = f"Seed 0 unless said. By {trained_by(contents)}. Where devices differ, so do the seconds of the figure."
     return [
         *([f"All with `{shared}`."] if shared else []),

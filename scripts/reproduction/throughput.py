@@ -10,7 +10,7 @@ from scripts.benchmarks.cases import HIDDEN, TRAINING, Case, Job
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job, device_slug
 from scripts.benchmarks.table import FLASHRNN, times
-from scripts.reproduction import loss_curves
+from scripts.reproduction import text_runs
 from scripts.reproduction.accuracy import extrapolated, finished
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper
 from scripts.reproduction.runs import speed
@@ -55,11 +55,11 @@ def points(contents: list[dict]) -> list[Point]:
         )
     parity, trained, kernels, *timed = contents
     first = {}  # of each model's seeds
-    for run in sorted(loss_curves.finished([trained]), key=lambda run: run["seed"]):
+    for run in sorted(text_runs.finished([trained]), key=lambda run: run["seed"]):
         if not any(override.startswith("model.mixer.backend=") for override in run["overrides"]):  # the best there is
             first.setdefault((run["model"], run["num_heads"]), run)
     found = []
-    for label, run in zip(loss_curves.names([*first.values()]), first.values(), strict=True):
+    for label, run in zip(text_runs.names([*first.values()]), first.values(), strict=True):
         cell = _CELL_OF.get(run["model"], run["model"])
         accuracy = _accuracy(parity, cell)
         if accuracy is None:

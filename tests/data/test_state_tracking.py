@@ -14,7 +14,7 @@ def first_batches(loader: DataLoader, count: int) -> list[dict]:
 
 
 def lengths(batch: dict) -> np.ndarray:
-    return (batch["labels"] != tasks.IGNORED).sum(1).numpy()
+    return (batch["labels"] != tasks.IGNORE).sum(1).numpy()
 
 
 @pytest.fixture
@@ -109,13 +109,13 @@ def test_a_task_is_one_function(new_task):
     @new_task(vocab_size=7, num_classes=5)
     def every_second_sum(rng, shape):
         tokens = rng.integers(0, 7, shape)
-        return tokens, np.where(np.arange(shape[1]) % 2, tokens.cumsum(1) % 5, tasks.IGNORED)
+        return tokens, np.where(np.arange(shape[1]) % 2, tokens.cumsum(1) % 5, tasks.IGNORE)
 
     module = StateTracking("every_second_sum", supervision="final", min_length=2)
     assert (module.vocab_size, module.num_classes, module.chance) == (7, 5, 0.2)
     batch = next(iter(module.train_dataloader()))
     assert (lengths(batch) == 1).all()  # also where the sequence ends with a position that is not scored
-    assert ((batch["labels"] != tasks.IGNORED).nonzero()[:, 1] % 2 == 1).all()
+    assert ((batch["labels"] != tasks.IGNORE).nonzero()[:, 1] % 2 == 1).all()
 
 
 @pytest.mark.parametrize(

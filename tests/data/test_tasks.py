@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data import tasks
-from data.tasks import IGNORED, TASKS, symmetric_group
+from data.tasks import IGNORE, TASKS, symmetric_group
 
 
 def permutations(degree, even=False):
@@ -31,13 +31,13 @@ def arithmetic(prefix):
     try:
         return eval(text) % 5
     except SyntaxError:
-        return IGNORED
+        return IGNORE
 
 
 def flip_flop(prefix):
     *before, last = ["wir01"[token] for token in prefix]
     if last != "r":
-        return IGNORED
+        return IGNORE
     return int(re.findall("w([01])", "".join(before))[-1])
 
 
@@ -72,12 +72,12 @@ def test_every_token_and_label_comes_up(name):
     task = TASKS[name]
     tokens, labels = draw(name, (500, 100))
     assert sorted(np.unique(tokens)) == list(range(task.vocab_size))
-    assert sorted(np.unique(labels[labels != IGNORED])) == list(range(task.num_classes))
+    assert sorted(np.unique(labels[labels != IGNORE])) == list(range(task.num_classes))
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_sequences_ask_something_early_and_near_their_end(name):
-    asked = draw(name, (500, 256))[1] != IGNORED
+    asked = draw(name, (500, 256))[1] != IGNORE
     assert asked[:, :3].any(axis=1).all()
     behind_last = asked[:, ::-1].argmax(axis=1)
     assert np.median(behind_last) < 16
@@ -87,7 +87,7 @@ def test_sequences_ask_something_early_and_near_their_end(name):
 def test_no_answer_is_right_much_more_often_than_chance(name):
     task = TASKS[name]
     labels = draw(name, (500, 256))[1][:, 64:]
-    share = np.bincount(labels[labels != IGNORED]).max() / (labels != IGNORED).sum()
+    share = np.bincount(labels[labels != IGNORE]).max() / (labels != IGNORE).sum()
     assert share < 1.1 * task.chance
 
 

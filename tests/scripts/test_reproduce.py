@@ -16,7 +16,7 @@ from scripts import reproduce
 from scripts.benchmark import COMMANDS
 from scripts.benchmarks import RESULTS
 from scripts.benchmarks.results import device_slug
-from scripts.reproduction import ENTRIES, language_model, loss_curves, throughput
+from scripts.reproduction import ENTRIES, language_model, loss_curves, text_runs, throughput
 from scripts.reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
 from scripts.reproduction.result import ROOT, Options, Reproduction, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
@@ -371,7 +371,7 @@ def test_language_models_are_told_apart_by_the_overrides_that_they_do_not_share(
         }
 
     half, single = "trainer.precision=bf16-mixed", "trainer.precision=32-true"
-    assert loss_curves.names([run("lstm", half), run("lstm", single), run("gru", single, "seed=1", seed=1)]) == [
+    assert text_runs.names([run("lstm", half), run("lstm", single), run("gru", single, "seed=1", seed=1)]) == [
         f"lstm, 1 head, {half}", f"lstm, 1 head, {single}", f"gru, 1 head, seed 1, {single}",
     ]  # fmt: skip
 
