@@ -153,5 +153,8 @@ class SequenceModel(nn.Module):
         new_states = []
         for block, state in zip(self.blocks, states, strict=True):
             x, state = block(x, state, reset)
+            if not isinstance(state, tuple):
+                mixer, kind = type(block.mixer).__name__, type(state).__name__
+                raise TypeError(f"the state of {mixer} is a {kind}: expected a tuple of tensors, for one (tensor,)")
             new_states.append(state)
         return self.norm(x), new_states

@@ -152,6 +152,18 @@ def test_wrong_number_of_states():
         tiny()(torch.zeros(1, 1, dtype=torch.int64), states=[()])
 
 
+def test_a_state_that_is_no_tuple():
+    class Bare(torch.nn.Linear):
+        def __init__(self, d_model, **_):
+            super().__init__(d_model, d_model)
+
+        def forward(self, x, state=None, reset=None):
+            return super().forward(x), x[:, -1]
+
+    with pytest.raises(TypeError, match=r"state of Bare is a Tensor: expected a tuple of tensors"):
+        SequenceModel(11, Bare, d_model=16, num_blocks=1)(torch.zeros(1, 3, dtype=torch.int64))
+
+
 def test_mixer_must_build_something():
     with pytest.raises(TypeError, match="mixer='lstm': expected something that builds a mixer"):
         SequenceModel(11, "lstm")
