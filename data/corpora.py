@@ -28,8 +28,8 @@ class Corpus:
 
     source: "stdlib" (sources of the Python standard library), "installed" (and of all packages installed beside it), a
     local file or glob, or the name of a dataset on the hub. Local files are JSON lines (.jsonl, .json, compressed or
-    not), .parquet, or else plain text, which is cut at line ends into documents of about 16 KiB, so that one large file
-    streams, and can be held out in part.
+    not), .parquet, or else plain text, which is cut at line ends into documents of about 16 KiB (of 32 where no line
+    ends), so that one large file streams, and can be held out in part.
     """
 
     source: str

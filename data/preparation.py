@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 SHARD_TOKENS = 2**27  # 256 MiB at 2 bytes each; what a killed process has to do again is at most this
 CHUNK_CHARS = 2**20  # tokenised in one go
 TOKENIZER_BYTES = 64 * 2**20  # of text are enough to train a tokenizer on
-FORMAT = 2  # of the folder
+FORMAT = 3  # of the folder, and of what is a document
 TOKENIZER = "tokenizer"  # its folder in that of the tokens
 READABLE = 40  # characters of the source that go into the folder's name
 

@@ -105,8 +105,8 @@ class Text(ResumableDataModule):
 
         Tokens that were prepared with it are used as they are.
         """
-        prepared = self.tokenizer_folder / tokenization.FILE
-        if not prepared.exists() or prepared.read_bytes() != (saved / tokenization.FILE).read_bytes():
+        known = str(self.tokenizer_folder) if self.tokenizer_folder.is_dir() else self.recipe.tokenizer
+        if not tokenization.same(known, saved):
             self.recipe = replace(self.recipe, tokenizer=str(saved))
 
     def prepare_data(self) -> None:

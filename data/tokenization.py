@@ -1,6 +1,7 @@
 """Text to token ids: a tokenizer of the hub, of a local folder, or a byte-level BPE trained on the corpus itself."""
 
 import hashlib
+import json
 import re
 import warnings
 from collections.abc import Iterable
@@ -10,20 +11,33 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from data import hub
-from data.corpora import fingerprint
 
 TRAINED = re.compile(r"bpe:(\d+)")  # "bpe:2048": trained on the corpus, 2048 tokens
 SMALLEST_BPE = 257  # all bytes and the end of text
 END_OF_TEXT = "<|endoftext|>"
-FILE = "tokenizer.json"  # of a saved tokenizer that was trained: all that decides on the tokens
 
 
 def identity(name: str) -> dict[str, str]:
-    """What tells this tokenizer from others without loading it."""
-    if Path(name).is_dir():
-        files = sorted(str(path.resolve()) for path in Path(name).iterdir() if path.is_file())
-        return {"tokenizer": name, "tokenizer_files": fingerprint(files)}
-    return {"tokenizer": name}
+    """What tells this tokenizer from others; of one in a folder it is what the folder holds, wherever it lies."""
+    return {"tokenizer": content_hash(load(name)) if Path(name).is_dir() else name}
+
+
+def same(name: str, saved: Path) -> bool:
+    """Whether the tokenizer of this name gives the tokens of a saved one; no if there is none of this name any more."""
+    if trained_size(name) is not None:
+        return False
+    try:
+        named = load(name)
+    except (OSError, ValueError):
+        return False
+    return content_hash(named) == content_hash(load(str(saved)))
+
+
+def content_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 of what decides on the tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(f"{type(tokenizer).__name__} {tokenizer.eos_token_id} {rules}".encode()).hexdigest()
 
 
 def trained_size(name: str) -> int | None:

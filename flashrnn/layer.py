@@ -23,7 +23,8 @@ class Recurrence(nn.Module):
         backend: a backend's name, or "auto".
         recurrent_init: "standard" or "zeros" (see `initialization`).
         bias_init: "zeros", "standard" or "powerlaw".
-        block_index, num_blocks: the place in the model, which "powerlaw" depends on.
+        block_index: place in the model, from 0, which "powerlaw" depends on.
+        num_blocks: number of such places.
     """
 
     def __init__(
@@ -81,11 +82,18 @@ class FlashRNN(nn.Module):
     """A multi-layer, multi-head recurrent network with any cell; arguments, shapes and results as in nn.LSTM.
 
     Args:
-        input_size, hidden_size: features of the input and of each direction's output.
+        input_size: features of the input.
+        hidden_size: features of each direction's output.
         num_heads: heads of every layer; a head's units see only that head's previous state. 1 is the usual RNN.
         function: a registered cell's name ("elman", "gru", "lstm", "slstm", yours), or a `flashrnn.Cell`.
-        num_layers, bias, batch_first, dropout, bidirectional: as in nn.LSTM.
-        backend, recurrent_init, bias_init: as in `Recurrence`.
+        num_layers: layers on top of each other.
+        bias: learn biases, one for each gate and unit; nn.LSTM has two.
+        batch_first: input and output are [B, T, features], not [T, B, features].
+        dropout: share of a layer's outputs, but for the last, that are zero in training.
+        bidirectional: a second network goes over the sequence from its end.
+        backend: a backend's name, or "auto".
+        recurrent_init: as in `Recurrence`.
+        bias_init: as in `Recurrence`.
 
     The parameters, and so the state_dict, are the same for every backend: per layer and direction
     `input_l{k}.weight` [Gi*hidden_size, features], `recurrent_l{k}.R` [Gr, N, D, D] and `recurrent_l{k}.b` [G, N, D],

@@ -53,7 +53,8 @@ class FlashRNNConfig(PreTrainedConfig):
             )
         of_this_machine = ("_target_", "_partial_", "backend")
         options = {key: value for key, value in model["mixer"].items() if key not in of_this_machine}
-        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads", "mlp")}
+        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads")}
+        sizes["mlp"] = model.get("mlp", True)  # which a config may leave to its default
         return cls(**sizes, mixer={"name": model["mixer"]["_target_"].removeprefix(f"{MIXERS}."), **options})
 
     @property

@@ -43,15 +43,14 @@ class GracefulStop(Callback):
         self._signal: signal.Signals | None = None  # that was received
         trainer._signal_connector._sigterm_notifier_fn = partial(self._on_request, trainer)
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+        self._on_sigusr1 = partial(self._on_request, trainer)
+        if _in_main_thread() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            signal.signal(signal.SIGUSR1, self._on_sigusr1)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
-        if threading.current_thread() is not threading.main_thread():  # which alone may say who hears of signals
-            return
-        if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-            signal.signal(signal.SIGUSR1, partial(self._on_request, trainer))
-        # A job in the background ignores Ctrl-C.
-        if trainer.world_size == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background ignores Ctrl-C
+        if trainer.world_size == 1 and heard and _in_main_thread():
             signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _on_interrupt(self, number: int, _: Any) -> None:
@@ -95,6 +94,13 @@ class GracefulStop(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._let_go_of_interrupts()
+        if signal.getsignal(signal.SIGUSR1) is self._on_sigusr1:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def _in_main_thread() -> bool:
+    """Which alone may say who hears of signals."""
+    return threading.current_thread() is threading.main_thread()
 
 
 class RunRecord(Callback):

@@ -52,6 +52,7 @@ class StepCheckpoint(ModelCheckpoint):
             self._save_last(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
         if trainer.should_stop and trainer.state.fn == "fit":
             self._save_last(trainer)
 
@@ -160,6 +161,16 @@ def _leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
     return leaves
 
 
+def check_tokenizer(file: Path, content: dict[str, Any], config: DictConfig) -> None:
+    """Raise unless the config names the tokenizer that the model of a checkpoint was trained with."""
+    from data import tokenization
+
+    before, now = (of.get("tokenizer") for of in (content["config"]["data"], config.data))
+    folder = tokenizer_folder(file)
+    if now != before and not (folder and tokenization.same(now, folder)):
+        raise ValueError(f"data.tokenizer={now}: {file} was trained with {before}, and a model keeps its tokenizer")
+
+
 def check_resumable(file: Path, content: dict[str, Any], config: DictConfig) -> bool:
     """Whether a checkpoint of this content has steps left to train; raises unless it holds the model of the config, and
     if there are none, though its run was evaluated."""
@@ -173,9 +184,6 @@ def check_resumable(file: Path, content: dict[str, Any], config: DictConfig) -> 
             f"\n  {key}: {saved.get(key)} in the checkpoint, {asked.get(key)} in this config" for key in keys
         ]
         raise ValueError(f"{file} holds another model:{''.join(differences)}")
-    before, now = (of.get("tokenizer") for of in (content["config"]["data"], config.data))
-    if now != before:
-        raise ValueError(f"data.tokenizer={now}: {file} was trained with {before}, and a model keeps its tokenizer")
     run = run_folder(file)
     left = config.trainer.max_steps - content["global_step"]
     if left <= 0 and (run is None or (run / "eval.json").exists()):

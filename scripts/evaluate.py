@@ -89,7 +89,6 @@ def _check_read(overrides: list[str]) -> None:
 def main(ckpt: str, overrides: list[str]) -> dict:
     """Evaluate the checkpoint `ckpt` and leave the results in a new folder of its run."""
     from hydra.utils import instantiate
-    from lightning.fabric.plugins.environments import LightningEnvironment
 
     from models.lightning_module import SequenceModule
     from scripts import checkpoint, report
@@ -107,8 +106,8 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     module = SequenceModule(instantiate(config.model))
     checkpoint.load_weights(module, file, content)
     folder = (checkpoint.run_folder(file) or file.parent) / f"evaluate_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
-    alone = {"plugins": [LightningEnvironment()], "default_root_dir": folder}  # whatever job of SLURM's this is in
-    trainer = instantiate(config.trainer, **_ONE_DEVICE, **alone, logger=False, enable_checkpointing=False)
+    here = {"default_root_dir": folder, "logger": False, "enable_checkpointing": False}
+    trainer = instantiate(config.trainer, **_ONE_DEVICE, **here)
     result = evaluate(trainer, module, datamodule)
     places = report.save(folder, result, config, step=content["global_step"])
     report.show(result, {"checkpoint": file, **places})

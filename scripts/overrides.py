@@ -48,19 +48,20 @@ def overrides_of_run(arguments: list[str]) -> list[str]:
 
 
 def _value(text: str) -> str:
-    """What Hydra makes of a value: without quotes and escapes. A path that it cannot read is what it is."""
+    """What Hydra makes of a text: without quotes and escapes. A path that it reads otherwise is what it is."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        return str(OverridesParser.create().parse_override(f"key={text}").value())
+        value = OverridesParser.create().parse_override(f"key={text}").value()
     except HydraException:
         return text
+    return value if isinstance(value, str) else text
 
 
 def _quoted(value: object) -> str:
-    """A value that Hydra takes as it stands, whatever characters it has."""
-    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    """A value that Hydra takes as it stands, whatever characters it has; it unescapes before quotes alone."""
+    escaped = re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), str(value))
     return f"'{escaped}'"
 
 
@@ -118,7 +119,7 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
         return
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         config = compose(config_name, overrides=groups)
-    without_experiment = OmegaConf.load(Path(CONFIGS, f"{config_name}.yaml"))
+    without_experiment = OmegaConf.to_container(OmegaConf.load(Path(CONFIGS, "train.yaml")))
     for key, values in keys.items():
         node, above = config, "the config"
         for part in key.split("."):
@@ -131,6 +132,6 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
         default = node if OmegaConf.is_config(node) else node._value()
         for value in values:
             # In a section check_nulls knows which of them mean something.
-            null = value is None and ("." in key or without_experiment._get_node(key)._is_none())
+            null = value is None and ("." in key or without_experiment.get(key, ...) is None)
             if not null and not str(value).startswith("${"):
                 check_type(key, value, default)

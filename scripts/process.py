@@ -26,10 +26,10 @@ def prepare_process(threads: int | None) -> None:
 
 
 @contextmanager
-def one_line_errors(others_follow: bool = False) -> Iterator[None]:
+def one_line_errors(job: str | None = None) -> Iterator[None]:
     """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback.
 
-    Where `others_follow`, as jobs of --multirun do, the message is shown, and the error passed on to Hydra.
+    That of a job of --multirun, by its overrides, is shown and passed on to Hydra: others follow.
     """
     try:
         yield
@@ -40,9 +40,9 @@ def one_line_errors(others_follow: bool = False) -> Iterator[None]:
         if message is None or os.environ.get("HYDRA_FULL_ERROR"):
             raise
         text = f"error: {message}\n(HYDRA_FULL_ERROR=1 shows where)"
-        if not others_follow:
+        if job is None:
             sys.exit(text)
-        print(text, file=sys.stderr)
+        print(f"{job} failed\n{text}", file=sys.stderr)
         raise
 
 

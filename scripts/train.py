@@ -44,7 +44,7 @@ def name_wandb_run(logger: DictConfig | None, before: Mapping | None) -> None:
 def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     """The Trainer of a config with its callbacks; with `samples`, it generates text."""
     from hydra.utils import instantiate
-    from lightning.fabric.plugins.environments import SLURMEnvironment
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
     from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 
     from scripts import callbacks, checkpoint
@@ -58,7 +58,8 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     if config.trainer.enable_progress_bar and not any(isinstance(hook, ProgressBar) for hook in hooks):
         hooks.append(TQDMProgressBar(refresh_rate=10))
     # By itself Lightning writes checkpoints of SLURM's jobs to the working folder, from which all later jobs go on.
-    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may be in a job too
+    slurm = [SLURMEnvironment(auto_requeue=False)] if by_srun else []
     return instantiate(
         config.trainer,
         default_root_dir=config.run_dir,
@@ -85,6 +86,9 @@ def train(config: DictConfig) -> dict:
     check_trainer(config.trainer)
     check_buildable(config)
     resume = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name)
+    saved = checkpoint.load(resume) if resume else {"config": {}}
+    if resume:
+        checkpoint.check_tokenizer(resume, saved, config)
     folder = Path(config.run_dir)
     seed_everything(config.seed, verbose=False)
     datamodule = instantiate(config.data)
@@ -93,7 +97,7 @@ def train(config: DictConfig) -> dict:
     datamodule.prepare_data()
     datamodule.setup("fit")
     fit_model_to_data(config.model, datamodule)
-    saved, steps_left = checkpoint.load(resume) if resume else {"config": {}}, True
+    steps_left = True
     if resume:
         steps_left = checkpoint.check_resumable(resume, saved, config)
         rank_zero_only(print)(f"resuming from {resume}")
@@ -119,9 +123,9 @@ def train(config: DictConfig) -> dict:
 
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")
 def main(config: DictConfig) -> None:
-    job = HydraConfig.get()
-    config.overrides = list(job.overrides.task)
-    with one_line_errors(others_follow=job.mode == RunMode.MULTIRUN):
+    config.overrides = list(HydraConfig.get().overrides.task)
+    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    with one_line_errors(" ".join(config.overrides) if in_sweep else None):
         train(config)
 
 

@@ -45,7 +45,8 @@ class AttentionMixer(nn.Module):
         d_model: width of input and output.
         num_heads: number of heads; d_model / num_heads must be even (rotary embedding turns pairs).
         rope_base: base of the rotary frequencies.
-        block_index, num_blocks: place in the backbone (part of the mixer interface, unused here).
+        block_index: place in the backbone, part of the mixer interface, unused here.
+        num_blocks: number of such places, unused here.
     """
 
     def __init__(

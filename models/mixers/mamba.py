@@ -25,7 +25,8 @@ class MambaMixer(nn.Module):
         state_size: recurrent states per channel.
         conv_width: width of the causal convolution.
         expand: channels per input channel.
-        block_index, num_blocks: place in the backbone; the output map is initialised by their number.
+        block_index: place in the backbone, part of the mixer interface, unused here.
+        num_blocks: number of such places, by which the output map is initialised.
     """
 
     def __init__(

@@ -58,7 +58,8 @@ class MLSTMMixer(nn.Module):
     Args:
         d_model: width of input and output, num_heads times the head size.
         num_heads: heads, each with its own memory.
-        block_index, num_blocks: place in the backbone; the output map is initialised by their number.
+        block_index: place in the backbone, part of the mixer interface, unused here.
+        num_blocks: number of such places, by which the output map is initialised.
     """
 
     def __init__(self, d_model: int, num_heads: int = 4, block_index: int = 0, num_blocks: int = 1) -> None:

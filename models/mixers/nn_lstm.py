@@ -14,7 +14,8 @@ class NNLSTMMixer(nn.Module):
     Args:
         d_model: width of input and output.
         num_heads: 1, nn.LSTM has no more.
-        block_index, num_blocks: place in the backbone (part of the mixer interface, unused here).
+        block_index: place in the backbone, part of the mixer interface, unused here.
+        num_blocks: number of such places, unused here.
     """
 
     def __init__(self, d_model: int, num_heads: int = 1, block_index: int = 0, num_blocks: int = 1) -> None:

@@ -52,8 +52,11 @@ class RNNMixer(nn.Module):
         function: the cell, by registered name or as a flashrnn.Cell.
         conv_width: width of a causal convolution with SiLU in front of some of the gates; 0 is none, xLSTM takes 4.
         conv_gates: names of the gates that the convolution feeds; None takes CONV_GATES, all for any other cell.
-        backend, recurrent_init, bias_init: see flashrnn.Recurrence.
-        block_index, num_blocks: place in the backbone, for initialisations that depend on it.
+        backend: as in `flashrnn.Recurrence`.
+        recurrent_init: as there.
+        bias_init: as there.
+        block_index: place in the backbone, for initialisations that depend on it.
+        num_blocks: number of such places.
     """
 
     def __init__(

@@ -114,10 +114,12 @@ def _draw(contents: list[dict], file: Path) -> None:
         ends = range(_SMOOTHED, len(points) + 1)
         losses = [sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED for end in ends]
         steps = [points[end - 1][0] for end in ends]
-        highest = max(highest, losses[len(losses) // 10])
+        highest = max([highest, *losses[len(losses) // 10 :][:1]])
         over_steps.plot(steps, losses, **line)
         over_time.plot([step * run["step_time"] for step in steps], losses, **line)
-    over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged", ylim=(None, highest))
+    over_steps.set(
+        xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged", ylim=(None, highest or None)
+    )
     over_time.set(xlabel="seconds, at the median step time")
     for axes in (over_steps, over_time):
         axes.grid(alpha=0.3)

@@ -114,10 +114,10 @@ def test_arguments_that_hydra_knows_pass(argument):
     check_overrides(["model=elman,gru", argument])
 
 
-@pytest.mark.parametrize("quoted", ["{}", "'{}'", '"{}"'])
+@pytest.mark.parametrize("quoted", ["{}", '"{}"'])
 def test_a_path_with_equals_signs_is_resumed(tmp_path, quoted):
     """As Lightning names checkpoints, and Hydra folders by their overrides."""
-    file = tmp_path / "lr=1e-3,x" / "checkpoints" / "epoch=0-step=6.ckpt"
+    file = tmp_path / "lr=1e-3,x" / "it's a\\b" / "checkpoints" / "epoch=0-step=6.ckpt"
     file.parent.mkdir(parents=True)
     torch.save({"config": {"overrides": ["optim.lr=1e-3"]}, "state_dict": {}}, file)
     *before, resumed = overrides_of_run([f"ckpt_path={quoted.format(file.parents[1])}"])
@@ -132,7 +132,7 @@ def test_a_job_that_fails_leaves_the_others(tmp_path):
     )
     assert ended.returncode == 1
     assert ended.stderr.count("error: ") == 1
-    assert "(HYDRA_FULL_ERROR=1 shows where)" in ended.stderr
+    assert "optim.lr=1e+20" in ended.stderr.partition(" failed\nerror: ")[0].splitlines()[-1]
     assert len(list(tmp_path.glob("outputs/parity/*/*/eval.json"))) == 2
 
 

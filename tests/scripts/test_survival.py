@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from models.lightning_module import SequenceModule
 from scripts import checkpoint
 from scripts.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
 from scripts.evaluate import main as evaluate_main
 from scripts.process import one_line_errors
-from scripts.train import train
+from scripts.train import build_trainer, train
 from tests.scripts.conftest import SHORT, TINY
 from tests.scripts.test_command_line import ROOT, run
 from tests.scripts.test_train import losses
@@ -105,6 +106,20 @@ def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path,
     result = train(config)
     assert list(losses(Path(config.run_dir))) == list(range(8))
     assert evaluate_main(config.run_dir, []) == result
+    assert not build_trainer(config, samples=False)._accelerator_connector.cluster_environment.auto_requeue
+    for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun within the job")
+    of_torchrun = build_trainer(config, samples=False)._accelerator_connector.cluster_environment
+    assert isinstance(of_torchrun, TorchElasticEnvironment)
+
+
+def test_sigusr1_in_the_evaluation_ends_the_run(tmp_path):
+    with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
+        wait_for(ended, tmp_path, f"checkpoints/{LAST}")
+        time.sleep(2)
+        ended.send_signal(signal.SIGUSR1)
+        assert ended.wait(timeout=60) == -signal.SIGUSR1
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):

@@ -215,6 +215,13 @@ def test_the_last_step_is_saved_however_training_ends(tiny_config, end):
     assert checkpoint.load(folder / "checkpoints" / "last.ckpt")["global_step"] == step > 0
 
 
+def test_checkpoints_by_epochs(tiny_config):
+    by_epochs = ["checkpoint.every_n_train_steps=null", "+checkpoint.every_n_epochs=1", "checkpoint.save_top_k=-1"]
+    config = tiny_config("parity", *by_epochs)
+    train(config)
+    assert len(list(Path(config.run_dir).glob("checkpoints/step_*.ckpt"))) == 2
+
+
 def test_the_best_cannot_be_told_before_it_is_validated():
     with pytest.raises(ValueError, match=r"checkpoint\.monitor=val/loss: .*save_top_k=-1 keeps all"):
         checkpoint.StepCheckpoint(monitor="val/loss")
@@ -378,6 +385,15 @@ def test_a_tokenizer_that_has_changed_is_not_that_of_the_run(tiny_config, tmp_pa
     train(second)
     files = (trained[0] / "tokenizer.json", Path(second.run_dir) / "tokenizer" / "tokenizer.json")
     assert files[0].read_text() == files[1].read_text()
+
+
+def test_a_run_that_goes_on_prepares_its_tokens_once(tiny_config, tmp_path):
+    """With a cache that is lost in between, and the run's own copy of the tokenizer, wherever and whenever written."""
+    for step in (4, 6, 8):
+        resume = [f"ckpt_path={tmp_path}/outputs/text_tiny/run"] if step > 4 else []
+        train(tiny_config("text_tiny", "optim.total_steps=20", f"trainer.max_steps={step}", *resume))
+        (prepared,) = tmp_path.glob("corpora/*/manifest.json")
+        shutil.rmtree(prepared.parents[1])
 
 
 def test_an_option_of_the_optimizer(tiny_config):
