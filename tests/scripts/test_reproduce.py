@@ -325,6 +325,14 @@ def test_language_models_beside_the_table_of_the_paper():
     assert "model.mixer.backend=cuda` (perplexity 1001.0 by the frequency of tokens alone)" in notes
 
 
+def test_loss_curves_of_runs_that_logged_little(tmp_path):
+    run = {"model": "lstm", "num_heads": 1, "seed": 0, "overrides": [], "perplexity": 9.0, "step_time": 0.1}
+    for points in (3, 30):
+        curve = [[10 * number, 5.0] for number in range(points)]
+        loss_curves.LOSS_CURVES.draw([{"runs": [run | {"curve": curve}]}], tmp_path / "drawn.png")
+        assert (tmp_path / "drawn.png").stat().st_size > 0
+
+
 def test_loss_curves_of_different_texts_are_not_drawn_side_by_side(monkeypatch, tmp_path):
     run = {"perplexity": 12.5, "step_time": 0.07, "environment": {"device": "a GPU"}, "experiment": "python_160m"}
     found = [run | {"unigram_perplexity": unigram} for unigram in (1026.7, 1031.5)]
