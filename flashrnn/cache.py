@@ -1,6 +1,7 @@
 """The folder where compiled kernels are kept from one process to the next."""
 
 import os
+import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,10 @@ def cache_folder() -> Path:
     """$FLASHRNN_CACHE, or flashrnn in the user's cache folder."""
     if chosen := os.environ.get("FLASHRNN_CACHE"):
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashrnn"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashrnn"
+    except RuntimeError:  # a user without a home, as in containers
+        return Path(tempfile.gettempdir()) / f"flashrnn-{os.getuid()}"
 
 
 def store(files: dict[Path, bytes]) -> None:
@@ -25,11 +29,11 @@ def store(files: dict[Path, bytes]) -> None:
             with replacing(path, durable=False) as file:
                 file.write(content)
         except OSError as error:
-            _warn_not_kept(path.parent, error.strerror)
+            warn_not_kept(path.parent, error.strerror)
 
 
 @cache
-def _warn_not_kept(folder: Path, reason: str) -> None:
+def warn_not_kept(folder: Path, reason: str) -> None:
     warnings.warn(
         f"compiled kernels cannot be kept in {folder} ({reason}), so every process compiles them again; "
         "set FLASHRNN_CACHE to a folder that can be written to",

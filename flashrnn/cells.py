@@ -15,7 +15,8 @@ Gi and Gr are the numbers of gates with an input and with a recurrent part.
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
 
@@ -42,6 +43,8 @@ class Cell:
             pass, unless the caller asks for them; this halves their memory and does not change outputs. Do not set it
             for sums of exponentials: where a state is smaller than 6e-8 or larger than 65504, gradients are wrong, and
             nothing warns of it.
+
+    What a step captures, such as a module's variable, is a constant of the cell: for another value make another cell.
 
     Raises:
         ValueError: the names do not fit the signature of `step`, or `step` is not element-wise, branches on values or
@@ -92,12 +95,14 @@ class Cell:
             if unknown:
                 raise ValueError(f"cell {self.name!r}: {kind} {sorted(unknown)} are not among its gates {gates}")
             set_field(self, kind, tuple(gate for gate in gates if gate in names))
-        self._check_element_wise()
-        set_field(self, "key", _unique_key(self))
+        with _one_thread():
+            self._check_element_wise()
+            set_field(self, "key", _unique_key(self))
         _BY_KEY[self.key] = self
 
     def __reduce__(self):
-        if _REGISTRY.get(self.name) is self:
+        by_name = _REGISTRY.get(self.name) is self and not _importable(self.step)
+        if by_name or self.name in _BUILT_IN:
             return get_cell, (self.name,)
         return _unpickled, _definition(self)
 
@@ -108,7 +113,6 @@ class Cell:
         """Raise unless a unit's new states depend on that unit alone; a backend that takes the step as it is, such as
         vanilla, would mix units and sequences without a word."""
         values = self._example()
-        drawn = torch.get_rng_state()
         try:
             alone = self.update(*([value[1:2, 1:2].clone() for value in group] for group in values))
             together = self.update(*([value.clone() for value in group] for group in values))
@@ -127,7 +131,7 @@ class Cell:
                 f"cell {self.name!r}: step uses a tensor that asks for gradients, which it would not get: what a step "
                 "captures is a constant. Make it a gate of its bias alone (docs/tutorial_cell.md), or detach it"
             )
-        if not torch.equal(drawn, torch.get_rng_state()):
+        if all(self._random_numbers_were_drawn() for _ in range(3)):  # other threads may draw too, now and then
             raise ValueError(
                 f"cell {self.name!r}: step draws random numbers, and the backward pass would draw others: draw them "
                 "before the recurrence and give them to the cell as a gate with an input part"
@@ -137,6 +141,11 @@ class Cell:
                 f"cell {self.name!r}: step is not element-wise: a unit's new states must depend on that unit's gates "
                 "and states alone, so no mean, softmax or indexing"
             )
+
+    def _random_numbers_were_drawn(self) -> bool:
+        before = torch.get_rng_state()
+        self.update(*([value.clone() for value in group] for group in self._example()))
+        return not torch.equal(before, torch.get_rng_state())
 
     def _example(self) -> tuple[Tensor, Tensor]:
         """Gates [G, 4, 3] and states [S, 4, 3] of both signs."""
@@ -166,6 +175,17 @@ class Cell:
         return new
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A process that has started OpenMP's threads cannot be forked, and importing this package is to start none."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _Unknown(Tensor):
     """A tensor whose values are not for Python. A meta tensor would do, but its operators import TorchDynamo."""
 
@@ -190,6 +210,14 @@ def _unique_key(cell: Cell) -> str:
         number += 1
         key = f"{first}#{number}"
     return key
+
+
+def _importable(step: Callable) -> bool:
+    """Whether pickle can name it, as it cannot name lambdas and local functions."""
+    try:
+        return resolve_name(f"{step.__module__}:{step.__qualname__}") is step
+    except (AttributeError, ImportError, ValueError):
+        return False
 
 
 def _definition(cell: Cell) -> tuple:

@@ -68,11 +68,15 @@ class Recurrence(nn.Module):
         if self.b is not None:
             init_bias(self.b, self.bias_init, self.cell, self.block_index, self.num_blocks)
 
-    def forward(self, Wx: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, Wx: Tensor, state: Tensor | None = None, reset: Tensor | None = None, all_states: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Wx [B, T, Gi, N, D], initial state [S, B, N, D] (zeros if None), reset [B, T] bool (True: the state returns
-        to zero before that step) -> h [B, T, N, D] and the last state [S, B, N, D] (float32 for half types)."""
-        h, _, last = recurrence(Wx, self.R, self.b, state, self.cell, self.backend, reset=reset)
-        return h, last
+        to zero before that step) -> h [B, T, N, D] and the last state [S, B, N, D], with `all_states` that after every
+        step [S, B, T, N, D] (float32 for half types)."""
+        options = {"reset": reset, "all_states": all_states}
+        h, aux, last = recurrence(Wx, self.R, self.b, state, self.cell, self.backend, **options)
+        return h, torch.cat([h[None].to(aux.dtype), aux]) if all_states else last
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, num_heads={self.num_heads}, function={self.cell.name!r}, backend={self.backend!r}"
@@ -194,7 +198,7 @@ class FlashRNN(nn.Module):
             raise ValueError(f"x must be {allowed} with {self.input_size} features last, got {list(x.shape)}")
         if not x.is_floating_point():
             raise TypeError(f"x must be a floating-point tensor, got {x.dtype}")
-        weight = self.input_l0.weight
+        weight = self.recurrent_l0.R
         if x.device != weight.device:
             raise ValueError(f"x is on {x.device}, but the network is on {weight.device}; move them to one device")
         if dtype_under_autocast(x) != dtype_under_autocast(weight):
@@ -235,25 +239,19 @@ class FlashRNN(nn.Module):
         """One layer in one direction: x [B, T, features] -> h [B, T, H] and its last state [S, B, N, D]."""
         linear, recurrent = self.get_submodule(f"input_{name}"), self.get_submodule(f"recurrent_{name}")
         if backward:
-            order = _reversed_time(x, lengths)
-            x = _take_time(x, order)
-            reset = None if reset is None else _reversed_reset(reset, order)
+            x = _reversed_time(x, lengths)
+            reset = None if reset is None else _reversed_reset(reset, lengths)
         if lengths is not None:  # else states may grow without bound in the padding, and gradients become NaN
             padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
             reset = padding if reset is None else reset | padding
         # A Linear keeps the layout of its input: the kernels read time-major gates as they are.
         Wx = linear(x.transpose(0, 1)).transpose(0, 1) if not x.is_contiguous() else linear(x)
         Wx = Wx.unflatten(-1, (len(self.cell.input_gates), self.num_heads, -1))
-        if lengths is None:
-            h, end = recurrent(Wx, state, reset)
-        else:
-            h, aux, _ = recurrence(
-                Wx, recurrent.R, recurrent.b, state, self.cell, recurrent.backend, reset=reset, all_states=True
-            )
-            every = torch.cat([h[None].to(aux.dtype), aux])
-            end = every[:, torch.arange(len(lengths), device=h.device), lengths - 1]
+        h, end = recurrent(Wx, state, reset, all_states=lengths is not None)
+        if lengths is not None:
+            end = end[:, torch.arange(len(lengths), device=h.device), lengths - 1]
         h = h.flatten(-2)
-        return (_take_time(h, order) if backward else h), end
+        return (_reversed_time(h, lengths) if backward else h), end
 
     def _initial(self, states, *batch: int) -> Tensor | None:
         """States as given by the user, without a batch if it has no size -> [S, layers * directions, B, N, D]."""
@@ -304,19 +302,16 @@ def _check_reset(reset: Tensor | None, x: Tensor) -> None:
 
 
 def _reversed_time(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """[B, T] indices that reverse every sequence in its own length and leave the padding where it is."""
+    """x [B, T, ...] with every sequence reversed, in its own length if given; its padding stays where it is."""
+    if lengths is None:
+        return x.flip(1)
     B, T = x.shape[:2]
     t = torch.arange(T, device=x.device).expand(B, T)
-    if lengths is None:
-        return T - 1 - t
-    return torch.where(t < lengths[:, None], lengths[:, None] - 1 - t, t)
+    order = torch.where(t < lengths[:, None], lengths[:, None] - 1 - t, t)
+    return x[torch.arange(B, device=x.device)[:, None], order]
 
 
-def _take_time(x: Tensor, order: Tensor) -> Tensor:
-    return x[torch.arange(x.shape[0], device=x.device)[:, None], order]
-
-
-def _reversed_reset(reset: Tensor, order: Tensor) -> Tensor:
+def _reversed_reset(reset: Tensor, lengths: Tensor | None) -> Tensor:
     """`reset` for reversed time: a document starts right after the step that is its neighbour's first one."""
-    first = _take_time(reset, order)
+    first = _reversed_time(reset, lengths)
     return torch.cat([torch.zeros_like(first[:, :1]), first[:, :-1]], dim=1)

@@ -160,7 +160,7 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor |
         raise ValueError(
             f"Wx has {Gi} gates, but cell {cell.name!r} has input for {len(cell.input_gates)}: {cell.input_gates}"
         )
-    if min(B, T, N, D) < 1:
+    if any(size < 1 for size in (B, T, N, D)):
         raise ValueError(f"Wx must have at least one sequence, step, head and unit, got {list(Wx.shape)}")
     expected = {
         "R": (R, (len(cell.recurrent_gates), N, D, D)),

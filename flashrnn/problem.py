@@ -157,7 +157,8 @@ def contiguous(x: Tensor | None) -> Tensor | None:
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in `dtype`, as its largest number where it is beyond its range."""
-    return x if x.dtype == dtype else x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
+    largest = torch.finfo(dtype).max
+    return x.to(dtype) if largest >= torch.finfo(x.dtype).max else x.clamp(-largest, largest).to(dtype)
 
 
 def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:

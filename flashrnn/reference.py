@@ -191,7 +191,11 @@ def _functions_of_step(cell: Cell) -> _Functions:
         return gates_and_states
 
     def backward(factors, d_new):
-        _, vjp = torch.func.vjp(lambda *values: cell.update(values[:gates], values[gates:]), *factors)
+        def update(*values):
+            values = [value.clone() for value in values]  # a step may work in place
+            return cell.update(values[:gates], values[gates:])
+
+        _, vjp = torch.func.vjp(update, *factors)
         grads = vjp(tuple(d_new))
         return [grads[k] for k in layout.from_cell], list(grads[gates:])
 

@@ -71,8 +71,9 @@ _TAKES_TRUTH = {
 
 
 def _scalar_graph(cell: Cell, function: Callable, input_names: tuple, output_names: list[str]) -> Graph:
-    # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero.
-    options = {"dtype": torch.float64, "device": "cpu"}
+    # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero. Kernels
+    # compute in float32, for which a step may choose its constants.
+    options = {"dtype": torch.float32, "device": "cpu"}
     examples = [[torch.tensor(0.5 + 0.01 * k, **options) for k in range(len(names))] for names in input_names]
     inputs = dict(zip(chain(*input_names), chain(*examples), strict=True))
     recorder = _Recorder(cell)

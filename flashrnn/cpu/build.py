@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashrnn.cache import cache_folder, store
+from flashrnn.cache import cache_folder, store, warn_not_kept
 from flashrnn.cells import Cell
 from flashrnn.codegen.numba_source import cell_loop, product
 from flashrnn.problem import dtype_name
@@ -82,15 +82,22 @@ def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
 
 
 def _execute(code: CodeType, module: ModuleType, path: Path) -> None:
-    """Runs the module's code; what numba kept of it and cannot read is thrown away."""
+    """Runs the module's code; what numba kept of it and cannot read is thrown away, and where it cannot write, as on a
+    full disk, this process compiles for itself."""
     try:
         exec(code, module.__dict__)
-    except Exception:
+        return
+    except Exception as error:
         kept = list((path.parent / "__pycache__").glob(f"{path.stem}.*"))
-        if not kept:
+        if not kept and not isinstance(error, OSError):
             raise
         for file in kept:
             file.unlink(missing_ok=True)
+    try:
+        exec(code, module.__dict__)
+    except OSError as error:
+        warn_not_kept(path.parent, error.strerror)
+        module.CACHE = False
         exec(code, module.__dict__)
 
 

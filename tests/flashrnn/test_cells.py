@@ -1,8 +1,10 @@
 import copy
 import itertools
+import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -198,6 +200,25 @@ def test_pickle_of_a_users_cell_is_that_cell():
     assert pickle.loads(pickle.dumps(PEEPHOLE_LSTM)) is PEEPHOLE_LSTM
 
 
+def test_pickle_of_a_registered_users_cell_carries_its_definition():
+    """A name alone would be that of another cell elsewhere, or of none."""
+    cell = register(Cell("pickled_by_definition", step, states=("h",)))
+    pickled = pickle.dumps(cell)
+    assert pickle.loads(pickled) is cell
+    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).name)"
+    printed = subprocess.check_output([sys.executable, "-c", code, pickled.hex()], text=True)
+    assert printed == "pickled_by_definition\n"
+    unnamed = register(Cell("of_a_lambda", lambda g, h: torch.tanh(g), states=("h",)))
+    assert pickle.loads(pickle.dumps(unnamed)) is unnamed
+
+
+def test_cells_are_made_while_other_threads_draw_random_numbers():
+    with ThreadPoolExecutor(2) as pool:
+        drawn = pool.submit(lambda: [torch.rand(1) for _ in range(20_000)])
+        while not drawn.done():
+            Cell("beside", step, states=("h",))
+
+
 def test_a_captured_parameter_is_an_error():
     rate = torch.nn.Parameter(torch.tensor(0.5))
     with pytest.raises(ValueError, match="step uses a tensor that asks for gradients"):
@@ -208,6 +229,13 @@ def test_import_leaves_the_compiler_alone():
     """TorchDynamo takes longer to import than PyTorch, and operators on meta tensors import it."""
     program = "import sys, flashrnn; assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_import_starts_no_threads():
+    """A process that is forked after OpenMP has started its threads hangs in its first parallel loop."""
+    program = "import torch, os; n = len(os.listdir('/proc/self/task')); import flashrnn; "
+    program += "assert len(os.listdir('/proc/self/task')) == n; assert torch.get_num_threads() == 2"
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"OMP_NUM_THREADS": "2"})
 
 
 def test_a_step_is_no_cell():

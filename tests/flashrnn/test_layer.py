@@ -165,6 +165,18 @@ def test_gradients_of_packed_sequences_are_finite_where_the_cell_would_grow_in_t
     assert all(p.grad.isfinite().all() for p in rnn.parameters())
 
 
+def test_packed_sequences_go_through_the_hooks_that_make_the_weights():
+    """As those of weight_norm, spectral_norm and pruning, which compute R before each call of its module."""
+    torch.manual_seed(0)
+    rnn = FlashRNN(4, 6, num_heads=2, batch_first=True)
+    torch.nn.utils.weight_norm(rnn.recurrent_l0, "R")
+    with torch.no_grad():
+        rnn.recurrent_l0.R_g.mul_(2)
+    x = torch.randn(2, 5, 4)
+    packed, _ = rnn(pack_padded_sequence(x, [5, 5], batch_first=True))
+    assert torch.equal(pad_packed_sequence(packed, batch_first=True)[0], rnn(x)[0])
+
+
 def test_packed_sequences_of_equal_length_keep_their_order():
     lengths = [3, 5, 3, 5, 3, 1, 3] * 4
     x = pack_padded_sequence(randn(5, 28, 5), lengths, enforce_sorted=False)

@@ -171,3 +171,11 @@ def test_a_compiled_model_may_be_the_first_to_trace_a_cell():
         "layer(torch.randn(3, 2, 4))[0].sum().backward()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_constants_are_those_of_the_dtype_that_kernels_compute_in():
+    def step(g, n, h):
+        return torch.sigmoid(g) * h / torch.clamp(n, min=torch.finfo(n.dtype).tiny)
+
+    graph = trace(Cell("tiny", step, states=("h",))).forward
+    assert torch.finfo(torch.float32).tiny in [node.value for node in graph.nodes if node.op == "const"]
