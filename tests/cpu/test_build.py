@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -39,6 +40,15 @@ def test_compiled_code_is_kept_and_damage_to_it_mended(tmp_path):
     for kept in damaged:
         kept.write_bytes(kept.read_bytes()[:20])
     assert compilations(tmp_path) > 0
+
+
+def test_where_nothing_can_be_kept_a_process_compiles_for_itself(tmp_path):
+    module = ModuleType("of_a_full_disk")
+    module.CACHE = True
+    code = compile("if CACHE: raise OSError(28, 'No space left on device')\ndone = True", "of_a_full_disk", "exec")
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept in .*No space left"):
+        build._execute(code, module, tmp_path / "of_a_full_disk.py")
+    assert module.done
 
 
 def test_importing_flashrnn_leaves_numba_alone():

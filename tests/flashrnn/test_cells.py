@@ -4,7 +4,6 @@ import os
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -212,11 +211,16 @@ def test_pickle_of_a_registered_users_cell_carries_its_definition():
     assert pickle.loads(pickle.dumps(unnamed)) is unnamed
 
 
-def test_cells_are_made_while_other_threads_draw_random_numbers():
-    with ThreadPoolExecutor(2) as pool:
-        drawn = pool.submit(lambda: [torch.rand(1) for _ in range(20_000)])
-        while not drawn.done():
-            Cell("beside", step, states=("h",))
+def test_random_numbers_that_others_draw_meanwhile_are_not_the_steps():
+    calls = itertools.count(1)
+
+    def step(g, h):
+        if next(calls) == 4:  # as another thread may do just then
+            torch.rand(1)
+        return torch.tanh(g)
+
+    Cell("beside", step, states=("h",))
+    assert next(calls) > 5
 
 
 def test_a_captured_parameter_is_an_error():
