@@ -41,6 +41,5 @@ def keep(direction: str, sizes: Sizes, tiling: Tiling, us: float) -> None:
 
 
 def _path(direction: str, sizes: Sizes) -> Path:
-    cell = (sizes.cell.name, sizes.cell.gates, sizes.cell.states, sizes.cell.input_gates, sizes.cell.recurrent_gates)
-    identity = repr((direction, cell, *sizes[1:], sources_hash()))
+    identity = repr((direction, sizes.cell.key, *sizes[1:], sources_hash()))
     return cache_folder() / f"tuned-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"
