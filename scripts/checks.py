@@ -110,7 +110,7 @@ def _hints(target: str) -> dict[str, Any]:
     try:
         found = get_object(target)
     except ImportError as error:
-        raise ValueError(f"_target_={target}: {str(error).rpartition(chr(10))[2]}") from error
+        raise ValueError(f"_target_={target}: {str(error).splitlines()[-1]}") from error
     try:
         return get_type_hints(found.__init__ if isinstance(found, type) else found)
     except (NameError, TypeError):  # names that are there for type checkers alone; objects that have none
