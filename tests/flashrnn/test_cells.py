@@ -199,8 +199,9 @@ def test_pickle_of_a_users_cell_is_that_cell():
     assert pickle.loads(pickle.dumps(PEEPHOLE_LSTM)) is PEEPHOLE_LSTM
 
 
-def test_pickle_of_a_registered_users_cell_carries_its_definition():
+def test_pickle_of_a_registered_users_cell_carries_its_definition(monkeypatch):
     """A name alone would be that of another cell elsewhere, or of none."""
+    monkeypatch.setattr("flashrnn.cells._REGISTRY", dict(_REGISTRY))
     cell = register(Cell("pickled_by_definition", step, states=("h",)))
     pickled = pickle.dumps(cell)
     assert pickle.loads(pickled) is cell
