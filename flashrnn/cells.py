@@ -33,7 +33,7 @@ class Cell:
         name: how `get_cell` and configs refer to the cell once it is registered.
         step: the step P. Its parameters are first the gates, then the states, by name; it returns the new states in
             the same order (a tuple, or one tensor for a single state). It may use any element-wise PyTorch operation
-            and runs on tensors of any shape.
+            and runs on tensors of any shape. Parameters with a default are its own, and keep that.
         states: the names of the states; the first is the one that the recurrent matrix multiplies and that the
             layer returns. All states start at zero.
         input_gates: the gates with an input part x, at least one (None: all).
@@ -71,7 +71,8 @@ class Cell:
             names = getattr(self, kind)
             if isinstance(names, str):
                 raise ValueError(f"cell {self.name!r}: {kind}={names!r} must be a tuple of names, as in ({names!r},)")
-        parameters = tuple(inspect.signature(self.step).parameters)
+        signature = inspect.signature(self.step).parameters.values()
+        parameters = tuple(one.name for one in signature if one.default is one.empty)  # others keep their defaults
         states = tuple(self.states)
         gates = parameters[: len(parameters) - len(states)]
         if not states or parameters[len(gates) :] != states or not gates:

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -222,6 +223,17 @@ def test_random_numbers_that_others_draw_meanwhile_are_not_the_steps():
 
     Cell("beside", step, states=("h",))
     assert next(calls) > 5
+
+
+def test_a_step_may_have_options_of_its_own():
+    def leaky(g, h, rate=0.25):
+        return (1 - rate) * h + rate * torch.tanh(g)
+
+    for step, rate in ((leaky, 0.25), (partial(leaky, rate=0.5), 0.5)):
+        cell = Cell("leaky_with_a_rate", step, states=("h",))
+        (new,) = cell.update([torch.tensor(0.5)], [torch.tensor(2.0)])
+        assert cell.gates == ("g",)
+        assert new == (1 - rate) * 2 + rate * torch.tanh(torch.tensor(0.5))
 
 
 def test_a_captured_parameter_is_an_error():
