@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from multiprocessing import current_process
 from pathlib import Path
@@ -60,11 +61,15 @@ class Recipe:
     max_bytes: int | None  # of text to read from each corpus, from the start; None: all
     val_tokens: int | None  # None: all; else validation alone is prepared, and no more than about this many tokens
 
+    @cached_property
+    def _tokenizer_identity(self) -> dict[str, str]:
+        return tokenization.identity(self.tokenizer)  # which loads one that is in a folder
+
     def identity(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             **self.corpus.identity(),
-            **tokenization.identity(self.tokenizer),
+            **self._tokenizer_identity,
             "held_out": self.val_corpus.identity() if self.val_corpus else self.val_fraction,
             "max_bytes": self.max_bytes,
             "val_tokens": self.val_tokens,

@@ -116,7 +116,7 @@ class Cell:
         values = self._example()
         try:
             alone = self.update(*([value[1:2, 1:2].clone() for value in group] for group in values))
-            together = self.update(*([value.clone() for value in group] for group in values))
+            together = self._updated_example()
             mixed = any(
                 new.shape != (4, 3) or not torch.allclose(new[1:2, 1:2], one, equal_nan=True)
                 for new, one in zip(together, alone, strict=True)
@@ -145,8 +145,13 @@ class Cell:
 
     def _random_numbers_were_drawn(self) -> bool:
         before = torch.get_rng_state()
-        self.update(*([value.clone() for value in group] for group in self._example()))
+        self._updated_example()
         return not torch.equal(before, torch.get_rng_state())
+
+    def _updated_example(self) -> tuple[Tensor, ...]:
+        return self.update(
+            *([value.clone() for value in group] for group in self._example())
+        )  # a step may work in place
 
     def _example(self) -> tuple[Tensor, Tensor]:
         """Gates [G, 4, 3] and states [S, 4, 3] of both signs."""

@@ -41,11 +41,11 @@ class GracefulStop(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._signal: signal.Signals | None = None  # that was received
-        trainer._signal_connector._sigterm_notifier_fn = partial(self._on_request, trainer)
+        self._handler = partial(self._on_request, trainer)
+        trainer._signal_connector._sigterm_notifier_fn = self._handler
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-        self._on_sigusr1 = partial(self._on_request, trainer)
         if _in_main_thread() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-            signal.signal(signal.SIGUSR1, self._on_sigusr1)
+            signal.signal(signal.SIGUSR1, self._handler)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
@@ -94,7 +94,7 @@ class GracefulStop(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._let_go_of_interrupts()
-        if signal.getsignal(signal.SIGUSR1) is self._on_sigusr1:
+        if signal.getsignal(signal.SIGUSR1) is self._handler:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 

@@ -108,18 +108,17 @@ def _draw(contents: list[dict], file: Path) -> None:
 
     figure = Figure(figsize=(12, 6), layout="constrained")
     over_steps, over_time = figure.subplots(1, 2, sharey=True)
-    runs, highest = finished(contents), 0.0
+    runs, beginnings = finished(contents), []
     for index, (name, run) in enumerate(zip(names(runs), runs, strict=True)):
         points, line = run["curve"], {"label": name, "color": f"C{index}", "linestyle": "-" if index < 10 else "--"}
         ends = range(_SMOOTHED, len(points) + 1)
         losses = [sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED for end in ends]
         steps = [points[end - 1][0] for end in ends]
-        highest = max([highest, *losses[len(losses) // 10 :][:1]])
+        beginnings += losses[len(losses) // 10 :][:1]  # of what was logged; the losses before them are off the page
         over_steps.plot(steps, losses, **line)
         over_time.plot([step * run["step_time"] for step in steps], losses, **line)
-    over_steps.set(
-        xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged", ylim=(None, highest or None)
-    )
+    over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged")
+    over_steps.set_ylim(top=max(beginnings, default=None))
     over_time.set(xlabel="seconds, at the median step time")
     for axes in (over_steps, over_time):
         axes.grid(alpha=0.3)
