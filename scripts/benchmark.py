@@ -175,7 +175,7 @@ COMMANDS = {
         _generation_arguments,
     ),
     "language_model": Command(
-        "Time and memory of a training step of the language models, compiled",
+        "Time and memory of a training step of the language models",
         _language_model,
         _language_model_arguments,
     ),

@@ -1,4 +1,4 @@
-"""Time and memory of a training step of the language models: forward, backward, clipping, optimizer; compiled."""
+"""Time and memory of a training step of the language models: forward, backward, clipping, optimizer."""
 
 import itertools
 import os
@@ -26,9 +26,10 @@ _CONTEXT, _WARMUP, _STEPS = 1024, 4, 10
 def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequence[int]) -> Iterator[dict]:
     """Milliseconds of a training step (medians), tokens per second, and the peak of GPU memory in GiB.
 
-    A model is what experiment=slimpajama_160m makes of the overrides, on random tokens. Under torchrun, on one host,
-    its gradients are those of all devices (DistributedDataParallel); the batch size is that of each device, the tokens
-    per second those of all. A step takes `accumulate` batches; the devices reduce gradients once, with the last.
+    A model is what experiment=slimpajama_160m makes of the overrides, compiled unless they have compile=false, on
+    random tokens. Under torchrun, on one host, its gradients are those of all devices (DistributedDataParallel); the
+    batch size is that of each device, the tokens per second those of all. A step takes `accumulate` batches; the
+    devices reduce gradients once, with the last.
     """
     devices = int(os.environ.get("WORLD_SIZE", 1))
     if devices > 1:
@@ -47,16 +48,16 @@ def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequenc
 
 
 class _Loss(nn.Module):
-    """The compiled loss of a model, as Lightning's strategies see it: what is called is outside of what is compiled."""
+    """The loss of a model, as Lightning's strategies see it: what is called is outside of what is compiled."""
 
-    def __init__(self, model: SequenceModel) -> None:
+    def __init__(self, model: SequenceModel, compile: bool) -> None:
         super().__init__()
         self.model = model
-        self.compiled = torch.compile(model.loss, dynamic=False)
+        self.loss = torch.compile(model.loss, dynamic=False) if compile else model.loss
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
-            return self.compiled(ids[:, :-1], ids[:, 1:].contiguous(), None)[0]
+            return self.loss(ids[:, :-1], ids[:, 1:].contiguous(), None)[0]
 
 
 def _measure(overrides: list[str], batch_size: int, devices: int, accumulate: int) -> dict:
@@ -64,7 +65,7 @@ def _measure(overrides: list[str], batch_size: int, devices: int, accumulate: in
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        return _train(build(overrides), batch_size, devices, accumulate)
+        return _train(build(overrides), _config(overrides).compile, batch_size, devices, accumulate)
     except torch.cuda.OutOfMemoryError:
         return {"error": "out of memory"}
 
@@ -88,11 +89,11 @@ def data_parallel_options() -> dict[str, Any]:
     return {key: value for key, value in _config().trainer.strategy.items() if key != "_target_"}
 
 
-def _train(model: SequenceModel, batch_size: int, devices: int, accumulate: int) -> dict:
+def _train(model: SequenceModel, compile: bool, batch_size: int, devices: int, accumulate: int) -> dict:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    loss_of = _Loss(model)
+    loss_of = _Loss(model, compile)
     if devices > 1:
         loss_of = DistributedDataParallel(loss_of, device_ids=[torch.cuda.current_device()], **data_parallel_options())
     ids = torch.randint(0, model.vocab_size, (batch_size, _CONTEXT + 1), device="cuda")

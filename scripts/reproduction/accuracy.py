@@ -17,6 +17,7 @@ COMPILED = {"parity": (), "parity_paper": ("mlstm",), "state_tracking": ("mlstm"
 WITH_LAYERS = ("transformer", "mamba", "mlstm")
 LAYERS = ("model.num_blocks=2", "model.mlp=true")
 LONG_TASKS, LONG = ("a5", "s5"), ("trainer.max_steps=20000",)  # groups that are not solvable
+WIDE = ("model.d_model=256", "optim.lr=2e-3")  # for these: one layer with about as many parameters as the others have
 QUICK = ("trainer.max_steps=1000", "val_every=500")
 
 
@@ -81,8 +82,9 @@ def _settings(experiment: str, task: str, model: str, quick: bool) -> tuple[str,
     compiled = f"compile={str(model in COMPILED[experiment]).lower()}"
     if experiment != "state_tracking":
         return (compiled,)
-    layers, steps = LAYERS if model in WITH_LAYERS else (), LONG if task in LONG_TASKS else ()
-    return (compiled, *layers, *(QUICK if quick else steps))
+    long = task in LONG_TASKS
+    size = LAYERS if model in WITH_LAYERS else WIDE if long else ()
+    return (compiled, *size, *(QUICK if quick else LONG if long else ()))
 
 
 def _parity(options: Options) -> list[Path]:
