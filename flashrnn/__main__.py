@@ -56,7 +56,7 @@ def print_tuning(given: argparse.Namespace) -> int:
     from flashrnn.cuda import tuning
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu", 0)
-    sizes = given.cell, given.batch, 1, given.heads, given.head_dim, getattr(torch, given.dtype)
+    sizes = given.cell, given.heads, given.head_dim, getattr(torch, given.dtype)
     problem = Problem(*sizes, device, training=True, reset=False)
     if reason := CudaFused().supports(problem):
         print(f"error: backend cuda_fused does not serve this: {reason}", file=sys.stderr)

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pkgutil import resolve_name
 
 import torch
@@ -45,6 +46,7 @@ class Cell:
             nothing warns of it.
 
     What a step captures, such as a module's variable, is a constant of the cell: for another value make another cell.
+    Cells are kept until the process ends, with what they capture: make them once, not for every model.
 
     Raises:
         ValueError: the names do not fit the signature of `step`, or `step` is not element-wise, branches on values or
@@ -96,7 +98,8 @@ class Cell:
             if unknown:
                 raise ValueError(f"cell {self.name!r}: {kind} {sorted(unknown)} are not among its gates {gates}")
             set_field(self, kind, tuple(gate for gate in gates if gate in names))
-        with _one_thread():
+        # with gradients, because what a step captures may ask for them
+        with _one_thread(), torch.inference_mode(False), torch.enable_grad():
             self._check_element_wise()
             set_field(self, "key", _unique_key(self))
         _BY_KEY[self.key] = self
@@ -232,8 +235,19 @@ def _definition(cell: Cell) -> tuple:
 
 def _unpickled(*definition) -> Cell:
     """The cell of that definition that this process has, and with it all that was made from it, or a new one."""
-    same = (cell for cell in _BY_KEY.values() if _definition(cell) == definition)
-    return next(same, None) or Cell(*definition)
+    return next((cell for cell in _BY_KEY.values() if _same(_definition(cell), definition)), None) or Cell(*definition)
+
+
+def _same(definition: tuple, other: tuple) -> bool:
+    (name, step, *rest), (other_name, other_step, *other_rest) = definition, other
+    if (name, rest) != (other_name, other_rest):
+        return False
+    if isinstance(step, partial) and isinstance(other_step, partial):  # which is equal to itself alone
+        step, other_step = ((p.func, p.args, p.keywords) for p in (step, other_step))
+    try:
+        return step == other_step
+    except (RuntimeError, ValueError):  # tensors and arrays do not compare to a bool
+        return False
 
 
 def register(cell: Cell) -> Cell:

@@ -48,7 +48,7 @@ def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Bac
             reason = backend.supports(problem)
             if reason is None:
                 if name == "auto":
-                    _log_choice(backend.name, problem._replace(batch=0, time=0))
+                    _log_choice(backend.name, problem)
                 return backend
             reasons[backend.name] = reason
     raise UnsupportedProblem("; ".join(f"backend {b!r}: {reason}" for b, reason in reasons.items()))

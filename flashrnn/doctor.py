@@ -28,8 +28,6 @@ TYPICAL = (
 )
 """Heads, head size and dtype of problems that people have."""
 
-Inputs = tuple[Tensor, Tensor, Tensor]  # Wx, R, b
-
 
 def environment() -> dict[str, str]:
     """What a report of a bug should say."""
@@ -120,8 +118,7 @@ def devices() -> list[torch.device]:
 
 def typical_problems(device: torch.device) -> list[Problem]:
     return [
-        Problem(LSTM, 16, 1024, heads, head_dim, dtype, device, training=True, reset=False)
-        for heads, head_dim, dtype in TYPICAL
+        Problem(LSTM, heads, head_dim, dtype, device, training=True, reset=False) for heads, head_dim, dtype in TYPICAL
     ]
 
 
@@ -149,7 +146,7 @@ def self_test(backend: Backend, device: torch.device) -> Outcome | None:
     B, T, N, D = 4, 16, 2, 32
     error, seconds = float("nan"), [float("nan")] * 2
     try:
-        if backend.supports(Problem(LSTM, B, T, N, D, dtype, device, training=True, reset=False)) is not None:
+        if backend.supports(Problem(LSTM, N, D, dtype, device, training=True, reset=False)) is not None:
             return None
         inputs = _random_inputs(B, T, N, D, dtype, device)
         exact = _results("vanilla", *(x.detach().double().requires_grad_() for x in inputs))
@@ -165,7 +162,8 @@ def self_test(backend: Backend, device: torch.device) -> Outcome | None:
     return Outcome(failure, max(errors.values()), *seconds)
 
 
-def _random_inputs(B: int, T: int, N: int, D: int, dtype: torch.dtype, device: torch.device) -> Inputs:
+def _random_inputs(B: int, T: int, N: int, D: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Wx, R and b."""
     generator, G = torch.Generator().manual_seed(0), len(LSTM.gates)
     Wx, R, b = (torch.randn(shape, generator=generator) for shape in ((B, T, G, N, D), (G, N, D, D), (G, N, D)))
     return tuple(x.to(device, dtype).requires_grad_() for x in (Wx, R / D**0.5, b))

@@ -17,6 +17,12 @@ def check_init(kind: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 @torch.no_grad()
+def init_input(weight: Tensor, hidden_size: int) -> None:
+    """[Gi * hidden_size, features]: uniform in ±1/√hidden_size, as in nn.LSTM, whatever the number of features is."""
+    nn.init.uniform_(weight, -1 / math.sqrt(hidden_size), 1 / math.sqrt(hidden_size))
+
+
+@torch.no_grad()
 def init_recurrent(R: Tensor, init: str) -> None:
     """R [Gr, N, D, D]: "standard" is uniform in ±1/√D, as in nn.LSTM for one head; "zeros" is xLSTM's."""
     if init == "zeros":

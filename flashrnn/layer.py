@@ -8,8 +8,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend
-from flashrnn.initialization import BIAS, RECURRENT, check_init, init_bias, init_recurrent
-from flashrnn.op import dtype_under_autocast, recurrence
+from flashrnn.initialization import BIAS, RECURRENT, check_init, init_bias, init_input, init_recurrent
+from flashrnn.op import check_reset, dtype_under_autocast, recurrence
 
 
 class Recurrence(nn.Module):
@@ -25,6 +25,8 @@ class Recurrence(nn.Module):
         bias_init: "zeros", "standard" or "powerlaw".
         block_index: place in the model, from 0, which "powerlaw" depends on.
         num_blocks: number of such places.
+        device: of the parameters.
+        dtype: of the parameters; PyTorch's default one if None.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Recurrence(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Wx [B, T, Gi, N, D], initial state [S, B, N, D] (zeros if None), reset [B, T] bool (True: the state returns
         to zero before that step) -> h [B, T, N, D] and the last state [S, B, N, D], with `all_states` that after every
-        step [S, B, T, N, D] (float32 for half types)."""
+        step [S, B, T, N, D] (float32 for half types). Raises as `flashrnn.flashrnn` does."""
         options = {"reset": reset, "all_states": all_states}
         h, aux, last = recurrence(Wx, self.R, self.b, state, self.cell, self.backend, **options)
         return h, torch.cat([h[None].to(aux.dtype), aux]) if all_states else last
@@ -97,7 +99,9 @@ class FlashRNN(nn.Module):
         bidirectional: a second network goes over the sequence from its end.
         backend: a backend's name, or "auto".
         recurrent_init: as in `Recurrence`.
-        bias_init: as in `Recurrence`.
+        bias_init: as in `Recurrence`; the place is the layer's.
+        device: of the parameters.
+        dtype: of the parameters; PyTorch's default one if None.
 
     The parameters, and so the state_dict, are the same for every backend: per layer and direction
     `input_l{k}.weight` [Gi*hidden_size, features], `recurrent_l{k}.R` [Gr, N, D, D] and `recurrent_l{k}.b` [G, N, D],
@@ -146,11 +150,22 @@ class FlashRNN(nn.Module):
                     backend=backend,
                     recurrent_init=recurrent_init,
                     bias_init=bias_init,
+                    block_index=layer,
+                    num_blocks=num_layers,
                     device=device,
                     dtype=dtype,
                 )
+                init_input(linear.weight, hidden_size)
                 self.add_module(f"input_l{layer}{suffix}", linear)
                 self.add_module(f"recurrent_l{layer}{suffix}", recurrent)
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values: those of nn.LSTM, unless `recurrent_init` and `bias_init` say otherwise."""
+        for module in self.children():
+            if isinstance(module, Recurrence):
+                module.reset_parameters()
+            else:
+                init_input(module.weight, self.hidden_size)
 
     def forward(
         self,
@@ -164,18 +179,23 @@ class FlashRNN(nn.Module):
             x: [T, B, input_size], [B, T, input_size] if batch_first, [T, input_size] without a batch, or packed.
             states: a tensor [num_layers * directions, B, hidden_size] per state of the cell, in a tuple if there are
                 several: (h, c) for an LSTM, h for a GRU. Zeros if None.
-            reset: [B, T] bool, whatever batch_first is; True where a document starts: states return to zero there.
+            reset: [B, T] bool, whatever batch_first is, [1, T] without a batch; True where a document starts: states
+                return to zero there.
 
         Returns:
             out [T, B, directions * hidden_size] in the layout of x, and the last states in the layout of `states`
             (in float32 if x is of a half type).
+
+        Raises:
+            ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
+            UnsupportedProblem: the named backend cannot serve the problem; the message says why.
         """
         if isinstance(x, PackedSequence):
             return self._forward_packed(x, states, reset)
         self._check_input(x, (2, 3))
         if x.dim() == 2:
             out, last = self._run(x[None], self._initial(states), reset)
-            return out[0], self._last(last[:, :, 0])
+            return out[0], self._last([end[:, 0] for end in last])
         x = x if self.batch_first else x.transpose(0, 1)
         out, last = self._run(x, self._initial(states, x.shape[0]), reset)
         return out if self.batch_first else out.transpose(0, 1), self._last(last)
@@ -183,7 +203,9 @@ class FlashRNN(nn.Module):
     def step(
         self, x_t: Tensor, states: Tensor | tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
-        """One time step: x_t [B, input_size] -> out [B, hidden_size] and the new states."""
+        """One time step: x_t [B, input_size] -> out [B, hidden_size] and the new states; raises as `forward` does.
+
+        A document starts with states of zero, or None."""
         if self.bidirectional:
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
         self._check_input(x_t, (2,))
@@ -218,10 +240,11 @@ class FlashRNN(nn.Module):
 
     def _run(
         self, x: Tensor, initial: Tensor | None, reset: Tensor | None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, list[Tensor]]:
         """x [B, T, features], initial states [S, layers * directions, B, N, D] -> out [B, T, features] and the last
-        states [S, layers * directions, B, H]; sequences end at `lengths` [B] if given."""
-        _check_reset(reset, x)
+        states [S, B, N, D] of each layer and direction; sequences end at `lengths` [B] if given."""
+        if reset is not None:
+            check_reset(reset, *x.shape[:2])
         last = []
         for layer in range(self.num_layers):
             outputs = []
@@ -233,7 +256,7 @@ class FlashRNN(nn.Module):
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if layer + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-        return x, torch.stack(last, dim=1).flatten(-2)
+        return x, last
 
     def _direction(self, name: str, backward: bool, x: Tensor, state, reset, lengths) -> tuple[Tensor, Tensor]:
         """One layer in one direction: x [B, T, features] -> h [B, T, H] and its last state [S, B, N, D]."""
@@ -266,9 +289,11 @@ class FlashRNN(nn.Module):
         stacked = torch.stack(tuple(given)).unflatten(-1, (self.num_heads, -1))
         return stacked if batch else stacked.unsqueeze(2)
 
-    def _last(self, states: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """[S, ...] -> as the user has them. Not by unbind, whose results cannot be changed in place."""
-        return states[0] if len(states) == 1 else tuple(states[i] for i in range(len(states)))
+    def _last(self, ends: list[Tensor]) -> Tensor | tuple[Tensor, ...]:
+        """States [S, ..., N, D] of each layer and direction -> as the user has them: no views, which could neither be
+        detached in place nor saved alone."""
+        states = tuple(torch.stack([end[i].flatten(-2) for end in ends]) for i in range(len(self.cell.states)))
+        return states if len(states) > 1 else states[0]
 
     @classmethod
     def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, *, backend: str = "auto") -> "FlashRNN":
@@ -290,15 +315,6 @@ def _check_sizes(**sizes: int) -> None:
             raise TypeError(f"{name} must be an integer, got {size!r}")
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
-
-
-def _check_reset(reset: Tensor | None, x: Tensor) -> None:
-    if reset is None:
-        return
-    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
-        raise TypeError(f"reset must be a bool tensor, got {getattr(reset, 'dtype', type(reset).__name__)}")
-    if reset.shape != x.shape[:2]:
-        raise ValueError(f"reset must be [B, T], here {list(x.shape[:2])}, got {list(reset.shape)}")
 
 
 def _reversed_time(x: Tensor, lengths: Tensor | None) -> Tensor:

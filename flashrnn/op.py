@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from flashrnn.cells import Cell, cell_of_key, get_cell
 from flashrnn.dispatch import check_backend, choose
@@ -97,8 +98,8 @@ def recurrence(
     check_backend(backend)
     _check_tensors(Wx=Wx, R=R)
     _check_tensors(optional=True, b=b, states=states, reset=reset)
-    dtype = _io_dtype(Wx, dtype)
     _check(cell, Wx, R, b, states, reset)
+    dtype = _io_dtype(Wx, dtype)
     if b is None:
         b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
@@ -163,22 +164,31 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor |
     if any(size < 1 for size in (B, T, N, D)):
         raise ValueError(f"Wx must have at least one sequence, step, head and unit, got {list(Wx.shape)}")
     expected = {
+        "Wx": (Wx, (B, T, Gi, N, D)),
         "R": (R, (len(cell.recurrent_gates), N, D, D)),
         "b": (b, (len(cell.gates), N, D)),
         "states": (states, (len(cell.states), B, N, D)),
-        "reset": (reset, (B, T)),
     }
     for name, (tensor, shape) in expected.items():
         if tensor is None:
             continue
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {list(shape)} for Wx {list(Wx.shape)}, got {list(tensor.shape)}")
-        if tensor.device != Wx.device:
-            raise ValueError(f"{name} is on {tensor.device}, but Wx is on {Wx.device}; move them to one device")
-        if name != "reset" and not tensor.is_floating_point():
+        if not tensor.is_floating_point():
             raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    if reset is not None and reset.dtype != torch.bool:
-        raise TypeError(f"reset must be a bool tensor, got {reset.dtype}")
+    if reset is not None:
+        check_reset(reset, B, T)
+    for name, tensor in (("R", R), ("b", b), ("states", states), ("reset", reset)):
+        if tensor is not None and tensor.device != Wx.device:
+            raise ValueError(f"{name} is on {tensor.device}, but Wx is on {Wx.device}; move them to one device")
+
+
+def check_reset(reset: Tensor, batch: int, time: int) -> None:
+    """Raise unless it is bool [batch, time]."""
+    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+        raise TypeError(f"reset must be a bool tensor, got {getattr(reset, 'dtype', type(reset).__name__)}")
+    if tuple(reset.shape) != (batch, time):
+        raise ValueError(f"reset must be [B, T], here {[batch, time]}, got {list(reset.shape)}")
 
 
 def _check_no_tangents(inputs: list[Tensor]) -> None:
@@ -198,8 +208,8 @@ def _transformed() -> bool:
 
 def _backend(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Backend:
     """That of a problem with such `rows` [B, T, ..., N, D]; for the backward the same as for the forward before it."""
-    B, T, *_, N, D = rows.shape
-    return choose(name, Problem(cell, B, T, N, D, rows.dtype, rows.device, training, reset is not None))
+    problem = Problem(cell, *rows.shape[-2:], rows.dtype, rows.device, training, reset is not None)
+    return choose(name, problem)
 
 
 def _initial(backend: Backend, cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -222,8 +232,20 @@ def _operator(run: Callable) -> torch._ops.OpOverload:
     name = run.__name__.removeprefix("_run_")
     schema = torch.library.infer_schema(run, mutates_args=())
     torch.library.define(f"flashrnn::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(f"flashrnn::{name}", "CompositeExplicitAutograd", run)
+    torch.library.impl(f"flashrnn::{name}", "CompositeExplicitAutograd", _not_compiled(run))
     return getattr(torch.ops.flashrnn, name).default
+
+
+def _not_compiled(run: Callable) -> Callable:
+    """`run`, into which TorchDynamo does not look: where it cannot compile what calls an operator, as with torch.func's
+    grad, it would compile the backends."""
+
+    def call(*args):
+        if get_eval_frame_callback() in (None, False):  # it is not at work, and need not be imported
+            return run(*args)
+        return torch.compiler.disable(run)(*args)
+
+    return call
 
 
 def _run_forward(

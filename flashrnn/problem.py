@@ -13,8 +13,6 @@ class Problem(NamedTuple):
     """Everything that decides whether, and how well, a backend serves a call."""
 
     cell: Cell
-    batch: int
-    time: int
     heads: int
     head_dim: int
     dtype: torch.dtype  # of Wx, R and h
@@ -33,13 +31,13 @@ class Problem(NamedTuple):
         """The kernels that the call needs."""
         return ("forward", "backward") if self.training else ("forward",)
 
-    def old_gpu(self) -> str | None:
+    def gpu_reason(self) -> str | None:
         """Why the call's NVIDIA GPU serves no backend; None if it does, or if the call has none."""
         if self.gpu is None or self.gpu.capability >= (8, 0):
             return None
         return f"it needs compute capability 8.0, {self.gpu.name} has {'.'.join(map(str, self.gpu.capability))}"
 
-    def wrong_dtype(self, allowed: tuple[torch.dtype, ...]) -> str | None:
+    def dtype_reason(self, allowed: tuple[torch.dtype, ...]) -> str | None:
         """Why a backend that computes in the `allowed` dtypes does not serve the call; None if it does."""
         if self.dtype in allowed:
             return None
@@ -125,10 +123,14 @@ def is_time_major(x: Tensor) -> bool:
     return x.shape[0] > 1 and x.stride(0) < x.stride(1)
 
 
-def rows_like(x: Tensor, *inner: int) -> Tensor:
-    """An empty tensor [B, T, *inner] of x's dtype, with batch and time in memory as x [B, T, ...] has them."""
+def rows_like(x: Tensor, *inner: int, steps: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty tensor [B, steps, *inner], with batch and time in memory as x [B, T, ...] has them; of T steps and x's
+    dtype where these are not given."""
     B, T = x.shape[:2]
-    return x.new_empty(T, B, *inner).transpose(0, 1) if is_time_major(x) else x.new_empty(B, T, *inner)
+    T = T if steps is None else steps
+    if is_time_major(x):
+        return x.new_empty(T, B, *inner, dtype=dtype).transpose(0, 1)
+    return x.new_empty(B, T, *inner, dtype=dtype)
 
 
 def as_rows(x: Tensor, like: Tensor) -> Tensor:
@@ -185,8 +187,5 @@ def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tenso
 
 def empty_gates(cell: Cell, Wx: Tensor, training: bool) -> Tensor:
     """Room for the gates of every step: [B, T, G, N, D], without time steps if there is no training."""
-    B, T, _, N, D = Wx.shape
-    steps, row = T if training else 0, (len(cell.gates), N, D)
-    if is_time_major(Wx):
-        return Wx.new_empty(steps, B, *row, dtype=kept_dtype(Wx.dtype)).transpose(0, 1)
-    return Wx.new_empty(B, steps, *row, dtype=kept_dtype(Wx.dtype))
+    steps, dtype = None if training else 0, kept_dtype(Wx.dtype)
+    return rows_like(Wx, len(cell.gates), *Wx.shape[3:], steps=steps, dtype=dtype)

@@ -56,7 +56,7 @@ class Reference:
                     state = [s.masked_fill(reset[:, t, None], 0.0) for s in state]
                 pre_t[..., : weight.shape[2]].baddbmm_(state[0], weight)
                 given = pre_t.clone() if training else pre_t  # a step may work in place
-                state = list(cell.update(layout.split(given), state))
+                state = _distinct(cell.update(layout.split(given), state))
                 state[0] = state[0].to(Wx.dtype).to(pre.dtype)
                 h[:, t] = state[0].transpose(0, 1)
                 if aux.shape[2]:
@@ -92,6 +92,11 @@ class Reference:
             d_bias = d_bias + d_gates.sum((1, 2))
         d_R, d_b = layout.parameter_gradients(d_matrix, d_bias)
         return Gradients(d_Wx, d_R.to(R.dtype), d_b, torch.stack(d_state).transpose(1, 2).contiguous())
+
+
+def _distinct(states: tuple[Tensor, ...]) -> list[Tensor]:
+    """A step that works in place would otherwise change two states at once, where it has returned one tensor twice."""
+    return [s.clone() if any(s is other for other in states[:i]) else s for i, s in enumerate(states)]
 
 
 def _chunks(h: Tensor) -> list[slice]:

@@ -27,7 +27,7 @@ HEAD_DIMS = (32, 63, 64, 128, 256, 512, 768, 1001, 1024, 2048, 4096)
 def choice(cell: str, head_dim: int, dtype: torch.dtype, gpu: Gpu | None) -> str:
     """The backend that `auto` takes for training on that GPU, or on a CPU."""
     device = torch.device("cuda" if gpu else "cpu")
-    return choose("auto", Problem(get_cell(cell), 16, 1024, 1, head_dim, dtype, device, True, False, gpu)).name
+    return choose("auto", Problem(get_cell(cell), 1, head_dim, dtype, device, True, False, gpu)).name
 
 
 def choices() -> Table:

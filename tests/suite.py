@@ -43,7 +43,7 @@ ALL_CASES = [*CELL_CASES, *RESET_CASES, *LENGTH_CASES, *SIZE_CASES, *HEADS_CASES
 
 
 def problem(case: Case, dtype: torch.dtype, device: torch.device) -> Problem:
-    return Problem(case.cell, case.B, case.T, case.N, case.D, dtype, device, training=True, reset=case.reset)
+    return Problem(case.cell, case.N, case.D, dtype, device, training=True, reset=case.reset)
 
 
 def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Inputs:

@@ -36,7 +36,7 @@ class CpuFused:
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cpu":
             return f"it runs on CPUs, not on {problem.device.type}"
-        if reason := problem.wrong_dtype((torch.float32, torch.float64)):
+        if reason := problem.dtype_reason((torch.float32, torch.float64)):
             return reason
         if problem.head_dim > _LARGEST:
             return f"it serves head sizes up to {_LARGEST}, got {problem.head_dim}; larger ones are faster by vanilla"

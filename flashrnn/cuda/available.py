@@ -14,11 +14,11 @@ def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None
         return f"it runs on CUDA GPUs, not on {problem.device.type}"
     if torch.version.hip:
         return "it needs an NVIDIA GPU"
-    if reason := problem.wrong_dtype(dtypes):
+    if reason := problem.dtype_reason(dtypes):
         return reason
     if not (_installed("cuda.core") and _installed("cuda.bindings")):
         return "cuda-core is not installed: pip install '.[cuda]' in a clone of flashrnn-lm"
-    return problem.old_gpu() or untraceable(problem.cell)
+    return problem.gpu_reason() or untraceable(problem.cell)
 
 
 def _installed(module: str) -> bool:

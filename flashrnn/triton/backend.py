@@ -84,13 +84,13 @@ def _device_reason(problem: Problem) -> str | None:
         return "it runs on CUDA and ROCm GPUs, and on the CPU under TRITON_INTERPRET=1 only"
     if device.type != "cuda":
         return f"it runs on CUDA and ROCm GPUs, not on {device.type}"
-    return problem.old_gpu()
+    return problem.gpu_reason()
 
 
 def _size_reason(problem: Problem) -> str | None:
     from flashrnn.triton.launch import padded, prefetch, room
 
-    if reason := problem.wrong_dtype((torch.bfloat16, torch.float16, torch.float32)):
+    if reason := problem.dtype_reason((torch.bfloat16, torch.float16, torch.float32)):
         return reason
     if problem.head_dim > HEAD_DIM:
         return f"it serves head sizes up to {HEAD_DIM}, got {problem.head_dim}"

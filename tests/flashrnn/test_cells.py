@@ -200,6 +200,17 @@ def test_pickle_of_a_users_cell_is_that_cell():
     assert pickle.loads(pickle.dumps(PEEPHOLE_LSTM)) is PEEPHOLE_LSTM
 
 
+def weighted(g, h, weight):
+    return torch.tanh(weight * g)
+
+
+@pytest.mark.parametrize("weight", [0.5, torch.tensor(0.75)])
+def test_pickle_of_a_partial_step_is_its_cell(weight):
+    name = f"weighted_by_{type(weight).__name__}"
+    cell, other = (Cell(name, partial(weighted, weight=w), states=("h",)) for w in (weight, weight / 2))
+    assert [pickle.loads(pickle.dumps(one)) for one in (cell, other)] == [cell, other]
+
+
 def test_pickle_of_a_registered_users_cell_carries_its_definition(monkeypatch):
     """A name alone would be that of another cell elsewhere, or of none."""
     monkeypatch.setattr("flashrnn.cells._REGISTRY", dict(_REGISTRY))
@@ -239,6 +250,8 @@ def test_a_step_may_have_options_of_its_own():
 def test_a_captured_parameter_is_an_error():
     rate = torch.nn.Parameter(torch.tensor(0.5))
     with pytest.raises(ValueError, match="step uses a tensor that asks for gradients"):
+        Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
+    with torch.no_grad(), pytest.raises(ValueError, match="step uses a tensor that asks for gradients"):
         Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
 
 

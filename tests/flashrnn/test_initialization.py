@@ -16,6 +16,35 @@ def test_standard_is_uniform_in_one_over_the_root_of_the_head_size():
         assert abs(parameter.mean()) < 0.01
 
 
+def test_input_weights_are_those_of_torch():
+    """Uniform in one over the root of the hidden size, however few features there are."""
+    torch.manual_seed(0)
+    network, theirs = FlashRNN(1, 256, num_heads=4, num_layers=2), torch.nn.LSTM(1, 256, num_layers=2)
+    for k in range(2):
+        ours, expected = network.get_submodule(f"input_l{k}").weight, theirs.get_parameter(f"weight_ih_l{k}")
+        assert ours.abs().max() <= 1 / 16
+        torch.testing.assert_close(ours.std(), expected.std(), rtol=0.05, atol=0)
+
+
+def test_reset_parameters_draws_what_a_new_network_has():
+    torch.manual_seed(0)
+    network = FlashRNN(3, 8, num_layers=2, bidirectional=True)
+    for parameter in network.parameters():
+        torch.nn.init.constant_(parameter, 7)
+    network.reset_parameters()
+    for name, parameter in network.named_parameters():
+        assert 0.1 < parameter.abs().max() <= 8**-0.5, name
+
+
+def test_powerlaw_goes_by_the_layer():
+    network = FlashRNN(3, 8, num_layers=3, bias_init="powerlaw")
+    forget = [network.get_submodule(f"recurrent_l{k}").b[1, 0] for k in range(3)]
+    alone = [recurrence(bias_init="powerlaw", block_index=k, num_blocks=3).b[1, 0] for k in range(3)]
+    for ours, other in zip(forget, alone, strict=True):
+        torch.testing.assert_close(ours[[0, -1]], other[[0, -1]])
+    assert forget[0][3] < forget[1][3] < forget[2][3]
+
+
 def test_zeros():
     module = recurrence(recurrent_init="zeros", bias_init="zeros")
     assert not module.R.any()

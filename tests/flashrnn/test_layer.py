@@ -74,6 +74,15 @@ def test_states_of_half_types_are_float32_and_continue_without_loss(dtype):
     assert torch.equal(end, last)
 
 
+@pytest.mark.parametrize("function", ["lstm", "gru"])
+@pytest.mark.parametrize("shape", [(5, 2, 3), (5, 3)])
+def test_last_states_can_be_detached_in_place_and_saved_alone(function, shape):
+    _, states = FlashRNN(3, 4, function=function)(torch.randn(shape))
+    for state in states if isinstance(states, tuple) else (states,):
+        state.detach_()
+        assert state.untyped_storage().nbytes() == 4 * state.numel()
+
+
 def test_bias_false_has_no_bias_parameters():
     rnn = FlashRNN(5, 6, bias=False, **DOUBLE)
     assert set(rnn.state_dict()) == {"input_l0.weight", "recurrent_l0.R"}

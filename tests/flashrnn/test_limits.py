@@ -15,7 +15,7 @@ LSTM = get_cell("lstm")
 
 
 def problem(gpu: str, cell: str, head_dim: int, dtype: torch.dtype, training: bool) -> Problem:
-    return Problem(get_cell(cell), 1, 1, 1, head_dim, dtype, torch.device("cuda"), training, False, named_gpu(gpu))
+    return Problem(get_cell(cell), 1, head_dim, dtype, torch.device("cuda"), training, False, named_gpu(gpu))
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])

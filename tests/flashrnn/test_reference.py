@@ -91,6 +91,22 @@ def test_step_may_work_in_place(backend):
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
 
 
+@pytest.mark.parametrize("backend", ["vanilla", "auto"])
+def test_step_in_place_may_return_a_tensor_twice(backend):
+    def in_place(i, h, c):
+        c.mul_(torch.sigmoid(h)).add_(torch.tanh(i)).add_(0.3 * h)
+        return c, c
+
+    def step(i, h, c):
+        c = torch.sigmoid(h) * c + torch.tanh(i) + 0.3 * h
+        return c, c
+
+    cells = [Cell("twice", one, states=("h", "c")) for one in (in_place, step)]
+    inputs = random_inputs(cells[0], 1, 5, 1, 3)
+    out, expected = (results(flashrnn, inputs, function=cell, backend=backend) for cell in cells)
+    assert_close(out, expected, torch.float64)
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=cell_name)
 def test_no_initial_states_are_zeros(cell):
     Wx, R, b, states = random_inputs(cell, 2, 3, 2, 2)

@@ -19,7 +19,7 @@ from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
 CUDA, H100 = torch.device("cuda"), named_gpu("H100")
-PROBLEM = Problem(LSTM, 16, 100, 12, 64, torch.bfloat16, CUDA, True, False, H100)
+PROBLEM = Problem(LSTM, 12, 64, torch.bfloat16, CUDA, True, False, H100)
 
 
 def reason(**changes) -> str | None:
@@ -89,7 +89,7 @@ def test_the_environment_variable_serves_the_cpu():
 def test_problems_that_are_served():
     assert reason() is None
     assert reason(head_dim=128, cell=get_cell("slstm")) is None
-    assert reason(dtype=torch.float32, heads=1, head_dim=33, batch=1, time=1, reset=True) is None
+    assert reason(dtype=torch.float32, heads=1, head_dim=33, reset=True) is None
 
 
 @pytest.mark.parametrize(
