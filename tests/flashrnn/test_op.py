@@ -219,8 +219,9 @@ def test_backends_are_not_compiled():
     def loss(parameters):
         return torch.func.functional_call(model, parameters, (x,))[0].square().sum()
 
+    torch._dynamo.utils.clear_compilation_metrics()
     torch.compile(torch.func.grad(loss), backend="aot_eager")(parameters)
-    files = {Path(metrics.co_filename).name for metrics in torch._dynamo.utils.get_compilation_metrics()}
+    files = {Path(str(metrics.co_filename)).name for metrics in torch._dynamo.utils.get_compilation_metrics()}
     assert files & {"layer.py", "op.py"}
     assert not files & {"backend.py", "reference.py", "dispatch.py"}
 
