@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 
 from data.text import Text
+from flashrnn.files import replacing
 from scripts import report
 from scripts.checkpoint import LAST, TOKENIZER
 from scripts.metrics_file import MetricsFile
@@ -245,8 +246,12 @@ class TextSamples(Callback):
         if not trainer.is_global_zero:
             return
         rows = [[data.tokenizer.decode(part) for part in pair] for pair in zip(prompts, tokens, strict=True)]
-        with self.file.open("a", encoding="utf-8") as file:
-            file.writelines(f"--- step {trainer.global_step}\n{prompt}|{added}\n" for prompt, added in rows)
+        title = f"--- step {trainer.global_step}\n"
+        before = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
+        before = before.partition(title)[0]  # a run that was resumed comes by again
+        text = "".join(f"{title}{prompt}|{added}\n" for prompt, added in rows)
+        with replacing(self.file) as file:
+            file.write((before + text).encode())
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.log_text("samples", columns=["prompt", "continuation"], data=rows)

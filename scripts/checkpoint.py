@@ -83,7 +83,7 @@ def find(path: str, run_name: str | None = None) -> Path:
     """The checkpoint file of `path`: a file; a folder of a run (its newest that can be read) or export; or "last",
     the newest of the runs named `run_name` (of all runs, if that is None)."""
     if path == "last":
-        runs = OUTPUTS / (run_name or "")
+        runs = OUTPUTS / str(run_name or "")  # a name may be a number
         files, missing = runs.rglob("checkpoints/*.ckpt"), f"ckpt_path=last: there is no checkpoint under {runs}"
     else:
         file = Path(path)

@@ -58,6 +58,22 @@ def check_trainer(trainer: DictConfig) -> None:
         )
 
 
+def check_sweep(trainer: DictConfig) -> None:
+    """Raise where Lightning would start more processes: each would go through the whole sweep by itself."""
+    import torch
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
+    devices, on_cpu = trainer.devices, trainer.accelerator == "cpu"
+    if devices in ("auto", -1, "-1"):
+        devices = 1 if on_cpu else torch.accelerator.device_count()
+    number = len(devices) if OmegaConf.is_config(devices) else int(devices)
+    if number * trainer.num_nodes > 1 and not (SLURMEnvironment.detect() or TorchElasticEnvironment.detect()):
+        raise ValueError(
+            f"trainer.devices={trainer.devices} in a sweep (-m): Lightning starts the other processes with the command "
+            "of the whole sweep; start the jobs one by one, or set trainer.devices=1"
+        )
+
+
 _OURS = {
     "default_root_dir": "hydra.run.dir=... is the folder of a run",
     "callbacks": "+callbacks.NAME._target_=... adds one",
@@ -118,8 +134,8 @@ def _hints(target: str) -> dict[str, Any]:
 
 
 def check_buildable(config: DictConfig) -> None:
-    """Raise for sizes that no model can have and settings that no optimizer takes: both are built, without memory, so
-    that nobody waits for data first."""
+    """Raise for sizes that no model can have, settings that no optimizer takes, and resets where the model has none:
+    both are built, without memory, so that nobody waits for data first."""
     import torch
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -136,6 +152,11 @@ def check_buildable(config: DictConfig) -> None:
             return
         raise
     instantiate(sized.optim)(model, fused=False)
+    without = [part for part in model.modules() if not getattr(part, "trains_with_resets", True)]
+    if config.data.get("reset_at_documents") and without:
+        raise ValueError(
+            f"data.reset_at_documents=true: {type(without[0]).__name__} cannot be trained with resets; set it to false"
+        )
     _warn_of_float16(model, config.trainer)
 
 

@@ -31,7 +31,10 @@ def evaluate(trainer: "Trainer", module: "SequenceModule", datamodule: "Lightnin
 
     if not isinstance(datamodule, StateTracking):
         metrics = trainer.validate(module, datamodule=datamodule, verbose=False)[0]
-        unigram = None if datamodule.streaming else datamodule.unigram_perplexity()
+        limit = trainer.limit_val_batches
+        whole = isinstance(limit, float) and limit == 1.0  # 1 is one batch
+        # of the same text, or it is no comparison
+        unigram = datamodule.unigram_perplexity() if whole and not datamodule.streaming else None
         return {"perplexity": metrics["val/perplexity"], "unigram_perplexity": unigram}
 
     trainer.test(module, datamodule=datamodule, verbose=False)
@@ -84,6 +87,20 @@ def _check_read(overrides: list[str]) -> None:
         reason = "it is for training" if key.startswith(_OF_TRAINING) else _NOT_READ.get(key)
         if reason:
             raise ValueError(f"{override} would change nothing: {reason}")
+        if key.startswith("model.") and key != "model.mixer.backend":
+            raise ValueError(f"{override}: a checkpoint is of the model that was trained")
+
+
+def _check_unseen(before: DictConfig, now: DictConfig) -> None:
+    """Raise where a language model would be evaluated on documents that it was trained on."""
+    if now.get("val_split") is not None or now.get("source") != before.get("source") or "val_fraction" not in now:
+        return
+    if before.val_split is not None or now.val_fraction > before.val_fraction:
+        held = f"data.val_fraction={before.val_fraction}" if before.val_split is None else "another data.val_split"
+        raise ValueError(
+            f"data.val_fraction={now.val_fraction}: the run held {held} out, and was trained on other documents of "
+            f"this text; evaluate it on those that it held out, or on another data.source"
+        )
 
 
 def main(ckpt: str, overrides: list[str]) -> dict:
@@ -97,6 +114,7 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     file = checkpoint.find(ckpt)
     content = checkpoint.load(file)
     config = config_with(content["config"], ["trainer.accelerator=auto", *overrides])
+    _check_unseen(OmegaConf.create(content["config"]).data, config.data)
     prepare_process(config.threads)
     check_nulls("data", config.data)
     check_evaluation(config.trainer)

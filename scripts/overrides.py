@@ -13,6 +13,8 @@ from scripts.config import CONFIGS
 # Lightning takes these in several types: a number, a list or "auto"; a flag or "warn"; a share or a number.
 ANY_TYPE = ("trainer.devices", "trainer.deterministic", "trainer.limit_val_batches")
 
+_OTHER_CONFIGS = ("--config-", "-cd", "-cp", "-cn", "hydra.searchpath")  # of Hydra's
+
 
 def settings(arguments: list[str]) -> list[str]:
     """The GROUP=OPTION and KEY=VALUE arguments among those of a command line."""
@@ -96,11 +98,14 @@ def _keys(config: DictConfig) -> Iterator[str]:
 
 def check_overrides(arguments: list[str], config_name: str = "train") -> None:
     """Raise ValueError for a KEY=VALUE argument whose key the config does not have, or whose value has another type;
-    Hydra would not say what it has, and takes text for numbers and flags."""
+    Hydra would not say what it has, and takes text for numbers and flags. With configs from elsewhere too it is left
+    to Hydra."""
     from hydra import compose, initialize_config_dir
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ValueType
 
+    if any(argument.startswith(_OTHER_CONFIGS) for argument in arguments):
+        return
     for argument in arguments:
         added = re.fullmatch(r"\+([^+.=@/]+)=.*", argument, re.DOTALL)
         if added and not is_group(added[1]):

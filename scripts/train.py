@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from scripts.checks import check_buildable, check_seed, check_trainer
+from scripts.checks import check_buildable, check_seed, check_sweep, check_trainer
 from scripts.config import CONFIGS
 from scripts.overrides import check_overrides, overrides_of_run
 from scripts.process import one_line_errors, prepare_process
@@ -126,6 +126,8 @@ def main(config: DictConfig) -> None:
     config.overrides = list(HydraConfig.get().overrides.task)
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     with one_line_errors(" ".join(config.overrides) if in_sweep else None):
+        if in_sweep:
+            check_sweep(config.trainer)
         train(config)
 
 

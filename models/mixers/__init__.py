@@ -6,7 +6,8 @@ A mixer is an nn.Module built as `Mixer(d_model, num_heads=..., block_index=...,
 
 `state` is a tuple of tensors with the batch first: what the mixer remembers of earlier calls. Feeding a sequence in
 pieces, each with the state that the previous piece returned, gives the same as feeding it at once. `reset` [B, T] is
-True where a new document starts: nothing from before such a step is seen at it or after it.
+True where a new document starts: nothing from before such a step is seen at it or after it. A mixer that cannot be
+trained with `reset` says so by a class variable, `trains_with_resets = False`.
 """
 
 from models.mixers.attention import AttentionMixer

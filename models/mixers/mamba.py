@@ -29,6 +29,8 @@ class MambaMixer(nn.Module):
         num_blocks: number of such places, by which the output map is initialised.
     """
 
+    trains_with_resets = False
+
     def __init__(
         self,
         d_model: int,

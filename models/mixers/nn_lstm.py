@@ -18,6 +18,8 @@ class NNLSTMMixer(nn.Module):
         num_blocks: number of such places, unused here.
     """
 
+    trains_with_resets = False
+
     def __init__(self, d_model: int, num_heads: int = 1, block_index: int = 0, num_blocks: int = 1) -> None:
         super().__init__()
         if num_heads != 1:

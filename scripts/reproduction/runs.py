@@ -165,12 +165,14 @@ def evaluation(folder: Path) -> dict | None:
 def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
     """One row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and either
     its evaluation, seconds per step and tokens per second (medians), or an error; and what `more` finds in its folder.
-    Before them the rows of the file `add_to`. Of two that were called alike the new one stays, unless it alone failed.
+    Before them the rows of the file `add_to`. Of two that were called alike the new one stays, unless it alone failed;
+    so a run that was resumed in another folder is the one that ended.
     """
     found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
     if not found:
         raise FileNotFoundError(f"there are no runs of scripts.train below {folder}")
     rows = [_row(run) | more(run) for run in found]
+    rows = [row for row in rows if not any(_alike(row, other) and not _replaces(row, other) for other in rows)]
     if not _results([{"runs": rows}]):
         raise ValueError("\n".join([f"no run below {folder} has finished.", *failures([{"runs": rows}])]))
     kept = [old for old in _rows_of(add_to) if not any(_alike(old, new) and _replaces(new, old) for new in rows)]

@@ -114,6 +114,15 @@ def test_arguments_that_hydra_knows_pass(argument):
     check_overrides(["model=elman,gru", argument])
 
 
+def test_configs_of_ones_own(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    folder.joinpath("mine.yaml").write_text("defaults: [lstm]\n")
+    arguments = ("--config-dir", str(tmp_path), "model=mine", "trainer.max_steps=5", "--cfg", "job")
+    shown = run("scripts.train", *arguments, folder=tmp_path)
+    assert "max_steps: 5" in shown.stdout
+
+
 @pytest.mark.parametrize("quoted", ["{}", '"{}"'])
 def test_a_path_with_equals_signs_is_resumed(tmp_path, quoted):
     """As Lightning names checkpoints, and Hydra folders by their overrides."""

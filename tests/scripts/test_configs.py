@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.mixers import RNNMixer
 from scripts.benchmarks.language_model import data_parallel_options
-from scripts.checks import check_buildable, check_trainer
+from scripts.checks import check_buildable, check_sweep, check_trainer
 from scripts.config import CONFIGS, accumulate
 from scripts.process import one_line_errors
 from tests.scripts.conftest import config
@@ -119,6 +119,21 @@ def test_more_gpus_than_there_are(monkeypatch, trainer, message):
         check_trainer(config(*trainer, "run_dir=.").trainer)
     for devices in (2, -1, "auto"):
         check_trainer(config("trainer=single", f"trainer.devices={devices}", "run_dir=.").trainer)
+
+
+@pytest.mark.parametrize("trainer", [["trainer=cpu", "trainer.devices=2"], ["trainer=h100_8", "trainer.num_nodes=2"]])
+def test_a_sweep_starts_no_more_processes(trainer, monkeypatch):
+    """Each would go through the sweep by itself."""
+    section = config(*trainer, "run_dir=.").trainer
+    with pytest.raises(ValueError, match=r"in a sweep .* start the jobs one by one, or set trainer\.devices=1"):
+        check_sweep(section)
+    monkeypatch.setattr("lightning.fabric.plugins.environments.TorchElasticEnvironment.detect", lambda: True)
+    check_sweep(section)  # torchrun has started all of them
+
+
+@pytest.mark.parametrize("devices", [1, "auto", [0]])
+def test_a_sweep_on_one_device(devices):
+    check_sweep(config("trainer=cpu", f"trainer.devices={devices}", "run_dir=.").trainer)
 
 
 def test_more_processes_than_cores(monkeypatch, capsys):

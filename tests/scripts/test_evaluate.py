@@ -111,8 +111,34 @@ def test_a_null_that_means_nothing(tiny_config):
 def test_weights_of_another_model(tiny_config):
     config = tiny_config("parity")
     train(config)
+    file = checkpoint.find(config.run_dir)
+    content = torch.load(file)
+    content["config"]["model"]["d_model"] = 16
+    torch.save(content, file)
     with pytest.raises(ValueError, match=r"last.ckpt do not fit this model: [\s\S]*size mismatch"):
-        main(config.run_dir, ["model.d_model=16"])
+        main(config.run_dir, [])
+
+
+def test_another_model_is_refused():
+    with pytest.raises(ValueError, match=r"model\.num_heads=1: a checkpoint is of the model that was trained"):
+        main("anything", ["model.num_heads=1"])
+
+
+@pytest.mark.parametrize(("fraction", "allowed"), [(0.2, True), (0.3, True), (0.5, False)])
+def test_text_that_was_trained_on_is_refused(fraction, allowed, tiny_config):
+    config = tiny_config("text_tiny", "trainer.max_steps=1", "optim.warmup_steps=0")
+    train(config)
+    if allowed:
+        assert main(config.run_dir, [f"data.val_fraction={fraction}"])["perplexity"] > 1
+    else:
+        with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5: the run held data\.val_fraction=0\.3 out"):
+            main(config.run_dir, [f"data.val_fraction={fraction}"])
+
+
+def test_part_of_a_text_is_not_compared_with_all_of_it(tiny_config):
+    config = tiny_config("text_tiny")
+    assert train(config)["unigram_perplexity"] > 1
+    assert main(config.run_dir, ["trainer.limit_val_batches=1"])["unigram_perplexity"] is None
 
 
 def test_missing_checkpoint(tmp_path):

@@ -172,6 +172,12 @@ def test_nothing_that_has_finished(tmp_path):
         collect(tmp_path)
 
 
+def test_a_run_that_was_resumed_elsewhere_did_not_fail(tmp_path):
+    leave_run(tmp_path / "broken_off", accuracies=None)
+    leave_run(tmp_path / "went_on")
+    assert [row.get("error") for row in collect(tmp_path)] == [None]
+
+
 def test_later_evaluations_do_not_stand_for_the_run(tmp_path):
     leave_run(tmp_path / "0_lstm")
     later = tmp_path / "0_lstm" / "evaluate_later" / "eval.json"

@@ -321,6 +321,19 @@ def test_nobody_waits_for_data_to_be_told_that_it_cannot_be_built(
     assert not (tmp_path / "corpora").exists()
 
 
+@pytest.mark.parametrize("model", ["mamba", "nn_lstm"])
+def test_resets_that_a_model_cannot_be_trained_with(tiny_config, tmp_path, model):
+    with pytest.raises(ValueError, match=r"data\.reset_at_documents=true: .*Mixer cannot be trained with resets"):
+        train(tiny_config("text_tiny", f"model={model}", "data.reset_at_documents=true"))
+    assert not (tmp_path / "corpora").exists()
+
+
+def test_last_of_runs_whose_name_is_a_number(tiny_config):
+    train(tiny_config("parity", "name=2026"))
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint under outputs/2026"):
+        train(tiny_config("parity", "name=2026", "ckpt_path=last", run="next"))
+
+
 def test_diverging_run_ends_with_a_message(tiny_config):
     with pytest.raises(FloatingPointError, match=r"loss is nan at step .*: lower optim.lr"):
         train(tiny_config("parity", "optim.lr=1e38", "trainer.gradient_clip_val=null"))
