@@ -100,7 +100,7 @@ class Cell:
             set_field(self, kind, tuple(gate for gate in gates if gate in names))
         # with gradients, because what a step captures may ask for them
         with _one_thread(), torch.inference_mode(False), torch.enable_grad():
-            self._check_element_wise()
+            self._check_step()
             set_field(self, "key", _unique_key(self))
         _BY_KEY[self.key] = self
 
@@ -113,18 +113,12 @@ class Cell:
     def __deepcopy__(self, memo) -> "Cell":
         return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
 
-    def _check_element_wise(self) -> None:
-        """Raise unless a unit's new states depend on that unit alone; a backend that takes the step as it is, such as
-        vanilla, would mix units and sequences without a word."""
-        values = self._example()
+    def _check_step(self) -> None:
+        """Raise for what backends would compute otherwise than the step, or not at all."""
         try:
-            alone = self.update(*([value[1:2, 1:2].clone() for value in group] for group in values))
             together = self._updated_example()
-            mixed = any(
-                new.shape != (4, 3) or not torch.allclose(new[1:2, 1:2], one, equal_nan=True)
-                for new, one in zip(together, alone, strict=True)
-            )
-            self.update(*([value.as_subclass(_Unknown) for value in group] for group in values))
+            element_wise = self._is_element_wise(together)
+            self.update(*([value.as_subclass(_Unknown) for value in group] for group in self._example()))
         except (RuntimeError, IndexError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
@@ -140,11 +134,20 @@ class Cell:
                 f"cell {self.name!r}: step draws random numbers, and the backward pass would draw others: draw them "
                 "before the recurrence and give them to the cell as a gate with an input part"
             )
-        if mixed:
+        if not element_wise:
             raise ValueError(
                 f"cell {self.name!r}: step is not element-wise: a unit's new states must depend on that unit's gates "
                 "and states alone, so no mean, softmax or indexing"
             )
+
+    def _is_element_wise(self, together: tuple[Tensor, ...]) -> bool:
+        """Whether a unit's new states, computed alone, are those of `together`, the example's; a backend that takes the
+        step as it is, such as vanilla, would mix units and sequences without a word."""
+        alone = self.update(*([value[1:2, 1:2].clone() for value in group] for group in self._example()))
+        return all(
+            new.shape == (4, 3) and torch.allclose(new[1:2, 1:2], one, equal_nan=True)
+            for new, one in zip(together, alone, strict=True)
+        )
 
     def _random_numbers_were_drawn(self) -> bool:
         before = torch.get_rng_state()
