@@ -12,46 +12,67 @@ struct Fragments {
   // Both kinds take turns, so that products from registers hide the reading of the others.
   static DEVICE constexpr int register_index(int f) { return f * IN_REGISTERS / TOTAL; }
   static DEVICE constexpr bool in_registers(int f) { return register_index(f + 1) > register_index(f); }
-  static DEVICE constexpr int shared_offset(int f) { return (f - register_index(f)) * 512; }
   u32 registers[IN_REGISTERS + 1][4];  // the last is never used: register_index of trailing shared fragments
   u32 shared;  // address of this lane's part
 
   // tile(i, row, column) points at element (row, column) of R's tile, two elements of a row at a time, null outside R.
+  // What goes to shared memory is loaded in a loop: code that runs once is fetched, and compiled, for longer than it runs.
+  // Not where R is transposed: the compiler would then find addresses anew in every time step.
   template <class Tile>
   DEVICE void load(char* memory, const Place& place, Tile tile) {
+    constexpr int IN_SHARED = TOTAL - IN_REGISTERS, FRAGMENTS = IN_SHARED > 0 ? IN_SHARED : 1, AT_ONCE = 8;
+    constexpr int UNROLLED = TRANSPOSED ? FRAGMENTS : 1;
     shared = shared_address(memory) + place.warp * SHARED + place.lane * 16;
+#pragma unroll UNROLLED
+    for (int first = 0; first < IN_SHARED; first += AT_ONCE) {
+      Pair pairs[AT_ONCE][4];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++)  // in the end some twice, without a branch
+        read(pairs[k], min(first + k, IN_SHARED - 1) * TOTAL / FRAGMENTS / PLANES, place, tile);
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++) {
+        if (first + k >= IN_SHARED) continue;
+        u32 value[4];
+        for (int plane = 0; plane <= (first + k) * TOTAL / FRAGMENTS % PLANES; plane++) next_planes(value, pairs[k]);
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                     ::"r"(shared + (first + k) * 512), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+                     : "memory");
+      }
+    }
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
+      if (register_index(i * PLANES) == register_index((i + 1) * PLANES)) continue;
       Pair pairs[4];
+      read(pairs, i, place, tile);
 #pragma unroll
-      for (int half = 0; half < 2; half++) {  // columns 2t, 2t + 1 and 2t + 8, 2t + 9 of the fragment
-        int column = 2 * place.t + half * 8;
-        Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
-        if constexpr (TRANSPOSED) {
-          ::load(even, tile(i, column, 2 * place.g));
-          ::load(odd, tile(i, column + 1, 2 * place.g));
-          transpose(even, odd);
-        } else {
-          ::load(even, tile(i, 2 * place.g, column));
-          ::load(odd, tile(i, 2 * place.g + 1, column));
-        }
+      for (int f = i * PLANES; f < (i + 1) * PLANES; f++) {
+        u32 value[4];
+        next_planes(value, pairs);
+        if (in_registers(f))
+#pragma unroll
+          for (int r = 0; r < 4; r++) registers[register_index(f)][r] = value[r];
       }
-#pragma unroll
-      for (int plane = 0; plane < PLANES; plane++) put(i * PLANES + plane, pairs);
     }
   }
-  DEVICE void put(int f, Pair (&pairs)[4]) {
-    u32 value[4];
+  template <class Tile>
+  static DEVICE void read(Pair (&pairs)[4], int i, const Place& place, Tile tile) {
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-      value[r] = pairs[r].next_plane();
-      if (in_registers(f)) registers[register_index(f)][r] = value[r];
+    for (int half = 0; half < 2; half++) {  // columns 2t, 2t + 1 and 2t + 8, 2t + 9 of the fragment
+      int column = 2 * place.t + half * 8;
+      Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
+      if constexpr (TRANSPOSED) {
+        ::load(even, tile(i, column, 2 * place.g));
+        ::load(odd, tile(i, column + 1, 2 * place.g));
+        transpose(even, odd);
+      } else {
+        ::load(even, tile(i, 2 * place.g, column));
+        ::load(odd, tile(i, 2 * place.g + 1, column));
+      }
     }
-    if (!in_registers(f)) {
-      asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
-                   ::"r"(shared + shared_offset(f)), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
-                   : "memory");
-    }
+  }
+  static DEVICE void next_planes(u32 (&value)[4], Pair (&pairs)[4]) {
+#pragma unroll
+    for (int r = 0; r < 4; r++) value[r] = pairs[r].next_plane();
   }
   // Shared fragments on their way to registers: AHEAD of them, so that their latency hides behind products.
   static constexpr int AHEAD = TOTAL > IN_REGISTERS ? 3 : 0;
