@@ -138,20 +138,23 @@ def _notes(contents: list[dict]) -> list[str]:
     by_setting: dict[tuple, list[dict]] = {}
     for run in runs:
         seeds = len({other["seed"] for other in finished(contents, data=run["data"], model=run["model"])})
-        by_setting.setdefault((run["step"], run["batch_size"], *run["training_lengths"], seeds), []).append(run)
+        chosen = " ".join(o for o in run["overrides"] if o.startswith(("model.", "optim.")))
+        setting = (run["step"], run["batch_size"], *run["training_lengths"], seeds, chosen)
+        by_setting.setdefault(setting, []).append(run)
     said = "; ".join(_setting(*setting, by_setting[setting]) for setting in sorted(by_setting))
     by, sequences = trained_by(contents), runs[0]["ranges"][0]["sequences"]
     return [f"Trained for {said}. By {by}; {sequences} sequences per range and seed.", *failures(contents)]
 
 
-def _setting(steps: int, batch: int, low: int, high: int, seeds: int, runs: list[dict]) -> str:
-    """What was trained in this way: models with the same tasks together."""
+def _setting(steps: int, batch: int, low: int, high: int, seeds: int, chosen: str, runs: list[dict]) -> str:
+    """What was trained in this way, with overrides `chosen`: models with the same tasks together."""
     models_of: dict[str, list[str]] = {}
     for model in _in_order(runs, "model", MODELS):
         tasks = ", ".join(_in_order([run for run in runs if run["model"] == model], "data", TASKS))
         models_of.setdefault(tasks, []).append(model)
     what = "; ".join(f"{', '.join(models)} on {tasks}" for tasks, models in models_of.items())
-    return f"{steps:,} steps of {batch} sequences of {low}-{high}, {seeds} seed{'s' * (seeds > 1)} ({what})"
+    how = f"{steps:,} steps of {batch} sequences of {low}-{high}, {seeds} seed{'s' * (seeds > 1)}"
+    return f"{how}{f', `{chosen}`' if chosen else ''} ({what})"
 
 
 def _parity_notes(contents: list[dict]) -> list[str]:
