@@ -171,6 +171,19 @@ def check_tokenizer(file: Path, content: dict[str, Any], config: DictConfig) -> 
         raise ValueError(f"data.tokenizer={now}: {file} was trained with {before}, and a model keeps its tokenizer")
 
 
+def check_unseen(content: dict[str, Any], config: DictConfig) -> None:
+    """Raise where the language model of a checkpoint would be evaluated on documents that it was trained on."""
+    before, now = content["config"]["data"], config.data
+    if now.get("val_split") is not None or now.get("source") != before.get("source") or "val_fraction" not in now:
+        return
+    if before["val_split"] is not None or now.val_fraction > before["val_fraction"]:
+        split = "val_fraction" if before["val_split"] is None else "val_split"
+        raise ValueError(
+            f"data.val_fraction={now.val_fraction}: the run held out data.{split}={before[split]}, and was trained on "
+            "other documents of this text; validate on those that it held out, or on another data.source"
+        )
+
+
 def check_resumable(file: Path, content: dict[str, Any], config: DictConfig) -> bool:
     """Whether a checkpoint of this content has steps left to train; raises unless it holds the model of the config, and
     if there are none, though its run was evaluated."""
@@ -184,6 +197,7 @@ def check_resumable(file: Path, content: dict[str, Any], config: DictConfig) -> 
             f"\n  {key}: {saved.get(key)} in the checkpoint, {asked.get(key)} in this config" for key in keys
         ]
         raise ValueError(f"{file} holds another model:{''.join(differences)}")
+    check_unseen(content, config)
     run = run_folder(file)
     left = config.trainer.max_steps - content["global_step"]
     if left <= 0 and (run is None or (run / "eval.json").exists()):

@@ -91,18 +91,6 @@ def _check_read(overrides: list[str]) -> None:
             raise ValueError(f"{override}: a checkpoint is of the model that was trained")
 
 
-def _check_unseen(before: DictConfig, now: DictConfig) -> None:
-    """Raise where a language model would be evaluated on documents that it was trained on."""
-    if now.get("val_split") is not None or now.get("source") != before.get("source") or "val_fraction" not in now:
-        return
-    if before.val_split is not None or now.val_fraction > before.val_fraction:
-        held = f"data.val_fraction={before.val_fraction}" if before.val_split is None else "another data.val_split"
-        raise ValueError(
-            f"data.val_fraction={now.val_fraction}: the run held {held} out, and was trained on other documents of "
-            f"this text; evaluate it on those that it held out, or on another data.source"
-        )
-
-
 def main(ckpt: str, overrides: list[str]) -> dict:
     """Evaluate the checkpoint `ckpt` and leave the results in a new folder of its run."""
     from hydra.utils import instantiate
@@ -114,7 +102,7 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     file = checkpoint.find(ckpt)
     content = checkpoint.load(file)
     config = config_with(content["config"], ["trainer.accelerator=auto", *overrides])
-    _check_unseen(OmegaConf.create(content["config"]).data, config.data)
+    checkpoint.check_unseen(content, config)
     prepare_process(config.threads)
     check_nulls("data", config.data)
     check_evaluation(config.trainer)

@@ -131,7 +131,7 @@ def test_text_that_was_trained_on_is_refused(fraction, allowed, tiny_config):
     if allowed:
         assert main(config.run_dir, [f"data.val_fraction={fraction}"])["perplexity"] > 1
     else:
-        with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5: the run held data\.val_fraction=0\.3 out"):
+        with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5: the run held out data\.val_fraction=0\.3"):
             main(config.run_dir, [f"data.val_fraction={fraction}"])
 
 

@@ -249,6 +249,13 @@ def test_resuming_another_model_is_refused(tiny_config):
         train(tiny_config("parity", "ckpt_path=last", "model.d_model=16", run="second"))
 
 
+def test_resuming_with_text_held_out_that_was_trained_on_is_refused(tiny_config):
+    train(tiny_config("text_tiny"))
+    longer = ["trainer.max_steps=12", "ckpt_path=last", "data.val_fraction=0.5"]
+    with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5: the run held out data\.val_fraction=0\.3"):
+        train(tiny_config("text_tiny", *longer, run="next"))
+
+
 def test_a_finished_run_is_not_resumed(tiny_config):
     train(tiny_config("parity", run="first"))
     with pytest.raises(ValueError, match=r"is at step 8, so nothing is left of trainer\.max_steps=8"):
