@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,11 +21,11 @@ MODELS = (
     "model=slstm model.num_heads=12",
     "model=lstm model.num_heads=1",
 )
-_CONTEXT, _WARMUP, _STEPS = 1024, 4, 10
+_CONTEXT, _WARMUP, _STEPS = 1024, 4, 20
 
 
 def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequence[int]) -> Iterator[dict]:
-    """Milliseconds of a training step (medians), tokens per second, and the peak of GPU memory in GiB.
+    """Milliseconds of a training step (median, p20 and p80), tokens per second, and the peak of GPU memory in GiB.
 
     A model is what experiment=slimpajama_160m makes of the overrides, compiled unless they have compile=false, on
     random tokens. Under torchrun, on one host, its gradients are those of all devices (DistributedDataParallel); the
@@ -115,11 +116,13 @@ def _train(model: SequenceModel, compile: bool, batch_size: int, devices: int, a
         step()
         event.record()
     torch.cuda.synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))
-    ms = times[len(times) // 2]
+    times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+    ms, (p20, *_, p80) = statistics.median(times), statistics.quantiles(times, n=5)
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "ms": round(ms, 2),
+        "p20_ms": round(p20, 2),
+        "p80_ms": round(p80, 2),
         "tokens_per_s": round(1e3 * devices * accumulate * batch_size * _CONTEXT / ms),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }
