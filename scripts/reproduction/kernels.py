@@ -10,44 +10,69 @@ from scripts.benchmarks.table import recurrent_peers, times
 from scripts.reproduction.axes import milliseconds_over
 from scripts.reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
 
+_OTHER_RUN = " †"
 
-def _jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
-    """Rows by job and implementation; of files that share a job, that named first, which is no quick one."""
-    jobs: dict[Job, dict[str, dict]] = {}
-    for content in contents:
+
+def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
+    """Rows by job and implementation, their runs as (file, run). Of files that share a job the first whose run was not
+    quick counts, or else the first, and the others add what it lacks."""
+
+    def quick(rows: dict[str, dict]) -> bool:
+        return any("--quick" in contents[file]["runs"][run]["command"] for file, run in map(_run, rows.values()))
+
+    found: dict[Job, list[dict[str, dict]]] = {}
+    for file, content in enumerate(contents):
         for job, rows in by_job(content["rows"]).items():
-            jobs[job] = rows | jobs.get(job, {})
-    return jobs
+            found.setdefault(job, []).append({name: row | {"run": (file, row["run"])} for name, row in rows.items()})
+    return {
+        job: {name: row for rows in sorted(reversed(parts), key=quick, reverse=True) for name, row in rows.items()}
+        for job, parts in found.items()
+    }
+
+
+def _run(row: dict) -> tuple[int, int]:
+    return row["run"]
 
 
 def _speed_table(contents: list[dict]) -> Table:
-    jobs = _jobs(contents)
-    names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows) if name != OURS))
+    measured = jobs(contents)
+    names = list(dict.fromkeys(name for rows in measured.values() for name in times(rows) if name != OURS))
     table = [
         ["cell, heads × size, batch, steps", "mode", OURS, *names, "fastest recurrent peer / ours", "paper, Triton"]
     ]
-    for (case, mode), rows in jobs.items():
+    for (case, mode), rows in measured.items():
         ms = times(rows)
         peers = recurrent_peers(ms)
-        ratio = f"{min(peers.values()) / ms[OURS]:.1f}" if peers and OURS in ms else ""
+        fastest = min(peers, key=peers.get, default=None)
+        ratio = f"{peers[fastest] / ms[OURS]:.1f}" if fastest and OURS in ms else ""
+        if ratio and _run(rows[fastest]) != _run(rows[OURS]):
+            ratio += _OTHER_RUN
         what = f"{case.function}, {case.N} × {case.D}, {case.B}, {case.T}"
         cells = [f"{ms[name]:.2f}" if name in ms else "" for name in (OURS, *names)]
         table.append([what, mode, *cells, ratio, known(paper("kernel_speed").get(case.D), ".1f")])
     return table
 
 
+def _speed_notes(contents: list[dict]) -> list[str]:
+    """What the mark of a ratio means, if there is one."""
+    marked = any(cell.endswith(_OTHER_RUN) for row in _speed_table(contents)[1:] for cell in row)
+    return [f"{_OTHER_RUN.strip()} of a peer that was timed in another run than ours."] if marked else []
+
+
 def _draw_speed(contents: list[dict], file: Path) -> None:
     """Milliseconds over head size, 16 sequences of 1024 steps; a row of panels for forward and for training."""
     from matplotlib.figure import Figure
 
-    jobs = {job: rows for job, rows in _jobs(contents).items() if (job.case.B, job.case.T) == (16, 1024)}
-    names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows)))
+    measured = {job: rows for job, rows in jobs(contents).items() if (job.case.B, job.case.T) == (16, 1024)}
+    names = list(dict.fromkeys(name for rows in measured.values() for name in times(rows)))
     cells = list(dict.fromkeys(row["function"] for row in contents[0]["rows"]))
-    figure = Figure(figsize=(5.5 * len(cells), 9), layout="constrained")
+    figure = Figure(figsize=(max(7, 5.5 * len(cells)), 9), layout="constrained")
     for row, mode in zip(figure.subplots(len(MODES), len(cells), squeeze=False), MODES, strict=True):
         for axes, cell in zip(row, cells, strict=True):
             here = {
-                job.case.D: times(rows) for job, rows in jobs.items() if job.mode == mode and job.case.function == cell
+                job.case.D: times(rows)
+                for job, rows in measured.items()
+                if job.mode == mode and job.case.function == cell
             }
             for k, name in enumerate(names):
                 points = sorted((size, ms[name]) for size, ms in here.items() if name in ms)
@@ -56,7 +81,7 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
             axes.plot(published.keys(), published.values(), "kx:", label="paper's Triton kernels, setting not known")
             milliseconds_over(axes, "head size", here)
             axes.set_title(f"{cell}, {mode}")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(cells))
     figure.savefig(file, dpi=150)
 
 
@@ -82,6 +107,7 @@ KERNEL_SPEED = Reproduction(
     measure=lambda options: kernels(options, "heads", "batch", "length", "short"),
     table=_speed_table,
     draw=_draw_speed,
+    notes=_speed_notes,
 )
 NUMERICAL_ERROR = Reproduction(
     source="numerical_error",

@@ -17,6 +17,7 @@ import yaml
 from flashrnn.files import replacing
 from scripts.benchmarks import RESULTS, ROOT
 from scripts.benchmarks.results import device_slug, head
+from scripts.provenance import short
 from scripts.reproduction import ENTRIES
 
 Table = list[list[str]]  # the header, then rows
@@ -112,12 +113,18 @@ def markdown(table: Table) -> str:
 
 
 def origin(content: dict) -> str:
-    """Command, commit and machine of the last run that added to the data."""
-    run = content["runs"][-1] if "suite" in content else content
+    """Command, commit and machine of the runs that the data is of."""
+    if "suite" not in content:
+        return _origin(content)
+    kept = sorted({row["run"] for row in content["rows"]})  # of others all has been measured again
+    return "\n\n".join(_origin(content["runs"][run]) for run in kept)
+
+
+def _origin(run: dict) -> str:
     machine, versions = run["machine"], run["versions"]
     where = machine["gpu"] or f"{machine['cores']} cores of {machine['processor']}"
     collected = "Collected from finished runs:\n\n" if " --runs " in run["command"] else ""
-    return f"{collected}    {run['command']}\n\nCommit {run['commit'][:12]}, {where}, torch {versions['torch']}."
+    return f"{collected}    {run['command']}\n\nCommit {short(run['commit'])}, {where}, torch {versions['torch']}."
 
 
 def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Path) -> list[Path]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from flashrnn import get_cell
 from scripts.benchmarks.cases import FORWARD, Case
 from scripts.benchmarks.ours import NAME as OURS
-from scripts.benchmarks.results import by_job, case_of, device_slug
+from scripts.benchmarks.results import case_of, device_slug
 from scripts.benchmarks.table import times
 from scripts.peaks import peak_bandwidth, peak_flops
+from scripts.reproduction.kernels import jobs
 from scripts.reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
 
 SUITES = ("heads", "batch")
@@ -38,8 +39,7 @@ def peaks(contents: list[dict]) -> tuple[str, float, float]:
 def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
     """Case, implementation, operations per byte, operations per second."""
     found = []
-    timed = [row for content in contents if "suite" in content for row in content["rows"]]
-    for (case, mode), rows in by_job(timed).items():
+    for (case, mode), rows in jobs([content for content in contents if "suite" in content]).items():
         for name, ms in times(rows).items():
             if mode == FORWARD and name != "attention":
                 intensity = operations(case) / bytes_moved(case)

@@ -19,6 +19,7 @@ from scripts.benchmarks import ROOT
 from scripts.benchmarks.results import device_slug, slug
 from scripts.checkpoint import LAST
 from scripts.overrides import check_overrides
+from scripts.provenance import short
 from scripts.reproduction.result import Options
 
 OUTPUTS = ROOT / "outputs" / "reproduce"
@@ -141,7 +142,9 @@ def failures(contents: list[dict]) -> list[str]:
 def trained_by(contents: list[dict]) -> str:
     """Commit and device of the runs that have results."""
     made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(contents)}
-    return "; ".join(f"commit {(commit or 'not known')[:12]} on {device}" for commit, device in sorted(made, key=str))
+    return "; ".join(
+        f"commit {short(commit) if commit else 'not known'} on {device}" for commit, device in sorted(made, key=str)
+    )
 
 
 def made_on(rows: list[dict]) -> str:

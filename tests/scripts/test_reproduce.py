@@ -16,7 +16,8 @@ from scripts import reproduce
 from scripts.benchmark import COMMANDS
 from scripts.benchmarks import RESULTS
 from scripts.benchmarks.results import device_slug
-from scripts.reproduction import ENTRIES, language_model, loss_curves, text_runs, throughput
+from scripts.provenance import short
+from scripts.reproduction import ENTRIES, kernels, language_model, loss_curves, text_runs, throughput
 from scripts.reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
 from scripts.reproduction.result import ROOT, Options, Reproduction, paper, save, write
 from scripts.reproduction.runs import LOG, Run, collect, train
@@ -406,6 +407,36 @@ def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
     assert any(number in cell for row in rows(page) for cell in row)
     assert "NVIDIA H100" in page.read_text()
     assert figure.exists()
+
+
+def test_what_was_measured_with_care_counts_and_other_runs_are_marked():
+    """Of files that share a job, the one that was no quick run; a ratio says where it is of two runs."""
+
+    def row(name, ms, run, D=64):
+        case = {"function": "lstm", "N": 768 // D, "D": D, "B": 16, "T": 1024, "dtype": "bfloat16", "mode": "forward"}
+        return case | {"implementation": name, "ms": {"p50": ms}, "run": run}
+
+    quick, careful = {"command": "kernels --quick"}, {"command": "kernels"}
+    swept = [
+        row("ours", 2.0, 1),
+        row("flashrnn_1.0.8", 20.0, 0),
+        row("ours", 2.0, 1, 32),
+        row("flashrnn_1.0.8", 9.0, 0, 32),
+    ]
+    main = [row("ours", 1.0, 0), row("flashrnn_1.0.8", 11.0, 0)]
+    contents = [
+        {"suite": "heads", "runs": [quick, quick], "rows": swept},
+        {"suite": "main", "runs": [careful], "rows": main},
+    ]
+    _, of_main, of_two_runs = kernels.KERNEL_SPEED.table(contents)
+    assert of_main[2:5] == ["1.00", "11.00", "11.0"]
+    assert of_two_runs[2:5] == ["2.00", "9.00", "4.5 †"]
+    assert kernels.KERNEL_SPEED.notes(contents) == ["† of a peer that was timed in another run than ours."]
+
+
+def test_a_commit_with_changes_says_so():
+    assert short("a" * 40) == "a" * 12
+    assert short("a" * 40 + "-dirty") == "a" * 12 + "-dirty"
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
