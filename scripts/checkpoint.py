@@ -197,7 +197,6 @@ def check_resumable(file: Path, content: dict[str, Any], config: DictConfig) -> 
             f"\n  {key}: {saved.get(key)} in the checkpoint, {asked.get(key)} in this config" for key in keys
         ]
         raise ValueError(f"{file} holds another model:{''.join(differences)}")
-    check_unseen(content, config)
     run = run_folder(file)
     left = config.trainer.max_steps - content["global_step"]
     if left <= 0 and (run is None or (run / "eval.json").exists()):

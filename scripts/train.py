@@ -89,6 +89,7 @@ def train(config: DictConfig) -> dict:
     saved = checkpoint.load(resume) if resume else {"config": {}}
     if resume:
         checkpoint.check_tokenizer(resume, saved, config)
+        checkpoint.check_unseen(saved, config)
     folder = Path(config.run_dir)
     seed_everything(config.seed, verbose=False)
     datamodule = instantiate(config.data)

@@ -10,15 +10,15 @@ from scripts.benchmarks.table import recurrent_peers, times
 from scripts.reproduction.axes import milliseconds_over
 from scripts.reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
 
-_OTHER_RUN = " †"
-
 
 def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
     """Rows by job and implementation, their runs as (file, run). Of files that share a job the first whose run was not
     quick counts, or else the first, and the others add what it lacks."""
 
     def quick(rows: dict[str, dict]) -> bool:
-        return any("--quick" in contents[file]["runs"][run]["command"] for file, run in map(_run, rows.values()))
+        return any(
+            "--quick" in contents[file]["runs"][run]["command"] for file, run in (r["run"] for r in rows.values())
+        )
 
     found: dict[Job, list[dict[str, dict]]] = {}
     for file, content in enumerate(contents):
@@ -28,10 +28,6 @@ def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
         job: {name: row for rows in sorted(reversed(parts), key=quick, reverse=True) for name, row in rows.items()}
         for job, parts in found.items()
     }
-
-
-def _run(row: dict) -> tuple[int, int]:
-    return row["run"]
 
 
 def _speed_table(contents: list[dict]) -> Table:
@@ -45,18 +41,12 @@ def _speed_table(contents: list[dict]) -> Table:
         peers = recurrent_peers(ms)
         fastest = min(peers, key=peers.get, default=None)
         ratio = f"{peers[fastest] / ms[OURS]:.1f}" if fastest and OURS in ms else ""
-        if ratio and _run(rows[fastest]) != _run(rows[OURS]):
-            ratio += _OTHER_RUN
+        if ratio and rows[fastest]["run"] != rows[OURS]["run"]:
+            ratio += " †"
         what = f"{case.function}, {case.N} × {case.D}, {case.B}, {case.T}"
         cells = [f"{ms[name]:.2f}" if name in ms else "" for name in (OURS, *names)]
         table.append([what, mode, *cells, ratio, known(paper("kernel_speed").get(case.D), ".1f")])
     return table
-
-
-def _speed_notes(contents: list[dict]) -> list[str]:
-    """What the mark of a ratio means, if there is one."""
-    marked = any(cell.endswith(_OTHER_RUN) for row in _speed_table(contents)[1:] for cell in row)
-    return [f"{_OTHER_RUN.strip()} of a peer that was timed in another run than ours."] if marked else []
 
 
 def _draw_speed(contents: list[dict], file: Path) -> None:
@@ -103,11 +93,11 @@ def _error_table(contents: list[dict]) -> Table:
 KERNEL_SPEED = Reproduction(
     source="kernels_heads",
     what="Milliseconds (medians) of h alone, or of h and all gradients. For the paper's Triton kernels the head size "
-    "is known here, not the cell, the batch, the length or whether it is forward alone: no ratio is formed with it.",
+    "is known here, not the cell, the batch, the length or whether it is forward alone: no ratio is formed with it. "
+    "† of a peer that was timed in another run than ours.",
     measure=lambda options: kernels(options, "heads", "batch", "length", "short"),
     table=_speed_table,
     draw=_draw_speed,
-    notes=_speed_notes,
 )
 NUMERICAL_ERROR = Reproduction(
     source="numerical_error",

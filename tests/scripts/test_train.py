@@ -251,9 +251,11 @@ def test_resuming_another_model_is_refused(tiny_config):
 
 def test_resuming_with_text_held_out_that_was_trained_on_is_refused(tiny_config):
     train(tiny_config("text_tiny"))
+    prepared = sorted(Path("corpora").iterdir())
     longer = ["trainer.max_steps=12", "ckpt_path=last", "data.val_fraction=0.5"]
     with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5: the run held out data\.val_fraction=0\.3"):
         train(tiny_config("text_tiny", *longer, run="next"))
+    assert sorted(Path("corpora").iterdir()) == prepared  # nobody waits for data first
 
 
 def test_a_finished_run_is_not_resumed(tiny_config):
