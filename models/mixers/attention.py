@@ -38,8 +38,8 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 class AttentionMixer(nn.Module):
     """Multi-head causal self-attention, 4 d² parameters.
 
-    The state is (keys [B, N, L, D], values [B, N, L, D], document [B, L]) of the L tokens so far; `document` counts the
-    resets, and a token attends to tokens of its own document only.
+    The state is (keys [B, N, L, D], values [B, N, L, D]) of the L tokens so far, and (keys, values, resets [B, L]) once
+    resets were given: a token attends to tokens of its own document only.
 
     Args:
         d_model: width of input and output.
@@ -72,23 +72,37 @@ class AttentionMixer(nn.Module):
         angles = rotary_angles(past, T, d // self.num_heads, self.rope_base, x.device)
         q, k = rotate(q, angles), rotate(k, angles)
 
-        document = reset.cumsum(dim=1, dtype=torch.int32) if reset is not None else q.new_zeros(B, T, dtype=torch.int32)
-        if state is None:
-            seen = document
-        else:
-            document = document + state[2][:, -1:]
-            k = torch.cat((state[0], k), dim=-2)
-            v = torch.cat((state[1], v), dim=-2)
-            seen = torch.cat((state[2], document), dim=-1)
-        if state is None and reset is None:
+        if state is not None:
+            k, v = torch.cat((state[0], k), dim=-2), torch.cat((state[1], v), dim=-2)
+        resets = _all_resets(state, reset, past, T)
+        if state is None and resets is None:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            causal = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(diagonal=past)
-            same_document = document[:, :, None] == seen[:, None, :]
+            mask = None if T == 1 and resets is None else _mask(resets, past, T, x.device)
             with sdpa_kernel(_BACKENDS_FOR_CACHE):
-                y = F.scaled_dot_product_attention(q, k, v, attn_mask=(causal & same_document)[:, None])
-        return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v, seen)
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v) if resets is None else (k, v, resets)
 
     def flops_per_token(self, T: int) -> float:
         """Of scores and weighted sums over T tokens, forward and backward; causality is not deducted, as in PaLM."""
         return 12.0 * T * self.out.in_features
+
+
+def _all_resets(state: tuple[Tensor, ...] | None, reset: Tensor | None, past: int, T: int) -> Tensor | None:
+    """`reset` of all tokens so far, bool [B, past + T]; None where it was never given."""
+    before = state[2] if state is not None and len(state) == 3 else None
+    if before is None:
+        return None if reset is None else F.pad(reset, (past, 0))
+    return F.pad(before, (0, T)) if reset is None else torch.cat((before, reset), dim=1)
+
+
+def _mask(resets: Tensor | None, past: int, T: int, device: torch.device) -> Tensor:
+    """True where one of the last T tokens attends to one of all: not to later ones, nor to those of another document.
+
+    bool [T, past + T], or [B, 1, T, past + T] if there are documents.
+    """
+    causal = torch.ones(T, past + T, dtype=torch.bool, device=device).tril(diagonal=past)
+    if resets is None:
+        return causal
+    document = resets.cumsum(dim=1)
+    return (causal & (document[:, past:, None] == document[:, None, :]))[:, None]

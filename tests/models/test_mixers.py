@@ -63,6 +63,18 @@ def test_a_document_is_computed_as_if_alone(mixer):
     torch.testing.assert_close(together[:, 4:], alone)
 
 
+def test_resets_may_come_late_and_end_early(mixer):
+    x = torch.randn(B, T, d, dtype=torch.float64)
+    reset = torch.zeros(B, T, dtype=torch.bool)
+    reset[1:, 5] = True
+    whole, _ = mixer(x, reset=reset)
+    state, outputs = None, []
+    for piece, given in ((slice(0, 3), None), (slice(3, 7), reset[:, 3:7]), (slice(7, 10), None), (slice(10, T), None)):
+        y, state = mixer(x[:, piece], state, given)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), whole)
+
+
 def test_causal(mixer):
     x = torch.randn(B, T, d, dtype=torch.float64)
     changed = x.clone()
