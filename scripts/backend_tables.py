@@ -67,9 +67,15 @@ def page() -> str:
     """docs/backends.md with tables made anew."""
     heads = markdown(shared(largest_heads(), labels=2))
     made = {"choices": markdown(shared(choices(), labels=3)), "limits": f"{heads}\n\n{NOTE.rstrip()}"}
-    text = PAGE.read_text()
+    return filled(PAGE.read_text(), made)
+
+
+def filled(text: str, made: dict[str, str]) -> str:
+    """`text` with what is made by a script between the comments <!-- name --> and <!-- end -->."""
     for place, content in made.items():
-        text = re.sub(rf"(<!-- {place} -->\n).*?(\n<!-- end -->)", rf"\1\n{content}\n\2", text, flags=re.DOTALL)
+        text, found = re.subn(rf"(<!-- {place} -->\n).*?(\n<!-- end -->)", rf"\1\n{content}\n\2", text, flags=re.DOTALL)
+        if found != 1:
+            raise ValueError(f"{found} places are called {place}: expected one <!-- {place} --> and an <!-- end -->")
     return text
 
 
