@@ -46,7 +46,7 @@ def overrides_of_run(arguments: list[str]) -> list[str]:
         for o in checkpoint.load(file)["config"]["overrides"]
         if not o.startswith("ckpt_path=") and not (o.startswith("+") and _key(o) in again)
     ]
-    return [*before, *(f"ckpt_path={_quoted(file)}" if o.startswith("ckpt_path=") else o for o in arguments)]
+    return [*before, *(f"ckpt_path={quoted(file)}" if o.startswith("ckpt_path=") else o for o in arguments)]
 
 
 def _value(text: str) -> str:
@@ -61,7 +61,7 @@ def _value(text: str) -> str:
     return value if isinstance(value, str) else text
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
     """A value that Hydra takes as it stands, whatever characters it has; it unescapes before quotes alone."""
     escaped = re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), str(value))
     return f"'{escaped}'"

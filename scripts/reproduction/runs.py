@@ -18,7 +18,7 @@ from tqdm import tqdm
 from scripts.benchmarks import ROOT
 from scripts.benchmarks.results import device_slug, slug
 from scripts.checkpoint import LAST
-from scripts.overrides import check_overrides
+from scripts.overrides import check_overrides, quoted
 from scripts.provenance import short
 from scripts.reproduction.result import Options
 
@@ -110,10 +110,10 @@ def _gpus() -> list[str]:
 def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """What went wrong, if anything."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    where = [f"hydra.run.dir={run.folder}", "trainer.enable_progress_bar=false"]
+    where = [f"hydra.run.dir={quoted(run.folder)}", "trainer.enable_progress_bar=false"]
     last = run.folder / "checkpoints" / LAST
     if last.exists():
-        where.append(f"ckpt_path={last}")
+        where.append(f"ckpt_path={quoted(last)}")
     command = [sys.executable, "-m", "scripts.train", *run.overrides, *overrides, *where]
     with (run.folder / LOG).open("w") as log:
         code = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode

@@ -204,7 +204,7 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
     names = ("finished", "broken_off", "new")
     train([Run(tmp_path / name, (f"name={name}",)) for name in names], Options(overrides=("seed=1",)))
     assert [command[0] for command in commands] == ["name=broken_off", "name=new"]
-    assert f"ckpt_path={broken_off}" in commands[0]
+    assert f"ckpt_path='{broken_off}'" in commands[0]
     assert not any("ckpt_path" in argument for argument in commands[1])
     assert all("seed=1" in command for command in commands)
     assert "name=new failed: error: no such thing" in capfd.readouterr().out

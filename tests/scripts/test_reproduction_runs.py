@@ -6,7 +6,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from scripts.checkpoint import LAST
 from scripts.reproduction import runs
 from scripts.reproduction.result import Options
 from scripts.reproduction.runs import Run, environments, train
@@ -65,3 +67,22 @@ def test_runs_at_a_time_are_on_different_gpus(tmp_path, monkeypatch):
     assert len(together) == 6
     assert ["0", "1"] in together
     assert not {("0", "0"), ("1", "1")} & set(map(tuple, together))
+
+
+def test_folders_of_any_name_reach_training(tmp_path, monkeypatch):
+    folder = tmp_path / "lr=1e-3, it's {one}"
+    checkpoint = folder / "checkpoints" / LAST
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    train([Run(folder, ())], Options())
+    parsed = OverridesParser.create().parse_overrides(commands[0][3:])
+    asked = {override.key_or_group: override.value() for override in parsed}
+    assert asked["hydra.run.dir"] == str(folder)
+    assert asked["ckpt_path"] == str(checkpoint)
