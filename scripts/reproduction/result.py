@@ -127,12 +127,19 @@ def _origin(run: dict) -> str:
     return f"{collected}    {run['command']}\n\nCommit {short(run['commit'])}, {where}, torch {versions['torch']}."
 
 
+def _gpus_of_kernels(contents: list[dict]) -> set[str]:
+    swept = [content for content in contents if "suite" in content]
+    return {content["runs"][row["run"]]["machine"]["gpu"] for content in swept for row in content["rows"]}
+
+
 def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Path) -> list[Path]:
     """The page <name>_<device>.md of the data in `files`, and its figure; where they are."""
     first = files[0].stem
     if not first.startswith(reproduction.source):
         raise ValueError(f"{files[0]} is no data of {name}, which is in {reproduction.source}*.json")
     contents = [json.loads(file.read_text()) for file in files]
+    if len(gpus := _gpus_of_kernels(contents)) > 1:
+        raise ValueError(f"the files hold kernel times of {' and '.join(sorted(gpus))}: give those of one GPU")
     stem = name + first.removeprefix(reproduction.source)
     out.mkdir(parents=True, exist_ok=True)
     page, figure = out / f"{stem}.md", out / f"{stem}.png"

@@ -409,6 +409,14 @@ def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
     assert figure.exists()
 
 
+def test_times_of_two_gpus_do_not_stand_side_by_side(tmp_path):
+    files = [RESULTS / "kernels_heads_h200.json", RESULTS / f"kernels_main_{GPU}.json"]
+    with pytest.raises(
+        ValueError, match="kernel times of NVIDIA H100 80GB HBM3 and NVIDIA H200: give those of one GPU"
+    ):
+        write("kernel_speed", reproduce.load("kernel_speed"), files, tmp_path)
+
+
 def test_what_was_measured_with_care_counts_and_other_runs_are_marked():
     """Of files that share a job, the one that was no quick run; a ratio says where it is of two runs."""
 
