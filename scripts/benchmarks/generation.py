@@ -1,5 +1,6 @@
 """Speed and memory of generating text, against the length of the context: recurrent models beside the Transformer."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,14 +62,18 @@ def measure(model: FlashRNNForCausalLM, context: int) -> dict:
     output = model.generate(
         prompt, max_new_tokens=NEW_TOKENS, do_sample=False, streamer=clock, return_dict_in_generate=True
     )
-    # The prompt comes first. The first tokens behind it still meet what is compiled or allocated on first use.
-    read, *steps = (b - a for a, b in zip(clock.times, clock.times[1:], strict=False))
-    ms = 1000 * statistics.median(steps[WARMUP:])
-    row = {"ms_per_token": round(ms, 3), "tokens_per_s": round(1000 / ms, 1), "read_context_s": round(read, 3)}
-    row["cache_mib"] = round(output.past_key_values.nbytes / 2**20, 4)
+    row = _speed(clock.times) | {"cache_mib": round(output.past_key_values.nbytes / 2**20, 4)}
     if on_gpu:
         row["peak_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
     return row
+
+
+def _speed(times: Sequence[float]) -> dict:
+    """Of the prompt and new tokens that were handed over at `times`, in seconds."""
+    # The first tokens behind the prompt still meet what is compiled or allocated on first use.
+    read, *steps = (b - a for a, b in itertools.pairwise(times))
+    ms = 1000 * statistics.median(steps[WARMUP:])
+    return {"ms_per_token": round(ms, 3), "tokens_per_s": round(1000 / ms, 1), "read_context_s": round(read, 3)}
 
 
 def draw(content: dict, file: Path) -> Path:

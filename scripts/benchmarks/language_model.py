@@ -117,12 +117,19 @@ def _train(model: SequenceModel, compile: bool, batch_size: int, devices: int, a
         event.record()
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-    ms, (p20, *_, p80) = statistics.median(times), statistics.quantiles(times, n=5)
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **_speed(times, batch_size, devices, accumulate),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+    }
+
+
+def _speed(times: Sequence[float], batch_size: int, devices: int, accumulate: int) -> dict:
+    """Of training steps that took `times` milliseconds."""
+    ms, (p20, *_, p80) = statistics.median(times), statistics.quantiles(times, n=5)
+    return {
         "ms": round(ms, 2),
         "p20_ms": round(p20, 2),
         "p80_ms": round(p80, 2),
         "tokens_per_s": round(1e3 * devices * accumulate * batch_size * _CONTEXT / ms),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }

@@ -1,7 +1,7 @@
 """Time of one token through a language model whose states are kept: the recurrent models beside the Transformer."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -54,5 +54,9 @@ def _microseconds(graph: torch.cuda.CUDAGraph) -> float:
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    return statistics.median(times)
+        times.append(start.elapsed_time(end))
+    return _median_us(times)
+
+
+def _median_us(ms: Sequence[float]) -> float:
+    return 1e3 * statistics.median(ms)

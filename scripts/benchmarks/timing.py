@@ -41,7 +41,7 @@ def measure(forward: Callable[[], Tensor], inputs: Sequence[Tensor], training: b
     _call_ms(run, effort.warmup)
     call_ms = _call_ms(run, effort.rep / 4)
     repetitions = max(_FEWEST, int(effort.rep / call_ms))
-    return {"ms": _quantiles(run, repetitions), "call_ms": round(call_ms, 4), "peak_mib": _peak_mib(run)}
+    return {"ms": _quantiles(_device_ms(run, repetitions)), "call_ms": round(call_ms, 4), "peak_mib": _peak_mib(run)}
 
 
 _FEWEST = 5  # repetitions of a call, however long it takes
@@ -64,7 +64,7 @@ def _seconds(run: Callable, calls: int) -> float:
     return time.perf_counter() - begin
 
 
-def _quantiles(run: Callable, repetitions: int) -> dict[str, float]:
+def _device_ms(run: Callable, repetitions: int) -> list[float]:
     """Milliseconds between events on the device around each call.
 
     Before it the L2 cache is emptied, and the device waits for as long as the host takes to ask for the whole call.
@@ -82,8 +82,11 @@ def _quantiles(run: Callable, repetitions: int) -> dict[str, float]:
         run()
         end.record()
     torch.cuda.synchronize()
-    times = torch.tensor([start.elapsed_time(end) for start, end in events])
-    return {f"p{p}": round(times.quantile(p / 100).item(), 4) for p in (20, 50, 80)}
+    return [start.elapsed_time(end) for start, end in events]
+
+
+def _quantiles(times: Sequence[float]) -> dict[str, float]:
+    return {f"p{p}": round(torch.tensor(times).quantile(p / 100).item(), 4) for p in (20, 50, 80)}
 
 
 def _peak_mib(run: Callable) -> float:
