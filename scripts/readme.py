@@ -79,7 +79,7 @@ def language_models() -> Table:
     published = {(row["model"], row["backend"], row["heads"]): row for row in paper("language_model")}
     of_transformer = published[next(iter(_LANGUAGE_MODELS))]["step"]
     relative = [f"over the Transformer's, {size} × 1024 tokens" for size in STEPS]
-    table = [["model", "ms, 32 × 1024 tokens", *relative, "in the paper", "perplexity, 30 M tokens of Python"]]
+    table = [["model", "ms, 32 × 1024 tokens", *relative, "the same in the paper", "perplexity, 30 M tokens of Python"]]
     for place, model in _LANGUAGE_MODELS.items():
         row, run = published[place], ours([_read(TRAINED)], published[place])
         name = "nn.LSTM (cuDNN)" if row["backend"] == "nn.LSTM" else _NAMES[row["model"]]
