@@ -5,7 +5,6 @@
 writes them anew, between the comments that name them.
 """
 
-import re
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from flashrnn.dispatch import choose
 from flashrnn.gpu import NAMED, Gpu
 from flashrnn.limits import NOTE, limits, table
 from flashrnn.problem import Problem, dtype_name
-from scripts.reproduction.result import Table, markdown
+from scripts.reproduction.result import Table, filled, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -68,15 +67,6 @@ def page() -> str:
     heads = markdown(shared(largest_heads(), labels=2))
     made = {"choices": markdown(shared(choices(), labels=3)), "limits": f"{heads}\n\n{NOTE.rstrip()}"}
     return filled(PAGE.read_text(), made)
-
-
-def filled(text: str, made: dict[str, str]) -> str:
-    """`text` with what is made by a script between the comments <!-- name --> and <!-- end -->."""
-    for place, content in made.items():
-        text, found = re.subn(rf"(<!-- {place} -->\n).*?(\n<!-- end -->)", rf"\1\n{content}\n\2", text, flags=re.DOTALL)
-        if found != 1:
-            raise ValueError(f"{found} places are called {place}: expected one <!-- {place} --> and an <!-- end -->")
-    return text
 
 
 if __name__ == "__main__":

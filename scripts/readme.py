@@ -8,17 +8,15 @@ writes them anew, between the comments that name them.
 import json
 from argparse import ArgumentParser
 from pathlib import Path
-from statistics import mean
 
-from scripts.backend_tables import filled
 from scripts.benchmarks import RESULTS, ROOT
 from scripts.benchmarks.cases import HIDDEN, TRAINING, Case, Job
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job
-from scripts.benchmarks.table import FLASHRNN, recurrent_peers, times
-from scripts.reproduction.accuracy import MODELS, TASKS, extrapolated, finished
+from scripts.benchmarks.table import FLASHRNN, fastest_peer, times
+from scripts.reproduction.accuracy import MODELS, TASKS, finished, mean_extrapolated
 from scripts.reproduction.language_model import ours
-from scripts.reproduction.result import Table, known, markdown, paper
+from scripts.reproduction.result import Table, filled, known, markdown, paper
 
 PAGE = ROOT / "README.md"
 PARITY = RESULTS / "parity_cpu_h100_80gb_hbm3_h200.json"
@@ -49,9 +47,8 @@ def accuracies() -> Table:
     parity, tasks = _read(PARITY), _read(STATE_TRACKING)
 
     def row(label: str, content: dict, task: str) -> list[str]:
-        runs = {model: finished([content], data=task, model=model) for model in MODELS}
-        accuracy = (f"{mean(map(extrapolated, of_model)):.3f}" for of_model in runs.values())
-        return [label, *accuracy, f"{runs[MODELS[0]][0]['chance']:.3f}"]
+        accuracy = (f"{mean_extrapolated([content], data=task, model=model):.3f}" for model in MODELS)
+        return [label, *accuracy, f"{finished([content], data=task)[0]['chance']:.3f}"]
 
     return [
         ["task, longest sequence", *MODELS, "chance"],
@@ -68,8 +65,7 @@ def kernels() -> Table:
     for case in _CASES:
         ms = times(rows[Job(case, TRAINING)])
         cells = [f"{ms[name]:.2f}" if name in ms else "" for name in (OURS, FLASHRNN, _CUDNN)]
-        ratio = min(recurrent_peers(ms).values()) / ms[OURS]
-        table.append([f"{case.N} × {case.D}, {case.B}", *cells, f"{ratio:.1f}"])
+        table.append([f"{case.N} × {case.D}, {case.B}", *cells, f"{ms[fastest_peer(ms)] / ms[OURS]:.1f}"])
     return table
 
 
@@ -77,11 +73,12 @@ def language_models() -> Table:
     """Time of a training step, and what the models learn."""
     steps = {size: {row["model"]: row for row in _read(file)["rows"]} for size, file in STEPS.items()}
     published = {(row["model"], row["backend"], row["heads"]): row for row in paper("language_model")}
+    trained = _read(TRAINED)
     of_transformer = published[next(iter(_LANGUAGE_MODELS))]["step"]
     relative = [f"over the Transformer's, {size} × 1024 tokens" for size in STEPS]
     table = [["model", "ms, 32 × 1024 tokens", *relative, "the same in the paper", "perplexity, 30 M tokens of Python"]]
     for place, model in _LANGUAGE_MODELS.items():
-        row, run = published[place], ours([_read(TRAINED)], published[place])
+        row, run = published[place], ours([trained], published[place])
         name = "nn.LSTM (cuDNN)" if row["backend"] == "nn.LSTM" else _NAMES[row["model"]]
         heads = f"{row['heads']} head{'s' * (row['heads'] > 1)}"
         cells = [

@@ -38,6 +38,10 @@ def recurrent_peers(ms: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in ms.items() if not is_ours(name) and name not in _NO_KERNELS}
 
 
+def fastest_peer(ms: dict[str, float]) -> str | None:
+    return min(recurrent_peers(ms), key=ms.get, default=None)
+
+
 def print_table(rows: list[dict]) -> None:
     """Milliseconds of every implementation, ours also in µs per step, and the ratio to the fastest recurrent peer."""
     jobs = by_job(rows)
@@ -45,9 +49,9 @@ def print_table(rows: list[dict]) -> None:
     lines = [["case", "mode", OURS, "µs/step", *peers, "ratio", "bars"]]
     for job, found in jobs.items():
         ms = times(found)
-        others = recurrent_peers(ms)
+        fastest = fastest_peer(ms)
         step = f"{1000 * ms[OURS] / job.case.T:.3f}" if OURS in ms else ""
-        ratio = f"{min(others.values()) / ms[OURS]:.2f}" if others and OURS in ms else ""
+        ratio = f"{ms[fastest] / ms[OURS]:.2f}" if fastest and OURS in ms else ""
         cells = [_cell(found, name) for name in (OURS, *peers)]
         lines.append([job.case.name, job.mode, cells[0], step, *cells[1:], ratio, "; ".join(verdicts(job, jobs))])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -66,10 +70,9 @@ def verdicts(job: Job, jobs: dict[Job, dict[str, dict]]) -> list[str]:
     case, ms = job.case, times(jobs[job])
     if OURS not in ms or case.T != 1024:
         return []
-    others = recurrent_peers(ms)
     found = []
     bar, peer = RATIO_BARS.get((case.N, case.D, case.B), (None, None))
-    against = min(others.values(), default=None) if peer == FASTEST else others.get(peer)
+    against = ms.get(fastest_peer(ms) if peer == FASTEST else peer)
     lstm = times(jobs.get(Job(replace(case, function="lstm"), job.mode), {}))
     if case.function == "lstm" and job.mode == TRAINING and against:
         found.append(_verdict(against / ms[OURS], bar, f"x faster than {peer}", at_least=True))

@@ -101,6 +101,12 @@ def finished(contents: list[dict], **kept: str) -> list[dict]:
     return [run for run in runs if "ranges" in run and all(run[key] == value for key, value in kept.items())]
 
 
+def mean_extrapolated(contents: list[dict], **kept: str) -> float | None:
+    """Over the finished runs that have these values."""
+    each = [extrapolated(run) for run in finished(contents, **kept)]
+    return mean(each) if each else None
+
+
 def _in_order(runs: list[dict], key: str, order: Sequence[str]) -> list[str]:
     return sorted({run[key] for run in runs}, key=lambda name: (order.index(name) if name in order else 99, name))
 
@@ -199,8 +205,9 @@ def _draw_tasks(contents: list[dict], file: Path) -> None:
     above_chance = np.full((len(tasks), len(models)), np.nan)
     for i, task in enumerate(tasks):
         for j, model in enumerate(models):
-            if of_cell := finished(contents, data=task, model=model):
-                accuracy, chance = mean(map(extrapolated, of_cell)), of_cell[0]["chance"]
+            accuracy = mean_extrapolated(contents, data=task, model=model)
+            if accuracy is not None:
+                chance = finished(contents, data=task)[0]["chance"]
                 above_chance[i, j] = (accuracy - chance) / (1 - chance)
                 dark = abs(above_chance[i, j] - 0.5) > 0.4
                 axes.text(j, i, f"{accuracy:.2f}", ha="center", va="center", color="white" if dark else "black")

@@ -6,7 +6,7 @@ from scripts.benchmarks import numerical_error
 from scripts.benchmarks.cases import MODES, Job
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job, device_slug
-from scripts.benchmarks.table import recurrent_peers, times
+from scripts.benchmarks.table import fastest_peer, times
 from scripts.reproduction.axes import milliseconds_over
 from scripts.reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
 
@@ -38,9 +38,8 @@ def _speed_table(contents: list[dict]) -> Table:
     ]
     for (case, mode), rows in measured.items():
         ms = times(rows)
-        peers = recurrent_peers(ms)
-        fastest = min(peers, key=peers.get, default=None)
-        ratio = f"{peers[fastest] / ms[OURS]:.1f}" if fastest and OURS in ms else ""
+        fastest = fastest_peer(ms)
+        ratio = f"{ms[fastest] / ms[OURS]:.1f}" if fastest and OURS in ms else ""
         if ratio and rows[fastest]["run"] != rows[OURS]["run"]:
             ratio += " †"
         what = f"{case.function}, {case.N} × {case.D}, {case.B}, {case.T}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple
 
 from scripts.benchmarks import RESULTS
@@ -11,7 +10,7 @@ from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job, device_slug
 from scripts.benchmarks.table import FLASHRNN, times
 from scripts.reproduction import text_runs
-from scripts.reproduction.accuracy import extrapolated, finished
+from scripts.reproduction.accuracy import mean_extrapolated
 from scripts.reproduction.result import Options, Reproduction, Table, known, paper
 from scripts.reproduction.runs import speed
 
@@ -61,7 +60,7 @@ def points(contents: list[dict]) -> list[Point]:
     found = []
     for label, run in zip(text_runs.names([*first.values()]), first.values(), strict=True):
         cell = _CELL_OF.get(run["model"], run["model"])
-        accuracy = _accuracy(parity, cell)
+        accuracy = mean_extrapolated([parity], model=cell)
         if accuracy is None:
             continue
         found.append(Point(label, cell, accuracy, speed(run), run["environment"]["device"]))
@@ -75,17 +74,12 @@ def _timed(contents: list[dict], parity: dict) -> Iterator[Point]:
     for content in contents:
         for row in content["rows"]:
             model = row["model"].split()[0].removeprefix("model=")
-            accuracy = _accuracy(parity, model)
+            accuracy = mean_extrapolated([parity], model=model)
             if accuracy is not None and "tokens_per_s" in row:
                 of_one = row["tokens_per_s"] / row["devices"]
                 where = f"{content['machine']['gpu']}, steps alone, of {row['batch_size']} sequences"
                 label = f"{model}, PyTorch code" if model in _IN_PYTORCH else model
                 yield Point(label, model, accuracy, of_one, where)
-
-
-def _accuracy(parity: dict, model: str) -> float | None:
-    each = [extrapolated(run) for run in finished([parity], model=model)]
-    return mean(each) if each else None
 
 
 def _more_by_flashrnn(run: dict, kernels: dict) -> float | None:
