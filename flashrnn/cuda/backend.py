@@ -2,21 +2,23 @@
 
 import secrets
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import count
 
 import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
-from flashrnn.cuda import tiling
+from flashrnn.cuda import concurrent_gradient, tiling
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
+from flashrnn.cuda.concurrent_gradient import SHORTEST, ConcurrentGradient
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load, zeros
 from flashrnn.cuda.source import Tiling, Variant, variant_of
 from flashrnn.cuda.weight_gradient import weight_gradient
-from flashrnn.gpu import device_gpu
+from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import (
     Gradients,
     Inputs,
@@ -77,7 +79,7 @@ class CudaFused:
         R, states, reset, h, aux, gates = kept
         B, T, N, D = h.shape
         variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
-        kernel, layout = _kernel(self._choose, "backward", cell, D, N, B, h.dtype, variant, h.device.index)
+        kernel, layout, beside = _backward_kernel(self._choose, cell, h, variant)
         d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
         d_states = empty_states(cell, h)
@@ -94,12 +96,45 @@ class CudaFused:
         )
         d_aux = as_aux(grads.aux, aux, d_states.dtype)
         more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
+        concurrent = ConcurrentGradient(cell, beside, _producers(layout, N, B), h, states) if beside else None
+        progress = concurrent.progress if concurrent else None
         for first, groups in kernel.rounds(layout.batches(B) * N):
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
             sizes = B, T, *row_strides(h), first, *_step_bytes(cell, h, aux)
-            kernel(groups, *known, *more, exchanged, *sizes, next(_LAUNCHES))
-        d_R = weight_gradient(cell, d_Wx, d_u, h, states, reset)
+            kernel(groups, *known, *more, exchanged, progress, *sizes, next(_LAUNCHES))
+        d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(cell, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, d_b.sum(0), d_states)
+
+
+def _backward_kernel(
+    choose: Callable[..., tuple[Binary, Tiling]], cell: Cell, h: Tensor, variant: Variant
+) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Layout | None]:
+    """The kernel, its tiling, and, where d_R can be made beside it, the layout of that."""
+    B, T, N, D = h.shape
+    get = partial(_kernel, choose, "backward", cell, D, N, B, h.dtype, device=h.device.index)
+    if T >= SHORTEST and h.itemsize == 2 and not variant.reset:
+        gpu = device_gpu(h.device.index)
+
+        def beside(loop: Tiling) -> concurrent_gradient.Layout | None:
+            return concurrent_gradient.beside(cell, N, D, B, _producers(loop, N, B), gpu)
+
+        if beside(_likely(cell, N, D, B, h.dtype, gpu)):  # or it would be compiled for nothing
+            kernel, loop = get(replace(variant, parts=True))
+            layout = beside(loop)
+            if layout and loop.batches(B) * N <= kernel.at_once:
+                return kernel, loop, layout
+    return *get(variant), None
+
+
+def _producers(layout: Tiling, heads: int, batch: int) -> int:
+    """The loop's blocks."""
+    return layout.batches(batch) * heads * layout.blocks
+
+
+@cache
+def _likely(cell: Cell, N: int, D: int, B: int, dtype: torch.dtype, gpu: Gpu) -> Tiling:
+    """The backward's tiling, unless another is tuned or spills less."""
+    return next(tiling.tilings("backward", cell, N, D, B, dtype, gpu))
 
 
 @cache

@@ -13,18 +13,28 @@ from flashrnn.gpu import device_gpu
 class LoadedKernel:
     """A kernel on one GPU, with its launch shape: blocks of `threads` in groups of `blocks`.
 
-    A group is a cluster, or, in a `grid`, blocks anywhere on the GPU that are certain to run at the same time.
+    A group is a cluster, or, in a `grid`, blocks anywhere on the GPU that are certain to run at the same time. `beside`
+    lets the kernel begin when all blocks of the one before it in the stream run and have said so.
     """
 
-    def __init__(self, binary: Binary, device: int, threads: int, shared_bytes: int, blocks: int, grid: bool):
+    def __init__(
+        self,
+        binary: Binary,
+        device: int,
+        threads: int,
+        shared_bytes: int,
+        blocks: int,
+        grid: bool,
+        beside: bool = False,
+    ) -> None:
         from cuda.bindings import driver
         from cuda.core import Device, ObjectCode
 
         with torch.cuda.device(device):  # which puts back the caller's
             Device(device).set_current()
             self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
-        self.device, self.threads, self.shared_bytes, self.blocks, self.grid = (
-            device, threads, shared_bytes, blocks, grid,
+        self.device, self.threads, self.shared_bytes, self.blocks, self.grid, self.beside = (
+            device, threads, shared_bytes, blocks, grid, beside,
         )  # fmt: skip
         self._config = cache(self._make_config)
         attribute = driver.CUfunction_attribute
@@ -44,11 +54,9 @@ class LoadedKernel:
 
     def _groups_at_once(self) -> int:
         occupancy = self._kernel.occupancy
-        if self.grid:
+        if self.grid or self.blocks == 1:
             per_multiprocessor = occupancy.max_active_blocks_per_multiprocessor(self.threads, self.shared_bytes)
             return per_multiprocessor * device_gpu(self.device).multiprocessors // self.blocks
-        if self.blocks == 1:
-            return occupancy.max_active_blocks_per_multiprocessor(self.threads, self.shared_bytes)
         return occupancy.max_active_clusters(self._config(1), stream=_current_stream(self.device))
 
     def rounds(self, groups: int) -> Iterator[tuple[int, int]]:
@@ -73,13 +81,16 @@ class LoadedKernel:
             block=self.threads,
             shmem_size=self.shared_bytes,
             is_cooperative=self.grid,
+            programmatic_stream_serialization=self.beside,
             **clusters,
         )
 
 
 @cache
-def load(binary: Binary, device: int, threads: int, shared_bytes: int, blocks: int, grid: bool) -> LoadedKernel:
-    return LoadedKernel(binary, device, threads, shared_bytes, blocks, grid)
+def load(
+    binary: Binary, device: int, threads: int, shared_bytes: int, blocks: int, grid: bool, beside: bool = False
+) -> LoadedKernel:
+    return LoadedKernel(binary, device, threads, shared_bytes, blocks, grid, beside)
 
 
 def zeros(device: int, size: int) -> int:

@@ -45,6 +45,7 @@ class Variant:
     aux: torch.dtype | None  # of the states behind the first at every step; None if there are none, or none are wanted
     training: bool  # gates are kept for the backward
     d_aux: bool
+    parts: bool = False  # the backward counts the parts of its steps that are done, for a kernel beside it
 
 
 def variant_of(reset: Tensor | None, aux: Tensor, training: bool, d_aux: bool = False) -> Variant:
@@ -69,6 +70,7 @@ def prelude(
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
         "FINITE_AT_ZERO": _finite_at_zero(cell),
+        "PARTS": variant.parts,
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}

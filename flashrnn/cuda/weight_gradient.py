@@ -103,13 +103,8 @@ def compile_kernels(
 
 def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout) -> str:
     """The source before the header of the products."""
+    sizes, places = sizes_and_places(cell, heads, head_dim, reset)
     constants = {
-        "HEADS": heads,
-        "D": head_dim,
-        "GR": len(cell.recurrent_gates),
-        "GI": len(cell.input_gates),
-        "GU": len(products.recurrent_only(cell)),
-        "RESET": reset,
         "GATES_AT_ONCE": layout.gates,
         "HEADS_AT_ONCE": layout.heads,
         "ROWS": _ROWS,
@@ -117,11 +112,24 @@ def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bo
         "CLUSTER": layout.blocks,
         "SHARED_BYTES_EXPECTED": layout.shared_bytes,
     }
-    tables = {
+    return definitions(dtype, sizes | constants, places)
+
+
+def sizes_and_places(cell: Cell, heads: int, head_dim: int, reset: bool) -> tuple[dict[str, int], dict]:
+    """What kernels for d_R are told of a cell: sizes, and where its recurrent gates stand among d_Wx and d_u."""
+    sizes = {
+        "HEADS": heads,
+        "D": head_dim,
+        "GR": len(cell.recurrent_gates),
+        "GI": len(cell.input_gates),
+        "GU": len(products.recurrent_only(cell)),
+        "RESET": reset,
+    }
+    places = {
         "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),
         "ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
     }
-    return definitions(dtype, constants, tables)
+    return sizes, places
 
 
 def sum_prelude(dtype: torch.dtype) -> str:

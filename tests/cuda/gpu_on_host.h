@@ -1,5 +1,5 @@
 // Enough of a GPU for the kernels to run on a processor: a thread for each of theirs, barriers of warps, blocks and
-// clusters, and the instructions of common.cuh, memory.cuh, cluster.cuh and grid.cuh by their definitions.
+// clusters, and the instructions of common.cuh, memory.cuh, cluster.cuh, grid.cuh and warpgroup.cuh by their definitions.
 //
 // ThreadSanitizer sees the order that barriers make, and none that they do not: instructions of a whole warp, such as mma,
 // exchange values and order nothing else. Copies without waiting happen at once or as late as they may, by chance.
@@ -176,7 +176,7 @@ struct Block {
   Barrier barriers[16];
   std::vector<Warp> warps;
   Block(int rank, int threads, int bytes) : bytes(bytes), rank(rank), warps(threads / 32) {
-    shared = static_cast<char*>(std::aligned_alloc(128, (bytes + 127) / 128 * 128));
+    shared = static_cast<char*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
     std::memset(shared, 0xff, bytes);  // NaN
   }
   ~Block() { std::free(shared); }
@@ -306,6 +306,45 @@ inline void copy_wait() {
     for (const Copy& copy : committed.front()) copy.perform();
 }
 
+// Products of a warpgroup: each thread makes its own sums, as late as it may.
+
+constexpr int BLOCK_COLUMNS = 64, BLOCK_ROW = 128;
+inline int swizzled(int row, int vector) { return row * BLOCK_ROW + (vector ^ row % 8) * 16; }
+struct Matrix {
+  u32 address;
+  int apart;
+  float at(int row, int column) const {
+    const u32 block = address + column / BLOCK_COLUMNS * apart, vector = column % BLOCK_COLUMNS / 8;
+    CHECK(block % 1024 == 0);
+    return float(own<operand>(block + swizzled(row, vector))[column % 8]);
+  }
+};
+inline Matrix matrix(u32 address, int apart) { return {address, apart}; }
+inline Matrix from_row(Matrix m, int row) { return {m.address + row * BLOCK_ROW, m.apart}; }
+
+struct WarpgroupProduct {
+  float* c;
+  int count;
+  Matrix a, b;
+  void perform() const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    for (int i = 0; i < count; i++)
+      for (int k = 0; k < 16; k++) c[i] += a.at(k, warp * 16 + lane / 4 + i % 4 / 2 * 8) * b.at(k, i / 4 * 8 + lane % 4 * 2 + i % 2);
+  }
+};
+inline thread_local std::vector<WarpgroupProduct> open_products;
+inline thread_local std::deque<std::vector<WarpgroupProduct>> committed_products;
+template <int COUNT>
+inline void warpgroup_mma(float (&c)[COUNT], Matrix a, Matrix b) { open_products.push_back({c, COUNT, a, b}); }
+inline void warpgroup_begin() {}
+inline void warpgroup_commit() { committed_products.push_back(std::exchange(open_products, {})); }
+template <int PENDING>
+inline void warpgroup_wait() {
+  for (; committed_products.size() > PENDING; committed_products.pop_front())
+    for (const WarpgroupProduct& product : committed_products.front()) product.perform();
+}
+inline void copies_before_products() {}
+
 // Clusters.
 
 inline u32 cluster_rank() { return block->rank; }
@@ -351,6 +390,12 @@ inline void prefetch(const void*) {}
 inline void signal(u32* counter) { shared_word<u32>(counter).fetch_add(1, std::memory_order_release); }
 inline void await(const u32* counter, u32 count) {
   while (shared_word<u32>(counter).load(std::memory_order_acquire) < count) std::this_thread::yield();
+}
+
+inline std::atomic<int> primary_blocks{0};  // of the kernel before this one that are not done
+inline void launch_dependents() {}
+inline void wait_for_primary() {
+  while (primary_blocks.load(std::memory_order_acquire)) std::this_thread::yield();
 }
 
 constexpr u32 EMPTY = 0xffffffffu;

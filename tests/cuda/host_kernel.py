@@ -21,18 +21,20 @@ REPLACED = {
     r'asm volatile\("st\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\), "r".*?;$': r"store_fragment(\1, value);",
     r'asm volatile\("ld\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\)\);$': r"load_fragment(a, \1);",
 }
-BY_DEFINITION = ("common.cuh", "memory.cuh", "cluster.cuh", "grid.cuh", "math.cuh")  # in gpu_on_host.h and HOST
+# In gpu_on_host.h and HOST:
+BY_DEFINITION = ("common.cuh", "memory.cuh", "cluster.cuh", "grid.cuh", "math.cuh", "warpgroup.cuh")
 
 
-def compile_for_host(entry: str, prelude: str, header: str, folder: Path) -> Path:
-    """A program that runs the kernel `entry` of kernels/`header`."""
+def compile_for_host(entry: str, prelude: str, header: str, folder: Path, more: str = "") -> Path:
+    """A program that runs the kernel `entry` of kernels/`header`, or of `more` behind it."""
     scalar, constants = prelude.split("\n", 1)
     main = f"int main(int, char** names) {{ return launch_from(names[1], {entry}); }}"
     kernel = _included(header, set(BY_DEFINITION))
     for pattern, replacement in REPLACED.items():
         kernel = re.sub(pattern, replacement, kernel, flags=re.MULTILINE | re.DOTALL)
     constants = constants.replace('#include "math.cuh"\n', "")
-    text = "\n".join([scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, main])
+    parts = [scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, more, main]
+    text = "\n".join(parts)
     source, program = folder / f"{entry}.cpp", folder / entry
     source.write_text(text)
     options = ["-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-pthread", "-fsanitize=thread"]

@@ -8,6 +8,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from flashrnn import FlashRNN, flashrnn, get_cell
+from flashrnn.cuda import concurrent_gradient
 from flashrnn.op import recurrence
 from tests.problems import Inputs, results
 from tests.suite import Case, inputs_for
@@ -111,3 +112,60 @@ def test_a_cuda_graph_captures_forward_and_backward(backend, D):
         d_Wx.zero_()
         graph.replay()
         assert torch.equal(d_Wx, expected)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize(
+    ("function", "N", "D", "B"), [("lstm", 12, 64, 64), ("gru", 1, 768, 32), ("lstm", 1, 768, 32), ("lstm", 1, 768, 16)]
+)
+def test_d_R_beside_the_loop_is_that_behind_it(monkeypatch, function, N, D, B, time_major):
+    case = Case(get_cell(function), B=B, T=1000, N=N, D=D, time_major=time_major)
+    inputs = inputs_for("cuda_fused", case, torch.bfloat16, torch.device("cuda", 0))
+
+    def d_R():
+        every = flashrnn(*inputs, function=function, backend="cuda_fused")[0]
+        return torch.autograd.grad(every[0], inputs.R, torch.ones_like(every[0]))[0]
+
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+        beside, again = d_R(), d_R()
+        torch.cuda.synchronize()
+    assert any(event.name == "flashrnn_concurrent_gradient" for event in profiled.events())
+    assert torch.equal(beside, again)
+    monkeypatch.setattr(concurrent_gradient, "beside", lambda *_: None)
+    assert_close({"d_R": beside}, {"d_R": d_R()}, torch.bfloat16)
+
+
+def test_two_streams_make_d_R_beside_their_loops_for_a_long_time():
+    def d_R(inputs: Inputs) -> torch.Tensor:
+        every = flashrnn(*inputs, backend="cuda_fused")[0]
+        return torch.autograd.grad(every[0], inputs.R, torch.ones_like(every[0]))[0]
+
+    problems = [on_gpu("cuda_fused", 16, 128, *sizes) for sizes in ((12, 64), (1, 768))]
+    expected, streams = [d_R(inputs) for inputs in problems], [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for _ in range(1000):
+        last = []
+        for stream, inputs in zip(streams, problems, strict=True):
+            with torch.cuda.stream(stream):
+                last.append(d_R(inputs))
+    torch.cuda.synchronize()
+    assert all(torch.equal(*pair) for pair in zip(last, expected, strict=True))
+
+
+@pytest.mark.parametrize(("N", "D"), [(12, 64), (1, 768)])  # clusters, a grid
+def test_a_cuda_graph_captures_d_R_beside_the_loop(N, D):
+    inputs = on_gpu("cuda_fused", 16, 256, N, D)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        every, _ = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
+        d_every = torch.randn_like(every)
+        (expected,) = torch.autograd.grad(every, inputs.R, d_every)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = flashrnn(*inputs, function=LSTM, backend="cuda_fused")[0]
+        (d_R,) = torch.autograd.grad(captured, inputs.R, d_every)
+    for _ in range(3):
+        d_R.zero_()
+        graph.replay()
+        assert torch.equal(d_R, expected)

@@ -5,6 +5,7 @@
 // its part, and add up what they receive. The factors of the cell's gradient, which depend on gates and states alone,
 // are computed while that is under way.
 #pragma once
+#include "parts.cuh"
 #include "products.cuh"
 
 constexpr int K_TILES = GR * UNITS / 16;
@@ -242,14 +243,16 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 // aux, but in float, d_last as last (null: zero) -> d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u
 // [B, T, GU, N, D]; d_bias [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
 // With GRID, `parts` is room for the partial sums of every group of the launch, and behind them for a Meeting's words.
+// With PARTS, every block adds one to the word in `progress` of each part of the steps (parts.cuh) but the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initial,
                   const unsigned char* __restrict__ reset, const scalar* __restrict__ h,
                   const aux_number* __restrict__ aux, const aux_number* __restrict__ first_aux,
                   const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
                   const float* __restrict__ d_last, scalar* __restrict__ d_x, scalar* __restrict__ d_u,
-                  float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, i64 B, i64 T, i64 row_b,
+                  float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, u32* progress, i64 B, i64 T, i64 row_b,
                   i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step, u64 launch) {
+  if (PARTS) launch_dependents();
   extern __shared__ __align__(128) char memory[];
   char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
   u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
@@ -322,7 +325,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) advance(x_to[p], -x_step), advance(u_to[p], -GU * h_step);
   };
-  for (int step = 0; step < steps; step++) {
+  auto go_back = [&](int step) {
     const int t = steps - 1 - step;
     const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
     float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
@@ -360,6 +363,14 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     __syncthreads();
     if constexpr (BLOCKS > 1) hand_out(step, weights, memory, exchange, place);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
+  };
+  // A part's last results leave in the step after it.
+  for (int step = 0, end = 0; step < steps; progress++) {
+    end += PARTS ? part_steps(end, steps - end) : steps;
+    const int stop = min(end + 1, steps);
+    do go_back(step);
+    while (++step < stop);
+    if (PARTS && end < steps && threadIdx.x == 0) signal(progress);
   }
 
   store_results();

@@ -1,4 +1,4 @@
-// Memory that blocks of one launch share while all of them run.
+// Memory that blocks of one launch, or of two, share while all of them run.
 #pragma once
 #include "common.cuh"
 
@@ -28,4 +28,17 @@ DEVICE void await(const u32* counter, u32 count) {
   u32 now;
   do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
   while (now < count);
+}
+
+// The kernel behind this one in the stream, if it was launched for that, begins once all blocks of this one have been here.
+DEVICE void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Waits for the end of the kernel that this one was launched beside.
+DEVICE void wait_for_primary() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }

@@ -1,0 +1,120 @@
+"""d_R beside the backward's time loop, by multiprocessors that the loop leaves idle: then it takes hardly any time.
+
+The kernel is launched as a programmatic dependent of the loop's: it begins when all blocks of the loop run, and these
+count the parts of their steps that are done. Hopper alone has what it multiplies with, products of a warpgroup.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
+from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.source import definitions
+from flashrnn.cuda.weight_gradient import sizes_and_places
+from flashrnn.gpu import Gpu, device_gpu
+from flashrnn.problem import aligned, contiguous
+from flashrnn.products import row_strides
+
+_UNITS, _COLUMNS = 128, 256  # of a tile; columns at most
+_BLOCK = 64  # columns in shared memory; fewer take as long
+THREADS = 256
+_ROWS = (128, 64, 32)  # of a load: as many as leave room for _STAGES
+_STAGES = 4  # loads on their way and in use
+_PART = 16  # steps of a part of the loop, at least; as PART_UNIT in kernels/parts.cuh
+SHORTEST = 128  # fewer steps leave nothing to do beside them
+_LEAST = 1_000_000  # products per step; fewer take less time behind the loop than it takes the loop to count its parts
+# Nanoseconds on an H200, fitted to measured times, and a fifth of the loop's added, which pays still:
+_COLUMN = 0.075  # in which a block adds a sequence's step to a column of its tiles
+_STEP, _UNIT, _GATE_UNIT, _GATE_SEQUENCE = 190, 0.84, 0.42, 0.48  # of the loop: a step, and what sizes add to it
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How d_R is spread over blocks; names as in kernels/concurrent_gradient.cuh."""
+
+    columns: int  # of a tile
+    tiles: int  # of a block
+    blocks: int
+    rows: int  # of a load
+
+    def keeps_up(self, gates: int, head_dim: int, batch: int) -> bool:
+        """Whether a step of the loop, with so many recurrent gates, is not done long before."""
+        step = _STEP + (_UNIT + _GATE_UNIT * gates) * head_dim + _GATE_SEQUENCE * gates * batch
+        return batch * self.tiles * max(self.columns, _BLOCK) * _COLUMN <= step
+
+    @staticmethod
+    @cache
+    def of(cell: Cell, heads: int, head_dim: int, idle: int, gpu: Gpu) -> "Layout | None":
+        """For `idle` multiprocessors: the one whose blocks have least to do; None where they cannot hold d_R."""
+        layouts = []
+        for across in range(-(-head_dim // _COLUMNS), -(-head_dim // _BLOCK) + 1):  # tiles
+            columns = -(-head_dim // (8 * across)) * 8
+            number = heads * across * -(-len(cell.recurrent_gates) * head_dim // _UNITS)
+            tiles = 1 if number <= idle else 2
+            row = 2 * (_UNITS + -(-columns // _BLOCK) * _BLOCK)
+            room = (gpu.shared_per_block - _UNITS * columns * 4 * (tiles - 1)) // row  # for rows
+            rows = next((rows for rows in _ROWS if _STAGES * rows <= room), None)
+            if rows and number <= tiles * idle:
+                layouts.append(Layout(columns, tiles, -(-number // tiles), rows))
+        return min(layouts, key=lambda layout: (layout.tiles, layout.columns), default=None)
+
+
+def beside(cell: Cell, heads: int, head_dim: int, batch: int, producers: int, gpu: Gpu) -> Layout | None:
+    """The layout beside a loop of `producers` blocks, each on its own multiprocessor; None if nothing is gained."""
+    gates = len(cell.recurrent_gates)
+    if gpu.capability[0] != 9 or head_dim % 8 or batch * heads * gates * head_dim**2 < _LEAST:
+        return None
+    layout = Layout.of(cell, heads, head_dim, gpu.multiprocessors - producers, gpu)
+    return layout if layout and layout.keeps_up(gates, head_dim, batch) else None
+
+
+class ConcurrentGradient:
+    """d_R of one call: `progress` is for the loop, behind whose launch this is called, with nothing in between."""
+
+    def __init__(self, cell: Cell, layout: Layout, producers: int, h: Tensor, states: Tensor | None) -> None:
+        B, T, N, D = h.shape
+        self._kernel, self._layout = _kernel(cell, N, D, layout, h.dtype, h.device.index), layout
+        self._h, self._initial = aligned(h), None if states is None else contiguous(states[0].to(h.dtype))
+        self._sizes = producers, B, T, row_strides(h)[1]
+        self._d_R = h.new_empty(len(cell.recurrent_gates), N, D, D)
+        self.progress = torch.zeros(-(-T // _PART), dtype=torch.int32, device=h.device)
+
+    def __call__(self, d_Wx: Tensor, d_u: Tensor) -> Tensor:
+        known = d_Wx, d_u, self._h, self._initial
+        self._kernel(self._layout.blocks, *known, self._d_R, self.progress, *self._sizes)
+        return self._d_R
+
+
+@cache
+def _kernel(cell: Cell, heads: int, head_dim: int, layout: Layout, dtype: torch.dtype, device: int) -> LoadedKernel:
+    gpu = device_gpu(device)
+    binary = compile_kernel(cell, heads, head_dim, dtype, layout, gpu)
+    # As much shared memory as there is, for multiprocessors that the loop has not taken.
+    return load(binary, device, THREADS, gpu.shared_per_block, 1, False, beside=True)
+
+
+def compile_kernel(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, layout: Layout, gpu: Gpu) -> Binary:
+    """The kernel; needs no GPU."""
+    source = prelude(cell, heads, head_dim, dtype, layout, gpu.shared_per_block)
+    return build(source, "concurrent_gradient.cuh", "flashrnn_concurrent_gradient", gpu.arch)
+
+
+def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, layout: Layout, shared_bytes: int) -> str:
+    """The source before the header."""
+    sizes, places = sizes_and_places(cell, heads, head_dim, reset=False)
+    constants = {"COLUMNS": layout.columns, "TILES": layout.tiles, "ROWS": layout.rows, "STAGES": _STAGES}
+    source = definitions(dtype, {**sizes, **constants, "SHARED_BYTES_EXPECTED": shared_bytes}, places)
+    return "\n".join((source, *_product_of(layout.columns)))
+
+
+def _product_of(columns: int) -> tuple[str, str]:
+    """The instruction for sums of so many columns, and its operands, as kernels/warpgroup.cuh takes them."""
+    sums = range(columns // 2)
+    numbers, operands = ", ".join(f"%{i}" for i in sums), ", ".join(f'"+f"(c[{i}])' for i in sums)
+    name = f'"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." MMA_TYPE "." MMA_TYPE'
+    matrices = f"%{columns // 2}, %{columns // 2 + 1}"
+    return f'#define WGMMA {name} " {{{numbers}}}, {matrices}, add, 1, 1, 1, 1;"', f"#define WGMMA_SUMS(c) {operands}"

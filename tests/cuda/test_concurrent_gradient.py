@@ -1,0 +1,127 @@
+"""The kernel for d_R beside the time loop: on the processor, without races; binaries for every architecture."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashrnn import get_cell, products
+from flashrnn.cuda import concurrent_gradient as module
+from flashrnn.cuda.concurrent_gradient import THREADS, ConcurrentGradient, Layout, beside, compile_kernel, prelude
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import rows_like
+from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.suite import Case
+
+LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
+H100 = named_gpu("H100")
+PRODUCERS = 3
+
+
+# Blocks that write their sequences' rows as the loop does, one when the others are done, beside those that read them.
+LOOP = """
+constexpr int PRODUCERS = 3;
+static int begun = primary_blocks += PRODUCERS;
+static std::atomic<int> readers{0};
+void beside(const scalar* given, scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, u32* d_R,
+            u32* progress, i64 producers, i64 B, i64 T, i64 row_t) {
+  if (blockIdx.x >= PRODUCERS) {
+    blockIdx.x -= PRODUCERS, readers++;
+    return flashrnn_concurrent_gradient(d_x, d_u, h, initial, d_R, progress, producers, B, T, row_t);
+  }
+  if (threadIdx.x > 0) return;
+  if (blockIdx.x == 0) {  // long enough for who would not wait for it
+    while (primary_blocks.load(std::memory_order_relaxed) > 1 || readers < blockDim.x) std::this_thread::yield();
+    usleep(100000);
+  }
+  for (int done = 0, end = 0; done < T; done++) {
+    if (done == end) {
+      if (done > 0) signal(progress++);
+      end += part_steps(done, T - done);
+    }
+    for (i64 b = blockIdx.x; b < B; b += PRODUCERS) {
+      const i64 row = row_t == 1 ? b * T + T - 1 - done : (T - 1 - done) * B + b, width = GI * HEADS * D;
+      std::copy_n(given + row * width, width, d_x + row * width);
+    }
+  }
+  primary_blocks.fetch_sub(1, std::memory_order_release);
+}
+"""
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path):
+    """Lets the kernel run on the processor, beside a loop that writes the gradients `given`."""
+
+    def use(given: Tensor) -> None:
+        @cache
+        def kernel(cell, heads, head_dim, layout, dtype, device):
+            source = prelude(cell, heads, head_dim, dtype, layout, H100.shared_per_block)
+            program = compile_for_host("beside", source, "concurrent_gradient.cuh", tmp_path, LOOP)
+            loaded = HostKernel(program, None, THREADS, H100.shared_per_block)
+            return lambda blocks, *arguments: loaded(PRODUCERS + blocks, given, *arguments)
+
+        monkeypatch.setattr(module, "_kernel", kernel)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "states", "layout"),
+    [
+        (Case(LSTM, B=5, T=330, N=1, D=64), torch.bfloat16, True, Layout(64, tiles=1, blocks=2, rows=32)),
+        (Case(LSTM, B=4, T=160, N=1, D=72, time_major=True), torch.float16, False, Layout(72, 1, 3, 64)),
+        (Case(ELMAN, B=1, T=131, N=1, D=296), torch.bfloat16, True, Layout(152, 2, 3, 32)),  # an empty tile
+        (Case(ELMAN, B=2, T=129, N=3, D=24, time_major=True), torch.bfloat16, True, Layout(24, 2, 2, 128)),
+        (Case(ELMAN, B=3, T=128, N=1, D=192), torch.bfloat16, False, Layout(192, 2, 1, 32)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Case) else None,
+)
+def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, layout):
+    cell, B, T, N, D = case[:5]
+    torch.manual_seed(0)
+    h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
+    h, given = h.to(dtype), rows_like(h, len(cell.input_gates), N, D).normal_().to(dtype)
+    initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
+    d_Wx, none = torch.full_like(given, torch.nan), given[:, :, :0]
+    on_host(given)
+    concurrent = ConcurrentGradient(cell, layout, PRODUCERS, h, initial)
+    assert not concurrent.progress.any()
+    out = concurrent(d_Wx, none)
+    assert torch.equal(d_Wx, given)
+    exact = [None if x is None else x.double() for x in (given, none, h, initial)]
+    expected = products.weight_gradient_of_states(cell, *exact, None)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4 * expected.std().item())
+
+
+@pytest.mark.parametrize(
+    ("cell", "heads", "head_dim", "batch", "producers", "blocks"),
+    [
+        (LSTM, 12, 64, 64, 96, 24),
+        (LSTM, 1, 768, 32, 96, 36),
+        (LSTM, 1, 768, 32, 112, None),  # 36 blocks have no room
+        (LSTM, 3, 256, 64, 120, None),  # two tiles for each block would take longer than the loop
+        (LSTM, 1, 64, 16, 8, None),  # too little to do
+        (GRU, 12, 64, 64, 120, None),
+        (ELMAN, 3, 256, 16, 96, 24),
+    ],
+)
+def test_it_is_used_where_there_is_room_and_time(cell, heads, head_dim, batch, producers, blocks):
+    layout = beside(cell, heads, head_dim, batch, producers, H100)
+    assert (layout.blocks if layout else None) == blocks
+
+
+@pytest.mark.parametrize("name", ["A100", "B200"])
+def test_it_needs_the_products_of_a_warpgroup(name):
+    assert beside(LSTM, 12, 64, 16, 48, named_gpu(name)) is None
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128, 256, 384, 768])
+@pytest.mark.parametrize("cell", [ELMAN, GRU, LSTM], ids=lambda cell: cell.name)
+def test_nothing_is_spilled_in_its_loop(cell, head_dim):
+    for idle in (12, 36, 132):
+        if layout := Layout.of(cell, 768 // head_dim, head_dim, idle, H100):
+            binary = compile_kernel(cell, 768 // head_dim, head_dim, torch.bfloat16, layout, H100)
+            assert binary.spilled <= (0 if layout.tiles == 1 else 200)  # while tiles take turns
