@@ -72,9 +72,7 @@ def _device_ms(run: Callable, repetitions: int) -> list[float]:
     cache = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repetitions)]
     torch.cuda.synchronize()
-    begin = time.perf_counter()
-    run()
-    ahead = int(2 * (time.perf_counter() - begin) * _CYCLES)
+    ahead = int(2 * _host_seconds(run) * _CYCLES)
     for start, end in events:
         cache.zero_()
         torch.cuda._sleep(ahead)
@@ -83,6 +81,16 @@ def _device_ms(run: Callable, repetitions: int) -> list[float]:
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in events]
+
+
+def _host_seconds(run: Callable) -> float:
+    """For which the host is busy with a call: the least of a few, because the device will wait as long before each."""
+    times = []
+    for _ in range(_FEWEST):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
 def _quantiles(times: Sequence[float]) -> dict[str, float]:

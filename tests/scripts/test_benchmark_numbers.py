@@ -34,6 +34,11 @@ class TestKernels:
         timing.measure(lambda: None, [], False, timing.FULL)
         assert asked == [repetitions]
 
+    def test_a_call_that_the_host_was_kept_from_does_not_count(self, monkeypatch):
+        clock = iter([0, 1, 1, 3, 3, 10, 10, 12, 12, 14])
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+        assert timing._host_seconds(lambda: None) == 1
+
     def test_memory_is_what_a_call_takes_beside_what_was_there(self, monkeypatch):
         mib = {"synchronize": 0, "reset_peak_memory_stats": 0, "memory_allocated": 3, "max_memory_allocated": 10}
         for name, value in mib.items():
