@@ -18,7 +18,7 @@ WITH_LAYERS = ("transformer", "mamba", "mlstm")
 LAYERS = ("model.num_blocks=2", "model.mlp=true")
 LONG_TASKS, LONG = ("a5", "s5"), ("trainer.max_steps=20000",)  # groups that are not solvable
 WIDE = ("model.d_model=256", "optim.lr=2e-3")  # for these: one layer with about as many parameters as the others have
-# What recurrent cells take for a task. On even_pairs one sLSTM of three does not extrapolate with the rate of the others.
+# What recurrent cells take. On even_pairs one sLSTM of three does not extrapolate with the rate of the other tasks.
 RECURRENT = {**dict.fromkeys(LONG_TASKS, WIDE), "even_pairs": ("optim.lr=2e-3",)}
 QUICK = ("trainer.max_steps=1000", "val_every=500")
 
