@@ -110,20 +110,26 @@ def _backward_kernel(
     choose: Callable[..., tuple[Binary, Tiling]], cell: Cell, h: Tensor, variant: Variant
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Layout | None]:
     """The kernel, its tiling, and, where d_R can be made beside it, the layout of that."""
-    B, T, N, D = h.shape
-    get = partial(_kernel, choose, "backward", cell, D, N, B, h.dtype, device=h.device.index)
-    if T >= SHORTEST and h.itemsize == 2 and not variant.reset:
-        gpu = device_gpu(h.device.index)
-
-        def beside(loop: Tiling) -> concurrent_gradient.Layout | None:
-            return concurrent_gradient.beside(cell, N, D, B, _producers(loop, N, B), gpu)
-
-        if beside(_likely(cell, N, D, B, h.dtype, gpu)):  # or it would be compiled for nothing
-            kernel, loop = get(replace(variant, parts=True))
-            layout = beside(loop)
-            if layout and loop.batches(B) * N <= kernel.at_once:
-                return kernel, loop, layout
+    B, _, N, D = h.shape
+    device = h.device.index
+    get = partial(_kernel, choose, "backward", cell, D, N, B, h.dtype, device=device)
+    counting = with_parts(variant, cell, h.shape, h.dtype, device)
+    if counting.parts:
+        kernel, loop = get(counting)
+        layout = concurrent_gradient.beside(cell, N, D, B, _producers(loop, N, B), device_gpu(device))
+        if layout and loop.batches(B) * N <= kernel.at_once:
+            return kernel, loop, layout
     return *get(variant), None
+
+
+def with_parts(variant: Variant, cell: Cell, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> Variant:
+    """The variant of a backward for h of that shape, which counts parts if its likely tiling leaves room beside it."""
+    B, T, N, D = shape
+    if T < SHORTEST or dtype.itemsize != 2 or variant.reset:
+        return variant
+    gpu = device_gpu(device)
+    producers = _producers(_likely(cell, N, D, B, dtype, gpu), N, B)
+    return replace(variant, parts=concurrent_gradient.beside(cell, N, D, B, producers, gpu) is not None)
 
 
 def _producers(layout: Tiling, heads: int, batch: int) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from flashrnn.cells import Cell
 from flashrnn.cuda import tiling
-from flashrnn.cuda.backend import CudaFused
+from flashrnn.cuda.backend import CudaFused, with_parts
 from flashrnn.cuda.kernel import compile_best, compile_tiling
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.cuda.tuned import Sizes, keep
@@ -66,9 +66,12 @@ def candidates(direction: str, sizes: Sizes, count: int) -> list[Tiling]:
 
 
 def _compile_all(direction: str, sizes: Sizes, choices: list[Tiling]) -> None:
-    cell, heads, head_dim, _, dtype, gpu = sizes
+    cell, heads, head_dim, batch, dtype, gpu = sizes
     aux = aux_dtype(cell, dtype, all_states=False) if len(cell.states) > 1 else None
     variant = Variant(reset=False, aux=aux, training=True, d_aux=False)
+    if direction == "backward":
+        shape = batch, _STEPS, heads, head_dim
+        variant = with_parts(variant, cell, shape, dtype, torch.cuda.current_device())
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda c: compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, c), choices))
 

@@ -1,14 +1,19 @@
 """The kernel for d_R beside the time loop: on the processor, without races; binaries for every architecture."""
 
+from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from flashrnn import get_cell, products
+from flashrnn.cuda import backend
 from flashrnn.cuda import concurrent_gradient as module
 from flashrnn.cuda.concurrent_gradient import THREADS, ConcurrentGradient, Layout, beside, compile_kernel, prelude
+from flashrnn.cuda.source import Variant
+from flashrnn.cuda.tiling import tilings
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import rows_like
 from tests.cuda.host_kernel import HostKernel, compile_for_host
@@ -75,6 +80,7 @@ def on_host(monkeypatch, tmp_path):
         (Case(ELMAN, B=1, T=131, N=1, D=296), torch.bfloat16, True, Layout(152, 2, 3, 32)),  # an empty tile
         (Case(ELMAN, B=2, T=129, N=3, D=24, time_major=True), torch.bfloat16, True, Layout(24, 2, 2, 128)),
         (Case(ELMAN, B=3, T=128, N=1, D=192), torch.bfloat16, False, Layout(192, 2, 1, 32)),
+        (Case(GRU, B=9, T=131, N=1, D=72, time_major=True), torch.bfloat16, True, Layout(40, 2, 2, 128)),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
@@ -84,13 +90,13 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, la
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
     h, given = h.to(dtype), rows_like(h, len(cell.input_gates), N, D).normal_().to(dtype)
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
-    d_Wx, none = torch.full_like(given, torch.nan), given[:, :, :0]
+    d_Wx, d_u = torch.full_like(given, torch.nan), rows_like(h, len(products.recurrent_only(cell)), N, D).normal_()
     on_host(given)
     concurrent = ConcurrentGradient(cell, layout, PRODUCERS, h, initial)
     assert not concurrent.progress.any()
-    out = concurrent(d_Wx, none)
+    out = concurrent(d_Wx, d_u)
     assert torch.equal(d_Wx, given)
-    exact = [None if x is None else x.double() for x in (given, none, h, initial)]
+    exact = [None if x is None else x.double() for x in (given, d_u, h, initial)]
     expected = products.weight_gradient_of_states(cell, *exact, None)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4 * expected.std().item())
@@ -111,6 +117,42 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, la
 def test_it_is_used_where_there_is_room_and_time(cell, heads, head_dim, batch, producers, blocks):
     layout = beside(cell, heads, head_dim, batch, producers, H100)
     assert (layout.blocks if layout else None) == blocks
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The variants that are compiled for LSTM 12 x 64, B = 16, and the layout of what runs beside the last."""
+
+    def choose_with(T=1024, dtype=torch.bfloat16, reset=False, at_once=1000, **of_the_loop):
+        monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
+        monkeypatch.setattr(backend, "load", lambda *_: SimpleNamespace(at_once=at_once))
+        compiled = []
+
+        def choose(direction, cell, heads, head_dim, batch, dtype, variant, gpu):
+            compiled.append(variant.parts)
+            return None, replace(next(tilings(direction, cell, heads, head_dim, batch, dtype, gpu)), **of_the_loop)
+
+        variant = Variant(reset=reset, aux=torch.float16, training=True, d_aux=False)
+        h = torch.empty(16, T, 12, 64, dtype=dtype, device="meta")
+        return compiled, backend._backward_kernel(choose, LSTM, h, variant)[2]
+
+    return choose_with
+
+
+def test_the_loop_counts_parts_where_something_runs_beside_it(chosen):
+    compiled, layout = chosen()
+    assert compiled == [True]
+    assert layout.blocks == 24
+
+
+@pytest.mark.parametrize("changes", [{"T": 127}, {"dtype": torch.float32}, {"reset": True}], ids=str)
+def test_what_it_does_not_serve_is_compiled_without(chosen, changes):
+    assert chosen(**changes) == ([False], None)
+
+
+@pytest.mark.parametrize("changes", [{"at_once": 23}, {"sequences": 1}], ids=["rounds", "another tiling"])
+def test_a_loop_that_leaves_no_room_after_all_is_compiled_again(chosen, changes):
+    assert chosen(**changes) == ([True, False], None)
 
 
 @pytest.mark.parametrize("name", ["A100", "B200"])

@@ -1,12 +1,14 @@
 """Backend `cuda_fused` without a GPU: its kernels on the processor, against the reference, without races."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
 from flashrnn import get_cell
-from flashrnn.cuda import backend, tiling
+from flashrnn.cuda import backend as module
+from flashrnn.cuda import tiling
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.source import Tiling, prelude
 from flashrnn.products import weight_gradient_of_states
@@ -34,8 +36,8 @@ def on_host(monkeypatch, tmp_path_factory):
             program = compile_for_host(f"flashrnn_{direction}", source, f"{direction}.cuh", folder)
             return HostKernel(program, layout.blocks, layout.threads, shared), layout
 
-        monkeypatch.setattr(backend, "_kernel", kernel)
-        monkeypatch.setattr(backend, "weight_gradient", weight_gradient_of_states)
+        monkeypatch.setattr(module, "_kernel", kernel)
+        monkeypatch.setattr(module, "weight_gradient", weight_gradient_of_states)
         monkeypatch.setattr(CudaFused, "supports", lambda self, problem: None)
 
     return use
@@ -65,3 +67,71 @@ def on_host(monkeypatch, tmp_path_factory):
 def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
     on_host({"forward": forward, "backward": backward})
     check("cuda_fused", case, dtype, "cpu")
+
+
+# A thread that reads the results of each part as soon as all blocks have counted it.
+WATCHED = """
+void watched(const scalar* R, const float* initial, const unsigned char* reset, const scalar* h, const aux_number* aux,
+             const aux_number* first_aux, const gate* gates, const scalar* d_h, const float* d_aux, const float* d_last,
+             scalar* d_x, scalar* d_u, float* d_bias, float* d_initial, u64* parts, u32* progress, i64 B, i64 T,
+             i64 row_b, i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step, u64 launch) {
+  std::thread reader;
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    reader = std::thread([=] {
+      u32 sum = 0, *counter = progress;
+      for (int done = 0, end; (end = done + part_steps(done, T - done)) < T; done = end) {
+        await(counter++, BLOCKS);
+        for (int step = done; step < end; step++)
+          for (i64 b = 0; b < B; b++) {
+            const i64 row = b * row_b + (T - 1 - step) * row_t;
+            for (i64 i = 0; i < GI * ROW; i++) sum += d_x[row * GI * ROW + i].bits;
+            for (i64 i = 0; i < GU * ROW; i++) sum += d_u[row * GU * ROW + i].bits;
+          }
+      }
+      CHECK(counter > progress && sum > 0);
+    });
+  flashrnn_backward(R, initial, reset, h, aux, first_aux, gates, d_h, d_aux, d_last, d_x, d_u, d_bias, d_initial, parts,
+                    progress, B, T, row_b, row_t, first_group, x_step, h_step, aux_step, gates_step, launch);
+  if (reader.joinable()) reader.join();
+}
+"""
+PROGRESS = 15  # which argument of the backward's
+
+
+class Counting(HostKernel):
+    """Gives the loop counters, which end as they should."""
+
+    def __call__(self, groups: int, *arguments) -> None:
+        counters = torch.zeros(4, dtype=torch.int32)
+        super().__call__(groups, *arguments[:PROGRESS], counters, *arguments[PROGRESS + 1 :])
+        assert counters.tolist() == [self.blocks, self.blocks, 0, 0]  # of 16 steps each; the last part has none
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "backward"),
+    [
+        (Case(LSTM, B=3, T=35, N=1, D=30), tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
+        (
+            Case(GRU, B=4, T=35, N=1, D=64),
+            tiled(2, 1, 1, 4, 2),
+            tiled(1, 4, 1, 4, 4, stages=2, register_fragments=0),
+        ),
+        (Case(LSTM, B=9, T=35, N=1, D=64), tiled(1, 2, 1, 8, 4, grid=True), tiled(1, 4, 2, 16, 4, grid=True)),
+    ],
+    ids=["one block", "cluster", "grid"],
+)
+def test_parts_are_counted_when_their_results_are_there(on_host, monkeypatch, tmp_path, case, forward, backward):
+    on_host({"forward": forward, "backward": backward})
+    plain = module._kernel
+
+    @cache
+    def kernel(choose, direction, cell, D, N, B, dtype, variant, device):
+        if direction == "forward":
+            return plain(choose, direction, cell, D, N, B, dtype, variant, device)
+        shared = tiling.shared_bytes(direction, cell, dtype, backward)
+        source = prelude(cell, N, D, dtype, backward, replace(variant, parts=True), shared)
+        program = compile_for_host("watched", source, "backward.cuh", tmp_path, WATCHED)
+        return Counting(program, backward.blocks, backward.threads, shared), backward
+
+    monkeypatch.setattr(module, "_kernel", kernel)
+    check("cuda_fused", case, torch.bfloat16, "cpu")

@@ -6,7 +6,7 @@
 #include "warpgroup.cuh"
 
 constexpr int UNITS = 128, THREADS = 256;   // a warpgroup has 64 of the units
-constexpr int AHEAD = STAGES - 2;           // loads on their way; one more is in use, and another may still be by other warps
+constexpr int AHEAD = STAGES - 2;           // loads on their way; products of two more may be under way
 constexpr int TOGETHER = ROWS / PART_UNIT;  // blocks of PART_UNIT rows that a load takes
 constexpr int BLOCK = ROWS * BLOCK_ROW, LEFT = UNITS / BLOCK_COLUMNS * BLOCK;  // bytes of the gates' gradients; then comes h
 constexpr int STAGE = LEFT + (COLUMNS + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK;
