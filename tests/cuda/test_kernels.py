@@ -18,6 +18,7 @@ GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
 BUILT_IN = ("elman", "gru", "lstm", "slstm")
 DIRECTIONS = ("forward", "backward")
 TRAINING = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
+COUNTING = replace(TRAINING, parts=True)
 
 
 def compiled(
@@ -47,13 +48,22 @@ def test_nothing_is_spilled(direction, gpu, cell, head_dim):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_wide_heads_spill_before_the_time_loop_alone(direction, gpu, cell):
     """Registers are full of R. What is put aside is put aside once, and hardly any of it is read in the loop."""
-    binary = compiled(direction, cell, 768, gpu)
+    assert_spills_before_the_loop(compiled(direction, cell, 768, gpu), loads=0 if direction == "forward" else 4)
+
+
+@pytest.mark.parametrize("cell", BUILT_IN)
+def test_counting_parts_takes_no_registers(cell):
+    assert compiled("backward", cell, 64, variant=COUNTING).spilled == 0
+    assert_spills_before_the_loop(compiled("backward", cell, 768, variant=COUNTING), loads=4)
+
+
+def assert_spills_before_the_loop(binary: Binary, loads: int) -> None:
     assert binary.spilled <= SPILLED
     operations = machine_operations(binary.code)
     products = [k for k, operation in enumerate(operations) if operation == MMA]
     loop = operations[products[0] : products[-1]]
     assert STORE_LOCAL not in loop
-    assert loop.count(LOAD_LOCAL) <= (0 if direction == "forward" else 4)
+    assert loop.count(LOAD_LOCAL) <= loads
 
 
 VARIANTS = {
