@@ -13,7 +13,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.source import definitions
+from flashrnn.cuda.source import PART_UNIT, definitions
 from flashrnn.cuda.weight_gradient import sizes_and_places
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import aligned, contiguous
@@ -24,7 +24,6 @@ _BLOCK = 64  # columns in shared memory; fewer take as long
 THREADS = 256
 _ROWS = (128, 64, 32)  # of a load: as many as leave room for _STAGES
 _STAGES = 4  # loads on their way and in use
-_PART = 16  # steps of a part of the loop, at least; as PART_UNIT in kernels/parts.cuh
 SHORTEST = 128  # fewer steps leave nothing to do beside them
 _LEAST = 1_000_000  # products per step; fewer take less time behind the loop than it takes the loop to count its parts
 # Nanoseconds on an H200, fitted to measured times, and a fifth of the loop's added, which pays still:
@@ -81,7 +80,7 @@ class ConcurrentGradient:
         self._h, self._initial = aligned(h), None if states is None else contiguous(states[0].to(h.dtype))
         self._sizes = producers, B, T, row_strides(h)[1]
         self._d_R = h.new_empty(len(cell.recurrent_gates), N, D, D)
-        self.progress = torch.zeros(-(-T // _PART), dtype=torch.int32, device=h.device)
+        self.progress = torch.zeros(-(-T // PART_UNIT), dtype=torch.int32, device=h.device)
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor) -> Tensor:
         known = d_Wx, d_u, self._h, self._initial
@@ -106,8 +105,17 @@ def compile_kernel(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, la
 def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, layout: Layout, shared_bytes: int) -> str:
     """The source before the header."""
     sizes, places = sizes_and_places(cell, heads, head_dim, reset=False)
-    constants = {"COLUMNS": layout.columns, "TILES": layout.tiles, "ROWS": layout.rows, "STAGES": _STAGES}
-    source = definitions(dtype, {**sizes, **constants, "SHARED_BYTES_EXPECTED": shared_bytes}, places)
+    constants = {
+        "UNITS": _UNITS,
+        "COLUMNS": layout.columns,
+        "TILES": layout.tiles,
+        "ROWS": layout.rows,
+        "STAGES": _STAGES,
+        "THREADS": THREADS,
+        "PART_UNIT": PART_UNIT,
+        "SHARED_BYTES_EXPECTED": shared_bytes,
+    }
+    source = definitions(dtype, sizes | constants, places)
     return "\n".join((source, *_product_of(layout.columns)))
 
 

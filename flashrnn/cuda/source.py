@@ -37,6 +37,9 @@ class Tiling:
         return -(-batch // self.sequences)
 
 
+PART_UNIT = 16  # steps: parts of the backward's loop (kernels/parts.cuh) are multiples of so many
+
+
 @dataclass(frozen=True)
 class Variant:
     """What else the kernels are compiled for."""
@@ -71,6 +74,7 @@ def prelude(
         "REGISTER_FRAGMENTS": tiling.register_fragments,
         "FINITE_AT_ZERO": _finite_at_zero(cell),
         "PARTS": variant.parts,
+        "PART_UNIT": PART_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}

@@ -1,4 +1,4 @@
-"""The kernel for d_R beside the time loop: on the processor, without races; binaries for every architecture."""
+"""The kernel for d_R beside the time loop: on the processor, without races; where it is used; its binaries."""
 
 from dataclasses import replace
 from functools import cache

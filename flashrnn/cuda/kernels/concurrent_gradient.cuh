@@ -5,7 +5,7 @@
 #include "parts.cuh"
 #include "warpgroup.cuh"
 
-constexpr int UNITS = 128, THREADS = 256;   // a warpgroup has 64 of the units
+static_assert(THREADS == 2 * UNITS);        // a warpgroup for each 64
 constexpr int AHEAD = STAGES - 2;           // loads on their way; products of two more may be under way
 constexpr int TOGETHER = ROWS / PART_UNIT;  // blocks of PART_UNIT rows that a load takes
 constexpr int BLOCK = ROWS * BLOCK_ROW, LEFT = UNITS / BLOCK_COLUMNS * BLOCK;  // bytes of the gates' gradients; then comes h

@@ -31,14 +31,6 @@ DEVICE void await(const u32* counter, u32 count) {
 }
 
 // The kernel behind this one in the stream, if it was launched for that, begins once all blocks of this one have been here.
-DEVICE void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
+DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 // Waits for the end of the kernel that this one was launched beside.
-DEVICE void wait_for_primary() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+DEVICE void wait_for_primary() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

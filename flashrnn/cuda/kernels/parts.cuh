@@ -1,8 +1,7 @@
-// The parts of the backward's time loop, from the last step on, after which another kernel may read its results.
+// The parts of the backward's time loop, from the last step on, after which another kernel may read its results: multiples
+// of PART_UNIT steps, but for the last.
 #pragma once
 #include "memory.cuh"
-
-constexpr int PART_UNIT = 16;  // parts are multiples of so many steps, the last may be shorter
 
 // Steps of the next part, behind `done` and with `left` to come. Parts grow, so that there soon is something to do beside the
 // loop, and shrink, so that little is left after it.
