@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.aggregation import CatMetric, SumMetric
 
 from models.backbone import SequenceModel, check_ids
+from models.compiled_loss import CompiledLoss
 from models.loss import IGNORE
 
 
@@ -37,7 +38,7 @@ class SequenceModule(LightningModule):
         self.model = model
         self.optim = optim
         self.compile_loss = compile
-        self._compiled_loss: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._compiled_loss: CompiledLoss | None = None
         self._training_shape: torch.Size | None = None
         self._group_options: list[dict] = []  # of the optimizer, as this run asks for them
         self.eval_loss = SumMetric(nan_strategy="disable")  # summed over the scored labels, which eval_labels counts
@@ -55,7 +56,7 @@ class SequenceModule(LightningModule):
             fully_shard(self.model, mesh=mesh)
             register_fsdp_forward_method(self.model, "loss")
         if self.compile_loss and self._compiled_loss is None:
-            self._compiled_loss = torch.compile(self.model.loss, dynamic=False)
+            self._compiled_loss = CompiledLoss(self.model.loss)
 
     def configure_optimizers(self) -> dict:
         # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.

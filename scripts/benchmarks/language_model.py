@@ -13,6 +13,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.backbone import SequenceModel
+from models.compiled_loss import CompiledLoss
 from scripts.config import CONFIGS
 
 MODELS = (
@@ -54,7 +55,7 @@ class _Loss(nn.Module):
     def __init__(self, model: SequenceModel, compile: bool) -> None:
         super().__init__()
         self.model = model
-        self.loss = torch.compile(model.loss, dynamic=False) if compile else model.loss
+        self.loss = CompiledLoss(model.loss) if compile else model.loss
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):

@@ -1,12 +1,16 @@
 """What the training module computes, logs and refuses."""
 
 import csv
+import os
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
+from torch import distributed
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -196,3 +200,27 @@ def test_batches_must_fit_the_model(tmp_path, key, value):
 def test_only_clipping_by_norm(tmp_path):
     with pytest.raises(ValueError, match="gradient_clip_algorithm=value: only 'norm'"):
         tiny_trainer(tmp_path, gradient_clip_algorithm="value").fit(tiny_module(), loader(batch()))
+
+
+def test_only_the_graph_of_batches_whose_gradients_are_reduced_is_cut(tmp_path, monkeypatch):
+    """PyTorch cuts it where DistributedDataParallel's buckets begin; a cut graph is slower by itself."""
+    graphs = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs))
+    found, whole = [], 1
+
+    class Count(Callback):
+        def on_train_batch_end(self, *_):
+            found.append(graphs.frame_count)
+
+    model = SequenceModel(5, partial(RNNMixer, function="lstm"), num_classes=3, d_model=256, num_blocks=2)
+    module = SequenceModule(model, partial(adamw_cosine, **SETTINGS), compile=True)
+    strategy = DDPStrategy(bucket_cap_mb=1)
+    options = {"strategy": strategy, "devices": 1, "accumulate_grad_batches": 3, "max_steps": 2, "callbacks": [Count()]}
+    try:
+        with patch.dict(os.environ):  # where Lightning writes the ranks
+            tiny_trainer(tmp_path, **options).fit(module, loader(*map(batch, range(6))))
+    finally:
+        distributed.destroy_process_group()
+    cut = found[-1] - whole
+    assert cut > 1
+    assert found == [whole, whole, *[whole + cut] * 4]

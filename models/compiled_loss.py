@@ -1,0 +1,31 @@
+"""A loss under torch.compile, also inside of DistributedDataParallel."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+
+class CompiledLoss:
+    """Compiles `loss`, any function of tensors, for one shape at a time.
+
+    PyTorch cuts what runs inside of DistributedDataParallel at its buckets, so that gradients are reduced while others
+    are computed. Batches of `no_sync`, which are accumulated and not reduced, have a graph without those cuts.
+    """
+
+    def __init__(self, loss: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self._loss = loss
+        self._compiled = torch.compile(loss, dynamic=False)
+        # By a function of its own: torch.compile keeps its graphs by function.
+        self._compiled_whole = torch.compile(self._whole, dynamic=False)
+
+    def _whole(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._loss(*tensors)
+
+    def __call__(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        around = DistributedDataParallel._get_active_ddp_module()
+        if around is None or around.require_backward_grad_sync:
+            return self._compiled(*tensors)
+        with torch._dynamo.config.patch(optimize_ddp=False):
+            return self._compiled_whole(*tensors)
