@@ -33,6 +33,7 @@ def endless_run(folder, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "scripts.train", *endless]
     options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored by a shell's background jobs
     with subprocess.Popen(command, cwd=folder, env=environment, **options) as process:
         try:
             yield process
