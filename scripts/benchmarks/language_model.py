@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.backbone import SequenceModel
 from models.compiled_loss import CompiledLoss
+from scripts.benchmarks.timing import quantiles
 from scripts.config import CONFIGS
 
 MODELS = (
@@ -127,10 +127,10 @@ def _train(model: SequenceModel, compile: bool, batch_size: int, devices: int, a
 
 def _speed(times: Sequence[float], batch_size: int, devices: int, accumulate: int) -> dict:
     """Of training steps that took `times` milliseconds."""
-    ms, (p20, *_, p80) = statistics.median(times), statistics.quantiles(times, n=5)
+    ms = quantiles(times, digits=2)
     return {
-        "ms": round(ms, 2),
-        "p20_ms": round(p20, 2),
-        "p80_ms": round(p80, 2),
-        "tokens_per_s": round(1e3 * devices * accumulate * batch_size * _CONTEXT / ms),
+        "ms": ms["p50"],
+        "p20_ms": ms["p20"],
+        "p80_ms": ms["p80"],
+        "tokens_per_s": round(1e3 * devices * accumulate * batch_size * _CONTEXT / ms["p50"]),
     }

@@ -1,6 +1,5 @@
 """The reference on one CPU core against autograd through the time loop."""
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ from flashrnn import get_cell
 from flashrnn.op import recurrence
 from scripts.benchmarks.cases import Case
 from scripts.benchmarks.time_loop import time_loop
-from scripts.benchmarks.timing import random_inputs
+from scripts.benchmarks.timing import quantiles, random_inputs
 
 _SIZES = [(64, 40, 1, 64), (64, 40, 4, 64), (4, 256, 4, 64)]  # B, T, N, D
 
@@ -64,9 +63,4 @@ def processor_time(
             start = clock()
             function()
             times[name].append(1000 * (clock() - start))
-    return {name: _quantiles(values[warmup:]) for name, values in times.items()}
-
-
-def _quantiles(values: list[float]) -> dict[str, float]:
-    p20, *_, p80 = statistics.quantiles(values, n=5)
-    return {"p20": round(p20, 2), "p50": round(statistics.median(values), 2), "p80": round(p80, 2)}
+    return {name: quantiles(values[warmup:], digits=2) for name, values in times.items()}

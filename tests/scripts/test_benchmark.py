@@ -76,7 +76,7 @@ class TestCheckBeforeTiming:
 
 def test_measure_runs_forward_or_all_gradients(monkeypatch):
     monkeypatch.setattr(timing, "_device_ms", lambda run, repetitions: run())
-    monkeypatch.setattr(timing, "_quantiles", lambda results: results)
+    monkeypatch.setattr(timing, "quantiles", lambda results: results)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(timing, "_peak_mib", lambda run: 0)
     inputs = timing.random_inputs({"Wx": (2, 3), "R": (3, 3), "b": (3,)}, torch.float32, "cpu")
