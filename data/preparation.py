@@ -250,12 +250,19 @@ def _make_again(
         _encoded(recipe, start, before, encoder, processes) as chunks,
         _progress(f"making shard {number} again", 0) as progress,
     ):
-        shard = _write_shard(folder, number, chunks, progress)
-    if shard is None or shard.files != manifest.shards[number].files:
+        try:
+            shard = _write_shard(folder, number, chunks, progress, expected=manifest.shards[number].files)
+        except _OtherTokens:
+            shard = None
+    if shard is None:
         raise ValueError(
             f"source {recipe.corpus.source!r} does not give what it gave when {folder} was made: delete that folder "
             "to prepare it anew"
         )
+
+
+class _OtherTokens(Exception):
+    """A shard that is made again has others than it had."""
 
 
 def _progress(what: str, tokens: int) -> tqdm:
@@ -300,8 +307,14 @@ class _SplitWriter:
         return ShardFile(self._tokens, self._documents, self._sha256.hexdigest())
 
 
-def _write_shard(folder: Path, number: int, chunks: Chunks, progress: tqdm) -> Shard | None:
-    """The next SHARD_TOKENS tokens, or somewhat more; None if there are no more."""
+def _write_shard(
+    folder: Path, number: int, chunks: Chunks, progress: tqdm, expected: dict[str, ShardFile] | None = None
+) -> Shard | None:
+    """The next SHARD_TOKENS tokens, or somewhat more; None if there are no more.
+
+    Raises:
+        _OtherTokens: the files would not be those `expected`; nothing is replaced.
+    """
     files: dict[str, _SplitWriter] = {}
     tokens, end = 0, None
     with contextlib.ExitStack() as stack:
@@ -319,4 +332,7 @@ def _write_shard(folder: Path, number: int, chunks: Chunks, progress: tqdm) -> S
             progress.update(len(encoded.tokens))
             if tokens >= SHARD_TOKENS:
                 break
-    return Shard({split: file.written() for split, file in files.items()}, end) if files else None
+        written = {split: file.written() for split, file in files.items()}
+        if expected is not None and written != expected:
+            raise _OtherTokens
+    return Shard(written, end) if written else None

@@ -11,7 +11,9 @@ class CompiledLoss:
     """Compiles `loss`, any function of tensors, for one shape at a time.
 
     PyTorch cuts what runs inside of DistributedDataParallel at its buckets, so that gradients are reduced while others
-    are computed. Batches of `no_sync`, which are accumulated and not reduced, have a graph without those cuts.
+    are computed. Batches that have none to reduce (of `no_sync`, which accumulates, or of an evaluation) have a graph
+    without those cuts. Where torch.compile cannot take `loss` as one graph (nn.LSTM, Mamba), both kinds use the graphs
+    of the kind that came first.
     """
 
     def __init__(self, loss: Callable[..., tuple[Tensor, Tensor]]) -> None:
@@ -25,7 +27,7 @@ class CompiledLoss:
 
     def __call__(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         around = DistributedDataParallel._get_active_ddp_module()
-        if around is None or around.require_backward_grad_sync:
+        if around is None or (torch.is_grad_enabled() and around.require_backward_grad_sync):
             return self._compiled(*tensors)
         with torch._dynamo.config.patch(optimize_ddp=False):
             return self._compiled_whole(*tensors)

@@ -41,9 +41,10 @@ class SequenceModule(LightningModule):
         self._compiled_loss: CompiledLoss | None = None
         self._training_shape: torch.Size | None = None
         self._group_options: list[dict] = []  # of the optimizer, as this run asks for them
+        # "disable", because looking for NaN in every batch stalls a GPU.
         self.eval_loss = SumMetric(nan_strategy="disable")  # summed over the scored labels, which eval_labels counts
-        self.eval_labels = SumMetric()
-        self.eval_right = SumMetric()
+        self.eval_labels = SumMetric(nan_strategy="disable")
+        self.eval_right = SumMetric(nan_strategy="disable")
         self.eval_sequences = CatMetric(nan_strategy="disable")
         self.test_sequences = torch.empty(0, 3)
 

@@ -170,7 +170,8 @@ class DataWait(Profiler):
 
 
 class StepStatistics(Callback):
-    """Logs every `log_every_n_steps` steps, as means since the last time, validation left out:
+    """Logs every `log_every_n_steps` steps, as means since the last time, validation and its text samples left out,
+    writing checkpoints not:
 
     train/step_time: seconds.
     train/tokens_per_second: over all devices.

@@ -51,10 +51,11 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
 
     data_wait = callbacks.DataWait()
     ends = [callbacks.GracefulStop(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
-    hooks = [instantiate(config.checkpoint), *ends, callbacks.StepStatistics(data_wait)]
-    hooks += [instantiate(callback) for callback in config.callbacks.values()]
+    hooks = [instantiate(config.checkpoint), *ends]
     if samples:
         hooks.append(callbacks.TextSamples(config.run_dir))
+    hooks.append(callbacks.StepStatistics(data_wait))  # behind the samples, which then do not count as training
+    hooks += [instantiate(callback) for callback in config.callbacks.values()]
     if config.trainer.enable_progress_bar and not any(isinstance(hook, ProgressBar) for hook in hooks):
         hooks.append(TQDMProgressBar(refresh_rate=10))
     # By itself Lightning writes checkpoints of SLURM's jobs to the working folder, from which all later jobs go on.
@@ -73,6 +74,7 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
 def train(config: DictConfig) -> dict:
     """Train and evaluate; the result of scripts.evaluate. Everything is left in config.run_dir."""
     start = time.perf_counter()
+    import torch
     from hydra.utils import instantiate
     from lightning import seed_everything
     from lightning.pytorch.utilities import rank_zero_only
@@ -104,6 +106,8 @@ def train(config: DictConfig) -> dict:
         rank_zero_only(print)(f"resuming from {resume}")
     name_wandb_run(config.logger, saved["config"].get("logger"))
 
+    if config.compile:
+        torch.compiler.reset()  # the jobs of a sweep are one function of many models, and PyTorch compiles it for few
     module = SequenceModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
     trainer = build_trainer(config, samples=hasattr(datamodule, "tokenizer"))
     if steps_left:

@@ -207,7 +207,8 @@ def _row(folder: Path) -> dict:
         return row | {"error": failure(folder)}
     config = result.pop("config")
     row["data"] = result.get("task", row["data"])
-    row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or config["data"]["batch_size"]}
+    together = config["data"]["batch_size"] * result["devices"] * config["trainer"]["accumulate_grad_batches"]
+    row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or together}
     row["num_heads"] = config["model"]["num_heads"]
     medians = {name: _median(folder / "metrics.csv", f"train/{name}") for name in ("step_time", "tokens_per_second")}
     return row | medians | result

@@ -287,9 +287,11 @@ def test_a_file_of_something_else_is_named(whole, shard):
 
 def test_a_source_that_has_changed_does_not_replace_a_deleted_file(recipe, whole, shard, monkeypatch):
     shard.unlink()
+    others = {file: file.read_bytes() for file in whole.glob("*.bin")}
     monkeypatch.setattr(preparation, "held_out", lambda text, fraction: held_out(text + " changed", fraction))
     with pytest.raises(ValueError, match=r"does not give what it gave when .* was made: delete that folder"):
         prepare(recipe, whole.parent, 0)
+    assert {file: file.read_bytes() for file in whole.glob("*.bin")} == others
 
 
 def test_a_damaged_manifest(recipe, whole):

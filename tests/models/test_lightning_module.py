@@ -218,9 +218,12 @@ def test_only_the_graph_of_batches_whose_gradients_are_reduced_is_cut(tmp_path, 
     options = {"strategy": strategy, "devices": 1, "accumulate_grad_batches": 3, "max_steps": 2, "callbacks": [Count()]}
     try:
         with patch.dict(os.environ):  # where Lightning writes the ranks
-            tiny_trainer(tmp_path, **options).fit(module, loader(*map(batch, range(6))))
+            trainer = tiny_trainer(tmp_path, **options)
+            trainer.fit(module, loader(*map(batch, range(6))))
+            trainer.validate(module, loader(batch(6)), verbose=False)
     finally:
         distributed.destroy_process_group()
     cut = found[-1] - whole
     assert cut > 1
     assert found == [whole, whole, *[whole + cut] * 4]
+    assert graphs.frame_count == found[-1] + whole  # of the validation
