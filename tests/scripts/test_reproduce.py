@@ -51,6 +51,7 @@ def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5)
             "global_batch_size": None,
             "data": {"batch_size": 128},
             "model": {"num_heads": 1},
+            "trainer": {"accumulate_grad_batches": 1},
         },
     }
     (folder / "eval.json").write_text(json.dumps(evaluation))
@@ -105,6 +106,15 @@ def test_rows_say_how_a_run_was_called_and_how_fast_it_was(tmp_path):
     assert row["overrides"] == ["model=lstm"]
     assert (row["seed"], row["batch_size"], row["devices"]) == (3, 128, 1)
     assert (row["step_time"], row["tokens_per_second"]) == (2.0, 50.0)
+
+
+def test_the_batch_of_a_row_is_that_of_an_optimizer_step(tmp_path):
+    leave_run(tmp_path / "0_lstm")
+    file = tmp_path / "0_lstm" / "eval.json"
+    evaluation = json.loads(file.read_text()) | {"devices": 2}
+    evaluation["config"]["trainer"]["accumulate_grad_batches"] = 3
+    file.write_text(json.dumps(evaluation))
+    assert collect(tmp_path)[0]["batch_size"] == 768
 
 
 def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
