@@ -69,9 +69,11 @@ class SequenceModule(LightningModule):
 
     def on_train_start(self) -> None:
         """What a run that goes on asks for holds, not what the optimizer of its checkpoint had."""
-        groups, schedule = self.optimizers(use_pl_optimizer=False).param_groups, self.lr_schedulers()
+        optimizer, schedule = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
+        groups = optimizer.param_groups
         for group, asked in zip(groups, self._group_options, strict=True):
             group |= asked | {"lr": group["lr"]}
+            _place_counts(optimizer, group)
         if isinstance(schedule, LambdaLR):
             schedule.base_lrs = [asked["initial_lr"] for asked in self._group_options]
             for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
@@ -128,8 +130,10 @@ class SequenceModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         """Keep weights that are not finite out of checkpoints: on a GPU the loss is not looked at in every step."""
-        if wrong := [name for name, weight in checkpoint["state_dict"].items() if not weight.isfinite().all()]:
-            raise FloatingPointError(self._advice(f"{wrong[0]} is not finite"))
+        wrong = [name for name, weight in checkpoint["state_dict"].items() if not weight.isfinite().all()]
+        # Under FSDP one process has the weights, and the others are to end with it.
+        if self.trainer.strategy.reduce_boolean_decision(bool(wrong), all=False):
+            raise FloatingPointError(self._advice(f"{wrong[0] if wrong else 'a weight'} is not finite"))
 
     def _check_finite(self, name: str, loss: Tensor) -> None:
         if not torch.isfinite(loss):
@@ -186,3 +190,12 @@ class SequenceModule(LightningModule):
         self._eval_epoch_end("test")
         self.test_sequences = self.eval_sequences.compute().cpu()
         self.eval_sequences.reset()
+
+
+def _place_counts(optimizer: torch.optim.Optimizer, group: dict) -> None:
+    """Put each parameter's count of steps where its group's kernels read it; PyTorch does when it loads a state, which
+    may be of a run that was fused where this one is not."""
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter, {})
+        if isinstance(count := state.get("step"), Tensor):
+            state["step"] = count.to(parameter.device if group.get("fused") else "cpu")

@@ -119,9 +119,10 @@ class RunRecord(Callback):
         OmegaConf.save(OmegaConf.create(self.config), folder / "config.yaml")
         if isinstance(trainer.datamodule, Text):
             self._keep_tokenizer(Path(trainer.datamodule.tokenizer_folder), folder / TOKENIZER)
+        environment = report.environment(trainer.strategy.root_device)
         for logger in trainer.loggers:
             if not isinstance(logger, MetricsFile):  # it would only write a second config.yaml
-                logger.log_hyperparams({**self.config, "environment": report.environment()})
+                logger.log_hyperparams({**self.config, "environment": environment})
 
     def _keep_tokenizer(self, source: Path, kept: Path) -> None:
         """A copy, in place of one that another run left in the folder."""

@@ -115,7 +115,7 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     here = {"default_root_dir": folder, "logger": False, "enable_checkpointing": False}
     trainer = instantiate(config.trainer, **_ONE_DEVICE, **here)
     result = evaluate(trainer, module, datamodule)
-    places = report.save(folder, result, config, step=content["global_step"])
+    places = report.save(folder, result, config, trainer.strategy.root_device, step=content["global_step"])
     report.show(result, {"checkpoint": file, **places})
     return result
 

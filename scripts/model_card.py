@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from omegaconf import OmegaConf
 
-from scripts.report import environment
+from scripts.provenance import commit
 
 USAGE = """```python
 import models.hugging_face  # of this project's repository: registers the model with transformers
@@ -71,7 +71,7 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
         "precision": config["trainer"]["precision"],
         "commit of the evaluation": trained.get("commit") or "not known",
         "device of the evaluation": trained.get("device", "not known"),
-        "commit of the export": environment()["commit"] or "not known",
+        "commit of the export": commit() or "not known",
     }
 
 

@@ -12,9 +12,9 @@ from flashrnn.files import replacing
 from scripts.provenance import commit
 
 
-def environment() -> dict:
-    """Where a number comes from: versions, device, commit of this checkout."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+def environment(device: torch.device) -> dict:
+    """Where a number comes from: versions, the device that it was computed on, commit of this checkout."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "commit": commit(),
         "torch": torch.__version__,
@@ -23,9 +23,9 @@ def environment() -> dict:
     }
 
 
-def save(folder: Path, result: dict, config: DictConfig, **facts: float) -> dict[str, Path]:
+def save(folder: Path, result: dict, config: DictConfig, device: torch.device, **facts: float) -> dict[str, Path]:
     """Write eval.json and, for accuracies, accuracy.png; where they are."""
-    content = {"name": config.name, **facts, **result, "environment": environment()}
+    content = {"name": config.name, **facts, **result, "environment": environment(device)}
     content["config"] = OmegaConf.to_container(config, resolve=True)
     places = {"results": folder / "eval.json"}
     with replacing(places["results"]) as file:

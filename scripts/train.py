@@ -121,7 +121,7 @@ def train(config: DictConfig) -> dict:
         parameters = sum(parameter.numel() for parameter in module.model.parameters())
         seconds = time.perf_counter() - start  # with loading libraries and data, training, evaluation
         made = {"parameters": parameters, "step": step, "devices": trainer.world_size}
-        places = report.save(folder, result, config, **made, seconds=seconds)
+        places = report.save(folder, result, config, trainer.strategy.root_device, **made, seconds=seconds)
         report.show(result, {"checkpoint": checkpoint.find(config.run_dir), "logs": folder, **places})
     return result
 

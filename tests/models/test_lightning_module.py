@@ -179,14 +179,24 @@ def test_training_stops_when_the_loss_is_not_finite(tmp_path, value):
         tiny_trainer(tmp_path).validate(module, loader(batch()))
 
 
-def test_weights_that_are_not_finite_are_not_saved():
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     """On a GPU the loss is not looked at in every step, so a checkpoint could come before the error."""
     module = tiny_module()
+    module.trainer = tiny_trainer(tmp_path)
     module.on_save_checkpoint({"state_dict": module.state_dict()})
     with torch.no_grad():
         module.model.head.weight[0, 0] = float("nan")
     with pytest.raises(FloatingPointError, match=r"model\.head\.weight is not finite at step 0: lower optim\.lr"):
         module.on_save_checkpoint({"state_dict": module.state_dict()})
+
+
+def test_all_processes_hear_of_weights_that_are_not_finite(tmp_path, monkeypatch):
+    """Of a checkpoint of FSDP one process has the weights, and the others nothing."""
+    module = tiny_module()
+    module.trainer = tiny_trainer(tmp_path)
+    monkeypatch.setattr(module.trainer.strategy, "reduce_boolean_decision", lambda decision, all: True)
+    with pytest.raises(FloatingPointError, match=r"a weight is not finite at step 0: lower optim\.lr"):
+        module.on_save_checkpoint({"state_dict": {}})
 
 
 @pytest.mark.parametrize(("key", "value"), [("input_ids", 5), ("labels", 3)])

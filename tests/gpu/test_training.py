@@ -1,0 +1,38 @@
+"""What a training does on a GPU alone, or beside one."""
+
+import pytest
+import torch
+
+from scripts.report import environment
+from tests.models.test_lightning_module import batch, loader, tiny_module, tiny_trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+
+def fit(folder, precision, steps, ckpt_path=None):
+    """The module, and its trainer, after a run on the GPU to `steps`."""
+    module = tiny_module()
+    trainer = tiny_trainer(folder, accelerator="gpu", precision=precision, max_steps=steps, gradient_clip_val=None)
+    trainer.fit(module, loader(*map(batch, range(6))), ckpt_path=ckpt_path, weights_only=True)
+    return module, trainer
+
+
+@pytest.mark.parametrize(("before", "after"), [("16-mixed", "bf16-mixed"), ("bf16-mixed", "16-mixed")])
+def test_a_run_goes_on_in_another_precision(before, after, tmp_path):
+    """In float16 the optimizer is not fused, and counts its steps on the CPU."""
+    fit(tmp_path, before, 3)[1].save_checkpoint(tmp_path / "before.ckpt")
+    _, trainer = fit(tmp_path, after, 6, ckpt_path=tmp_path / "before.ckpt")
+    (optimizer,) = trainer.optimizers
+    assert {group["fused"] for group in optimizer.param_groups} == {after != "16-mixed"}
+    counts = [state["step"] for state in optimizer.state.values()]
+    assert {count.device.type for count in counts} == {"cpu" if after == "16-mixed" else "cuda"}
+    assert {count.item() for count in counts} == {6}
+
+
+def test_results_name_the_device_that_made_them():
+    """Also for runs on the CPU of a machine that has a GPU."""
+    assert environment(torch.device("cuda", 0))["device"] == torch.cuda.get_device_name(0)
+    assert "cores" in environment(torch.device("cpu"))["device"]
