@@ -50,6 +50,8 @@ def adamw_cosine(
         raise ValueError(
             f"lr={lr}, final_lr={final_lr}, weight_decay={weight_decay}: lr must be positive, the others not negative"
         )
+    if final_lr > lr:
+        raise ValueError(f"final_lr={final_lr} is above lr={lr}: the rate decays, so lower optim.final_lr too")
     if not 0 <= warmup_steps < total_steps:
         raise ValueError(
             f"warmup_steps={warmup_steps} with total_steps={total_steps}: expected 0 <= warmup_steps < total_steps, "

@@ -85,13 +85,14 @@ def find(path: str, run_name: str | None = None) -> Path:
     if path == "last":
         runs = OUTPUTS / str(run_name or "")  # a name may be a number
         files, missing = runs.rglob("checkpoints/*.ckpt"), f"ckpt_path=last: there is no checkpoint under {runs}"
+        unreadable = f"ckpt_path=last: none of the checkpoints under {runs} can be read"
     else:
         file = Path(path)
         if (file / EXPORTED).is_file():
             return file / EXPORTED
         if file.is_file():
             return file
-        files = file.glob("checkpoints/*.ckpt")
+        files, unreadable = of_run(file), f"none of the checkpoints in {file} can be read"
         runs = sorted(str(found.parents[1]) for found in file.glob(f"**/checkpoints/{LAST}"))
         file = file / "checkpoints" / LAST if file.is_dir() else file
         missing = f"there is no checkpoint at {file}: expected a .ckpt file or the folder of a run"
@@ -104,7 +105,12 @@ def find(path: str, run_name: str | None = None) -> Path:
             print(f"passed over: {error}", file=sys.stderr)
         else:
             return file
-    raise FileNotFoundError(f"{missing} that can be read" if newest_first else missing)
+    raise FileNotFoundError(unreadable if newest_first else missing)
+
+
+def of_run(folder: Path) -> list[Path]:
+    """The checkpoint files in the folder of a run."""
+    return list(folder.glob("checkpoints/*.ckpt"))
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -144,6 +150,15 @@ def _load_exported(file: Path) -> dict[str, Any]:
 def run_folder(file: Path) -> Path | None:
     """Of the run that a checkpoint file belongs to; None where it stands alone."""
     return file.parents[1] if file.parent.name == "checkpoints" else None
+
+
+def check_folder(folder: Path, resumed: Path | None) -> None:
+    """Raise where a run would write over another one: its folder has checkpoints, and none of them is resumed."""
+    own = resumed and run_folder(resumed)
+    if of_run(folder) and not (own and own.samefile(folder)):
+        raise FileExistsError(
+            f"{folder} holds a run: ckpt_path={folder} goes on with it, another hydra.run.dir=... begins a new one"
+        )
 
 
 def tokenizer_folder(file: Path) -> Path | None:

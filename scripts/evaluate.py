@@ -2,10 +2,10 @@
 
     python -m scripts.evaluate ckpt=PATH [KEY=VALUE ...]
 
-PATH is a checkpoint file, or the folder of a run or of scripts.export. Every other KEY=VALUE changes the run's own
-config, for example data.eval_lengths=[40,64,128,256,512] or trainer.accelerator=cpu. State tracking: accuracy per range
-of lengths, as a table, JSON and a plot. Text: validation perplexity. Results go to a new folder evaluate_<time> in the
-folder of the run.
+PATH is a checkpoint file, the folder of a run or of scripts.export, or last: the newest checkpoint in outputs/. Every
+other KEY=VALUE changes the run's own config, for example data.eval_lengths=[40,64,128,256,512] or
+trainer.accelerator=cpu. State tracking: accuracy per range of lengths, as a table, JSON and a plot. Text: validation
+perplexity. Results go to a new folder evaluate_<time> in the folder of the run.
 """
 
 import sys

@@ -28,6 +28,8 @@ def generate(
 
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
+    if not 0 < options["top_p"] <= 1:
+        raise ValueError(f"top_p={options['top_p']}: expected a probability above 0; 1.0 samples from all tokens")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]

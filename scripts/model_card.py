@@ -33,7 +33,7 @@ def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
         "## Model\n\n" + _table(_sizes(config["model"], kind, parameters)),
         "## Data and training\n\n" + _table(_training(training)),
         "## Results\n\n" + _results(training["evaluation"]),
-        "## Use\n\n" + USAGE.format(folder=folder),
+        "## Use\n\n" + USAGE.format(folder=folder.resolve().name),
         f"## Configuration of the run\n\n```yaml\n{OmegaConf.to_yaml(OmegaConf.create(_of_any_machine(config)))}```",
     ]
     ModelCard("\n\n".join(parts) + "\n").save(folder / "README.md")

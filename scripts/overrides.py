@@ -68,8 +68,11 @@ def quoted(value: object) -> str:
 
 
 def check_type(key: str, value: Any, default: Any) -> None:
-    """Raise unless `value` has the type of its default; for a float an int will do, for text or null anything."""
+    """Raise unless `value` has the type of its default; for a float an int will do, for text anything but a list, for
+    null anything."""
     value, default = (OmegaConf.to_container(of) if OmegaConf.is_config(of) else of for of in (value, default))
+    if isinstance(default, str) and isinstance(value, list):
+        raise ValueError(f"{key}={value}: expected one value, such as {default}")
     if key in ANY_TYPE or default is None or isinstance(default, str):
         return
     if isinstance(default, Mapping) and not isinstance(value, Mapping):
@@ -82,7 +85,7 @@ def check_type(key: str, value: Any, default: Any) -> None:
 
 def _nearest(key: str, config: DictConfig) -> str | None:
     """The key of the config that `key` is most like, as a whole or in its last part; None if there is none like it."""
-    keys = list(_keys(config))
+    keys = [other for other in _keys(config) if not other.endswith("._target_")]  # which many have
     if found := get_close_matches(key, keys, 1, 0.8):
         return found[0]
     return next((other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]), None)
@@ -129,10 +132,11 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
         node, above = config, "the config"
         for part in key.split("."):
             if not OmegaConf.is_config(node) or part not in list(node):  # `in` misses keys that are ???
-                allowed = ", ".join(map(str, node)) if OmegaConf.is_config(node) else "no keys"
+                allowed = ", ".join(map(str, node) if OmegaConf.is_config(node) else []) or "no keys"
                 if nearest := _nearest(key, config):
                     raise ValueError(f"unknown config key {key!r}: did you mean {nearest}? {above} has {allowed}")
-                raise ValueError(f"unknown config key {key!r}: {above} has {allowed} (+{key}=... adds a key)")
+                added = f" (+{key}=... adds a key)" if "." in key else ""
+                raise ValueError(f"unknown config key {key!r}: {above} has {allowed}{added}")
             node, above = node._get_node(part), part
         default = node if OmegaConf.is_config(node) else node._value()
         for value in values:

@@ -29,8 +29,11 @@ def prepare_process(threads: int | None) -> None:
 def one_line_errors(job: str | None = None) -> Iterator[None]:
     """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback.
 
-    That of a job of --multirun, by its overrides, is shown and passed on to Hydra: others follow.
+    That of a job of --multirun, by its overrides, is shown and passed on to Hydra: others follow, and Hydra shows it
+    again in the end, for it knows a kind of error that it shows without a traceback.
     """
+    from hydra.errors import CompactHydraException
+
     try:
         yield
     except KeyboardInterrupt:
@@ -43,7 +46,7 @@ def one_line_errors(job: str | None = None) -> Iterator[None]:
         if job is None:
             sys.exit(text)
         print(f"{job} failed\n{text}", file=sys.stderr)
-        raise
+        raise CompactHydraException(message) from error
 
 
 def _message(error: BaseException) -> str | None:
@@ -51,6 +54,10 @@ def _message(error: BaseException) -> str | None:
     from hydra.errors import HydraException
 
     kind, text = type(error).__name__, str(error)
+    if kind == "MisconfigurationException" or text.startswith("Early stopping conditioned on metric"):  # Lightning's
+        return text
+    if type(error).__module__.startswith("wandb."):
+        return f"{text} (of logger=wandb; WANDB_MODE=offline needs no account)"
     if isinstance(error, HydraException | OmegaConfBaseException) and error.__cause__ is not None:
         return _message(error.__cause__) or text  # Hydra wraps what a constructor raised
     if isinstance(error, MissingMandatoryValue):
@@ -65,4 +72,4 @@ def _message(error: BaseException) -> str | None:
     if "in DataLoader worker process" in text.partition("\n")[0]:
         return text.strip().rpartition("\n")[2].partition(": ")[2] or text
     expected = HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, OSError, ArithmeticError
-    return text if isinstance(error, expected) or kind == "MisconfigurationException" else None
+    return text if isinstance(error, expected) else None

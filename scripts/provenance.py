@@ -6,11 +6,17 @@ from pathlib import Path
 
 
 def commit() -> str | None:
-    """The commit of this checkout, "-dirty" behind it if there are changes; None without git or its history."""
+    """The commit of this checkout, "-dirty" behind it if there are changes, or code that git does not know; None
+    without git or its history."""
     if shutil.which("git") is None:
         return None
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # tags
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip() or None
+    described = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")  # tags
+    added = _git("ls-files", "--others", "--exclude-standard", "--", ":/*.py", ":/*.yaml")
+    return f"{described.removesuffix('-dirty')}-dirty" if described and added else described or None
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(["git", *command], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
 
 
 def short(commit: str) -> str:

@@ -87,12 +87,12 @@ def train(config: DictConfig) -> dict:
     check_seed(config.seed)
     check_trainer(config.trainer)
     check_buildable(config)
-    resume = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name)
+    resume, folder = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name), Path(config.run_dir)
+    checkpoint.check_folder(folder, resume or None)
     saved = checkpoint.load(resume) if resume else {"config": {}}
     if resume:
         checkpoint.check_tokenizer(resume, saved, config)
         checkpoint.check_unseen(saved, config)
-    folder = Path(config.run_dir)
     seed_everything(config.seed, verbose=False)
     datamodule = instantiate(config.data)
     if resume and (tokenizer := checkpoint.tokenizer_folder(resume)):

@@ -15,9 +15,9 @@ from queue import SimpleQueue
 import yaml
 from tqdm import tqdm
 
+from scripts import checkpoint
 from scripts.benchmarks import ROOT
 from scripts.benchmarks.results import device_slug, slug
-from scripts.checkpoint import LAST
 from scripts.overrides import check_overrides, quoted
 from scripts.provenance import short
 from scripts.reproduction.result import Options
@@ -111,9 +111,8 @@ def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -
     """What went wrong, if anything."""
     run.folder.mkdir(parents=True, exist_ok=True)
     where = [f"hydra.run.dir={quoted(run.folder)}", "trainer.enable_progress_bar=false"]
-    last = run.folder / "checkpoints" / LAST
-    if last.exists():
-        where.append(f"ckpt_path={quoted(last)}")
+    if checkpoint.of_run(run.folder):
+        where.append(f"ckpt_path={quoted(run.folder)}")
     command = [sys.executable, "-m", "scripts.train", *run.overrides, *overrides, *where]
     with (run.folder / LOG).open("w") as log:
         code = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode

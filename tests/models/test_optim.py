@@ -33,6 +33,11 @@ def test_warmup_cosine(step, lr):
     assert warmup_cosine(step, **PAPER) == pytest.approx(lr)
 
 
+def test_a_rate_that_would_rise():
+    with pytest.raises(ValueError, match=r"final_lr=0\.0001 is above lr=1e-05: .* lower optim\.final_lr too"):
+        adamw_cosine(tiny(), lr=1e-5, total_steps=2000)
+
+
 def test_optimizer_follows_the_schedule():
     settings = {"lr": 0.1, "final_lr": 0.01, "warmup_steps": 2, "total_steps": 8}
     configured = adamw_cosine(tiny(), **settings)

@@ -62,6 +62,8 @@ def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
         ("scripts.train", ["model=lsmt"], "Could not find 'model/lsmt'"),
         ("scripts.train", ["optim.learning_rate=1"], "unknown config key 'optim.learning_rate': optim has _target_,"),
         ("scripts.train", ["trainer.max_step=1"], "'trainer.max_step': did you mean trainer.max_steps? trainer has"),
+        ("scripts.train", ["foo=1"], "trainer, logger\n"),  # nothing reads a key that is added there
+        ("scripts.train", ["callbacks.rate._target_=a.b"], "callbacks has no keys (+callbacks.rate._target_=... adds"),
         ("scripts.train", ["lr=1e-3"], "unknown config key 'lr': did you mean optim.lr? the config has name,"),
         ("scripts.train", ["+foo=1"], "error: +foo=1: nothing reads a key 'foo' beside those of the config"),
         (
@@ -141,6 +143,7 @@ def test_a_job_that_fails_leaves_the_others(tmp_path):
     )
     assert ended.returncode == 1
     assert ended.stderr.count("error: ") == 1
+    assert "Traceback" not in ended.stderr
     assert "optim.lr=1e+20" in ended.stderr.partition(" failed\nerror: ")[0].splitlines()[-1]
     assert len(list(tmp_path.glob("outputs/parity/*/*/eval.json"))) == 2
 
@@ -157,6 +160,7 @@ def test_an_empty_path_resumes_nothing():
         ("val_every=null", "val_every=null: expected a value of type int, such as 100"),
         ("optim.lr=0.1,high", "optim.lr=high: expected a value of type float, such as 0.003"),
         ("data.batch_size=12.5", "data.batch_size=12.5: expected a value of type int, such as 128"),
+        ("data.task=[parity,s3]", "data.task=['parity', 's3']: expected one value, such as parity"),
         ("data.eval_lengths=64", "data.eval_lengths=64: expected a value of type list"),
         ("model.mixer=lstm", "model.mixer=lstm: model.mixer has keys of its own, set one of them: _target_, "),
     ],

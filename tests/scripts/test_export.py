@@ -67,6 +67,7 @@ def test_model_card_says_what_it_is(run, tmp_path):
         assert f"| {row} |" in card
     commit = json.loads((tmp_path / "outputs/text_tiny/run/eval.json").read_text())["environment"]["commit"]
     assert f"| commit of the evaluation | {commit} |" in card
+    assert str(tmp_path / "out") not in card.partition("## Configuration")[0]  # of this machine alone
 
 
 def test_model_card_has_the_evaluation_of_the_run(run, tmp_path):

@@ -66,6 +66,12 @@ def test_a_dtype_that_there_is_not(run):
         text(run, dtype="int8")
 
 
+@pytest.mark.parametrize("top_p", [0.0, 2.0])
+def test_a_probability_that_is_none(top_p):
+    with pytest.raises(ValueError, match=rf"top_p={top_p}: expected a probability above 0; 1.0 samples from all"):
+        text("anywhere", top_p=top_p)
+
+
 def test_a_device_that_there_is_not():
     with pytest.raises(ValueError, match="device=cuda:99: PyTorch has cpu"):
         text("anywhere", device="cuda:99")

@@ -208,9 +208,9 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(subprocess, "run", run)
     leave_run(tmp_path / "finished")
     (tmp_path / "finished" / ".hydra" / "overrides.yaml").write_text("[name=finished, seed=1, ckpt_path=x]")
-    broken_off = tmp_path / "broken_off" / "checkpoints" / "last.ckpt"
-    broken_off.parent.mkdir(parents=True)
-    broken_off.touch()
+    broken_off = tmp_path / "broken_off"
+    (broken_off / "checkpoints").mkdir(parents=True)
+    (broken_off / "checkpoints" / "previous.ckpt").touch()  # killed when it had moved last.ckpt away
     names = ("finished", "broken_off", "new")
     train([Run(tmp_path / name, (f"name={name}",)) for name in names], Options(overrides=("seed=1",)))
     assert [command[0] for command in commands] == ["name=broken_off", "name=new"]

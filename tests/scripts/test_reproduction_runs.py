@@ -71,9 +71,8 @@ def test_runs_at_a_time_are_on_different_gpus(tmp_path, monkeypatch):
 
 def test_folders_of_any_name_reach_training(tmp_path, monkeypatch):
     folder = tmp_path / "lr=1e-3, it's {one}"
-    checkpoint = folder / "checkpoints" / LAST
-    checkpoint.parent.mkdir(parents=True)
-    checkpoint.touch()
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / LAST).touch()
     commands = []
 
     def run(command, **_):
@@ -85,4 +84,4 @@ def test_folders_of_any_name_reach_training(tmp_path, monkeypatch):
     parsed = OverridesParser.create().parse_overrides(commands[0][3:])
     asked = {override.key_or_group: override.value() for override in parsed}
     assert asked["hydra.run.dir"] == str(folder)
-    assert asked["ckpt_path"] == str(checkpoint)
+    assert asked["ckpt_path"] == str(folder)

@@ -81,7 +81,8 @@ def test_metrics_of_a_run_that_goes_on_in_its_folder(tiny_config):
     resumed = metrics(file.parent)
     assert [row["step"] for row in resumed] == [row["step"] for row in whole]
     assert [row["train/loss"] for row in resumed] == [row["train/loss"] for row in whole]
-    config.ckpt_path = None  # begins anew
+    shutil.rmtree(f"{config.run_dir}/checkpoints")  # the run was killed before the first: it begins anew
+    config.ckpt_path = None
     train(config)
     assert [row["train/loss"] for row in metrics(file.parent)] == [row["train/loss"] for row in whole]
 
@@ -173,6 +174,7 @@ def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, c
     for _ in range(2):
         config = tiny_config("text_tiny", run="same")
         train(config)
+        shutil.rmtree(f"{config.run_dir}/checkpoints")  # as if it had been killed before the first
         texts.append((Path(config.run_dir) / "tokenizer" / "tokenizer.json").read_text())
         assert texts[-1] in {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")}
         change_texts()
@@ -232,6 +234,20 @@ def test_last_is_the_latest_run_and_can_be_lengthened(tiny_config):
     longer = tiny_config("parity", "optim.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", run="second")
     train(longer)
     assert list(losses(Path(longer.run_dir))) == [8, 9, 10, 11]
+
+
+def test_the_folder_of_another_run_is_left_alone(tiny_config):
+    whole = ["optim.total_steps=20", "val_every=2"]
+    config = tiny_config("parity", *whole)
+    train(config)
+    made = {file: file.read_bytes() for file in Path(config.run_dir).rglob("*") if file.is_file()}
+    train(tiny_config("parity", *whole, run="other"))
+    for resumed in ([], [f"ckpt_path={Path(config.run_dir).parent}/other"]):
+        with pytest.raises(FileExistsError, match=rf"{config.run_dir} holds a run: ckpt_path={config.run_dir} goes on"):
+            train(tiny_config("parity", *whole, "trainer.max_steps=12", *resumed))
+    assert {file: file.read_bytes() for file in made} == made
+    train(tiny_config("parity", *whole, "trainer.max_steps=12", f"ckpt_path={config.run_dir}"))
+    assert list(losses(Path(config.run_dir))) == list(range(12))
 
 
 def test_a_run_goes_on_by_another_backend(tiny_config):
@@ -434,6 +450,24 @@ def test_a_callback_of_lightning(tiny_config):
     config = tiny_config("parity", "+callbacks.rate._target_=lightning.pytorch.callbacks.LearningRateMonitor")
     train(config)
     assert any(row.get("lr-AdamW/pg1") for row in metrics(Path(config.run_dir)))
+
+
+def test_a_callback_that_waits_for_what_is_not_logged(tiny_config, monkeypatch):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    stop = "+callbacks.stop={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/nothing}"
+    with (
+        pytest.raises(SystemExit, match=r"metric `val/nothing` .* any of the following: .*`val/loss`"),
+        one_line_errors(),
+    ):
+        train(tiny_config("parity", stop))
+
+
+def test_wandb_without_an_account(tiny_config, monkeypatch, tmp_path):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", "too-short")
+    with pytest.raises(SystemExit, match=r"WANDB_API_KEY invalid: .*WANDB_MODE=offline needs no"), one_line_errors():
+        train(tiny_config("parity", "logger=wandb"))
 
 
 def test_no_logger(tiny_config):
