@@ -110,6 +110,9 @@ def check_overrides(arguments: list[str], config_name: str = "train") -> None:
     if any(argument.startswith(_OTHER_CONFIGS) for argument in arguments):
         return
     for argument in arguments:
+        if argument.startswith("~") and is_group(group := argument.lstrip("~").partition("=")[0]):
+            options = ", ".join(sorted(file.stem for file in Path(CONFIGS, group).glob("*.yaml")))
+            raise ValueError(f"{argument}: a run has every group of the configs; {group} is one of {options}")
         added = re.fullmatch(r"\+([^+.=@/]+)=.*", argument, re.DOTALL)
         if added and not is_group(added[1]):
             raise ValueError(f"{argument}: nothing reads a key {added[1]!r} beside those of the config")

@@ -62,6 +62,11 @@ def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
         ("scripts.train", ["model=lsmt"], "Could not find 'model/lsmt'"),
         ("scripts.train", ["optim.learning_rate=1"], "unknown config key 'optim.learning_rate': optim has _target_,"),
         ("scripts.train", ["trainer.max_step=1"], "'trainer.max_step': did you mean trainer.max_steps? trainer has"),
+        (
+            "scripts.train",
+            ["~logger"],
+            "~logger: a run has every group of the configs; logger is one of csv, none, wandb",
+        ),
         ("scripts.train", ["foo=1"], "trainer, logger\n"),  # nothing reads a key that is added there
         ("scripts.train", ["callbacks.rate._target_=a.b"], "callbacks has no keys (+callbacks.rate._target_=... adds"),
         ("scripts.train", ["lr=1e-3"], "unknown config key 'lr': did you mean optim.lr? the config has name,"),
