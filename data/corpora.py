@@ -65,6 +65,14 @@ class Corpus:
             return {"source": self.source, "column": self.column, **hub_names}
         return {"source": self.source, "column": self.column, "files": fingerprint(self.files)}
 
+    def extent(self) -> str:
+        """What a place in the corpus counts in: names and sizes of files, wherever they lie, or names on the hub."""
+        if self.files is None:
+            return " ".join(filter(None, (self.source, self.subset, self.split, self.revision)))
+        files = [(Path(name).name, Path(name).stat().st_size) for name in self.files]
+        digest = hashlib.blake2b(repr(files).encode(), digest_size=4).hexdigest()
+        return f"{len(files)} files of {sum(size for _, size in files)} bytes ({digest})"
+
     def rows(self) -> tuple[datasets.IterableDataset, int | None]:
         """Rows with the column `self.column`, and how much there is: bytes of local files, rows on the hub if known."""
         if self.files is None:

@@ -149,7 +149,7 @@ def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
     folder = recipe.folder(cache_dir)
     if _is_whole(folder):  # it may be somebody else's, in which nothing can be locked
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
+    cache_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"), _naming_a_full_disk():  # of several processes one builds, the others wait
         try:
             manifest = Manifest.read(folder)

@@ -130,7 +130,7 @@ class Text(ResumableDataModule):
     def train_dataloader(self) -> DataLoader:
         if not self.streaming:
             return self.training_loader(self.train_data, len(self.train_data))
-        recipe = self.recipe.at_revision(self.manifest.revision)
+        recipe = self._streamed
         dataset = StreamedBlocks(
             recipe.corpus,
             Encoder(self.tokenizer),
@@ -177,9 +177,14 @@ class Text(ResumableDataModule):
         return state
 
     @property
-    def _stream(self) -> dict[str, int]:
+    def _stream(self) -> dict[str, int | str]:
         """What a place in the stream counts in."""
-        return {key: getattr(self, key) for key in ("batch_size", "context_length", "shuffle_blocks")}
+        shape = {key: getattr(self, key) for key in ("batch_size", "context_length", "shuffle_blocks", "seed")}
+        return shape | {"source": self._streamed.corpus.extent()}
+
+    @property
+    def _streamed(self) -> Recipe:
+        return self.recipe.at_revision(self.manifest.revision)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         position = state_dict["position"]
@@ -191,10 +196,14 @@ class Text(ResumableDataModule):
                     f"the checkpoint is of a run on {len(position)} ranks, this one has {self.world_size}; "
                     "with streaming=true they must be the same number"
                 )
-            if state_dict["stream"] != self._stream:
+            before, now = state_dict["stream"], self._stream
+            if differences := [
+                f"{key}: {before.get(key)} in the checkpoint, {now[key]} now"
+                for key in now
+                if before.get(key) != now[key]
+            ]:
                 raise ValueError(
-                    f"the checkpoint is of a stream with {state_dict['stream']}, this one has {self._stream}; "
-                    "with streaming=true they must be the same"
+                    f"with streaming=true a run goes on in the same stream alone; {'; '.join(differences)}"
                 )
             position = position[self.rank]
         super().load_state_dict({"position": position})

@@ -44,6 +44,8 @@ def trained_size(name: str) -> int | None:
     """2048 for "bpe:2048"; None for a tokenizer that exists already."""
     match = TRAINED.fullmatch(name)
     if not match:
+        if name.startswith("bpe:"):
+            raise ValueError(f"tokenizer {name!r}: bpe: takes a number of tokens, such as bpe:2048")
         return None
     size = int(match[1])
     if size < SMALLEST_BPE:

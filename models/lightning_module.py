@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.aggregation import CatMetric, SumMetric
 
@@ -24,8 +25,8 @@ class SequenceModule(LightningModule):
 
     Args:
         model: the model to train.
-        optim: `optim(model, fused=...)` gives what `configure_optimizers` returns, such as a partial of
-            `models.optim.adamw_cosine`; None for a module that only evaluates.
+        optim: `optim(model, fused=...)` gives an optimizer, or a dict of one and its schedule as `configure_optimizers`
+            returns, such as a partial of `models.optim.adamw_cosine`; None for a module that only evaluates.
         compile: torch.compile the model and its loss, for training, and for evaluating batches of the same shape, which
             those of text have. Other batches run uncompiled: each shape would be compiled anew.
 
@@ -33,7 +34,9 @@ class SequenceModule(LightningModule):
     label, from 1), and 1 where the answer at that last position was right, else 0.
     """
 
-    def __init__(self, model: SequenceModel, optim: Callable[..., dict] | None = None, compile: bool = False) -> None:
+    def __init__(
+        self, model: SequenceModel, optim: Callable[..., dict | Optimizer] | None = None, compile: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.optim = optim
@@ -63,6 +66,8 @@ class SequenceModule(LightningModule):
         # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.
         options = {"fused": self.trainer.precision != "16-mixed"} | getattr(self.optim, "keywords", {})
         configured = self.optim(self.model, **options)
+        if isinstance(configured, Optimizer):
+            configured = {"optimizer": configured}
         groups = configured["optimizer"].param_groups
         self._group_options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         return configured

@@ -108,7 +108,10 @@ class RunRecord(Callback):
     """Puts the config into the run's folder, checkpoints and loggers, and a tokenizer into the folder."""
 
     def __init__(self, config: DictConfig) -> None:
-        self.config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
+        self._open_config = config  # the data will set the model's vocabulary
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.config: dict[str, Any] = OmegaConf.to_container(self._open_config, resolve=True)
         self.last = Path(self.config["checkpoint"]["dirpath"]) / LAST
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -140,9 +143,10 @@ class RunRecord(Callback):
         checkpoint["config"] = self.config
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        run, step = self.config["run_dir"], trainer.global_step
+        step = trainer.global_step
         if not trainer.is_global_zero or not step:
             return
+        run = self.config["run_dir"]
         advice = f"ckpt_path={run} goes on from its checkpoint"
         if not self.last.exists():
             advice = f"no checkpoint yet, there is one every val_every={self.config['val_every']} steps"

@@ -176,6 +176,16 @@ def _leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
     return leaves
 
 
+def check_data(file: Path, content: dict[str, Any], config: DictConfig) -> None:
+    """Raise where a run would go on with data of another kind, as with the default experiment's."""
+    before, now = content["config"]["data"]["_target_"], config.data._target_
+    if before != now:
+        raise ValueError(
+            f"{file} was trained on {before}, and this command has {now}: with a GROUP=OPTION a run's own command is "
+            "not taken over, so give its experiment=... or data=... again"
+        )
+
+
 def check_tokenizer(file: Path, content: dict[str, Any], config: DictConfig) -> None:
     """Raise unless the config names the tokenizer that the model of a checkpoint was trained with."""
     from data import tokenization

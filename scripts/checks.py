@@ -151,13 +151,36 @@ def check_buildable(config: DictConfig) -> None:
         if isinstance(error.__cause__, RuntimeError):  # some part wants numbers, and is built when they are there
             return
         raise
-    instantiate(sized.optim)(model, fused=False)
+    check_optimizer(sized.optim, model)
     without = [part for part in model.modules() if not getattr(part, "trains_with_resets", True)]
     if config.data.get("reset_at_documents") and without:
         raise ValueError(
             f"data.reset_at_documents=true: {type(without[0]).__name__} cannot be trained with resets; set it to false"
         )
     _warn_of_float16(model, config.trainer)
+
+
+def check_optimizer(optim: DictConfig, model: Any) -> None:
+    """Raise for settings that no optimizer takes, those of an experiment too, which are for AdamW."""
+    from hydra.utils import instantiate
+
+    try:
+        instantiate(optim)(model, fused=False)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ValueError(
+            f"optim: {error}; experiments set keys for AdamW: ~optim.KEY removes one, and a function with **others "
+            "takes all (docs/training.md has an example)"
+        ) from error
+
+
+def check_callbacks(callbacks: DictConfig) -> None:
+    for name, callback in callbacks.items():
+        if not (OmegaConf.is_config(callback) and "_target_" in callback):
+            raise ValueError(
+                f"callbacks.{name}={callback}: expected its class, +callbacks.{name}._target_=module.Class"
+            )
 
 
 def _warn_of_float16(model: Any, trainer: DictConfig) -> None:

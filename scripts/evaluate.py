@@ -91,6 +91,20 @@ def _check_read(overrides: list[str]) -> None:
             raise ValueError(f"{override}: a checkpoint is of the model that was trained")
 
 
+def _check_source(datamodule: "LightningDataModule", overrides: list[str]) -> None:
+    """Raise where another source is given to a run that validates on files of their own, which it does not change."""
+    from data.text import Text
+
+    keys = {override.partition("=")[0] for override in overrides}
+    if not isinstance(datamodule, Text) or "data.source" not in keys or "data.val_split" in keys:
+        return
+    if (validation := datamodule.recipe.val_corpus) and validation.files is not None:
+        raise ValueError(
+            f"data.source is not what is evaluated: the run validates on data.val_split={validation.source}; name the "
+            "files there, or set data.val_split=null to hold out data.val_fraction of the source"
+        )
+
+
 def main(ckpt: str, overrides: list[str]) -> dict:
     """Evaluate the checkpoint `ckpt` and leave the results in a new folder of its run."""
     from hydra.utils import instantiate
@@ -107,6 +121,7 @@ def main(ckpt: str, overrides: list[str]) -> dict:
     check_nulls("data", config.data)
     check_evaluation(config.trainer)
     datamodule = instantiate(config.data)
+    _check_source(datamodule, overrides)
     if tokenizer := checkpoint.tokenizer_folder(file):
         datamodule.take_tokenizer(tokenizer)
     module = SequenceModule(instantiate(config.model))

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from scripts.checks import check_buildable, check_seed, check_sweep, check_trainer
+from scripts.checks import check_buildable, check_callbacks, check_seed, check_sweep, check_trainer
 from scripts.config import CONFIGS
 from scripts.overrides import check_overrides, overrides_of_run
 from scripts.process import one_line_errors, prepare_process
@@ -86,17 +86,22 @@ def train(config: DictConfig) -> dict:
     prepare_process(config.threads)
     check_seed(config.seed)
     check_trainer(config.trainer)
+    check_callbacks(config.callbacks)
     check_buildable(config)
     resume, folder = config.ckpt_path and checkpoint.find(config.ckpt_path, config.name), Path(config.run_dir)
     checkpoint.check_folder(folder, resume or None)
     saved = checkpoint.load(resume) if resume else {"config": {}}
     if resume:
+        checkpoint.check_data(resume, saved, config)
         checkpoint.check_tokenizer(resume, saved, config)
         checkpoint.check_unseen(saved, config)
     seed_everything(config.seed, verbose=False)
     datamodule = instantiate(config.data)
     if resume and (tokenizer := checkpoint.tokenizer_folder(resume)):
         datamodule.take_tokenizer(tokenizer)
+    name_wandb_run(config.logger, saved["config"].get("logger"))
+    # Before the data, which may take hours to prepare: this raises for what Lightning and the callbacks refuse.
+    trainer = build_trainer(config, samples=hasattr(datamodule, "tokenizer"))
     datamodule.prepare_data()
     datamodule.setup("fit")
     fit_model_to_data(config.model, datamodule)
@@ -104,12 +109,10 @@ def train(config: DictConfig) -> dict:
     if resume:
         steps_left = checkpoint.check_resumable(resume, saved, config)
         rank_zero_only(print)(f"resuming from {resume}")
-    name_wandb_run(config.logger, saved["config"].get("logger"))
 
     if config.compile:
         torch.compiler.reset()  # the jobs of a sweep are one function of many models, and PyTorch compiles it for few
     module = SequenceModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
-    trainer = build_trainer(config, samples=hasattr(datamodule, "tokenizer"))
     if steps_left:
         trainer.fit(module, datamodule=datamodule, ckpt_path=resume or None, weights_only=True)
         step = trainer.global_step

@@ -231,13 +231,22 @@ class TestStreaming:
         ("state", "message"),
         [
             ({"position": [0, 0]}, "a run on 2 ranks, this one has 1"),
-            ({"position": [0], "stream": {"batch_size": 999}}, "of a stream with {'batch_size': 999}, this one has"),
+            ({"position": [0], "stream": {"batch_size": 999}}, "batch_size: 999 in the checkpoint, 4 now"),
             ({"position": 8}, "streaming=True now, but not"),
         ],
     )
     def test_a_checkpoint_that_does_not_fit(self, make, state, message):
         with pytest.raises(ValueError, match=message):
             make(**self.arguments).load_state_dict(state)
+
+    def test_a_corpus_that_has_changed(self, make, corpus, tmp_path):
+        copy = shutil.copytree(Path(corpus).parent, tmp_path / "copy")
+        state = make(**self.arguments).state_dict()
+        make(**self.arguments, source=str(copy / "*.jsonl")).load_state_dict(state)  # the same files elsewhere
+        (copy / "0.jsonl").unlink()
+        changed = make(**self.arguments, source=str(copy / "*.jsonl"))
+        with pytest.raises(ValueError, match=r"source: 3 files of \d+ bytes .* in the checkpoint, 2 files of"):
+            changed.load_state_dict(state)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -3,12 +3,15 @@
 import re
 import shlex
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from scripts import checkpoint
 from scripts.overrides import check_overrides
+from scripts.train import train
 from tests.docs.pages import PAGES, has_code
-from tests.scripts.conftest import config
+from tests.scripts.conftest import SHORT, TINY, config
 
 TUTORIAL = "docs/tutorial_cell.md"  # has a test file of its own
 
@@ -16,6 +19,14 @@ TUTORIAL = "docs/tutorial_cell.md"  # has a test file of its own
 @pytest.mark.parametrize("page", [page for page in PAGES if has_code(page) and page != TUTORIAL])
 def test_code_runs(run_page, page):
     run_page(page)
+
+
+def test_the_optimizer_of_the_page_on_training_trains_by_its_file(run_page, tmp_path):
+    run_page("docs/training.md")
+    reader = f"hydra.searchpath=[file://{Path.cwd()}/configs]"
+    train(config("optim=sgd", *TINY["parity"], *SHORT, f"run_dir={tmp_path}", reader))
+    (group, _) = checkpoint.load(checkpoint.find(str(tmp_path)))["optimizer_states"][0]["param_groups"]
+    assert group["momentum"] == 0.95
 
 
 def train_commands(text):

@@ -47,6 +47,15 @@ def test_text_is_read_with_the_tokenizer_of_the_run(tiny_config, change_texts, t
     assert used.read_text() == (tmp_path / "outputs/text_tiny/run/tokenizer/tokenizer.json").read_text()
 
 
+def test_another_source_where_files_of_their_own_are_validated_on(tiny_config, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("another text. " * 99)
+    config = tiny_config("text_tiny", f"data.val_split={other}")
+    train(config)
+    with pytest.raises(ValueError, match=r"data\.source is not what is evaluated: .*data\.val_split=.*other\.txt"):
+        main(config.run_dir, [f"data.source={tmp_path}/texts/1*.txt"])
+
+
 def test_overrides_reach_the_config():
     saved = {"data": {"eval_lengths": [40, 64], "seed": 0}, "seed": 0}
     changed = config_with(saved, ["data.eval_lengths=[40,64,512]", "seed=3"])

@@ -169,6 +169,15 @@ def test_a_run_that_goes_on_keeps_its_tokenizer(tiny_config):
         train(tiny_config("text_tiny", *other, run="second"))
 
 
+def test_resuming_with_the_data_of_another_experiment_is_refused(tiny_config):
+    config = tiny_config("text_tiny")
+    train(config)
+    with pytest.raises(
+        ValueError, match=r"trained on data\.text\.Text, and this command has .* give its experiment=\.\.\."
+    ):
+        train(tiny_config("parity", f"ckpt_path={config.run_dir}"))
+
+
 def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, change_texts, tmp_path):
     texts = []
     for _ in range(2):
@@ -299,7 +308,6 @@ def test_model_too_small_for_the_data(tiny_config):
         ("threads=0", "threads=0: expected at least 1, or null for one per core"),
         ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed needs a GPU; on a CPU .* bf16-mixed or 32-true"),
         ("trainer.strategy=fsdp", r"trainer\.strategy=fsdp: .* take trainer=fsdp_8"),
-        ("trainer.precision=half", "Precision 'half' is invalid"),
         ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0: a run ends with an evaluation"),
         ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1 must be positive; null: no clipping"),
         ("+trainer.profiler=simple", r"trainer\.profiler is set by this program"),
@@ -330,6 +338,11 @@ def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, messa
         ("model.embedding_std=-1", "embedding_std=-1 must not be negative"),
         ("model.mixer.conv_width=null", r"model\.mixer\.conv_width=null: expected a value of type int"),
         ("data.batch_size=null", r"data\.batch_size=null: expected a value of type int"),
+        ("data.tokenizer=bpe:many", "tokenizer 'bpe:many': bpe: takes a number of tokens, such as bpe:2048"),
+        ("trainer.precision=half", "Precision 'half' is invalid.*"),
+        ("+callbacks.rate._target_=lightning.Nope", "Error locating target 'lightning.Nope'.*"),
+        ("+callbacks.rate=lightning.Callback", r"callbacks\.rate=lightning\.Callback: expected its class, .*"),
+        ("optim._target_=torch.optim.SGD", r"optim: .* unexpected keyword argument .* ~optim\.KEY removes one.*"),
         ("trainer.max_steps=0", r"total_steps=0 must be at least 1 \(in the configs trainer\.max_steps\)"),
         (
             "optim.warmup_steps=200",
