@@ -75,6 +75,12 @@ class Cell:
                 raise ValueError(f"cell {self.name!r}: {kind}={names!r} must be a tuple of names, as in ({names!r},)")
         signature = inspect.signature(self.step).parameters.values()
         parameters = tuple(one.name for one in signature if one.default is one.empty)  # others keep their defaults
+        named = [one.name for one in signature if one.name in parameters and one.kind not in _BY_POSITION]
+        if named:
+            raise ValueError(
+                f"cell {self.name!r}: step takes {named} by name or in any number, but gates and states are given one "
+                "by one, by position; put an argument of your own behind them, with a default"
+            )
         states = tuple(self.states)
         gates = parameters[: len(parameters) - len(states)]
         if not states or parameters[len(gates) :] != states or not gates:
@@ -117,7 +123,7 @@ class Cell:
         """Raise for what backends would compute otherwise than the step, or not at all."""
         try:
             together = self._updated_example()
-            element_wise = self._is_element_wise(together)
+            element_wise = self._is_element_wise()
             self.update(*([value.as_subclass(_Unknown) for value in group] for group in self._example()))
         except (RuntimeError, IndexError) as error:
             reason = str(error).partition("\n")[0]
@@ -140,14 +146,22 @@ class Cell:
                 "and states alone, so no mean, softmax or indexing"
             )
 
-    def _is_element_wise(self, together: tuple[Tensor, ...]) -> bool:
-        """Whether a unit's new states, computed alone, are those of `together`, the example's; a backend that takes the
-        step as it is, such as vanilla, would mix units and sequences without a word."""
-        alone = self.update(*([value[1:2, 1:2].clone() for value in group] for group in self._example()))
-        return all(
-            new.shape == (4, 3) and torch.allclose(new[1:2, 1:2], one, equal_nan=True)
-            for new, one in zip(together, alone, strict=True)
-        )
+    def _is_element_wise(self) -> bool:
+        """Whether every unit's new states are the same computed alone; a backend that takes the step as it is, such as
+        vanilla, would mix units and sequences without a word."""
+        # Of another shape than the example, which a captured tensor may have, and in an order that sorting changes.
+        example = [[value.mT[[2, 0, 1]][:, [1, 3, 0, 2]] for value in group] for group in self._example()]
+        together = self.update(*([value.clone() for value in group] for group in example))
+        if any(new.shape != (3, 4) for new in together):
+            return False
+        for row, column in torch.cartesian_prod(torch.arange(3), torch.arange(4)).tolist():
+            unit = slice(row, row + 1), slice(column, column + 1)
+            alone = self.update(*([value[unit].clone() for value in group] for group in example))
+            if any(
+                not torch.allclose(new[unit], one, equal_nan=True) for new, one in zip(together, alone, strict=True)
+            ):
+                return False
+        return True
 
     def _random_numbers_were_drawn(self) -> bool:
         before = torch.get_rng_state()
@@ -210,6 +224,7 @@ class _Unknown(Tensor):
 
 _LOOKS_AT_VALUES = {getattr(Tensor, name) for name in ("__bool__", "__float__", "__int__", "item", "tolist", "numpy")}
 _RESERVED = ("d_", "new_", "factor")
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEY: dict[str, Cell] = {}
 _REGISTRY: dict[str, Cell] = {}
 _BUILT_IN: set[str] = set()

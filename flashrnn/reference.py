@@ -68,7 +68,7 @@ class Reference:
 
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
         R, states, reset, h, aux, gates = kept
-        layout, functions, T = _Layout(cell), _functions(cell), h.shape[1]
+        layout, functions, T = _Layout(cell), _functions(cell, states.dtype), h.shape[1]
         matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]
         recurrent_gates = slice(matrix.shape[1])  # of the last axis
         given = [None if g is None else g.to(states.dtype).permute(2, 1, 0, 3) for g in _per_state(cell, grads)]
@@ -169,9 +169,9 @@ class _Functions:
 
 
 @cache
-def _functions(cell: Cell) -> _Functions:
+def _functions(cell: Cell, dtype: torch.dtype) -> _Functions:
     try:
-        graphs = trace(cell)
+        graphs = trace(cell, dtype)
     except UntraceableCell as reason:
         logger.warning("%s; its backward differentiates the step in every time step, which takes longer", reason)
         return _functions_of_step(cell)

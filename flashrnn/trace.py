@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 
+import torch
+
 from flashrnn.cells import Cell
 from flashrnn.codegen.graph import Graph
 
@@ -27,17 +29,24 @@ class UntraceableCell(ValueError):
     """The step of a cell uses something that has no scalar graph."""
 
 
-@cache
-def trace(cell: Cell) -> Trace:
+def trace(cell: Cell, dtype: torch.dtype = torch.float32) -> Trace:
     """Scalar graphs of `cell`; raises UntraceableCell naming the operator that has none.
 
-    In a thread of its own, which starts without the modes of the caller: a trace is the same at inference and under
+    A step may choose its constants by the dtype of its numbers: it sees float64 for `dtype` float64, and float32 for
+    all others, in which half types are computed too.
+    """
+    return _traced(cell, torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@cache
+def _traced(cell: Cell, dtype: torch.dtype) -> Trace:
+    """In a thread of its own, which starts without the modes of the caller: a trace is the same at inference and under
     autocast, and within an operator of a compiled model, where PyTorch's tracing modes do not nest.
     """
     from flashrnn.tracer import make_trace  # which imports this module
 
     with _TRACING, ThreadPoolExecutor(1) as thread:
-        return thread.submit(make_trace, cell).result()
+        return thread.submit(make_trace, cell, dtype).result()
 
 
 _TRACING = Lock()  # of PyTorch's tracing modes there is one count for all threads

@@ -23,8 +23,8 @@ from flashrnn.codegen.torch_source import torch_function
 from flashrnn.trace import Trace, UntraceableCell
 
 
-def make_trace(cell: Cell) -> Trace:
-    """Scalar graphs of `cell`; raises UntraceableCell naming the operator that has none."""
+def make_trace(cell: Cell, dtype: torch.dtype) -> Trace:
+    """Scalar graphs of `cell` for numbers of this dtype; raises UntraceableCell naming the operator that has none."""
     names = (*cell.gates, *cell.states)
     cotangents = tuple(f"d_new_{state}" for state in cell.states)
 
@@ -39,8 +39,8 @@ def make_trace(cell: Cell) -> Trace:
         total = sum(n * d for n, d in zip(new, cotangents, strict=True)) + sum(0.0 * value for value in primals)
         return torch.autograd.grad(total, primals)
 
-    new = _scalar_graph(cell, forward, (names,), [f"new_{state}" for state in cell.states])
-    joint = _scalar_graph(cell, vjp, (names, cotangents), [f"d_{name}" for name in names])
+    new = _scalar_graph(cell, dtype, forward, (names,), [f"new_{state}" for state in cell.states])
+    joint = _scalar_graph(cell, dtype, vjp, (names, cotangents), [f"d_{name}" for name in names])
     factors, backward = _split(cell, joint, cotangents)
     return Trace(new, factors, backward)
 
@@ -70,10 +70,11 @@ _TAKES_TRUTH = {
 }  # operator -> its operands that are truth values
 
 
-def _scalar_graph(cell: Cell, function: Callable, input_names: tuple, output_names: list[str]) -> Graph:
-    # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero. Kernels
-    # compute in float32, for which a step may choose its constants.
-    options = {"dtype": torch.float32, "device": "cpu"}
+def _scalar_graph(
+    cell: Cell, dtype: torch.dtype, function: Callable, input_names: tuple, output_names: list[str]
+) -> Graph:
+    # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero.
+    options = {"dtype": dtype, "device": "cpu"}
     examples = [[torch.tensor(0.5 + 0.01 * k, **options) for k in range(len(names))] for names in input_names]
     inputs = dict(zip(chain(*input_names), chain(*examples), strict=True))
     recorder = _Recorder(cell)
@@ -131,7 +132,14 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(value, Tensor):
             return self.graph.const(value)
         node = self._nodes.get(value.data_ptr())
-        return self.graph.const(value.item()) if node is None else node
+        if node is not None:
+            return node
+        if value.ndim:  # results would take its shape
+            raise UntraceableCell(
+                f"cell {self._cell.name!r} captures a tensor of shape {list(value.shape)}: make it a number, or a "
+                "tensor without dimensions"
+            )
+        return self.graph.const(value.item())
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import torch
+
 from flashrnn.cells import Cell
 from flashrnn.codegen.graph import Graph
 from flashrnn.trace import trace
@@ -16,9 +18,9 @@ class Function(NamedTuple):
     outputs: dict[str, tuple[str, ...]]
 
 
-def functions(cell: Cell) -> tuple[Function, ...]:
-    """`cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`)."""
-    graphs = trace(cell)
+def functions(cell: Cell, dtype: torch.dtype = torch.float32) -> tuple[Function, ...]:
+    """`cell_forward`, `cell_factors` and `cell_backward` of a cell, for numbers of a dtype (see `trace`)."""
+    graphs = trace(cell, dtype)
     step = {"g": cell.gates, "s": cell.states}
     factors = tuple(sorted(graphs.factors.outputs, key=lambda name: int(name.removeprefix("factor"))))
     new = tuple(f"new_{state}" for state in cell.states)

@@ -1,5 +1,7 @@
 """Scalar graphs as loops over arrays, and matrix products, for numba to compile."""
 
+import torch
+
 from flashrnn.cells import Cell
 from flashrnn.codegen.functions import Function, functions
 from flashrnn.codegen.graph import Node
@@ -8,13 +10,13 @@ from flashrnn.codegen.printing import PYTHON, operations, variables, write
 _FORMULA = PYTHON | {"not": "not {0}"}
 
 
-def cell_loop(cell: Cell, direction: str) -> str:
+def cell_loop(cell: Cell, direction: str, dtype: torch.dtype) -> str:
     """The C function `kernel(gates, states, count)`, backward `kernel(gates, states, d_states, count)`.
 
     It goes over `count` numbers of every gate and state, STRIDE apart, and writes its results in the place of what it
     reads: the new states, or the gradients of the gates and of the states before.
     """
-    forward, factors, backward = functions(cell)
+    forward, factors, backward = functions(cell, dtype)
     gates = {name: f"gates[{k} * STRIDE + i]" for k, name in enumerate(cell.gates)}
     states = {name: f"states[{k} * STRIDE + i]" for k, name in enumerate(cell.states)}
     if direction == "forward":

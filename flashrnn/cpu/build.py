@@ -10,6 +10,7 @@ import sys
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
@@ -63,11 +64,20 @@ def matrix_product(width: int, dtype: torch.dtype) -> Part:
 def cell_step(direction: str, cell: Cell, stride: int, dtype: torch.dtype) -> Part:
     """The cell's element-wise step, or its gradient (see `cell_loop`)."""
     mathematics = _template("any_float"), _template(dtype_name(dtype))
-    return _compiled("cell", dtype, f"STRIDE = {stride}", *mathematics, cell_loop(cell, direction))
+    return _compiled("cell", dtype, f"STRIDE = {stride}", *mathematics, cell_loop(cell, direction, dtype))
+
+
+_COMPILING = Lock()  # two threads cannot import numba.types at once, and need not compile a part twice
 
 
 def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
     """The C function `kernel` of the module that consists of `parts`."""
+    with _COMPILING:
+        return _compiled_once(name, dtype, *parts)
+
+
+@cache
+def _compiled_once(name: str, dtype: torch.dtype, *parts: str) -> Part:
     names = f"from numba import {dtype_name(dtype)} as real\nfrom numpy import {dtype_name(dtype)} as F"
     text = "\n\n".join((names, _template("header"), *parts)) + "\n"
     versions = f"{sys.version} numba {version('numba')} llvmlite {version('llvmlite')} numpy {version('numpy')}"

@@ -1,11 +1,12 @@
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
 import torch
 
-from flashrnn import flashrnn, get_cell
+from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.cpu import build
 from flashrnn.dispatch import BACKENDS
 from tests.problems import random_inputs
@@ -49,6 +50,20 @@ def test_where_nothing_can_be_kept_a_process_compiles_for_itself(tmp_path):
     with pytest.warns(RuntimeWarning, match=r"cannot be kept in .*No space left"):
         build._execute(code, module, tmp_path / "of_a_full_disk.py")
     assert module.done
+
+
+def test_of_many_threads_one_compiles(monkeypatch):
+    cell, executed, execute = Cell("mine", lambda g, h: torch.tanh(g) - h, states=("h",)), [], build._execute
+
+    def record(code, module, path):
+        executed.append(path)
+        execute(code, module, path)
+
+    monkeypatch.setattr(build, "_execute", record)
+    with ThreadPoolExecutor(4) as threads:
+        parts = list(threads.map(lambda _: build.cell_step("forward", cell, 64, torch.float32), range(4)))
+    assert len(executed) == 1
+    assert len({part.address for part in parts}) == 1
 
 
 def test_importing_flashrnn_leaves_numba_alone():

@@ -100,16 +100,40 @@ def test_step_must_return_a_tensor_for_each_state(new):
         (lambda g, h: g - g.mean(), "step is not element-wise"),
         (lambda g, h: torch.softmax(g, -1) + h, "step is not element-wise"),
         (lambda g, h: g.cumsum(-1), "step is not element-wise"),
+        (lambda g, h: g + h.flip(-1), "step is not element-wise"),
+        (lambda g, h: g + h.sort(-1).values, "step is not element-wise"),
+        (lambda g, h: g + h.cummax(0).values, "step is not element-wise"),
+        (lambda g, h: g + h.median(), "step is not element-wise"),
+        (lambda g, h: g + torch.ones(3) * h, "step must run on tensors of any shape"),
         (lambda g, h: g[..., 0] + h, "step must run on tensors of any shape"),
         (lambda g, h: g if h > 0 else h, "step must run on tensors of any shape, without Python branches"),
         (lambda g, h: g if h.max() > 3 else h, "step must run on tensors of any shape, without Python branches"),
         (lambda g, h: g * float(h.isnan().any()), "step must run on tensors of any shape, without Python branches"),
     ],
-    ids=["mean", "softmax", "cumsum", "index", "branch", "branch on large values", "values of all units"],
+    ids=[
+        "mean",
+        "softmax",
+        "cumsum",
+        "flip",
+        "sort",
+        "maximum so far",
+        "median",
+        "captured units",
+        "index",
+        "branch",
+        "branch on large values",
+        "values of all units",
+    ],
 )
 def test_step_that_looks_at_other_units_is_refused(mixing, message):
     with pytest.raises(ValueError, match=f"cell 'mine': {message}"):
         Cell("mine", mixing, states=("h",))
+
+
+@pytest.mark.parametrize("step", [lambda g, *, h: g + h, lambda *gates_and_h: gates_and_h[0]])
+def test_step_that_does_not_take_its_arguments_by_position_is_refused(step):
+    with pytest.raises(ValueError, match=r"cell 'mine': step takes \['\w+'\] by name or in any number"):
+        Cell("mine", step, states=("h",))
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.5])

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashrnn import FlashRNN, flashrnn, get_cell
+from flashrnn import Cell, FlashRNN, flashrnn, get_cell
 from flashrnn.accuracy import relative_error
 from flashrnn.op import recurrence
 from tests.problems import BUILT_IN, CELLS, MINIMAL_GATED, cell_name, random_inputs, random_reset, results
@@ -342,3 +342,20 @@ def test_states_of_layers_have_no_time_axis():
     every, end = flashrnn(Wx, R, b, states, LSTM)
     assert torch.equal(torch.cat([h[None], aux]), every)
     assert torch.equal(last.unsqueeze(2), end)
+
+
+@pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
+def test_a_step_that_chooses_constants_by_dtype(backend):
+    """The epsilon of float32 would be wrong by far in float64."""
+
+    def step(g, n, h):
+        n = torch.exp(n)
+        return torch.tanh(g + h) * n / (n + torch.finfo(n.dtype).eps ** 0.25)
+
+    cell = Cell("with_epsilon", step, states=("h",))
+    inputs = [value.requires_grad_() for value in random_inputs(cell, 2, 3, 1, 4)]
+
+    def states(Wx, R, b, initial):
+        return flashrnn(Wx, R, b, initial, function=cell, backend=backend)[0]
+
+    assert torch.autograd.gradcheck(states, inputs)

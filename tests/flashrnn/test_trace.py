@@ -157,7 +157,7 @@ def test_operator_without_a_scalar_form_is_named(activation, operator):
 def test_python_branch_on_values_is_refused():
     def step(g, h):
         plain = h.as_subclass(torch.Tensor)  # in which the definition of the cell does not find the branch
-        return g if (plain > 0).any() else h
+        return g if (plain > -9).any() else h
 
     with pytest.raises(UntraceableCell, match=r"cell 'mine' uses the operator aten\.any"):
         trace(Cell("mine", step, states=("h",)))
@@ -173,9 +173,16 @@ def test_a_compiled_model_may_be_the_first_to_trace_a_cell():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_constants_are_those_of_the_dtype_that_kernels_compute_in():
+def test_a_captured_tensor_with_dimensions_is_named():
+    tau = torch.tensor([0.3])
+    with pytest.raises(UntraceableCell, match=r"cell 'mine' captures a tensor of shape \[1\]: make it a number"):
+        trace(Cell("mine", lambda g, h: tau * torch.tanh(g) + h, states=("h",)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_constants_are_those_of_the_dtype_that_kernels_compute_in(dtype):
     def step(g, n, h):
         return torch.sigmoid(g) * h / torch.clamp(n, min=torch.finfo(n.dtype).tiny)
 
-    graph = trace(Cell("tiny", step, states=("h",))).forward
-    assert torch.finfo(torch.float32).tiny in [node.value for node in graph.nodes if node.op == "const"]
+    graph = trace(Cell("tiny", step, states=("h",)), dtype).forward
+    assert torch.finfo(dtype).tiny in [node.value for node in graph.nodes if node.op == "const"]
