@@ -65,6 +65,7 @@ class Corpus:
             return {"source": self.source, "column": self.column, **hub_names}
         return {"source": self.source, "column": self.column, "files": fingerprint(self.files)}
 
+    @cached_property  # of thousands of files it takes a moment, and every checkpoint holds it
     def extent(self) -> str:
         """What a place in the corpus counts in: names and sizes of files, wherever they lie, or names on the hub."""
         if self.files is None:

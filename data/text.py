@@ -180,7 +180,7 @@ class Text(ResumableDataModule):
     def _stream(self) -> dict[str, int | str]:
         """What a place in the stream counts in."""
         shape = {key: getattr(self, key) for key in ("batch_size", "context_length", "shuffle_blocks", "seed")}
-        return shape | {"source": self._streamed.corpus.extent()}
+        return shape | {"source": self._streamed.corpus.extent}
 
     @property
     def _streamed(self) -> Recipe:
@@ -197,11 +197,9 @@ class Text(ResumableDataModule):
                     "with streaming=true they must be the same number"
                 )
             before, now = state_dict["stream"], self._stream
-            if differences := [
-                f"{key}: {before.get(key)} in the checkpoint, {now[key]} now"
-                for key in now
-                if before.get(key) != now[key]
-            ]:
+            keys = [key for key in now if before.get(key) != now[key]]
+            if keys:
+                differences = [f"{key}: {before.get(key)} in the checkpoint, {now[key]} now" for key in keys]
                 raise ValueError(
                     f"with streaming=true a run goes on in the same stream alone; {'; '.join(differences)}"
                 )

@@ -15,7 +15,7 @@ Gi and Gr are the numbers of gates with an input and with a recurrent part.
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -122,7 +122,7 @@ class Cell:
     def _check_step(self) -> None:
         """Raise for what backends would compute otherwise than the step, or not at all."""
         try:
-            together = self._updated_example()
+            together = self._updated(self._example())
             element_wise = self._is_element_wise()
             self.update(*([value.as_subclass(_Unknown) for value in group] for group in self._example()))
         except (RuntimeError, IndexError) as error:
@@ -151,27 +151,24 @@ class Cell:
         vanilla, would mix units and sequences without a word."""
         # Of another shape than the example, which a captured tensor may have, and in an order that sorting changes.
         example = [[value.mT[[2, 0, 1]][:, [1, 3, 0, 2]] for value in group] for group in self._example()]
-        together = self.update(*([value.clone() for value in group] for group in example))
+        together = self._updated(example)
         if any(new.shape != (3, 4) for new in together):
             return False
         for row, column in torch.cartesian_prod(torch.arange(3), torch.arange(4)).tolist():
             unit = slice(row, row + 1), slice(column, column + 1)
-            alone = self.update(*([value[unit].clone() for value in group] for group in example))
-            if any(
-                not torch.allclose(new[unit], one, equal_nan=True) for new, one in zip(together, alone, strict=True)
-            ):
-                return False
+            for new, alone in zip(together, self._updated(example, unit), strict=True):
+                if not torch.allclose(new[unit], alone, equal_nan=True):
+                    return False
         return True
 
     def _random_numbers_were_drawn(self) -> bool:
         before = torch.get_rng_state()
-        self._updated_example()
+        self._updated(self._example())
         return not torch.equal(before, torch.get_rng_state())
 
-    def _updated_example(self) -> tuple[Tensor, ...]:
-        return self.update(
-            *([value.clone() for value in group] for group in self._example())
-        )  # a step may work in place
+    def _updated(self, example: Iterable[Iterable[Tensor]], unit: tuple[slice, ...] = ()) -> tuple[Tensor, ...]:
+        """The new states of an example, or of some of its units alone."""
+        return self.update(*([value[unit].clone() for value in group] for group in example))  # it may work in place
 
     def _example(self) -> tuple[Tensor, Tensor]:
         """Gates [G, 4, 3] and states [S, 4, 3] of both signs."""

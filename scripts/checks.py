@@ -176,6 +176,7 @@ def check_optimizer(optim: DictConfig, model: Any) -> None:
 
 
 def check_callbacks(callbacks: DictConfig) -> None:
+    """Raise for one without a class, whose name Hydra's own message would leave out."""
     for name, callback in callbacks.items():
         if not (OmegaConf.is_config(callback) and "_target_" in callback):
             raise ValueError(
