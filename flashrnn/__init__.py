@@ -2,8 +2,8 @@
 
 from flashrnn.cells import Cell, get_cell, register, registered_cells
 from flashrnn.dispatch import UnsupportedProblem, backends
+from flashrnn.functional import flashrnn
 from flashrnn.layer import FlashRNN, Recurrence
-from flashrnn.op import flashrnn
 
 __all__ = [
     "Cell",

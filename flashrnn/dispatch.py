@@ -1,8 +1,13 @@
 """From a problem to the backend that serves it, or to the reasons why none does."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.streaming import CudaStreaming
@@ -52,6 +57,17 @@ def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Bac
                 return backend
             reasons[backend.name] = reason
     raise UnsupportedProblem("; ".join(f"backend {b!r}: {reason}" for b, reason in reasons.items()))
+
+
+def choose_for(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Backend:
+    """The backend of that name for a call with such `rows` [B, T, ..., N, D]: the same for forward and backward."""
+    return choose(name, Problem(cell, *rows.shape[-2:], rows.dtype, rows.device, training, reset is not None))
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager:
+    """Inputs come in the dtypes that they are to be computed in."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 @cache

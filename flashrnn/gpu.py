@@ -25,8 +25,19 @@ class Gpu:
 
     @property
     def cluster_sizes(self) -> tuple[int, ...]:
-        """Numbers of blocks that a cluster can have (16 by a kernel's explicit consent)."""
-        return (1, 2, 4, 8, 16) if self.clusters else (1,)
+        """Numbers of blocks that a cluster can have (more than 8 by a kernel's explicit consent)."""
+        return tuple(range(1, 17)) if self.clusters else (1,)
+
+    def clusters_at_once(self, size: int) -> int:
+        """Clusters of `size` blocks that run at the same time, each block on a multiprocessor of its own.
+
+        A cluster stays within a processing cluster of the GPU (GPC), of which some of the 18 multiprocessors are
+        disabled: 7 clusters of 16 blocks, 15 of 8 and 30 of 4 were counted on an H100.
+        """
+        if size == 1:
+            return self.multiprocessors
+        whole, rest = divmod(self.multiprocessors, 18)
+        return whole * (16 // size) + (8 // size if rest else 0)
 
     @property
     def arch(self) -> str:

@@ -8,8 +8,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend
+from flashrnn.functional import check_reset, dtype_under_autocast, flashrnn
 from flashrnn.initialization import BIAS, RECURRENT, check_init, init_bias, init_input, init_recurrent
-from flashrnn.op import check_reset, dtype_under_autocast, recurrence
 
 
 class Recurrence(nn.Module):
@@ -71,14 +71,11 @@ class Recurrence(nn.Module):
             init_bias(self.b, self.bias_init, self.cell, self.block_index, self.num_blocks)
 
     def forward(
-        self, Wx: Tensor, state: Tensor | None = None, reset: Tensor | None = None, all_states: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Wx [B, T, Gi, N, D], initial state [S, B, N, D] (zeros if None), reset [B, T] bool (True: the state returns
-        to zero before that step) -> h [B, T, N, D] and the last state [S, B, N, D], with `all_states` that after every
-        step [S, B, T, N, D] (float32 for half types). Raises as `flashrnn.flashrnn` does."""
-        options = {"reset": reset, "all_states": all_states}
-        h, aux, last = recurrence(Wx, self.R, self.b, state, self.cell, self.backend, **options)
-        return h, torch.cat([h[None].to(aux.dtype), aux]) if all_states else last
+        self, Wx: Tensor, states: Tensor | None = None, reset: Tensor | None = None, return_states: bool = False
+    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Run over a sequence: arguments, results and errors are those of `flashrnn.flashrnn`."""
+        options = {"reset": reset, "return_states": return_states}
+        return flashrnn(Wx, self.R, self.b, states, self.cell, self.backend, **options)
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, num_heads={self.num_heads}, function={self.cell.name!r}, backend={self.backend!r}"
@@ -270,9 +267,10 @@ class FlashRNN(nn.Module):
         # A Linear keeps the layout of its input: the kernels read time-major gates as they are.
         Wx = linear(x.transpose(0, 1)).transpose(0, 1) if not x.is_contiguous() else linear(x)
         Wx = Wx.unflatten(-1, (len(self.cell.input_gates), self.num_heads, -1))
-        h, end = recurrent(Wx, state, reset, all_states=lengths is not None)
+        h, end, *every = recurrent(Wx, state, reset, return_states=lengths is not None)
         if lengths is not None:
-            end = end[:, torch.arange(len(lengths), device=h.device), lengths - 1]
+            sequences = torch.arange(len(lengths), device=h.device)
+            end = torch.stack([state[sequences, lengths - 1].to(end.dtype) for state in every[0]])
         h = h.flatten(-2)
         return (_reversed_time(h, lengths) if backward else h), end
 

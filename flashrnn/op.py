@@ -1,4 +1,4 @@
-"""The PyTorch operator: the only door to the backends. Checks its input, then autograd, autocast, torch.compile."""
+"""The recurrence as an operator of torch.library: for torch.compile, torch.export and torch.func."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-from flashrnn.cells import Cell, cell_of_key, get_cell
-from flashrnn.dispatch import check_backend, choose
+from flashrnn.cells import Cell, cell_of_key
+from flashrnn.dispatch import choose_for, no_autocast
 from flashrnn.problem import (
-    Backend,
     Inputs,
     Kept,
-    Problem,
-    States,
+    StateGradients,
     as_planes,
     as_rows,
     empty_aux,
@@ -23,172 +21,39 @@ from flashrnn.problem import (
     state_dtype,
 )
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-
-
-def flashrnn(
-    Wx: Tensor,
-    R: Tensor,
-    b: Tensor | None,
-    states: Tensor | None = None,
-    function: str | Cell = "lstm",
-    backend: str = "auto",
-    dtype: torch.dtype | None = None,
-    reset: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run a recurrent cell over time (arXiv 2412.07752, eq. 1-2).
-
-    Differentiable once, in reverse mode, also by torch.func (grad, vjp, jacrev); its vmap runs call after call.
-
-    Args:
-        Wx: [B, T, Gi, N, D] input part of the gates, as an nn.Linear leaves it.
-        R: [Gr, N, D, D] recurrent matrices; the last axis is the previous state.
-        b: [G, N, D] biases; zeros if None.
-        states: [S, B, 1, N, D] initial states; zeros if None.
-        function: a registered cell's name or a `flashrnn.Cell`.
-        backend: a backend's name, or "auto" for the fastest that serves the problem.
-        dtype: of the computation's inputs and outputs; if None, that of autocast where it is on, else that of Wx. If
-            it is a half type, states across time and sums are float32.
-        reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
-        cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
-            batch of one: another way to give `reset`. All documents start at zero, so `states` must not be given.
-
-    Returns:
-        all states [S, B, T, N, D] in `dtype`, and last states [S, B, 1, N, D] in float32 for half types, so that a
-        sequence can be continued without loss.
-
-    Raises:
-        ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
-        UnsupportedProblem: the named backend cannot serve the problem; the message says why.
-    """
-    _check_tensors(Wx=Wx)
-    _check_tensors(optional=True, states=states, cu_seqlens=cu_seqlens)
-    if reset is not None and cu_seqlens is not None:
-        raise ValueError("give either reset or cu_seqlens, not both")
-    if states is not None and cu_seqlens is not None:
-        raise ValueError("give either states or cu_seqlens: every document that cu_seqlens names starts at zero")
-    if cu_seqlens is not None:
-        reset = reset_mask(cu_seqlens, Wx)
-    if states is not None:
-        if states.dim() != 5 or states.shape[2] != 1:
-            raise ValueError(f"states must be [S, B, 1, N, D], got {list(states.shape)}")
-        states = states.squeeze(2)
-    h, aux, last = recurrence(Wx, R, b, states, function, backend, dtype, reset, all_states=True)
-    every = torch.cat([h[None], aux.to(h.dtype)]) if len(aux) else h[None]
-    return every, last.unsqueeze(2)
-
 
 def recurrence(
+    cell: Cell,
+    backend: str,
+    dtype: torch.dtype,
+    return_states: bool,
     Wx: Tensor,
     R: Tensor,
-    b: Tensor | None,
+    b: Tensor,
     states: Tensor | None,
-    function: str | Cell,
-    backend: str = "auto",
-    dtype: torch.dtype | None = None,
-    reset: Tensor | None = None,
-    all_states: bool = False,
-) -> States:
-    """As `flashrnn`, with what layers need: states [S, B, N, D] in and out, h apart from the other states.
-
-    The other states of every step are results only if `all_states`.
-    """
-    cell = get_cell(function)
-    check_backend(backend)
-    _check_tensors(Wx=Wx, R=R)
-    _check_tensors(optional=True, b=b, states=states, reset=reset)
-    _check(cell, Wx, R, b, states, reset)
-    dtype = _io_dtype(Wx, dtype)
-    if b is None:
-        b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """h, the last states and, if `return_states`, the other states of every step."""
+    states = None if states is None else states.to(state_dtype(dtype))
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
-    if states is not None:
-        states = torch.cat([states[:1].to(dtype).to(b.dtype), states[1:].to(b.dtype)])  # h is of dtype at every step
     differentiable = [x for x in (Wx, R, b, states) if x is not None]
     _check_no_tangents(differentiable)
-    transformed = _transformed()  # then inputs do not tell whether a gradient is wanted
-    needs_grad = transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
-    run = _Forward.apply if transformed else _forward
-    h, aux, last, _ = run(Wx, R, b, states, reset, cell.key, backend, all_states, needs_grad)
-    return States(h, aux if all_states else aux[:, :, :0], last)
+    within = transformed()  # then inputs do not tell whether a gradient is wanted
+    needs_grad = within or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
+    run = _Forward.apply if within else _forward
+    h, aux, last, _ = run(Wx, R, b, states, reset, cell.key, backend, return_states, needs_grad)
+    return h, last, aux.unbind() if return_states else ()
 
 
-def reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
-    """[B=1, T] mask of the first tokens of documents with cumulative lengths 0 = c_0 <= c_1 <= ... <= T."""
-    if Wx.shape[0] != 1 or cu_seqlens.dim() != 1:
-        raise ValueError(
-            f"cu_seqlens must be one-dimensional, for one packed sequence: batch size is {Wx.shape[0]}, "
-            f"cu_seqlens has shape {list(cu_seqlens.shape)}; for several sequences give reset [B, T]"
-        )
-    if cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool:
-        raise TypeError(f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
-    # Looking at values would wait for a GPU, and cannot be compiled.
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
-        ends = cu_seqlens.tolist()
-        if not ends or ends[0] != 0 or ends[-1] != Wx.shape[1] or ends != sorted(ends):
-            raise ValueError(f"cu_seqlens must rise from 0 to the time steps, {Wx.shape[1]}, got {ends}")
-    position = torch.arange(Wx.shape[1], device=Wx.device)
-    return torch.isin(position, cu_seqlens.to(Wx.device))[None]
-
-
-def dtype_under_autocast(x: Tensor) -> torch.dtype:
-    """The dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
-    device = x.device.type
-    if x.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
-
-
-def _io_dtype(Wx: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    dtype = dtype or dtype_under_autocast(Wx)
-    if dtype not in _DTYPES:
-        raise TypeError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype!r}")
-    return dtype
-
-
-def _check_tensors(optional: bool = False, **inputs: Tensor | None) -> None:
-    for name, x in inputs.items():
-        if not isinstance(x, Tensor) and not (optional and x is None):
-            raise TypeError(f"{name} must be a tensor{' or None' if optional else ''}, got {type(x).__name__}")
-
-
-def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor | None, reset: Tensor | None) -> None:
-    if Wx.dim() != 5:
-        raise ValueError(f"Wx must be [B, T, gates with input, heads, head size], got {list(Wx.shape)}")
-    B, T, Gi, N, D = Wx.shape
-    if Gi != len(cell.input_gates):
-        raise ValueError(
-            f"Wx has {Gi} gates, but cell {cell.name!r} has input for {len(cell.input_gates)}: {cell.input_gates}"
-        )
-    if any(size < 1 for size in (B, T, N, D)):
-        raise ValueError(f"Wx must have at least one sequence, step, head and unit, got {list(Wx.shape)}")
-    expected = {
-        "Wx": (Wx, (B, T, Gi, N, D)),
-        "R": (R, (len(cell.recurrent_gates), N, D, D)),
-        "b": (b, (len(cell.gates), N, D)),
-        "states": (states, (len(cell.states), B, N, D)),
-    }
-    for name, (tensor, shape) in expected.items():
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must be {list(shape)} for Wx {list(Wx.shape)}, got {list(tensor.shape)}")
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    if reset is not None:
-        check_reset(reset, B, T)
-    for name, tensor in (("R", R), ("b", b), ("states", states), ("reset", reset)):
-        if tensor is not None and tensor.device != Wx.device:
-            raise ValueError(f"{name} is on {tensor.device}, but Wx is on {Wx.device}; move them to one device")
-
-
-def check_reset(reset: Tensor, batch: int, time: int) -> None:
-    """Raise unless it is bool [batch, time]."""
-    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
-        raise TypeError(f"reset must be a bool tensor, got {getattr(reset, 'dtype', type(reset).__name__)}")
-    if tuple(reset.shape) != (batch, time):
-        raise ValueError(f"reset must be [B, T], here {[batch, time]}, got {list(reset.shape)}")
+def backward(
+    cell: Cell, backend: str, kept: Kept, d_h: Tensor | None, d_others: tuple[Tensor | None, ...], d_last: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of Wx, R, b and the initial states, from those of the results of `recurrence`."""
+    d_aux = None
+    if any(d is not None for d in d_others):
+        zeros = torch.zeros((), dtype=state_dtype(kept.h.dtype), device=kept.h.device).expand(kept.h.shape)
+        d_aux = torch.stack([zeros if d is None else d for d in d_others])
+    return _gradients(d_h, d_aux, d_last, kept, cell.key, backend)
 
 
 def _check_no_tangents(inputs: list[Tensor]) -> None:
@@ -201,27 +66,9 @@ def _check_no_tangents(inputs: list[Tensor]) -> None:
         )
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether torch.func is at work: it does not see the gradients that are registered with operators."""
     return torch._C._are_functorch_transforms_active()
-
-
-def _backend(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Backend:
-    """That of a problem with such `rows` [B, T, ..., N, D]; for the backward the same as for the forward before it."""
-    problem = Problem(cell, *rows.shape[-2:], rows.dtype, rows.device, training, reset is not None)
-    return choose(name, problem)
-
-
-def _initial(backend: Backend, cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The initial states as a backend takes them, of a problem with such `rows`."""
-    if states is not None:
-        return states.contiguous()
-    return None if backend.knows_zeros else empty_states(cell, rows).zero_()
-
-
-def _no_autocast(Wx: Tensor) -> torch.autocast:
-    """Inputs come in the dtypes that they are to be computed in: what autocast asks for is in `_io_dtype`."""
-    return torch.autocast(Wx.device.type, enabled=False)
 
 
 def _operator(run: Callable) -> torch._ops.OpOverload:
@@ -260,10 +107,9 @@ def _run_forward(
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     definition = cell_of_key(cell)
-    with _no_autocast(Wx):
-        chosen = _backend(backend, definition, Wx, reset, training)
-        inputs = Inputs(Wx, R, b, _initial(chosen, definition, states, Wx), reset)
-        results, gates = chosen.forward(definition, inputs, all_states, training)
+    chosen = choose_for(backend, definition, Wx, reset, training)
+    with no_autocast(Wx):
+        results, gates = chosen.forward(definition, Inputs(Wx, R, b, states, reset), all_states, training)
     return *results, gates
 
 
@@ -290,13 +136,12 @@ def _run_backward(
     cell: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    definition, grads = cell_of_key(cell), States(d_h, d_aux, d_last)
-    with _no_autocast(h):
-        chosen = _backend(backend, definition, h, reset, True)
-        states = _initial(chosen, definition, states, h)
-        # what keeps saved tensors (vmap, hooks) may change their layout
-        kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
-        return tuple(chosen.backward(definition, kept, grads))
+    # what keeps saved tensors (vmap, hooks) may change their layout
+    kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
+    grads = StateGradients(d_h, (None,) * aux.shape[0] if d_aux is None else d_aux.unbind(), d_last)
+    definition = cell_of_key(cell)
+    with no_autocast(h):
+        return tuple(choose_for(backend, definition, h, reset, True).backward(definition, kept, grads))
 
 
 _backward = _operator(_run_backward)
@@ -322,9 +167,15 @@ def _autograd(ctx, d_h, d_aux, d_last, _):
             "flashrnn kept nothing for a gradient: its call was traced or exported without gradients (under no_grad, "
             "or without a parameter or an input that asks for them); trace it with gradients to train it"
         )
-    run, kept = _Backward.apply if _transformed() else _backward, Kept(*ctx.saved_tensors)
-    d_Wx, d_R, d_b, d_states = run(d_h, d_aux, d_last, *kept, ctx.cell, ctx.backend)
+    kept = Kept(*ctx.saved_tensors)
+    d_Wx, d_R, d_b, d_states = _gradients(d_h, d_aux, d_last, kept, ctx.cell, ctx.backend)
     return (d_Wx, d_R, d_b, None if kept.states is None else d_states, None, None, None, None, None)
+
+
+def _gradients(d_h: Tensor | None, d_aux: Tensor | None, d_last: Tensor | None, kept: Kept, cell: str, backend: str):
+    R, states, reset, h, aux, gates, _ = kept
+    run = _Backward.apply if transformed() else _backward
+    return run(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend)
 
 
 torch.library.register_autograd("flashrnn::forward", _autograd, setup_context=_setup_context)

@@ -46,32 +46,46 @@ class Problem(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a backend computes from, checked: shapes of `flashrnn.flashrnn`, but for the states."""
+    """What a backend computes from, checked; shapes of `flashrnn.flashrnn`."""
 
     Wx: Tensor  # [B, T, Gi, N, D], maybe with batch and time swapped in memory
     R: Tensor  # [Gr, N, D, D], dtype of Wx
     b: Tensor  # [G, N, D], state dtype
-    states: Tensor | None  # [S, B, N, D], state dtype; None: zeros
+    states: Tensor | None  # [S, B, N, D], state dtype, as the caller gave them: see `initial_states`; None: zeros
     reset: Tensor | None  # [B, T] bool
 
 
 class States(NamedTuple):
-    """Results of the recurrence, or their gradients (None: not asked for)."""
+    """Results of the recurrence."""
 
     h: Tensor  # [B, T, N, D], dtype of Wx: the first state after every step
     aux: Tensor  # [S-1, B, T, N, D]: the others, see `empty_aux`
     last: Tensor  # [S, B, N, D], state dtype: all states after the last step
 
 
+class StateGradients(NamedTuple):
+    """Gradients of `States`; None where nobody asked for one."""
+
+    h: Tensor | None
+    aux: tuple[Tensor | None, ...]  # S-1 times [B, T, N, D], in any layout
+    last: Tensor | None
+
+    @property
+    def of_aux(self) -> bool:
+        """Whether there is a gradient of a state after the first."""
+        return any(d is not None for d in self.aux)
+
+
 class Kept(NamedTuple):
     """What the backward pass computes from."""
 
     R: Tensor
-    states: Tensor | None  # the initial ones
+    states: Tensor | None  # the initial ones, as the forward had them
     reset: Tensor | None
     h: Tensor  # of all steps, as aux and gates in memory as Wx
     aux: Tensor
     gates: Tensor  # [B, T, G, N, D], `kept_dtype`: their pre-activations; only the backend knows the order in a row
+    donated: bool = False  # nobody reads gates after this backward pass, which may overwrite them
 
 
 class Gradients(NamedTuple):
@@ -87,7 +101,6 @@ class Backend(Protocol):
     """One way to run the recurrence."""
 
     name: str
-    knows_zeros: bool  # takes no initial states for zeros; the others are given zeros
 
     def supports(self, problem: Problem) -> str | None:
         """None if this backend serves the problem, otherwise the reason why not."""
@@ -95,7 +108,7 @@ class Backend(Protocol):
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         """The states, and the gates for `backward`: `empty_aux` and `empty_gates` say what of them is wanted."""
 
-    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
+    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
         """`kept` is of a `forward` with `training`."""
 
 
@@ -120,7 +133,7 @@ def kept_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def is_time_major(x: Tensor) -> bool:
     """Whether [B, T, ...] has time outermost in memory."""
-    return x.shape[0] > 1 and x.stride(0) < x.stride(1)
+    return not x.is_contiguous() and x.shape[0] > 1 and x.stride(0) < x.stride(1)
 
 
 def rows_like(x: Tensor, *inner: int, steps: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -143,9 +156,26 @@ def as_planes(x: Tensor, like: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2) if is_time_major(like) else x.contiguous()
 
 
-def as_aux(x: Tensor | None, aux: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """A gradient of aux in `dtype`, in memory as aux."""
-    return None if x is None else torch.empty_like(aux, dtype=dtype).copy_(x)
+def aux_gradient(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return the gradients of aux as one tensor in `dtype`, in memory as aux; None if there are none."""
+    if not grads.of_aux:
+        return None
+    stacked = torch.empty_like(aux, dtype=dtype)
+    for room, d in zip(stacked, grads.aux, strict=True):
+        room.zero_() if d is None else room.copy_(d)
+    return stacked
+
+
+def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
+    """Return the states [S, B, N, D] before the first of `rows` [B, T, ..., N, D], contiguous: zeros for None, and h
+    rounded to the dtype of `rows`, which it has at every step."""
+    if states is None:
+        return empty_states(cell, rows).zero_()
+    if states.dtype == rows.dtype:
+        return states.contiguous()
+    rounded = states.clone(memory_format=torch.contiguous_format)
+    rounded[0] = states[0].to(rows.dtype)
+    return rounded
 
 
 def aligned(x: Tensor) -> Tensor:

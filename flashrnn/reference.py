@@ -19,9 +19,11 @@ from flashrnn.problem import (
     Inputs,
     Kept,
     Problem,
+    StateGradients,
     States,
     empty_aux,
     empty_gates,
+    initial_states,
     rows_like,
     saturated,
     state_dtype,
@@ -37,13 +39,13 @@ class Reference:
     """Backend `vanilla`. Computes in the state dtype; h is rounded to the dtype of Wx after every step."""
 
     name = "vanilla"
-    knows_zeros = False
 
     def supports(self, problem: Problem) -> str | None:
         return None
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
+        states = initial_states(cell, states, Wx)
         layout, T = _Layout(cell), Wx.shape[1]
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
         h = rows_like(Wx, *Wx.shape[3:])
@@ -66,12 +68,13 @@ class Reference:
                 gates[:, steps] = saturated(layout.rows(pre), gates.dtype)
         return States(h, aux, torch.stack(state).transpose(1, 2).contiguous()), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
-        R, states, reset, h, aux, gates = kept
+    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, gates, _ = kept
+        states = initial_states(cell, states, h)
         layout, functions, T = _Layout(cell), _functions(cell, states.dtype), h.shape[1]
         matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]
         recurrent_gates = slice(matrix.shape[1])  # of the last axis
-        given = [None if g is None else g.to(states.dtype).permute(2, 1, 0, 3) for g in _per_state(cell, grads)]
+        given = [None if g is None else g.to(states.dtype).permute(2, 1, 0, 3) for g in (grads.h, *grads.aux)]
         d_last = torch.zeros_like(states) if grads.last is None else grads.last
         d_state = list(d_last.transpose(1, 2).contiguous().unbind())
         d_Wx, d_matrix, d_bias = rows_like(h, len(cell.input_gates), *h.shape[2:]), torch.zeros_like(matrix), 0.0
@@ -220,6 +223,6 @@ def _previous_states(states: Tensor, reset: Tensor | None, h: Tensor, aux: Tenso
     return result
 
 
-def _per_state(cell: Cell, grads: States) -> list[Tensor | None]:
+def _per_state(cell: Cell, grads: StateGradients) -> list[Tensor | None]:
     aux = [None] * (len(cell.states) - 1) if grads.aux is None else list(grads.aux.unbind())
     return [grads.h, *aux]

@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
     Wx: Tensor  # [B, T, Gi, N, D]
     R: Tensor  # [Gr, N, D, D]
     b: Tensor  # [G, N, D]
-    states: Tensor  # [S, B, 1, N, D]
+    states: Tensor  # [S, B, N, D]
 
     def to(self, dtype: torch.dtype) -> "Inputs":
         """Copies that ask for gradients."""
@@ -67,7 +67,7 @@ def random_inputs(
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    states = randn(len(cell.states), B, 1, N, D)
+    states = randn(len(cell.states), B, N, D)
     if "n" in cell.states:
         n = cell.states.index("n")
         states[n] = 1 + states[n].abs()
@@ -82,12 +82,12 @@ def random_reset(B: int, T: int, seed: int = 0) -> Tensor:
 
 def plain_loop(
     Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, function: Cell, reset: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `flashrnn`: equations 1 and 2 of arXiv 2412.07752 written out, for autograd to differentiate."""
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """As `all_states`: equations 1 and 2 of arXiv 2412.07752 written out, for autograd to differentiate."""
     B, T, _, N, D = Wx.shape
     if states is None:
-        states = Wx.new_zeros(len(function.states), B, 1, N, D)
-    state, history = list(states.squeeze(2)), []
+        states = Wx.new_zeros(len(function.states), B, N, D)
+    state, history = list(states), []
     for t in range(T):
         if reset is not None:
             state = [torch.where(reset[:, t, None, None], 0.0, s) for s in state]
@@ -101,26 +101,36 @@ def plain_loop(
             gates.append(total)
         state = list(function.update(gates, state))
         history.append(torch.stack(state))
-    return torch.stack(history, dim=2), history[-1].unsqueeze(2)
+    every = torch.stack(history, dim=2).unbind()
+    return every[0], history[-1], every
+
+
+def all_states(*inputs, **options) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """`flashrnn` with every state of every step."""
+    return flashrnn(*inputs, return_states=True, **options)
 
 
 def results(run, inputs: Inputs, seed: int = 0, of_h: bool = False, **options) -> dict[str, Tensor]:
-    """Outputs of `run` (flashrnn, plain_loop) on `inputs`, and the gradients of a random mix of both outputs.
+    """Outputs of `run` (flashrnn, all_states, plain_loop) on `inputs`, and the gradients of a random mix of them.
 
     `of_h`: of the first state alone. The other states of an sLSTM depend on its stabiliser m, whose gradient jumps
     where the branches of a max meet; h, which is what a layer puts out, does not depend on m.
     """
-    every, last = run(*inputs, **options)
+    h, last, *every = run(*inputs, **options)
+    others = every[0][1:] if every else ()
+    outputs = {"h": h, "last states": last} | {f"state {i}": state for i, state in enumerate(others, 1)}
     generator = torch.Generator().manual_seed(seed)
-    cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (every, last)]
+    cotangents = {
+        name: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for name, x in outputs.items()
+    }
     if of_h:
-        for cotangent in cotangents:
-            cotangent[1:] = 0
-    gradients = torch.autograd.grad((every, last), inputs, cotangents)
+        cotangents["last states"][1:] = 0
+        cotangents = {name: cotangents[name] for name in ("h", "last states")}
+    gradients = torch.autograd.grad([outputs[name] for name in cotangents], inputs, [*cotangents.values()])
     names = [f"gradient of {field}" for field in inputs._fields]
-    return {"states": every.detach(), "last states": last.detach()} | dict(zip(names, gradients, strict=True))
+    return {name: x.detach() for name, x in outputs.items()} | dict(zip(names, gradients, strict=True))
 
 
 def reference_results(inputs: Inputs, function: Cell, **options) -> dict[str, Tensor]:
     """`results` in float64 of the values that `inputs` have in their own dtype."""
-    return results(flashrnn, inputs.to(torch.float64), function=function, backend="vanilla", **options)
+    return results(all_states, inputs.to(torch.float64), function=function, backend="vanilla", **options)

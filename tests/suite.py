@@ -9,9 +9,8 @@ from torch import Tensor
 
 from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.dispatch import BACKENDS
-from flashrnn.op import recurrence
 from flashrnn.problem import Problem
-from tests.problems import CELLS, Inputs, random_inputs, random_reset, results
+from tests.problems import CELLS, Inputs, all_states, random_inputs, random_reset, results
 from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
@@ -58,13 +57,7 @@ def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.devic
     return Inputs(*(x.requires_grad_() for x in (Wx, *others)))
 
 
-def h_alone(Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, **options) -> tuple[Tensor, Tensor]:
-    """As `flashrnn`, but h as the only one of the states of all steps: what layers ask for."""
-    h, _, last = recurrence(Wx, R, b, states.squeeze(2), **options)
-    return h[None], last.unsqueeze(2)
-
-
-def check(backend: str, case: Case, dtype: torch.dtype, device: str, run: Callable = flashrnn) -> None:
+def check(backend: str, case: Case, dtype: torch.dtype, device: str, run: Callable = all_states) -> None:
     """Outputs, last states and every gradient of `run` against the float64 reference."""
     inputs = inputs_for(backend, case, dtype, torch.device(device))
     options = {"function": case.cell, "of_h": case.cell.name == "slstm"}
@@ -81,8 +74,8 @@ def check_no_states(backend: str, case: Case, dtype: torch.dtype, device: str) -
     inputs = inputs._replace(states=torch.zeros_like(inputs.states).requires_grad_())
 
     def without_states(Wx: Tensor, R: Tensor, b: Tensor, states: Tensor, **options) -> tuple[Tensor, Tensor]:
-        every, last = flashrnn(Wx, R, b, **options)
-        return every, last + 0 * states  # which gives states a gradient
+        h, last = flashrnn(Wx, R, b, **options)
+        return h, last + 0 * states  # which gives states a gradient
 
     out, expected = (
         results(run, inputs, function=case.cell, backend=backend, of_h=case.cell.name == "slstm")
@@ -99,7 +92,7 @@ def check_numbers_beyond_float16(backend: str, device: str) -> None:
     with torch.no_grad():
         inputs.Wx[:, 1, 0], inputs.b[cell.gates.index("i")] = 60000, 10000
     inputs = Inputs(*(x.detach().to(device).requires_grad_() for x in inputs))
-    for run in (flashrnn, h_alone):
+    for run in (flashrnn, all_states):
         options = {"function": cell, "of_h": True}
         out = results(run, inputs, backend=backend, **options)
         reference = results(run, inputs.to(torch.float64), backend="vanilla", **options)

@@ -16,11 +16,13 @@ from flashrnn.problem import (
     Inputs,
     Kept,
     Problem,
+    StateGradients,
     States,
-    as_aux,
     as_rows,
+    aux_gradient,
     empty_aux,
     empty_gates,
+    initial_states,
     rows_like,
 )
 from flashrnn.products import places, row_strides
@@ -31,7 +33,6 @@ _LARGEST = 384  # head size; for larger ones R comes from the third cache, and P
 
 class CpuFused:
     name = "cpu_fused"
-    knows_zeros = False
 
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cpu":
@@ -46,6 +47,7 @@ class CpuFused:
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
+        states = initial_states(cell, states, Wx)
         h = rows_like(Wx, *Wx.shape[3:])
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         given = {"x": as_rows(Wx, Wx), "weights": _columns(R.transpose(2, 3)), "b": b.contiguous()}
@@ -53,12 +55,13 @@ class CpuFused:
         _run("forward", cell, h, reset, initial=states, aux=aux, pre=gates, **given, last=last)
         return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
-        R, states, reset, h, aux, gates = kept
+    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, gates, _ = kept
+        states = initial_states(cell, states, h)
         given = {
             "R": _columns(R),
             "d_h": None if grads.h is None else as_rows(grads.h, h),
-            "d_aux": as_aux(grads.aux, aux, states.dtype),
+            "d_aux": aux_gradient(grads, aux, states.dtype),
         }
         d_states = torch.zeros_like(states) if grads.last is None else torch.empty_like(states).copy_(grads.last)
         (N, D), parts = h.shape[2:], _parts(h).count

@@ -2,8 +2,8 @@
 
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from itertools import count
 
 import torch
@@ -16,7 +16,8 @@ from flashrnn.cuda.build import Binary
 from flashrnn.cuda.concurrent_gradient import SHORTEST, ConcurrentGradient
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load, zeros
-from flashrnn.cuda.source import Tiling, Variant, variant_of
+from flashrnn.cuda.source import Tiling, Variant, gates_as_inputs, variant_of
+from flashrnn.cuda.tiling import planes_of
 from flashrnn.cuda.weight_gradient import weight_gradient
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import (
@@ -24,26 +25,26 @@ from flashrnn.problem import (
     Inputs,
     Kept,
     Problem,
+    StateGradients,
     States,
     aligned,
-    as_aux,
     as_rows,
     contiguous,
     empty_aux,
     empty_gates,
     empty_states,
+    is_time_major,
     kept_dtype,
     rows_like,
     saturated,
 )
-from flashrnn.products import recurrent_only, row_strides
+from flashrnn.products import recurrent_only
 
 
 class CudaFused:
     """`choose` gives the kernel and the tiling of a call, as compile_best does."""
 
     name = "cuda_fused"
-    knows_zeros = True
 
     def __init__(self, choose: Callable[..., tuple[Binary, Tiling]] = compile_best) -> None:
         self._choose = choose
@@ -61,65 +62,148 @@ class CudaFused:
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
-        B, T, _, N, D = Wx.shape
         Wx = aligned(as_rows(Wx, Wx))
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        h, last = rows_like(Wx, N, D), empty_states(cell, Wx)
+        h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
         variant = variant_of(reset, aux, training)
-        kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
-        initial = _or_zeros(states, last)
+        plan = _forward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
+        initial = _or_zeros(contiguous(states), last)
         arguments = (Wx, R.contiguous(), b.contiguous(), initial, contiguous(reset), h, aux, last, gates)
-        for first, groups in kernel.rounds(layout.batches(B) * N):
-            rings = _rings(groups, layout, Wx) if layout.grid else None
-            sizes = B, T, *row_strides(Wx), first, *_step_bytes(cell, h, aux)
-            kernel(groups, *arguments, rings, *sizes, next(_LAUNCHES))
+        plan.launch(arguments, h)
         return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
-        R, states, reset, h, aux, gates = kept
-        B, T, N, D = h.shape
-        variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
-        kernel, layout, beside = _backward_kernel(self._choose, cell, h, variant)
-        d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
+    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, gates, donated = kept
+        B, _, N, D = h.shape
+        variant = variant_of(reset, aux, training=True, d_aux=grads.of_aux)
+        plan = _backward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
+        d_Wx = _in_place_of(gates, h.dtype) if donated and gates_as_inputs(cell, D) else None
+        d_Wx = rows_like(h, len(cell.input_gates), N, D) if d_Wx is None else d_Wx
+        d_u = rows_like(h, len(recurrent_only(cell)), N, D)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
         d_states = empty_states(cell, h)
-        d_b = d_states.new_empty(layout.batches(B), len(cell.gates), N, D)
+        d_b = d_states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
+        first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
         known = (
             R.contiguous(),
-            _or_zeros(states, d_states),
+            _or_zeros(contiguous(states), d_states),
             contiguous(reset),
             aligned(h),
             aligned(aux),
-            _or_zeros(None if states is None else aligned(saturated(states[1:], aux.dtype)), d_states),
+            _or_zeros(first_aux, d_states),
             aligned(gates),
             d_h,
         )
-        d_aux = as_aux(grads.aux, aux, d_states.dtype)
-        more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
-        concurrent = ConcurrentGradient(cell, beside, _producers(layout, N, B), h, states) if beside else None
-        progress = concurrent.progress if concurrent else None
-        for first, groups in kernel.rounds(layout.batches(B) * N):
-            exchanged = _exchanged(groups, layout, h) if layout.grid else None
-            sizes = B, T, *row_strides(h), first, *_step_bytes(cell, h, aux)
-            kernel(groups, *known, *more, exchanged, progress, *sizes, next(_LAUNCHES))
+        d_aux = [None if d is None else _as_plane(d, aux, d_states.dtype) for d in grads.aux] if grads.of_aux else []
+        results = (contiguous(grads.last), d_Wx, d_u, d_b, d_states)
+        beside = plan.beside
+        concurrent = ConcurrentGradient(cell, beside, _producers(plan.tiling, N, B), h, states) if beside else None
+        plan.launch((*known, *d_aux, *results), h, concurrent.progress if concurrent else None)
         d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(cell, d_Wx, d_u, h, states, reset)
-        return Gradients(d_Wx, d_R, d_b.sum(0), d_states)
+        return Gradients(d_Wx, d_R, d_b.sum(0) if len(d_b) > 1 else d_b[0], d_states)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """The launches of a call: all that depends on its sizes alone."""
+
+    kernel: LoadedKernel
+    tiling: Tiling
+    launches: tuple[tuple[int, int], ...]  # the first group and how many there are
+    workspace: int  # bytes for a group's exchange through global memory
+    sizes: tuple[int, ...]  # B, T and the rows between sequences and between steps
+    steps: tuple[int, ...]  # bytes between steps of Wx, h, aux and gates
+    beside: concurrent_gradient.Layout | None = None  # of d_R, where it is made beside the loop
+
+    def launch(self, arguments: tuple[Tensor | int | None, ...], h: Tensor, *progress: Tensor | None) -> None:
+        for first, groups in self.launches:
+            exchange = None
+            if self.workspace:
+                exchange = torch.empty(groups * self.workspace, dtype=torch.uint8, device=h.device)
+            self.kernel(groups, *arguments, exchange, *progress, *self.sizes, first, *self.steps, next(_LAUNCHES))
+
+
+_LAUNCHES = count(secrets.randbits(62))  # for a Meeting: no number that memory would hold by chance
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(
+    choose: Callable[..., tuple[Binary, Tiling]],
+    cell: Cell,
+    shape: torch.Size,
+    time_major: bool,
+    dtype: torch.dtype,
+    variant: Variant,
+    device: int,
+) -> _Plan:
+    """The plan of a forward with h of that shape."""
+    kernel, tiling = _kernel(choose, "forward", cell, shape, dtype, variant, device)
+    units, sequences = 16 * tiling.unit_tiles * tiling.blocks, 8 * tiling.batch_tiles
+    ring = 3 * planes_of(dtype) * units * sequences * 2  # three steps of h, in parts of 16 bits: kernels/forward.cuh
+    return _plan(cell, shape, time_major, dtype, variant, kernel, tiling, ring)
+
+
+@lru_cache(maxsize=4096)
+def _backward_plan(
+    choose: Callable[..., tuple[Binary, Tiling]],
+    cell: Cell,
+    shape: torch.Size,
+    time_major: bool,
+    dtype: torch.dtype,
+    variant: Variant,
+    device: int,
+) -> _Plan:
+    """The plan of a backward with h of that shape."""
+    kernel, tiling, beside = _backward_kernel(choose, cell, shape, dtype, variant, device)
+    units, sequences = 16 * tiling.unit_tiles, 8 * tiling.batch_tiles
+    # two buffers of partial sums, from every block of a group to every block: kernels/backward.cuh
+    parts = 2 * tiling.blocks**2 * units * sequences * dtype.itemsize
+    return _plan(cell, shape, time_major, dtype, variant, kernel, tiling, parts, beside)
+
+
+def _plan(
+    cell: Cell,
+    shape: torch.Size,
+    time_major: bool,
+    dtype: torch.dtype,
+    variant: Variant,
+    kernel: LoadedKernel,
+    tiling: Tiling,
+    exchanged: int,
+    beside: concurrent_gradient.Layout | None = None,
+) -> _Plan:
+    B, T, N, D = shape
+    row_b, row_t = (1, B) if time_major else (T, 1)
+    input_bytes, gate_bytes = len(cell.input_gates) * dtype.itemsize, len(cell.gates) * kept_dtype(dtype).itemsize
+    unit_bytes = input_bytes, dtype.itemsize, variant.aux.itemsize if variant.aux else 0, gate_bytes
+    return _Plan(
+        kernel,
+        tiling,
+        tuple(kernel.rounds(tiling.batches(B) * N)),
+        exchanged + 8 * tiling.blocks if tiling.grid else 0,  # and a word for each block: Meeting in kernels/grid.cuh
+        (B, T, row_b, row_t),
+        tuple(row_t * N * D * size for size in unit_bytes),
+        beside,
+    )
 
 
 def _backward_kernel(
-    choose: Callable[..., tuple[Binary, Tiling]], cell: Cell, h: Tensor, variant: Variant
+    choose: Callable[..., tuple[Binary, Tiling]],
+    cell: Cell,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    variant: Variant,
+    device: int,
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Layout | None]:
     """The kernel, its tiling, and, where d_R can be made beside it, the layout of that."""
-    B, _, N, D = h.shape
-    device = h.device.index
-    get = partial(_kernel, choose, "backward", cell, D, N, B, h.dtype, device=device)
-    counting = with_parts(variant, cell, h.shape, h.dtype, device)
+    B, _, N, D = shape
+    counting = with_parts(variant, cell, shape, dtype, device)
     if counting.parts:
-        kernel, loop = get(counting)
+        kernel, loop = _kernel(choose, "backward", cell, shape, dtype, counting, device)
         layout = concurrent_gradient.beside(cell, N, D, B, _producers(loop, N, B), device_gpu(device))
         if layout and loop.batches(B) * N <= kernel.at_once:
             return kernel, loop, layout
-    return *get(variant), None
+    return *_kernel(choose, "backward", cell, shape, dtype, variant, device), None
 
 
 def with_parts(variant: Variant, cell: Cell, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> Variant:
@@ -143,21 +227,24 @@ def _likely(cell: Cell, N: int, D: int, B: int, dtype: torch.dtype, gpu: Gpu) ->
     return next(tiling.tilings("backward", cell, N, D, B, dtype, gpu))
 
 
-@cache
 def _kernel(
     choose: Callable[..., tuple[Binary, Tiling]],
     direction: str,
     cell: Cell,
-    D: int,
-    N: int,
-    B: int,
+    shape: torch.Size,
     dtype: torch.dtype,
     variant: Variant,
     device: int,
 ) -> tuple[LoadedKernel, Tiling]:
-    binary, layout = choose(direction, cell, N, D, B, dtype, variant, device_gpu(device))
+    B, _, N, D = shape
+    binary, layout = _chosen(choose, direction, cell, N, D, B, dtype, variant, device_gpu(device))
     shared = tiling.shared_bytes(direction, cell, dtype, layout)
     return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
+
+
+@cache
+def _chosen(choose: Callable[..., tuple[Binary, Tiling]], *sizes) -> tuple[Binary, Tiling]:
+    return choose(*sizes)
 
 
 def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor | int:
@@ -165,29 +252,14 @@ def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor | int:
     return zeros(room.device.index, room.nbytes) if states is None else states
 
 
-def _step_bytes(cell: Cell, h: Tensor, aux: Tensor) -> tuple[int, int, int, int]:
-    """From one step to the next in Wx, h, aux and gates."""
-    N, D = h.shape[2:]
-    units = row_strides(h)[1] * N * D
-    gates = len(cell.gates) * kept_dtype(h.dtype).itemsize
-    return tuple(units * size for size in (len(cell.input_gates) * h.itemsize, h.itemsize, aux.itemsize, gates))
+def _in_place_of(gates: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of `dtype` in the memory of `gates`."""
+    memory = gates.untyped_storage()
+    return gates.new_empty(0, dtype=dtype).set_(memory, gates.storage_offset(), gates.shape, gates.stride())
 
 
-_LAUNCHES = count(secrets.randbits(62))  # for a Meeting: no number that memory would hold by chance
-
-
-def _rings(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
-    """`rings` of kernels/forward.cuh: three steps of h, in parts of 16 bits."""
-    units, sequences = 16 * layout.unit_tiles * layout.blocks, 8 * layout.batch_tiles
-    return _exchange_memory(groups, layout, 3 * tiling.planes_of(Wx.dtype) * units * sequences * 2, Wx.device)
-
-
-def _exchanged(groups: int, layout: Tiling, h: Tensor) -> Tensor:
-    """`parts` of kernels/backward.cuh: two buffers of partial sums, from every block of a group to every block."""
-    units, sequences = 16 * layout.unit_tiles, 8 * layout.batch_tiles
-    return _exchange_memory(groups, layout, 2 * layout.blocks**2 * units * sequences * h.itemsize, h.device)
-
-
-def _exchange_memory(groups: int, layout: Tiling, size: int, device: torch.device) -> Tensor:
-    """`size` bytes for each group, and behind them a word for each block: Meeting in kernels/grid.cuh."""
-    return torch.empty(groups * (size + 8 * layout.blocks), dtype=torch.uint8, device=device)
+def _as_plane(d: Tensor, aux: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient [B, T, N, D] of one of the states in aux, in memory as that."""
+    if d.dtype == dtype and d.stride() == aux.stride()[1:]:
+        return aligned(d)
+    return torch.empty_like(aux[0], dtype=dtype).copy_(d)

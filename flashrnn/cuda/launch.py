@@ -1,7 +1,9 @@
 """Loads compiled kernels on a GPU and launches them on PyTorch's current stream."""
 
+import ctypes
 from collections.abc import Iterator
 from functools import cache
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -37,6 +39,8 @@ class LoadedKernel:
             device, threads, shared_bytes, blocks, grid, beside,
         )  # fmt: skip
         self._config = cache(self._make_config)
+        self._arguments, self._packing = _Arguments(), Lock()
+        self._launch, self._success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
         attribute = driver.CUfunction_attribute
         values = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
         if blocks > 8 and not grid:
@@ -53,11 +57,14 @@ class LoadedKernel:
             )
 
     def _groups_at_once(self) -> int:
+        from cuda.core import LaunchConfig
+
         occupancy = self._kernel.occupancy
         if self.grid or self.blocks == 1:
             per_multiprocessor = occupancy.max_active_blocks_per_multiprocessor(self.threads, self.shared_bytes)
             return per_multiprocessor * device_gpu(self.device).multiprocessors // self.blocks
-        return occupancy.max_active_clusters(self._config(1), stream=_current_stream(self.device))
+        config = LaunchConfig(grid=1, cluster=self.blocks, block=self.threads, shmem_size=self.shared_bytes)
+        return occupancy.max_active_clusters(config, stream=_current_stream(self.device))
 
     def rounds(self, groups: int) -> Iterator[tuple[int, int]]:
         """(first group, number of groups) of each launch: blocks of a grid wait for each other, so all have to run."""
@@ -66,24 +73,65 @@ class LoadedKernel:
 
     def __call__(self, groups: int, *arguments: Tensor | int | None) -> None:
         """Launch `groups` groups of blocks; None is a null pointer."""
-        from cuda.core import launch
+        if torch.cuda.current_device() == self.device:
+            return self._run(groups, arguments)
+        with torch.cuda.device(self.device):
+            return self._run(groups, arguments)
 
-        values = [_argument(a) for a in arguments]
-        with torch.cuda.device(self.device):  # the default stream is that of the current device
-            launch(_current_stream(self.device), self._config(groups), self._kernel, *values)
+    def _run(self, groups: int, arguments: tuple[Tensor | int | None, ...]) -> None:
+        # The driver copies the arguments before it returns, but lets other threads run meanwhile.
+        config = self._config(groups, torch._C._cuda_getCurrentRawStream(self.device))
+        with self._packing:
+            (error,) = self._launch(config, self._kernel.handle, self._arguments.pack(arguments), 0)
+        if error != self._success:
+            raise RuntimeError(f"launching {groups} groups of {self.blocks} blocks failed: {error.name}")
 
-    def _make_config(self, groups: int):
-        from cuda.core import LaunchConfig
+    def _make_config(self, groups: int, stream: int):
+        from cuda.bindings import driver
 
-        clusters = {} if self.grid or self.blocks == 1 else {"cluster": self.blocks}
-        return LaunchConfig(
-            grid=groups * self.blocks if self.grid else groups,
-            block=self.threads,
-            shmem_size=self.shared_bytes,
-            is_cooperative=self.grid,
-            programmatic_stream_serialization=self.beside,
-            **clusters,
-        )
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = groups * self.blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+        config.sharedMemBytes, config.hStream = self.shared_bytes, stream
+        config.attrs = self._attributes()
+        config.numAttrs = len(config.attrs)
+        return config
+
+    def _attributes(self) -> list:
+        from cuda.bindings import driver
+
+        ids, attributes = driver.CUlaunchAttributeID, []
+
+        def add(name: str) -> "driver.CUlaunchAttributeValue":
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = getattr(ids, f"CU_LAUNCH_ATTRIBUTE_{name}")
+            return attributes[-1].value
+
+        if self.grid:
+            add("COOPERATIVE").cooperative = 1
+        elif self.blocks > 1:
+            cluster = add("CLUSTER_DIMENSION").clusterDim
+            cluster.x, cluster.y, cluster.z = self.blocks, 1, 1
+        if self.beside:
+            add("PROGRAMMATIC_STREAM_SERIALIZATION").programmaticStreamSerializationAllowed = 1
+        return attributes
+
+
+class _Arguments:
+    """Room for a kernel's arguments, all of 8 bytes, and for their addresses, as the driver takes them."""
+
+    def __init__(self) -> None:
+        self._size = -1
+
+    def pack(self, arguments: tuple[Tensor | int | None, ...]) -> int:
+        """Return the address of the addresses of `arguments`, which are valid until the next call."""
+        if len(arguments) != self._size:
+            self._size = len(arguments)
+            self._values = (ctypes.c_int64 * self._size)()
+            first = ctypes.addressof(self._values)
+            self._addresses = (ctypes.c_void_p * self._size)(*range(first, first + 8 * self._size, 8))
+        self._values[:] = [a if type(a) is int else 0 if a is None else a.data_ptr() for a in arguments]
+        return ctypes.addressof(self._addresses)
 
 
 @cache
@@ -133,9 +181,3 @@ def _stream(handle: int):
 def _current_stream(device: int):
     """PyTorch's current stream as cuda-core has it."""
     return _stream(torch.cuda.current_stream(device).cuda_stream)
-
-
-def _argument(value: Tensor | int | None) -> int:
-    if value is None:
-        return 0
-    return value.data_ptr() if isinstance(value, Tensor) else value

@@ -56,6 +56,12 @@ def variant_of(reset: Tensor | None, aux: Tensor, training: bool, d_aux: bool = 
     return Variant(reset is not None, aux.dtype if len(aux) and aux.shape[2] else None, training, d_aux)
 
 
+def gates_as_inputs(cell: Cell, head_dim: int) -> bool:
+    """Whether kept gates and the gradients of inputs lie alike: those of a tile of 16 units in the same memory, so that
+    a backward may write the gradients over the gates."""
+    return cell.input_gates == cell.gates and len(cell.gates) in (1, 2, 4, 8) and head_dim % 16 == 0
+
+
 def prelude(
     cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, tiling: Tiling, variant: Variant, shared_bytes: int
 ) -> str:
@@ -72,13 +78,22 @@ def prelude(
         "GRID": tiling.grid,
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
+        "GATES_AS_INPUTS": gates_as_inputs(cell, head_dim),
         "FINITE_AT_ZERO": _finite_at_zero(cell),
         "PARTS": variant.parts,
         "PART_UNIT": PART_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}
-    return cell_prelude(cell, heads, head_dim, dtype, variant, layout, tables)
+    source = cell_prelude(cell, heads, head_dim, dtype, variant, layout, tables)
+    return "\n".join((source, *_d_aux_parameters(cell, variant)))
+
+
+def _d_aux_parameters(cell: Cell, variant: Variant) -> tuple[str, str]:
+    """The backward's parameters for the gradients of the states after the first, and an array of them."""
+    names = [f"d_aux_{i}" for i in range(len(cell.states) - 1)] if variant.d_aux else []
+    parameters = "".join(f" const float* __restrict__ {name}," for name in names)
+    return f"#define D_AUX_PARAMETERS{parameters}", f"#define D_AUX_ARRAY {{{', '.join(names or ['nullptr'])}}}"
 
 
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}

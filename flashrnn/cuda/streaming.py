@@ -23,13 +23,15 @@ from flashrnn.problem import (
     Inputs,
     Kept,
     Problem,
+    StateGradients,
     States,
     aligned,
-    as_aux,
     as_rows,
+    aux_gradient,
     contiguous,
     empty_aux,
     empty_gates,
+    initial_states,
     rows_like,
 )
 from flashrnn.products import row_strides
@@ -37,7 +39,6 @@ from flashrnn.products import row_strides
 
 class CudaStreaming:
     name = "cuda"
-    knows_zeros = False
 
     def supports(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
@@ -49,6 +50,7 @@ class CudaStreaming:
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
+        states = initial_states(cell, states, Wx)
         B, T, _, N, D = Wx.shape
         Wx = as_rows(Wx, Wx)
         h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
@@ -61,14 +63,15 @@ class CudaStreaming:
         kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
         return States(h, aux, state), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
-        R, states, reset, h, aux, gates = kept
+    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, gates, _ = kept
+        states = initial_states(cell, states, h)
         B, T, N, D = h.shape
-        variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
+        variant = variant_of(reset, aux, training=True, d_aux=grads.of_aux)
         kernel, layout = _kernel("backward", cell, N, D, B, h.dtype, variant, h.device.index)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
         d_h = None if grads.h is None else as_rows(grads.h, h)
-        d_aux = as_aux(grads.aux, aux, states.dtype)
+        d_aux = aux_gradient(grads, aux, states.dtype)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
         if grads.last is not None:
             d_state.copy_(grads.last)

@@ -21,22 +21,22 @@ from flashrnn.gpu import Gpu
 from flashrnn.problem import kept_dtype
 from flashrnn.trace import trace
 
-# Clock cycles on an H100, fitted to the runs in docs/kernels.md.
-_MMA = 6  # one 16x8x16 product on one of an SM's four tensor cores
-_ALONE = 10  # the same for a warp that has nobody to take turns with
-_READ = 4  # a warp reads 16 bytes per lane of shared memory
-_WARP = {"forward": 330, "backward": 400}  # a warp's instructions in a step, apart from those of its cells
-_CELL = {"forward": 80, "backward": 200}  # the element-wise step of one cell per lane
-_OTHER_WARP = 100  # a warp that has no cells
-_SECOND_TILE = 300  # what two batch tiles in one block cost besides the work of both
+# Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/log.md).
+_MMA = 4  # one 16x8x16 product on one of an SM's four tensor cores
+_ALONE = (9, 23)  # one tile of R by one and by two tiles of sequences, for a warp that has nobody to take turns with
+_READ = 37  # tenths: a warp reads 16 bytes per lane of shared memory
+_BOTH = 7  # tenths of the shorter of products and reads, which do not quite hide each other
+_WARP = {"forward": 200, "backward": 230}  # a warp's instructions in a step, apart from those of its cells
+_CELL = {"forward": 61, "backward": 157}  # the element-wise step of one cell per lane
+_OTHER_WARP = 6  # a warp that has no cells
+_SECOND_TILE = 85  # what two batch tiles in one block cost besides the work of both
 _BESIDE = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
-_REDUCE = 94  # adding up the sums of a tile's warps, for each of them
-_GRID_REDUCE = 150  # the same in a grid, of any number
-_EXCHANGE = 250  # a step's results from block to block of a cluster, and _EXCHANGE_UNIT / 10 for every unit of the head
-_EXCHANGE_UNIT = 8
-_GRID_EXCHANGE = {"forward": 2800, "backward": 1400}  # the same through L2
-_GRID_EXCHANGE_UNIT = {"forward": 4, "backward": 15}
-_LOOK = 250  # at what eight other blocks have sent to a warp
+_REDUCE = 113  # adding up the sums of a tile's warps, for each of them; a grid's exchange hides that
+_EXCHANGE = {"forward": 150, "backward": 320}  # a step's results from block to block of a cluster
+_EXCHANGE_UNIT = {"forward": 131, "backward": 137}  # hundredths, for every unit and eight sequences
+_GRID_EXCHANGE = {"forward": 3280, "backward": 1460}  # the same through L2
+_GRID_EXCHANGE_UNIT = {"forward": 57, "backward": 177}  # hundredths
+_LOOK = 460  # at what eight other blocks have sent to a warp
 _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
 
@@ -88,9 +88,10 @@ def pose(
 ) -> tuple[Problem, tuple[Expression, ...]]:
     """The problem, and what to minimise."""
     p = Problem(f"{direction} of {cell.name}, head size {head_dim}, on {gpu.name}")
-    sizes = range(2, gpu.multiprocessors + 1) if grid else gpu.cluster_sizes
-    spare = 16 if grid else 15  # sixteenths of the multiprocessors: some do not form a whole cluster
-    at_once = {size: gpu.multiprocessors * (16 if size == 1 else spare) // 16 // size for size in sizes}
+    if grid:
+        at_once = {size: gpu.multiprocessors // size for size in range(2, gpu.multiprocessors + 1)}
+    else:
+        at_once = {size: gpu.clusters_at_once(size) for size in gpu.cluster_sizes}
     blocks = p.variable("blocks", [size for size in at_once if at_once[size]], "blocks that share a head")
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_splits = p.variable("k_splits", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
@@ -135,15 +136,13 @@ def pose(
     alone = lookup(blocks, {size: int(size == 1) for size in at_once})
     beside = alone * (minimum(fit, 2) - 1)  # whether a second block fits beside one that is a group by itself
     unknowns = (blocks, unit_tiles, k_splits, batch_tiles, sequences, register_fragments)
-    step = _step_cycles(direction, cell, head_dim, dtype, gpu, grid, *unknowns)
-    idle = minimum(16 * unit_tiles * (blocks - 1) // head_dim, 1)  # whether there is a block without units
-    return p, (idle, (8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step, warps * blocks, -register_fragments)
+    step = _step_cycles(direction, cell, dtype, gpu, grid, *unknowns)
+    return p, ((8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step, warps * blocks, -register_fragments)
 
 
 def _step_cycles(
     direction: str,
     cell: Cell,
-    head_dim: int,
     dtype: torch.dtype,
     gpu: Gpu,
     grid: bool,
@@ -154,26 +153,32 @@ def _step_cycles(
     sequences: Operand,
     register_fragments: Operand,
 ) -> Expression:
-    """The estimate of a step's time, in clock cycles."""
+    """The estimate of a step's time, in clock cycles.
+
+    It is that of the tiling alone, because units that are padding take as long as others. So a head is never slower, by
+    the estimate, than a larger one, whose tilings hold it too.
+    """
+    padded = 16 * unit_tiles * blocks
     planes, warps = planes_of(dtype), unit_tiles * k_splits
     tiles = tiles_of_warp(cell, blocks, unit_tiles, k_splits)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
-    products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, _ALONE)
-    reads = (planes * tiles - register_fragments) * warps * _READ
-    step = maximum(products, reads) + minimum(products, reads) // 2
+    alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
+    products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone)
+    reads = (planes * tiles - register_fragments) * warps * _READ // 10
+    step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
     cell_warps = unit_tiles * minimum(k_splits, 4 * batch_tiles)
     step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(k_splits, batch_tiles) * _CELL[direction])
     step += ceil_div(warps - cell_warps, 4) * _OTHER_WARP
     if grid:  # whose exchange hides what a second tile costs
-        step += _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * head_dim * batch_tiles // 10
+        step += _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * padded * batch_tiles // 100
         if direction == "backward":
             step += ceil_div(blocks // k_splits, 8) * _LOOK
     else:
         step += _SECOND_TILE * (batch_tiles - 1)
-        exchange = _EXCHANGE + _EXCHANGE_UNIT * head_dim * sequences // (80 * batch_tiles)
+        exchange = _EXCHANGE[direction] + _EXCHANGE_UNIT[direction] * padded * sequences // (800 * batch_tiles)
         step += lookup(blocks, {size: int(size > 1) for size in gpu.cluster_sizes}) * exchange
-    if direction == "forward":
-        step += minimum(k_splits - 1, 1) * (_GRID_REDUCE if grid else k_splits * _REDUCE)
+    if direction == "forward" and not grid:
+        step += minimum(k_splits - 1, 1) * k_splits * _REDUCE
     return step
 
 

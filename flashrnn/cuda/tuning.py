@@ -21,7 +21,7 @@ from flashrnn.cuda.kernel import compile_best, compile_tiling
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.cuda.tuned import Sizes, keep
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Inputs, Kept, States, aux_dtype, state_dtype
+from flashrnn.problem import Inputs, Kept, StateGradients, aux_dtype, state_dtype
 
 _STEPS, _REPEATS = 256, 7
 _LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
@@ -92,7 +92,7 @@ def _measure(direction: str, sizes: Sizes, choice: Tiling, inputs: Inputs) -> fl
         if direction == "forward":
             return _us(run)
         kept = Kept(inputs.R, None, None, states.h, states.aux, gates)
-        grads = States(torch.randn_like(states.h), None, None)
+        grads = StateGradients(torch.randn_like(states.h), (None,) * (len(sizes.cell.states) - 1), None)
         return _us(partial(backend.backward, sizes.cell, kept, grads))
     except RuntimeError:  # no room for its blocks
         return float("inf")

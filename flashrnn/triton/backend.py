@@ -13,11 +13,13 @@ from flashrnn.problem import (
     Inputs,
     Kept,
     Problem,
+    StateGradients,
     States,
-    as_aux,
     as_rows,
+    aux_gradient,
     empty_aux,
     empty_gates,
+    initial_states,
     rows_like,
 )
 from flashrnn.products import previous_h, recurrent_only, weight_gradient
@@ -30,7 +32,6 @@ class TritonFused:
     """Computes in float32; operands of products are of the dtype of Wx (float32: IEEE products, no tensor cores)."""
 
     name = "triton_fused"
-    knows_zeros = False
 
     def supports(self, problem: Problem) -> str | None:
         if find_spec("triton") is None:
@@ -41,6 +42,7 @@ class TritonFused:
         from flashrnn.triton.launch import launch
 
         Wx, R, b, states, reset = inputs
+        states = initial_states(cell, states, Wx)
         Wx = as_rows(Wx, Wx)
         h, last = rows_like(Wx, *Wx.shape[3:]), torch.empty_like(states)
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
@@ -48,17 +50,18 @@ class TritonFused:
         launch("forward", cell, h, *known, h, aux if aux.shape[2] else None, last, gates if training else None)
         return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
+    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
         from flashrnn.triton.launch import launch
 
-        R, states, reset, h, aux, gates = kept
+        R, states, reset, h, aux, gates, _ = kept
+        states = initial_states(cell, states, h)
         B, _, N, D = h.shape
         h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
         d_b, d_states = states.new_empty(B, len(cell.gates), N, D), torch.empty_like(states)
         known = (R.contiguous(), states, _as_bytes(reset), h_before, aux, gates)
         d_h = None if grads.h is None else as_rows(grads.h, h)
-        d_aux = as_aux(grads.aux, aux, states.dtype)
+        d_aux = aux_gradient(grads, aux, states.dtype)
         d_last = None if grads.last is None else grads.last.contiguous()
         launch("backward", cell, h, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)
         return Gradients(d_Wx, weight_gradient(cell, d_Wx, d_u, h_before), d_b.sum(0), d_states)

@@ -6,18 +6,17 @@ from functools import cache
 import pytest
 import torch
 
-from flashrnn import Cell, get_cell
+from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.cuda import streaming
 from flashrnn.cuda.source import Variant
 from flashrnn.cuda.streaming import CudaStreaming, compile_kernel
 from flashrnn.cuda.streaming_layout import Layout, Rows, best_layout, layout_prelude, shared_bytes
 from flashrnn.gpu import named_gpu
-from flashrnn.op import recurrence
 from flashrnn.problem import Problem
 from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
-from tests.suite import Case, check, check_numbers_beyond_float16, h_alone
+from tests.suite import Case, check, check_numbers_beyond_float16
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
@@ -73,7 +72,7 @@ def layouts(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
 def test_kernels_on_the_processor(on_host, case, dtype, layout, at_once):
     on_host(layouts(case.cell, case.D, dtype, *layout), at_once)
     check("cuda", case, dtype, "cpu")
-    check("cuda", case, dtype, "cpu", h_alone)
+    check("cuda", case, dtype, "cpu", flashrnn)
 
 
 def test_numbers_beyond_float16(on_host):
@@ -85,13 +84,12 @@ def test_inference_on_the_processor(on_host):
     """Kernels that keep neither gates nor states give the states that training gives."""
     case = Case(SLSTM, B=3, T=4, N=2, D=11)
     on_host(layouts(case.cell, case.D, torch.float32, 8, 1, 2, 1), at_once=100)
-    *others, states = random_inputs(case.cell, case.B, case.T, case.N, case.D).to(torch.float32)
-    inputs = (*others, states.squeeze(2), case.cell, "cuda")
-    trained = recurrence(*inputs)
+    inputs = random_inputs(case.cell, case.B, case.T, case.N, case.D).to(torch.float32)
+    trained = flashrnn(*inputs, case.cell, "cuda")
     with torch.no_grad():
-        inferred = recurrence(*inputs)
-    assert torch.equal(inferred.h, trained.h)
-    assert torch.equal(inferred.last, trained.last)
+        inferred = flashrnn(*inputs, case.cell, "cuda")
+    for found, expected in zip(inferred, trained, strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_rows_come_in_the_order_in_which_they_are_multiplied():

@@ -5,7 +5,6 @@ import torch
 
 from flashrnn import Cell, FlashRNN, flashrnn, get_cell
 from flashrnn.accuracy import relative_error
-from flashrnn.op import recurrence
 from tests.problems import BUILT_IN, CELLS, MINIMAL_GATED, cell_name, random_inputs, random_reset, results
 from tests.tolerances import assert_close
 
@@ -14,7 +13,7 @@ LSTM = get_cell("lstm")
 
 def operator_arguments(cell, B=2, T=3, N=2, D=3, *, with_reset):
     Wx, R, b, states = random_inputs(cell, B, T, N, D)
-    states = states.detach().squeeze(2).transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    states = states.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
     return Wx, R, b, states, random_reset(B, T) if with_reset else None
 
 
@@ -118,7 +117,7 @@ def test_autocast_computes_as_its_dtype_asked_for_by_name(cell):
     named = results(flashrnn, inputs, function=cell, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = results(flashrnn, inputs, function=cell)
-    assert cast["states"].dtype == torch.bfloat16
+    assert cast["h"].dtype == torch.bfloat16
     assert cast["last states"].dtype == cast["gradient of R"].dtype == torch.float32
     for name, ref in named.items():
         assert torch.equal(cast[name], ref), name
@@ -135,9 +134,9 @@ def test_autocast_leaves_float64_alone():
 
 def test_dtype_sets_that_of_computation_and_output():
     inputs = random_inputs(LSTM, 2, 4, 1, 3, torch.float32)
-    every, last = flashrnn(*inputs, dtype=torch.float64)
-    assert every.dtype == last.dtype == torch.float64
-    assert relative_error(flashrnn(*inputs)[0], every) < 1e-6
+    h, last = flashrnn(*inputs, dtype=torch.float64)
+    assert h.dtype == last.dtype == torch.float64
+    assert relative_error(flashrnn(*inputs)[0], h) < 1e-6
 
 
 def test_double_backward_says_that_there_is_none():
@@ -185,8 +184,8 @@ def test_layout_of_saved_tensors_does_not_matter(backend):
 
     def gradients(pack):
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            every, last = flashrnn(*inputs, backend=backend)
-        return torch.autograd.grad(every.square().sum() + last.sum(), inputs)
+            h, last, states = flashrnn(*inputs, backend=backend, return_states=True)
+        return torch.autograd.grad(h.square().sum() + last.sum() + states[1].sin().sum(), inputs)
 
     expected = gradients(lambda x: x)
     found = gradients(lambda x: x if x.shape == Wx.shape else x.contiguous())
@@ -242,9 +241,9 @@ def test_works_in_inference_mode():
 
 def test_meta_tensors_have_shapes_and_dtypes():
     inputs = [x.to("meta") for x in random_inputs(get_cell("slstm"), 2, 5, 3, 4, torch.bfloat16)]
-    every, last = flashrnn(*inputs, function="slstm")
-    assert (every.shape, every.dtype, every.device.type) == ((4, 2, 5, 3, 4), torch.bfloat16, "meta")
-    assert (last.shape, last.dtype) == ((4, 2, 1, 3, 4), torch.float32)
+    h, last = flashrnn(*inputs, function="slstm")
+    assert (h.shape, h.dtype, h.device.type) == ((2, 5, 3, 4), torch.bfloat16, "meta")
+    assert (last.shape, last.dtype) == ((4, 2, 3, 4), torch.float32)
 
 
 def bad(**changes):
@@ -273,14 +272,13 @@ def bad(**changes):
         ({"Wx": None}, TypeError, "Wx must be a tensor, got NoneType"),
         ({"R": None}, TypeError, "R must be a tensor, got NoneType"),
         ({"b": 0.0}, TypeError, "b must be a tensor or None, got float"),
-        ({"states": torch.zeros(2, 2, 2, 4)}, ValueError, r"states must be \[S, B, 1, N, D\], got \[2, 2, 2, 4\]"),
-        ({"states": torch.zeros(2, 3, 1, 2, 4)}, ValueError, r"states must be \[2, 2, 2, 4\] .*, got \[2, 3, 2, 4\]"),
-        ({"states": torch.zeros(2, 2, 1, 2, 4).to("meta")}, ValueError, "states is on meta, but Wx is on cpu"),
+        ({"states": torch.zeros(2, 3, 2, 4)}, ValueError, r"states must be \[2, 2, 2, 4\] .*, got \[2, 3, 2, 4\]"),
+        ({"states": torch.zeros(2, 2, 2, 4).to("meta")}, ValueError, "states is on meta, but Wx is on cpu"),
         ({"reset": torch.zeros(2, 4).bool()}, ValueError, r"reset must be \[B, T\], here \[2, 3\], got \[2, 4\]"),
         ({"reset": torch.zeros(2, 3)}, TypeError, "reset must be a bool tensor, got torch.float32"),
         ({"reset": torch.zeros(2, 3), "cu_seqlens": torch.tensor([0, 3])}, ValueError, "either reset or cu_seqlens"),
         (
-            {"states": torch.zeros(2, 1, 1, 2, 4), "cu_seqlens": torch.tensor([0, 3])},
+            {"states": torch.zeros(2, 1, 2, 4), "cu_seqlens": torch.tensor([0, 3])},
             ValueError,
             "either states or cu_seqlens: every document",
         ),
@@ -336,12 +334,17 @@ def test_no_biases_are_zeros():
         assert torch.equal(none, zeros)
 
 
-def test_states_of_layers_have_no_time_axis():
-    Wx, R, b, states = random_inputs(LSTM, 2, 3, 2, 4)
-    h, aux, last = recurrence(Wx, R, b, states.squeeze(2), LSTM, all_states=True)
-    every, end = flashrnn(Wx, R, b, states, LSTM)
-    assert torch.equal(torch.cat([h[None], aux]), every)
-    assert torch.equal(last.unsqueeze(2), end)
+@pytest.mark.parametrize("function", ["gru", "slstm"])
+def test_every_state_is_a_tensor_of_its_own(function):
+    inputs = random_inputs(get_cell(function), 2, 3, 2, 4)
+    h, last, states = flashrnn(*inputs, function, return_states=True)
+    assert states[0] is h
+    assert torch.equal(torch.stack(states)[:, :, -1], last)
+    for state in states:
+        state.mul_(2)  # neither a view nor what the others are kept in
+    alone, end = flashrnn(*inputs, function)
+    assert torch.equal(h, 2 * alone)
+    assert torch.equal(last, end)
 
 
 @pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from flashrnn import Cell, flashrnn, get_cell, reference
-from flashrnn.op import recurrence
 from tests.problems import (
     BUILT_IN,
     CELLS,
     PEEPHOLE_LSTM,
     Inputs,
+    all_states,
     cell_name,
     plain_loop,
     random_inputs,
@@ -20,7 +20,7 @@ from tests.problems import (
     reference_results,
     results,
 )
-from tests.suite import check_numbers_beyond_float16, h_alone
+from tests.suite import check_numbers_beyond_float16
 from tests.tolerances import assert_close
 
 LINEAR = Cell("linear", lambda g, h: 0.5 * h + g, states=("h",))
@@ -28,7 +28,7 @@ NO_GRAPH = Cell("no_graph", lambda g, p, h, c: (torch.atan(g) * c, p - h), state
 
 
 def check_against_plain_loop(cell: Cell, inputs: Inputs, reset: torch.Tensor | None = None) -> None:
-    out = results(flashrnn, inputs, function=cell, reset=reset, backend="vanilla")
+    out = results(all_states, inputs, function=cell, reset=reset, backend="vanilla")
     assert_close(out, results(plain_loop, inputs, function=cell, reset=reset), torch.float64)
 
 
@@ -38,7 +38,12 @@ def test_gradcheck(cell, with_reset):
     """Outputs: all states and last states; inputs: Wx, R, b and the initial states."""
     reset = torch.tensor([[False, True, False], [False, False, True]]) if with_reset else None
     inputs = tuple(random_inputs(cell, 2, 3, 2, 2))
-    assert torch.autograd.gradcheck(lambda *x: flashrnn(*x, function=cell, reset=reset, backend="vanilla"), inputs)
+
+    def outputs(*x):
+        h, last, states = all_states(*x, function=cell, reset=reset, backend="vanilla")
+        return h, last, *states[1:]
+
+    assert torch.autograd.gradcheck(outputs, inputs)
 
 
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
@@ -123,11 +128,11 @@ def test_resets_equal_documents_one_by_one(cell):
     def one_by_one(Wx, R, b, states):
         documents = [Wx[:, start:end] for start, end in pairwise(cu_seqlens.tolist()) if start < end]
         outputs = [flashrnn(x, R, b, 0 * states, cell) for x in documents]
-        return torch.cat([every for every, _ in outputs], dim=2), outputs[-1][1]
+        return torch.cat([h for h, _ in outputs], dim=1), outputs[-1][1]
 
     def packed(Wx, R, b, states):
-        every, last = flashrnn(Wx, R, b, function=cell, cu_seqlens=cu_seqlens)
-        return every + 0 * states.sum(), last
+        h, last = flashrnn(Wx, R, b, function=cell, cu_seqlens=cu_seqlens)
+        return h + 0 * states.sum(), last
 
     alone = results(one_by_one, inputs)
     assert_close(results(packed, inputs), alone, torch.float64)
@@ -139,8 +144,8 @@ def test_resets_equal_documents_one_by_one(cell):
 def test_first_step_without_reset_continues_from_the_initial_states():
     inputs = random_inputs(PEEPHOLE_LSTM, 1, 4, 1, 2)
     reset = torch.tensor([[False, False, True, False]])
-    every, _ = flashrnn(*inputs, PEEPHOLE_LSTM, reset=reset)
-    assert torch.equal(every[:, :, :2], flashrnn(inputs.Wx[:, :2], *inputs[1:], PEEPHOLE_LSTM)[0])
+    h, _ = flashrnn(*inputs, PEEPHOLE_LSTM, reset=reset)
+    assert torch.equal(h[:, :2], flashrnn(inputs.Wx[:, :2], *inputs[1:], PEEPHOLE_LSTM)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -154,14 +159,14 @@ def test_lower_precision_is_within_its_bound(cell, dtype):
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
 def test_continuing_from_the_last_states_equals_the_uncut_sequence(cell, dtype):
     Wx, R, b, states = random_inputs(cell, 2, 7, 2, 3, dtype)
-    every, last = flashrnn(Wx, R, b, states, cell)
+    h, last = flashrnn(Wx, R, b, states, cell)
     first, between = flashrnn(Wx[:, :4], R, b, states, cell)
     second, end = flashrnn(Wx[:, 4:], R, b, between, cell)
-    assert every.dtype == dtype
+    assert h.dtype == dtype
     assert last.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert torch.equal(torch.cat([first, second], dim=2), every)
+    assert torch.equal(torch.cat([first, second], dim=1), h)
     assert torch.equal(end, last)
-    assert torch.equal(last[0, :, 0], every[0, :, -1].to(last.dtype))  # h goes on as it was put out
+    assert torch.equal(last[0], h[:, -1].to(last.dtype))  # h goes on as it was put out
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -185,14 +190,13 @@ def test_time_major_memory_gives_equal_results(cell):
         assert torch.equal(out[name], ref), name
 
 
-@pytest.mark.parametrize("all_states", [False, True], ids=["h", "all states"])
-def test_what_is_not_asked_for_is_no_result(all_states):
-    inputs = (x.detach() for x in random_inputs(get_cell("slstm"), 2, 5, 1, 3, torch.bfloat16))
-    Wx, R, b, states = inputs
+def test_states_of_half_types_are_results_in_float32():
+    inputs = [x.detach() for x in random_inputs(get_cell("slstm"), 2, 5, 1, 3, torch.bfloat16)]
     for training in (False, True):
-        aux = recurrence(Wx.requires_grad_(training), R, b, states.squeeze(2), "slstm", all_states=all_states).aux
-        assert aux.shape == (3, 2, 5 if all_states else 0, 1, 3)
-        assert aux.dtype == (torch.float32 if all_states else torch.float16)
+        inputs[0].requires_grad_(training)
+        h, last, states = all_states(*inputs, function="slstm")
+        assert [state.shape for state in states] == [(2, 5, 1, 3)] * 4
+        assert [state.dtype for state in (h, last, *states[1:])] == [torch.bfloat16] + [torch.float32] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -200,7 +204,7 @@ def test_what_is_not_asked_for_is_no_result(all_states):
 def test_half_types_are_within_their_bounds(cell, dtype):
     """What other backends are compared with has the error of its dtype alone."""
     inputs, options = random_inputs(cell, 4, 40, 2, 32, dtype), {"function": cell, "of_h": True, "backend": "vanilla"}
-    assert_close(results(h_alone, inputs, **options), results(h_alone, inputs.to(torch.float64), **options), dtype)
+    assert_close(results(flashrnn, inputs, **options), results(flashrnn, inputs.to(torch.float64), **options), dtype)
 
 
 def test_states_of_any_size_are_kept_for_the_backward():
@@ -218,13 +222,13 @@ def test_states_of_any_size_are_kept_for_the_backward():
             inputs.states[1:] = 1
         inputs, options = inputs.to(torch.bfloat16), {"function": cell, "backend": "vanilla"}
         assert_close(
-            results(h_alone, inputs, **options), results(h_alone, inputs.to(torch.float64), **options), torch.bfloat16
+            results(flashrnn, inputs, **options), results(flashrnn, inputs.to(torch.float64), **options), torch.bfloat16
         )
 
 
 def test_operators_keep_nothing_without_training():
     Wx, R, b, states = (x.detach() for x in random_inputs(get_cell("lstm"), 2, 5, 1, 3))
-    arguments = (Wx, R, b, states.squeeze(2), None, get_cell("lstm").key, "vanilla", False)
+    arguments = (Wx, R, b, states, None, get_cell("lstm").key, "vanilla", False)
     for training in (False, True):
         _, aux, _, gates = torch.ops.flashrnn.forward(*arguments, training)
         assert (aux.shape[2], gates.shape[1]) == ((5, 5) if training else (0, 0))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashrnn import backends, get_cell
+from flashrnn import backends, flashrnn, get_cell
 from tests.suite import (
     ALL_CASES,
     CELL_CASES,
@@ -14,7 +14,6 @@ from tests.suite import (
     check,
     check_no_states,
     check_numbers_beyond_float16,
-    h_alone,
 )
 
 pytestmark = [
@@ -36,13 +35,13 @@ def test_bfloat16(backend, case):
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_other_dtypes(backend, case, dtype):
     check(backend, case, dtype, "cuda:0")
-    check(backend, case, dtype, "cuda:0", h_alone)
+    check(backend, case, dtype, "cuda:0", flashrnn)
 
 
 @pytest.mark.parametrize("case", [*CELL_CASES, *RESET_CASES, *SIZE_CASES, *LAYOUT_CASES], ids=str)
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_h_alone(backend, case):
-    check(backend, case, torch.bfloat16, "cuda:0", h_alone)
+    check(backend, case, torch.bfloat16, "cuda:0", flashrnn)
 
 
 @pytest.mark.parametrize("T", [1, 20])

@@ -9,7 +9,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from flashrnn import FlashRNN, flashrnn, get_cell
 from flashrnn.cuda import concurrent_gradient
-from flashrnn.op import recurrence
 from tests.problems import Inputs, results
 from tests.suite import Case, inputs_for
 from tests.tolerances import assert_close
@@ -45,7 +44,7 @@ def test_nothing_is_copied_or_filled_around_the_kernels(N, D, B):
     d_h = torch.randn(32, B, N, D, device="cuda", dtype=torch.bfloat16).transpose(0, 1)
 
     def run():
-        h = recurrence(Wx, R, b, None, LSTM, "cuda_fused").h
+        h, _ = flashrnn(Wx, R, b, None, LSTM, "cuda_fused")
         torch.autograd.grad(h, (Wx, R, b), d_h)
 
     b = b.detach().float().requires_grad_()
@@ -98,15 +97,15 @@ def test_a_cuda_graph_captures_forward_and_backward(backend, D):
     inputs = on_gpu(backend, 8, 50, 1, D)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        every, _ = flashrnn(*inputs, function=LSTM, backend=backend)
-        d_every = torch.randn_like(every)
-        torch.autograd.grad(every, inputs, d_every)
+        h, _ = flashrnn(*inputs, function=LSTM, backend=backend)
+        d_h = torch.randn_like(h)
+        torch.autograd.grad(h, inputs, d_h)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = flashrnn(*inputs, function=LSTM, backend=backend)[0]
-        d_Wx = torch.autograd.grad(captured, inputs, d_every)[0]
-    expected = torch.autograd.grad(flashrnn(*inputs, function=LSTM, backend=backend)[0], inputs, d_every)[0]
+        d_Wx = torch.autograd.grad(captured, inputs, d_h)[0]
+    expected = torch.autograd.grad(flashrnn(*inputs, function=LSTM, backend=backend)[0], inputs, d_h)[0]
     assert expected.isfinite().all()
     for _ in range(3):
         d_Wx.zero_()
@@ -134,7 +133,7 @@ def test_d_R_beside_the_loop_is_that_behind_it(monkeypatch, function, N, D, B, t
 
 
 def _d_R(inputs: Inputs, function: str, scale: float) -> torch.Tensor:
-    h = flashrnn(*inputs, function=function, backend="cuda_fused")[0][0]
+    h, _ = flashrnn(*inputs, function=function, backend="cuda_fused")
     return torch.autograd.grad(h, inputs.R, torch.full_like(h, scale))[0]
 
 
@@ -157,16 +156,16 @@ def test_a_cuda_graph_captures_d_R_beside_the_loop(N, D):
     inputs = on_gpu("cuda_fused", 16, 256, N, D)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        every, _ = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
-        d_every = torch.randn_like(every)
-        (expected,) = torch.autograd.grad(every, inputs.R, d_every)
+        h, _ = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
+        d_h = torch.randn_like(h)
+        (expected,) = torch.autograd.grad(h, inputs.R, d_h)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = flashrnn(*inputs, function=LSTM, backend="cuda_fused")[0]
-        (d_R,) = torch.autograd.grad(captured, inputs.R, d_every)
+        (d_R,) = torch.autograd.grad(captured, inputs.R, d_h)
     for _ in range(3):
         graph.replay()
         assert torch.equal(d_R, expected)
-        d_every.mul_(-2)
+        d_h.mul_(-2)
         expected = -2 * expected

@@ -47,13 +47,13 @@ struct StepInputs {
   const Place& place;
   const u32 tile;
   const i64 head;
-  TileLoader<sizeof(gate), 1, 0, GATES> gates;
+  TileLoader<sizeof(gate), 1, 0, GATES, PIECE> gates;
   TileLoader<BYTES, 1, 0> d_h, h;
   TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
 
   DEVICE StepInputs(u32 tile, const Sources& from, const Place& place)
       : from(from), place(place), tile(tile), head(place.head * D) {
-    gates.start(tile, place, [&](i64 n) { return from.gates + (from.last_row(n, 0) * ROW + head) * GATES; });
+    gates.start(tile, place, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * GATES + head * GATES_OF_UNIT; });
     d_h.start(tile + D_H_TILE, place, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
     h.start(tile + H_TILE, place, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
@@ -80,7 +80,7 @@ struct StepInputs {
 };
 
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const Place& place) {
-  weights.load(fragments, place, [&](int i, int row, int column) {
+  weights.load(fragments, R, place, [&](int i, int row, int column) {
     int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
     int k = in_chunk / M_CHUNK * 16 + row, from = place.rank * UNITS + k % UNITS;
     int to = (place.warp * M_TILES + m) * 16 + column;
@@ -172,6 +172,46 @@ DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], floa
   }
 }
 
+// The gradients that the other states of a step are given, one step ahead in registers and a few in the second-level cache.
+struct GivenStates {
+  static constexpr int OTHERS = HAS_D_AUX ? STATES - 1 : 1, AHEAD = 4;  // steps
+  const char* from[OTHERS][PAIRS];
+  float values[OTHERS][CELLS];
+  i64 step;  // bytes back to the step before
+  // d_aux[i]: the last step's row of sequence 0, null for zeros; rows lie row_b apart.
+  DEVICE GivenStates(const float* const (&d_aux)[OTHERS], i64 row_b, i64 last_row, const i64 (&element)[CELLS],
+                     const int (&sequence)[CELLS], i64 step)
+      : step(step) {
+#pragma unroll
+    for (int i = 0; i < OTHERS; i++)
+#pragma unroll
+      for (int p = 0; p < PAIRS; p++) {
+        const float* first = d_aux[i] + (sequence[p * PAIR] * row_b + last_row) * ROW + element[p * PAIR];
+        from[i][p] = d_aux[i] ? reinterpret_cast<const char*>(first) : nullptr;
+#pragma unroll
+        for (int q = 0; q < PAIR; q++) values[i][p * PAIR + q] = 0;
+      }
+  }
+  // Those of step t, and moves on to the step before it.
+  DEVICE void load(int t, const bool (&valid)[CELLS]) {
+    if (!HAS_D_AUX || t < 0) return;
+#pragma unroll
+    for (int i = 0; i < OTHERS; i++)
+#pragma unroll
+      for (int p = 0; p < PAIRS; p++) {
+        if (!from[i][p] || !valid[p * PAIR]) continue;
+        if constexpr (PAIR == 2) {
+          const float2 pair = *reinterpret_cast<const float2*>(from[i][p]);
+          values[i][2 * p] = pair.x, values[i][2 * p + 1] = pair.y;
+        } else {
+          values[i][p] = *reinterpret_cast<const float*>(from[i][p]);
+        }
+        from[i][p] -= step;
+        if (t >= AHEAD) prefetch(from[i][p] - (AHEAD - 1) * step);
+      }
+  }
+};
+
 // What the gradient of a step needs of its gates and of the states before it; `keep`: whether these go on into the step.
 DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
                             const float (&old)[STATES][CELLS], const unsigned char* reset, i64 T, int t,
@@ -239,17 +279,18 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
   }
 }
 
-// As flashrnn_forward, and: first_aux [STATES - 1, B, N, D], the initial states as aux has them; d_h [B, T, N, D], d_aux as
-// aux, but in float, d_last as last (null: zero) -> d_x [B, T, GI, N, D] and, for gates with a recurrent part alone, d_u
-// [B, T, GU, N, D]; d_bias [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
+// As flashrnn_forward, and: first_aux [STATES - 1, B, N, D], the initial states as aux has them; d_h [B, T, N, D] and, with
+// HAS_D_AUX, as many in float for each of the other states (null: zero), d_last as last (null: zero) -> d_x [B, T, GI, N, D],
+// with GATES_AS_INPUTS maybe in the memory of gates; for gates with a recurrent part alone d_u [B, T, GU, N, D]; d_bias
+// [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
 // With GRID, `parts` is room for the partial sums of every group of the launch, and behind them for a Meeting's words.
 // With PARTS, every block adds one to the word in `progress` of each part of the steps (parts.cuh) but the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initial,
                   const unsigned char* __restrict__ reset, const scalar* __restrict__ h,
                   const aux_number* __restrict__ aux, const aux_number* __restrict__ first_aux,
-                  const gate* __restrict__ gates, const scalar* __restrict__ d_h, const float* __restrict__ d_aux,
-                  const float* __restrict__ d_last, scalar* __restrict__ d_x, scalar* __restrict__ d_u,
+                  const gate* gates, const scalar* __restrict__ d_h, D_AUX_PARAMETERS
+                  const float* __restrict__ d_last, scalar* d_x, scalar* __restrict__ d_u,
                   float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, u32* progress, i64 B, i64 T, i64 row_b,
                   i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step, u64 launch) {
   if (PARTS) launch_dependents();
@@ -284,7 +325,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     valid[q] = place.has_cells() && place.unit(q) < D && place.sequence(q) < place.sequences;
     keep_next[q] = true;
     element[q] = place.head * D + place.unit(q);
-    first_h[q] = USES_H && valid[q] ? initial[sequence[q] * ROW + element[q]] : 0;
+    first_h[q] = USES_H && valid[q] ? float(scalar(initial[sequence[q] * ROW + element[q]])) : 0;
 #pragma unroll
     for (int i = 0; i < STATES; i++)
       d_state[i][q] = valid[q] && d_last ? d_last[(i * B + sequence[q]) * ROW + element[q]] : 0;
@@ -325,6 +366,9 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) advance(x_to[p], -x_step), advance(u_to[p], -GU * h_step);
   };
+  const float* const d_aux[] = D_AUX_ARRAY;
+  GivenStates d_others(d_aux, row_b, (T - 1) * row_t, element, sequence, row_t * ROW * 4);
+  d_others.load(steps - 1, valid);
   auto go_back = [&](int step) {
     const int t = steps - 1 - step;
     const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
@@ -347,13 +391,14 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
 #pragma unroll
       for (int i = 0; i < STATES; i++) {
         d_new[i] = d_state[i][q];
-        if (HAS_D_AUX && i > 0 && valid[q])
-          d_new[i] += d_aux[((i - 1) * B * T + sequence[q] * row_b + t * row_t) * ROW + element[q]];
+        if (HAS_D_AUX && i > 0) d_new[i] += d_others.values[i > 0 ? i - 1 : 0][q];
       }
       d_new[0] += given[q] + (keep_next[q] ? d_from_next[q] : 0);
       step_back(d_g_all, d_state, d_b, factors[q], d_new, q, valid[q], keep[q]);
       keep_next[q] = keep[q];
     }
+
+    d_others.load(t - 1, valid);
 
     place_operand(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, place);
 #pragma unroll

@@ -88,8 +88,18 @@ struct RoundedCells<float> {
 using StoredCells = RoundedCells<scalar>;
 
 // The gates of a pair of cells as they are kept for the backward: [units of the pair][GATES], moved in one piece if they
-// are whole words.
+// are whole words. A row of all units is [HEADS][D][GATES]. With GATES_AS_INPUTS the [16][GATES] gates of a tile lie in
+// GATES pieces of 16 instead, in those places of [GATES][HEADS][D] that are the tile's: the gradients of its inputs, which
+// have this very layout, may be written over its gates, because no other tile reads there.
 constexpr int PAIR_GATES = PAIR * GATES;
+constexpr i64 PIECE = GATES_AS_INPUTS ? ROW : 16;  // numbers from one piece of a tile's gates to the next
+constexpr int GATES_OF_UNIT = GATES_AS_INPUTS ? 1 : GATES;
+static_assert(!GATES_AS_INPUTS || (D % 16 == 0 && GATES == GI && 16 % PAIR_GATES == 0));
+// Where the gates of a unit stand in a row, from the first unit of its head on.
+DEVICE constexpr i64 gates_of_unit(int unit) {
+  const int in_tile = unit % 16 * GATES;
+  return GATES_AS_INPUTS ? unit / 16 * 16 + in_tile / 16 * PIECE + in_tile % 16 : unit * GATES;
+}
 constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
 constexpr int PAIR_WORDS = (PAIR_GATES * sizeof(gate) + 3) / 4;
 struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates {

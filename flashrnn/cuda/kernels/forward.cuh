@@ -114,7 +114,7 @@ struct Ring {
 };
 
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const Place& place) {
-  weights.load(fragments, place, [&](int i, int row, int column) {
+  weights.load(fragments, R, place, [&](int i, int row, int column) {
     int gate = i % GR, slice = i / GR / SLICE_TILES, unit = place.tile_unit + row;
     int k = unit_at(((slice * K_SPLITS + place.split) * SLICE_TILES + i / GR % SLICE_TILES) * 16 + column, place);
     return unit < D && k < D ? R + ((gate * HEADS + place.head) * D + unit) * D + k : nullptr;
@@ -191,7 +191,7 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], cons
 }
 
 // x [B, T, GI, N, D], R [GR, N, D, D], b [GATES, N, D], initial [STATES, B, N, D], reset [B, T] ->
-// h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D], gates [B, T, N, D, GATES].
+// h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D], gates [B, T, N * D * GATES] (cells.cuh).
 // With GRID, `rings` has room for a Ring for every group of the launch, and behind them for a Meeting's words.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -235,6 +235,9 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? bias[j * ROW + element[q]] : 0;
   }
   place_initial(state, initial, place);
+  StoredCells h_now;
+  h_now.round(s[0]);  // as h of every step
+  h_now.get(s[0]);
 
   TileLoader<BYTES, GI, ROW * BYTES> loader;
   loader.start(shared_address(inputs) + place.unit_tile * GI * ROW_BYTES, place,
@@ -255,7 +258,6 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   __syncthreads();
 
   // Results of a step leave once the next one has begun its product, which has to wait for nothing but h.
-  StoredCells h_now;
   KeptGates gates_now[PAIRS];
   bool to_store[CELLS] = {};  // not before there was a step
   scalar* h_to[PAIRS];
@@ -265,7 +267,9 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     i64 at = (sequence[p * PAIR] * row_b - row_t) * ROW + element[p * PAIR];  // one step before the first
-    h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * GATES;
+    h_to[p] = h + at, aux_to[p] = aux + at;
+    gates_to[p] = gates + (sequence[p * PAIR] * row_b - row_t) * ROW * GATES + place.head * D * GATES_OF_UNIT +
+                  gates_of_unit(place.unit(p * PAIR));
   }
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? state : outbox), BLOCKS == 1 ? 0 : place.rank * UNITS, place);
   auto store_results = [&] {

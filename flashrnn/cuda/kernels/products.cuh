@@ -15,14 +15,47 @@ struct Fragments {
   u32 registers[IN_REGISTERS + 1][4];  // the last is never used: register_index of trailing shared fragments
   u32 shared;  // address of this lane's part
 
+  // Loads R, or starts to: a warp's own part has arrived when the asynchronous copies that were started here have.
   // tile(i, row, column) points at element (row, column) of R's tile, two elements of a row at a time, null outside R.
-  // What goes to shared memory is loaded in a loop: code that runs once is fetched, and compiled, for longer than it runs.
-  // Not where R is transposed: the compiler would then find addresses anew in every time step.
   template <class Tile>
-  DEVICE void load(char* memory, const Place& place, Tile tile) {
-    constexpr int IN_SHARED = TOTAL - IN_REGISTERS, FRAGMENTS = IN_SHARED > 0 ? IN_SHARED : 1, AT_ONCE = 8;
-    constexpr int UNROLLED = TRANSPOSED ? FRAGMENTS : 1;
+  DEVICE void load(char* memory, const scalar* R, const Place& place, Tile tile) {
     shared = shared_address(memory) + place.warp * SHARED + place.lane * 16;
+    if constexpr (TRANSPOSED || PLANES > 1) load_shared(place, tile);
+    else copy_shared(R, place, tile);
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+      if (register_index(i * PLANES) == register_index((i + 1) * PLANES)) continue;
+      Pair pairs[4];
+      read(pairs, i, place, tile);
+#pragma unroll
+      for (int f = i * PLANES; f < (i + 1) * PLANES; f++) {
+        u32 value[4];
+        next_planes(value, pairs);
+        if (in_registers(f))
+#pragma unroll
+          for (int r = 0; r < 4; r++) registers[register_index(f)][r] = value[r];
+      }
+    }
+  }
+  static constexpr int IN_SHARED = TOTAL - IN_REGISTERS, FRAGMENTS = IN_SHARED > 0 ? IN_SHARED : 1;
+  // As words that are copied as they are: all of them may be on their way at once. In a loop, because code that runs once
+  // is fetched, and compiled, for longer than it runs.
+  template <class Tile>
+  DEVICE void copy_shared(const scalar* R, const Place& place, Tile tile) {
+#pragma unroll 1
+    for (int f = 0; f < IN_SHARED; f++) {
+      const int i = f * TOTAL / FRAGMENTS;
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        const scalar* from = tile(i, 2 * place.g + r % 2, 2 * place.t + r / 2 * 8);
+        copy_async<4>(shared + f * 512 + r * 4, from ? from : R, from);
+      }
+    }
+  }
+  // Through registers. Not in a loop where R is transposed: the compiler would find addresses anew in every time step.
+  template <class Tile>
+  DEVICE void load_shared(const Place& place, Tile tile) {
+    constexpr int AT_ONCE = 8, UNROLLED = TRANSPOSED ? FRAGMENTS : 1;
 #pragma unroll UNROLLED
     for (int first = 0; first < IN_SHARED; first += AT_ONCE) {
       Pair pairs[AT_ONCE][4];
@@ -37,20 +70,6 @@ struct Fragments {
         asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
                      ::"r"(shared + (first + k) * 512), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
                      : "memory");
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-      if (register_index(i * PLANES) == register_index((i + 1) * PLANES)) continue;
-      Pair pairs[4];
-      read(pairs, i, place, tile);
-#pragma unroll
-      for (int f = i * PLANES; f < (i + 1) * PLANES; f++) {
-        u32 value[4];
-        next_planes(value, pairs);
-        if (in_registers(f))
-#pragma unroll
-          for (int r = 0; r < 4; r++) registers[register_index(f)][r] = value[r];
       }
     }
   }

@@ -1,0 +1,109 @@
+"""The recurrence outside of compilers and transformations: one autograd function around the backends.
+
+A call takes a third of the host's time that it takes as an operator of torch.library.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from flashrnn import op
+from flashrnn.cells import Cell
+from flashrnn.dispatch import choose_for, no_autocast
+from flashrnn.problem import Inputs, Kept, StateGradients, as_planes, as_rows, state_dtype
+
+_DEVICES = ("cpu", "cuda")
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def serves(inputs: tuple[Tensor | None, ...]) -> bool:
+    """Whether autograd alone looks at a call: no compiler, transformation, dispatch mode or tensor subclass."""
+    return not (
+        torch.compiler.is_compiling()
+        or op.transformed()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
+        or torch.autograd.forward_ad._current_level >= 0
+        or inputs[0].device.type not in _DEVICES
+        or any(x is not None and type(x) not in _PLAIN for x in inputs)
+    )
+
+
+def recurrence(
+    cell: Cell,
+    backend: str,
+    dtype: torch.dtype,
+    return_states: bool,
+    Wx: Tensor,
+    R: Tensor,
+    b: Tensor,
+    states: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """h, the last states and, if `return_states`, the other states of every step."""
+    inputs = Wx, R, b, states
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        h, last, *others = _Recurrence.apply(*inputs, reset, cell, backend, dtype, return_states)
+        return h, last, tuple(others)
+    cast = _cast(dtype, *inputs, reset)
+    with no_autocast(Wx):
+        chosen = choose_for(backend, cell, cast.Wx, reset, training=False)
+        (h, aux, last), _ = chosen.forward(cell, cast, return_states, training=False)
+    return h, last, aux.unbind() if return_states else ()
+
+
+def _cast(dtype: torch.dtype, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None) -> Inputs:
+    of_states = state_dtype(dtype)
+    return Inputs(_as(Wx, dtype), _as(R, dtype), _as(b, of_states), _as(states, of_states), reset)
+
+
+def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """x in `dtype`; a call of `to` that changes nothing would take as long as an allocation."""
+    return x if x is None or x.dtype == dtype else x.to(dtype)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, Wx, R, b, states, reset, cell, backend, dtype, return_states):
+        inputs = _cast(dtype, Wx, R, b, states, reset)
+        with no_autocast(Wx):
+            chosen = choose_for(backend, cell, inputs.Wx, reset, training=True)
+            (h, aux, last), gates = chosen.forward(cell, inputs, return_states, training=True)
+        others = _apart(aux) if return_states else ()
+        ctx.save_for_backward(inputs.R, inputs.states, reset, h, gates, *(others or (aux,)))
+        ctx.set_materialize_grads(False)
+        ctx.call = cell, chosen, return_states, [None if x is None else x.dtype for x in (Wx, R, b, states)]
+        return h, last, *others
+
+    @staticmethod
+    def backward(ctx, d_h, d_last, *d_others):
+        cell, chosen, return_states, dtypes = ctx.call
+        R, states, reset, h, gates, *saved = ctx.saved_tensors
+        aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
+        # what keeps saved tensors (hooks) may change their layout
+        kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
+        if op.transformed() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
+            gradients = op.backward(cell, chosen.name, kept, d_h, d_others, d_last)
+        else:
+            donated = not torch._C._autograd._get_current_graph_task_keep_graph()
+            grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
+            with no_autocast(h):
+                gradients = chosen.backward(cell, kept._replace(donated=donated), grads)
+        d_inputs = [None if dtype is None else _as(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True)]
+        return *d_inputs, *(None,) * 5
+
+
+def _apart(aux: Tensor) -> tuple[Tensor, ...]:
+    """Return aux [S-1, ...] as tensors of their own in the same memory; as views they could not be changed in place."""
+    memory = aux.untyped_storage()
+    return tuple(aux.new_empty(0).set_(memory, state.storage_offset(), state.shape, state.stride()) for state in aux)
+
+
+def _together(others: list[Tensor]) -> Tensor:
+    """Return the opposite of `_apart`, without a copy unless hooks of saved tensors have moved them."""
+    first = others[0]
+    memory, size = first.untyped_storage().data_ptr(), first.numel()
+    for i, state in enumerate(others):
+        offset = first.storage_offset() + i * size
+        if (state.untyped_storage().data_ptr(), state.storage_offset()) != (memory, offset):
+            return torch.stack(others)
+    return first.as_strided((len(others), *first.shape), (size, *first.stride()))

@@ -1,0 +1,147 @@
+"""The recurrence as a function of tensors: checks its input, then runs it eagerly or as an operator."""
+
+import torch
+from torch import Tensor
+
+from flashrnn import eager, op
+from flashrnn.cells import Cell, get_cell
+from flashrnn.dispatch import check_backend
+from flashrnn.problem import state_dtype
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def flashrnn(
+    Wx: Tensor,
+    R: Tensor,
+    b: Tensor | None,
+    states: Tensor | None = None,
+    function: str | Cell = "lstm",
+    backend: str = "auto",
+    dtype: torch.dtype | None = None,
+    reset: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    return_states: bool = False,
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Run a recurrent cell over time (arXiv 2412.07752, eq. 1-2).
+
+    Differentiable once, in reverse mode, also by torch.func (grad, vjp, jacrev); its vmap runs call after call.
+
+    Args:
+        Wx: [B, T, Gi, N, D] input part of the gates, as an nn.Linear leaves it.
+        R: [Gr, N, D, D] recurrent matrices; the last axis is the previous state.
+        b: [G, N, D] biases; zeros if None.
+        states: [S, B, N, D] initial states; zeros if None.
+        function: a registered cell's name or a `flashrnn.Cell`.
+        backend: a backend's name, or "auto" for the fastest that serves the problem.
+        dtype: of the computation's inputs and outputs; if None, that of autocast where it is on, else that of Wx. If
+            it is a half type, states across time and sums are float32.
+        reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
+        cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
+            batch of one: another way to give `reset`. All documents start at zero, so `states` must not be given.
+        return_states: also return every state after every step.
+
+    Returns:
+        h [B, T, N, D] in `dtype`, the first state after every step, and the last states [S, B, N, D] (float32 for half
+        types, so that a sequence can be continued without loss). With `return_states` also a tuple of S tensors
+        [B, T, N, D], one for each state: h itself, and the others in the dtype of the last states.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
+        UnsupportedProblem: the named backend cannot serve the problem; the message says why.
+    """
+    cell = get_cell(function)
+    check_backend(backend)
+    _check_tensors(Wx=Wx, R=R)
+    _check_tensors(optional=True, b=b, states=states, reset=reset, cu_seqlens=cu_seqlens)
+    if cu_seqlens is not None:
+        if reset is not None:
+            raise ValueError("give either reset or cu_seqlens, not both")
+        if states is not None:
+            raise ValueError("give either states or cu_seqlens: every document that cu_seqlens names starts at zero")
+        reset = _reset_mask(cu_seqlens, Wx)
+    _check(cell, Wx, R, b, states, reset)
+    dtype = _io_dtype(Wx, dtype)
+    if b is None:
+        b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
+    inputs = Wx, R, b, states, reset
+    run = eager.recurrence if eager.serves(inputs) else op.recurrence
+    h, last, others = run(cell, backend, dtype, return_states, *inputs)
+    return (h, last, (h, *others)) if return_states else (h, last)
+
+
+def _reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
+    """[B=1, T] mask of the first tokens of documents with cumulative lengths 0 = c_0 <= c_1 <= ... <= T."""
+    if Wx.shape[0] != 1 or cu_seqlens.dim() != 1:
+        raise ValueError(
+            f"cu_seqlens must be one-dimensional, for one packed sequence: batch size is {Wx.shape[0]}, "
+            f"cu_seqlens has shape {list(cu_seqlens.shape)}; for several sequences give reset [B, T]"
+        )
+    if cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool:
+        raise TypeError(f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
+    # Looking at values would wait for a GPU, and cannot be compiled.
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = cu_seqlens.tolist()
+        if not ends or ends[0] != 0 or ends[-1] != Wx.shape[1] or ends != sorted(ends):
+            raise ValueError(f"cu_seqlens must rise from 0 to the time steps, {Wx.shape[1]}, got {ends}")
+    position = torch.arange(Wx.shape[1], device=Wx.device)
+    return torch.isin(position, cu_seqlens.to(Wx.device))[None]
+
+
+def dtype_under_autocast(x: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
+    device = x.device.type
+    if x.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def _io_dtype(Wx: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    dtype = dtype or dtype_under_autocast(Wx)
+    if dtype not in _DTYPES:
+        raise TypeError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype!r}")
+    return dtype
+
+
+def _check_tensors(optional: bool = False, **inputs: Tensor | None) -> None:
+    for name, x in inputs.items():
+        if not isinstance(x, Tensor) and not (optional and x is None):
+            raise TypeError(f"{name} must be a tensor{' or None' if optional else ''}, got {type(x).__name__}")
+
+
+def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor | None, reset: Tensor | None) -> None:
+    if Wx.dim() != 5:
+        raise ValueError(f"Wx must be [B, T, gates with input, heads, head size], got {list(Wx.shape)}")
+    B, T, Gi, N, D = Wx.shape
+    if Gi != len(cell.input_gates):
+        raise ValueError(
+            f"Wx has {Gi} gates, but cell {cell.name!r} has input for {len(cell.input_gates)}: {cell.input_gates}"
+        )
+    if B < 1 or T < 1 or N < 1 or D < 1:
+        raise ValueError(f"Wx must have at least one sequence, step, head and unit, got {list(Wx.shape)}")
+    expected = (
+        ("Wx", Wx, (B, T, Gi, N, D)),
+        ("R", R, (len(cell.recurrent_gates), N, D, D)),
+        ("b", b, (len(cell.gates), N, D)),
+        ("states", states, (len(cell.states), B, N, D)),
+    )
+    for name, tensor, shape in expected:
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise ValueError(f"{name} must be {list(shape)} for Wx {list(Wx.shape)}, got {list(tensor.shape)}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+    if reset is not None:
+        check_reset(reset, B, T)
+    for name, tensor in (("R", R), ("b", b), ("states", states), ("reset", reset)):
+        if tensor is not None and tensor.device != Wx.device:
+            raise ValueError(f"{name} is on {tensor.device}, but Wx is on {Wx.device}; move them to one device")
+
+
+def check_reset(reset: Tensor, batch: int, time: int) -> None:
+    """Raise unless it is bool [batch, time]."""
+    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+        raise TypeError(f"reset must be a bool tensor, got {getattr(reset, 'dtype', type(reset).__name__)}")
+    if tuple(reset.shape) != (batch, time):
+        raise ValueError(f"reset must be [B, T], here {[batch, time]}, got {list(reset.shape)}")
