@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from data.atomic_file import replacing
 from flashrnn.cells import SLSTM
-from flashrnn.files import replacing
 from models.mixers import RNNMixer
 from scripts.process import one_line_errors
 

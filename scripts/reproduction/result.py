@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import yaml
 
-from flashrnn.files import replacing
+from data.atomic_file import replacing
 from scripts.benchmarks import RESULTS, ROOT
 from scripts.benchmarks.results import device_slug, head
 from scripts.provenance import short
