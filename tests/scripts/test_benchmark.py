@@ -62,14 +62,13 @@ class TestCheckBeforeTiming:
         assert 0 < errors["h"] < 1e-2
 
     def test_stops_what_is_wrong(self, monkeypatch):
-        right = ours.recurrence
+        right = ours.flashrnn
 
-        def wrong_when_fast(*inputs):
-            *inputs, backend = inputs
-            out = right(*inputs, "vanilla")
-            return out._replace(h=out.h * 1.1) if backend == "fast" else out
+        def wrong_when_fast(*inputs, function, backend):
+            h, last = right(*inputs, function=function, backend="vanilla")
+            return h * 1.1 if backend == "fast" else h, last
 
-        monkeypatch.setattr(ours, "recurrence", wrong_when_fast)
+        monkeypatch.setattr(ours, "flashrnn", wrong_when_fast)
         with pytest.raises(ArithmeticError, match=r"h 1.0e-01 \(bound 1.0e-02\), d_Wx"):
             ours.check(Job(Case("lstm", 2, 8, 3), TRAINING), "fast", "cpu")
 

@@ -128,7 +128,9 @@ class TestProcessors:
         assert reference_cpu._reference_row("lstm", 2, 3, 2, 4)["kept_mb"] == {"autograd": 2.5, "reference": 2.5}
 
     def test_a_backend_is_compared_with_each_peer_s_median(self, monkeypatch):
-        ms, recurrence = {"cpu_fused": spread(2), "vanilla": spread(6), "nn.LSTM": spread(1)}, cpu_fused.recurrence
-        monkeypatch.setattr(cpu_fused, "recurrence", lambda *inputs: recurrence(*inputs[:-1], "vanilla"))
+        ms, run = {"cpu_fused": spread(2), "vanilla": spread(6), "nn.LSTM": spread(1)}, cpu_fused.flashrnn
+        monkeypatch.setattr(
+            cpu_fused, "flashrnn", lambda *inputs, function, backend: run(*inputs, function=function, backend="vanilla")
+        )
         monkeypatch.setattr(cpu_fused, "processor_time", lambda functions, **options: ms)
         assert cpu_fused._row("lstm", 2, 3, 1, 4, None)["speedup"] == {"vanilla": 3, "nn.LSTM": 0.5}
