@@ -15,7 +15,7 @@ from flashrnn import registered_cells
 from flashrnn.gpu import NAMED
 from flashrnn.limits import NOTE, limits, table
 from flashrnn.plan import auto_backend
-from scripts.reproduction.result import Table, filled, markdown
+from scripts.markdown import Table, filled, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
 DTYPES = ("bfloat16", "float16", "float32", "float64")
