@@ -40,7 +40,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Ten
 def _dtype_of_products(x: Tensor) -> torch.dtype:
     """The dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
     device = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(device):
         return x.dtype
     return torch.get_autocast_dtype(device)
 

@@ -116,6 +116,17 @@ def test_the_time_loop_is_for_gates_with_both_parts_and_unrolled_for_few_steps()
     assert [time_loop.supports_unrolled(Case("lstm", 2, 8, 3, T)) for T in (64, 65)] == [True, False]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_graphed_loop_has_a_backward_in_training_alone(mode, monkeypatch):
+    graphed = []
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda loop, inputs: graphed.append(inputs) or loop)
+    monkeypatch.setattr(time_loop, "random_inputs", partial(timing.random_inputs, device="cpu"))
+    monkeypatch.setattr(time_loop, "measure", lambda forward, *options: {"h": forward()})
+    h = time_loop.run(Job(Case("lstm", 2, 8, 3, T=5), mode), QUICK, time_loop.graphed)["h"]
+    assert h.shape == (3, 5, 2, 8)
+    assert [x.requires_grad for x in (h, *graphed[0])] == 4 * [mode == TRAINING]
+
+
 class TestResults:
     def test_rows_are_in_the_file_at_once_and_name_their_run(self, tmp_path):
         file = tmp_path / "new" / "kernels.json"
