@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from flashrnn.files import replacing
+from data.atomic_file import replacing
 
 TRAIN, VALIDATION = "train", "validation"
 REMEDY = "delete this file: the next start, or `python -m scripts.prepare_data`, makes it again and keeps the others"

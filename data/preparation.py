@@ -22,10 +22,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from data import hub, tokenization
+from data.atomic_file import replacing
 from data.corpora import Corpus, Documents, held_out
 from data.encoding import Encoded, Encoder, encode_in_order, token_dtype, vocab_size
 from data.manifest import TRAIN, VALIDATION, Manifest, Shard, ShardFile, path
-from flashrnn.files import replacing
 
 log = logging.getLogger(__name__)
 

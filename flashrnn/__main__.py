@@ -1,15 +1,19 @@
-"""python -m flashrnn doctor: what works on this machine; limits: the largest heads of GPUs; tune: faster tilings."""
+"""python -m flashrnn doctor: what works on this machine; limits: the largest heads of GPUs; tilings and tune: how the
+solver lays heads over a GPU, and which way is the fastest."""
 
 import argparse
 import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import islice
 
 import torch
 
-from flashrnn import Cell, dispatch, doctor, get_cell, limits
+from flashrnn import Cell, UnsupportedProblem, dispatch, doctor, get_cell, limits
 from flashrnn.cuda.backend import CudaFused
+from flashrnn.gpu import NAMED, nvidia_gpu
+from flashrnn.plan import plans
 from flashrnn.problem import Backend, Problem, dtype_name
 
 
@@ -28,21 +32,35 @@ def main(arguments: list[str] | None = None) -> int:
         description="The largest heads of backend cuda_fused, by the solver of its tilings; no GPU is needed.",
     )
     largest.add_argument("--json", action="store_true", help="a list of objects instead of the table")
+    tilings = commands.add_parser(
+        "tilings",
+        help="the best tilings of backend cuda_fused for given sizes, with their estimated times",
+        description="The best tilings by the solver's estimate, forward and backward; no GPU is needed.",
+    )
+    add_sizes(tilings)
+    tilings.add_argument("--gpu", choices=NAMED, help="(default: this machine's)")
     tuned = commands.add_parser(
         "tune",
         help="time the best tilings of backend cuda_fused for given sizes on this GPU, and keep the fastest",
         description="Times the best tilings by estimate on this GPU, forward and backward, and keeps the fastest in "
         "the cache folder, where later processes find it. Takes a minute or less.",
     )
-    tuned.add_argument("--cell", type=a_cell, default="lstm", help="its name, or module.name (default: lstm)")
-    for name, what in (("heads", "number of heads"), ("head-dim", "size of a head"), ("batch", "sequences")):
-        tuned.add_argument(f"--{name}", type=int, required=True, help=what)
-    tuned.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    tuned.add_argument("--count", type=int, default=8, help="tilings of each direction (default: 8)")
+    add_sizes(tuned)
     given = parser.parse_args(arguments)
+    if given.command == "tilings":
+        return print_tilings(given)
     if given.command == "tune":
         return print_tuning(given)
     return print_doctor() if given.command == "doctor" else print_limits(given.json)
+
+
+def add_sizes(command: argparse.ArgumentParser) -> None:
+    """The arguments that say what tilings are for, and how many of them."""
+    command.add_argument("--cell", type=a_cell, default="lstm", help="its name, or module.name (default: lstm)")
+    for name, what in (("heads", "number of heads"), ("head-dim", "size of a head"), ("batch", "sequences")):
+        command.add_argument(f"--{name}", type=int, required=True, help=what)
+    command.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    command.add_argument("--count", type=int, default=8, help="tilings of each direction (default: 8)")
 
 
 def a_cell(name: str) -> Cell:
@@ -50,6 +68,22 @@ def a_cell(name: str) -> Cell:
         return get_cell(name)
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def print_tilings(given: argparse.Namespace) -> int:
+    gpu = NAMED[given.gpu] if given.gpu else nvidia_gpu(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if gpu is None:
+        print(f"error: there is no NVIDIA GPU here; --gpu names one of {', '.join(NAMED)}", file=sys.stderr)
+        return 1
+    sizes = given.cell, given.heads, given.head_dim, given.batch, getattr(torch, given.dtype), gpu
+    try:
+        for direction in ("forward", "backward"):
+            for plan in islice(plans(direction, *sizes), given.count):
+                print(f"{direction:8}  {plan.cycles:7.0f} cycles per step  {plan}")
+    except UnsupportedProblem as reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def print_tuning(given: argparse.Namespace) -> int:

@@ -5,8 +5,7 @@ import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
-
-from flashrnn.files import replacing
+from uuid import uuid4
 
 
 def cache_folder() -> Path:
@@ -26,10 +25,19 @@ def store(files: dict[Path, bytes]) -> None:
     """
     for path, content in files.items():
         try:
-            with replacing(path, durable=False) as file:
-                file.write(content)
+            _write(path, content)
         except OSError as error:
             warn_not_kept(path.parent, error.strerror)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{uuid4().hex}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @cache

@@ -62,6 +62,7 @@ NAMED = {
 
 
 def named_gpu(name: str) -> Gpu:
+    """Return the GPU of that name; raises ValueError, which says what names there are."""
     if name not in NAMED:
         raise ValueError(f"unknown GPU {name!r}; known by name: {', '.join(NAMED)}")
     return NAMED[name]
@@ -69,7 +70,7 @@ def named_gpu(name: str) -> Gpu:
 
 @cache
 def device_gpu(index: int) -> Gpu:
-    """The GPU behind torch.device("cuda", index), as its driver describes it."""
+    """Return the GPU behind torch.device("cuda", index), as its driver describes it."""
     p = torch.cuda.get_device_properties(index)
     return Gpu(p.name, (p.major, p.minor), p.multi_processor_count, p.shared_memory_per_block_optin)
 

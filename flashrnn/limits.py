@@ -23,6 +23,7 @@ Larger heads run by backend cuda, which reads R at every step and has no largest
 paper reports 2688 (arXiv 2412.07752, appendix H.1). Here it is less: a block owns whole tiles of 16 units, two do not
 fit, and one on each of 132 multiprocessors makes 2112 units at most.
 """
+"""What stands below the table."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,12 @@ def known_gpus() -> list[Gpu]:
 
 
 def limits(gpu: Gpu) -> Iterator[Limit]:
-    """For every registered cell and every dtype of the fused kernels."""
+    """Yield the limits of every registered cell in every dtype of the fused kernels."""
     return (limit(cell, dtype, gpu) for cell in registered_cells() for dtype in DTYPES)
 
 
 def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:
+    """Return the largest heads of a registered cell."""
     forward, backward = (largest_head(way, get_cell(cell), dtype, gpu) for way in ("forward", "backward"))
     return Limit(gpu.name, cell, dtype_name(dtype), forward, min(forward, backward))
 
@@ -68,7 +70,7 @@ def largest_head(direction: str, cell: Cell, dtype: torch.dtype, gpu: Gpu) -> in
 
 
 def table(rows: Iterable[Limit]) -> list[list[str]]:
-    """A row for every GPU and cell, and two columns for every dtype, the header first."""
+    """Return a row for every GPU and cell, with two columns for every dtype; the header comes first."""
     columns: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         columns.setdefault((row.gpu, row.cell), []).extend((str(row.inference), str(row.training)))

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashrnn.op import dtype_under_autocast
-
 IGNORE = -100  # label of a position that is not scored
 CHUNK = 2**28  # logits at a time: half a GB in bfloat16
 HALF_ROWS = 2**12  # rows at a time in float16, in which the sum of more rows' gradients may be too large
@@ -33,10 +31,18 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Ten
     Returns:
         the loss, a scalar (NaN if no row is scored), and the right answers, bool [M].
     """
-    x = x.to(dtype_under_autocast(x))
+    x = x.to(_dtype_of_products(x))
     with_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     total, right = _LinearCrossEntropy.apply(x, weight, labels, with_gradient)
     return total / (labels != IGNORE).sum(), right
+
+
+def _dtype_of_products(x: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
+    device = x.device.type
+    if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -11,29 +11,27 @@ from pathlib import Path
 
 import torch
 
-from flashrnn import get_cell, registered_cells
-from flashrnn.dispatch import choose
-from flashrnn.gpu import NAMED, Gpu
+from flashrnn import registered_cells
+from flashrnn.gpu import NAMED
 from flashrnn.limits import NOTE, limits, table
-from flashrnn.problem import Problem, dtype_name
-from scripts.reproduction.result import Table, filled, markdown
+from flashrnn.plan import auto_backend
+from scripts.markdown import Table, filled, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 HEAD_DIMS = (32, 63, 64, 128, 256, 512, 768, 1001, 1024, 2048, 4096)
 
 
-def choice(cell: str, head_dim: int, dtype: torch.dtype, gpu: Gpu | None) -> str:
-    """The backend that `auto` takes for training on that GPU, or on a CPU."""
-    device = torch.device("cuda" if gpu else "cpu")
-    return choose("auto", Problem(get_cell(cell), 1, head_dim, dtype, device, True, False, gpu)).name
-
-
 def choices() -> Table:
-    """The choice for every dtype, head size and cell, a column for every device."""
+    """The backend that `auto` takes for training with every dtype, head size and cell, a column for every device."""
     devices = {**NAMED, "CPU": None}
     rows = [
-        [dtype_name(dtype), str(head_dim), cell, *(choice(cell, head_dim, dtype, gpu) for gpu in devices.values())]
+        [
+            dtype,
+            str(head_dim),
+            cell,
+            *(auto_backend(cell, 1, head_dim, getattr(torch, dtype), d) for d in devices.values()),
+        ]
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for cell in registered_cells()

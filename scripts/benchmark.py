@@ -49,6 +49,12 @@ def _kernels(options: argparse.Namespace) -> None:
     kernels.run(options.suite, options.case, peers, wheel, sources, effort, options.out, options.commit)
 
 
+def _sweep(options: argparse.Namespace) -> None:
+    from scripts.benchmarks import sweep
+
+    sweep.run(options.case, options.out, options.commit)
+
+
 def _first_call(options: argparse.Namespace) -> None:
     from scripts.benchmarks.results import gpu_slug
 
@@ -80,11 +86,14 @@ def _language_model(options: argparse.Namespace) -> None:
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from scripts.benchmarks import figures
+    from scripts.benchmarks import figures, sweep_page
     from scripts.benchmarks.table import print_table
 
     for file in options.files:
         content = figures.read(file)
+        if content["suite"] == "sweep":
+            print(*sweep_page.write(file), sep="\n")
+            continue
         print_table(content["rows"])
         print(figures.draw(content, file.with_suffix(".png")))
 
@@ -100,6 +109,13 @@ def _kernels_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--haste-sources", type=Path, metavar="FOLDER",
                          help="PyPI's haste_pytorch-0.5.0rc0.tar.gz, unpacked")  # fmt: skip
     command.add_argument("--quick", action="store_true", help="fewer repetitions")
+
+
+def _sweep_arguments(command: argparse.ArgumentParser) -> None:
+    command.description += """ Rows go into the file as they are measured, and a run measures what the file lacks,
+        or has from another commit. Page and figure show the cliffs: sizes that take longer than larger ones."""
+    command.add_argument("--case", nargs="*", default=[], metavar="PATTERN", help="shell patterns of the cases' names, "
+                         "as in lstm-1x768-B16-T512-bfloat16 (default: all)")  # fmt: skip
 
 
 def _first_call_arguments(command: argparse.ArgumentParser) -> None:
@@ -155,10 +171,23 @@ COMMANDS = {
         _kernels,
         _kernels_arguments,
     ),
+    "sweep": Command(
+        "Time over many head sizes and batch sizes, beside the solver's estimate",
+        _sweep,
+        _sweep_arguments,
+    ),
     "first_call": Command(
         "Seconds until the first result in a process of its own, with nothing compiled yet or all of it",
         _first_call,
         _first_call_arguments,
+    ),
+    "calls": Command(
+        "Time that the host takes for an eager call, beside nn.LSTM",
+        _on_gpu,
+    ),
+    "options": Command(
+        "Time and memory of all states, of a cell of one's own and of TF32, over the same without",
+        _on_gpu,
     ),
     "counters": Command(
         "Bytes that the kernels moved, by the GPU's counters, which ncu (NVIDIA Nsight Compute) reads",
@@ -184,7 +213,7 @@ COMMANDS = {
         _on_gpu,
     ),
     "figures": Command(
-        "Draw FILE.png beside each FILE.json of kernels, and print its table",
+        "Draw FILE.png beside each FILE.json of kernels, and print its table, or write the page of a sweep",
         _figures,
         _figures_arguments,
     ),

@@ -18,8 +18,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 
+from data.atomic_file import replacing
 from data.text import Text
-from flashrnn.files import replacing
 from scripts import report
 from scripts.checkpoint import LAST, TOKENIZER
 from scripts.metrics_file import MetricsFile

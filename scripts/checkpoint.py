@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from torch import nn
 
-from flashrnn.files import replacing
+from data.atomic_file import replacing
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # what last.ckpt was before

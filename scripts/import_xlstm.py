@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flashrnn.cells import SLSTM
-from flashrnn.files import replacing
+from data.atomic_file import replacing
+from flashrnn import get_cell
 from models.mixers import RNNMixer
 from scripts.process import one_line_errors
 
 # The package gives its fgate to the cell's input gate and its igate to the forget gate. The names are wrong, and stay
 # so for the sake of trained models (https://github.com/NX-AI/xlstm/issues/98).
+SLSTM = get_cell("slstm")
 MODULES = {"i": "fgate", "f": "igate", "z": "zgate", "o": "ogate"}
 
 KERNEL, BIAS = "slstm_cell._recurrent_kernel_", "slstm_cell._bias_"

@@ -74,25 +74,21 @@ def draw_storage(file: Path) -> None:
     """KiB of R that a block keeps in registers and in shared memory, over head size, with its layout."""
     from matplotlib.figure import Figure
 
-    from flashrnn import get_cell
-    from flashrnn.cuda.tiling import tiles_of_warp, tilings
     from flashrnn.gpu import named_gpu
+    from flashrnn.plan import plans
 
-    gpu, cell = named_gpu("H100"), get_cell("lstm")
+    gpu = named_gpu("H100")
     figure = Figure(figsize=(11, 7), layout="constrained")
     for axes, direction in zip(figure.subplots(2, 1, sharex=True), ("forward", "backward"), strict=True):
-        layouts = [next(tilings(direction, cell, max(1, HIDDEN // D), D, BATCH, torch.bfloat16, gpu)) for D in HEADS]
-        warps = [layout.threads // 32 for layout in layouts]
-        tiles = [tiles_of_warp(cell, layout.blocks, layout.unit_tiles, layout.k_splits) for layout in layouts]
-        fragments = [layout.register_fragments for layout in layouts]
-        kept = [_FRAGMENT * n * w / 1024 for n, w in zip(fragments, warps, strict=True)]
-        all_of_it = [_FRAGMENT * n * w / 1024 for n, w in zip(tiles, warps, strict=True)]
+        chosen = [next(plans(direction, "lstm", max(1, HIDDEN // D), D, BATCH, torch.bfloat16, gpu)) for D in HEADS]
+        in_registers = [_FRAGMENT * plan.register_fragments * plan.warps / 1024 for plan in chosen]
+        all_of_it = [_FRAGMENT * plan.fragments * plan.warps / 1024 for plan in chosen]
         axes.bar(range(len(HEADS)), all_of_it, color="C1", label="in shared memory")
-        axes.bar(range(len(HEADS)), kept, color="C0", label="in registers")
-        for i, (layout, of_warps, height) in enumerate(zip(layouts, warps, all_of_it, strict=True)):
-            group = f"{'grid' if layout.grid else 'cluster'} of {layout.blocks}"
-            blocks = "one block" if layout.blocks == 1 else group
-            axes.text(i, height + 6, f"{blocks},\n{of_warps} warps", ha="center", fontsize=8)
+        axes.bar(range(len(HEADS)), in_registers, color="C0", label="in registers")
+        for i, (plan, height) in enumerate(zip(chosen, all_of_it, strict=True)):
+            group = f"{'grid' if plan.grid else 'cluster'} of {plan.blocks}"
+            blocks = "one block" if plan.blocks == 1 else group
+            axes.text(i, height + 6, f"{blocks},\n{plan.warps} warps", ha="center", fontsize=8)
         axes.set(ylabel="KiB of R per block", title=f"LSTM, {direction}", ylim=(0, 350))
         axes.set_xticks(range(len(HEADS)), labels=[f"{max(1, HIDDEN // D)} × {D}" for D in HEADS])
     axes.legend(loc="upper left")

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from flashrnn.files import replacing
+from data.atomic_file import replacing
 
 
 class _Writer(ExperimentWriter):

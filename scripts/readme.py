@@ -14,9 +14,10 @@ from scripts.benchmarks.cases import HIDDEN, TRAINING, Case, Job
 from scripts.benchmarks.ours import NAME as OURS
 from scripts.benchmarks.results import by_job
 from scripts.benchmarks.table import FLASHRNN, fastest_peer, times
+from scripts.markdown import Table, filled, markdown
 from scripts.reproduction.accuracy import MODELS, TASKS, finished, mean_extrapolated
 from scripts.reproduction.language_model import ours
-from scripts.reproduction.result import Table, filled, known, markdown, paper
+from scripts.reproduction.result import known, paper
 
 PAGE = ROOT / "README.md"
 PARITY = RESULTS / "parity_cpu_h100_80gb_hbm3_h200.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from flashrnn.files import replacing
+from data.atomic_file import replacing
 from scripts.provenance import commit
 
 

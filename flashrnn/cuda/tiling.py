@@ -45,12 +45,20 @@ def tilings(
     direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu
 ) -> Iterator[Tiling]:
     """Tilings that fit, the one that should be fastest first. Raises Infeasible, which names what does not fit."""
+    return (tiling for _, tiling in estimates(direction, cell, heads, head_dim, batch, dtype, gpu))
+
+
+def estimates(
+    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu
+) -> Iterator[tuple[float, Tiling]]:
+    """The same tilings with the estimated clock cycles of a time step of the whole batch."""
     if reason := infeasible(direction, cell, heads, head_dim, dtype, gpu):
         raise reason
     ways = [way for way in (False, True) if not _infeasible(direction, cell, heads, head_dim, dtype, gpu, grid=way)]
     sizes = (direction, cell, heads, head_dim, batch, dtype, gpu)
-    for _, tiling in heapq.merge(*(_solutions(*sizes, grid) for grid in ways), key=lambda solution: solution[0]):
-        yield tiling
+    for cost, tiling in heapq.merge(*(_solutions(*sizes, grid) for grid in ways), key=lambda solution: solution[0]):
+        _, eighths, *_ = cost
+        yield eighths / 8, tiling
 
 
 def _solutions(*sizes_and_grid) -> Iterator[tuple[tuple[int, ...], Tiling]]:
@@ -86,7 +94,7 @@ def _infeasible(
 def pose(
     direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu, grid: bool
 ) -> tuple[Problem, tuple[Expression, ...]]:
-    """The problem, and what to minimise."""
+    """The problem, and what to minimise: second, eighths of a clock cycle per time step."""
     p = Problem(f"{direction} of {cell.name}, head size {head_dim}, on {gpu.name}")
     if grid:
         at_once = {size: gpu.multiprocessors // size for size in range(2, gpu.multiprocessors + 1)}

@@ -1,5 +1,6 @@
 """What is measured: cells and sizes, by name, in suites. Loads nothing: the command line shows their names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -59,7 +60,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
         *(Case("lstm", N, D, 16) for N, D in ((1, 1024), (1, 2048), (4, 2048), (1, 4096))),
     ),
     "length": tuple(Case(name, *heads, 16, 2**k) for name in _SWEPT for heads in _BOTH for k in range(8, 12)),
-    "short": tuple(Case(name, *heads, 16, T) for name in _SWEPT for heads in _BOTH for T in (16, 64)),
+    "short": tuple(Case(name, *heads, 16, T) for name in _SWEPT for heads in _BOTH for T in (1, 4, 16, 64)),
 }
 
 
@@ -80,9 +81,13 @@ def network(case: Case, field: str) -> str:
 
 def select(suite: str, patterns: list[str]) -> list[Case]:
     """The suite's cases whose names match a shell pattern; all of them without patterns."""
-    cases = SUITES[suite]
+    return matching(SUITES[suite], patterns, f"suite {suite!r}")
+
+
+def matching(cases: Sequence[Case], patterns: list[str], where: str) -> list[Case]:
+    """Those of the cases whose names match a shell pattern; all of them without patterns."""
     for pattern in patterns:
         if not any(fnmatchcase(case.name, pattern) for case in cases):
             names = "\n  ".join(case.name for case in cases)
-            raise ValueError(f"no case of suite {suite!r} matches {pattern!r}; its cases are\n  {names}")
+            raise ValueError(f"no case of {where} matches {pattern!r}; its cases are\n  {names}")
     return [case for case in cases if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from flashrnn.op import recurrence
+from flashrnn import flashrnn
 from scripts.benchmarks.cases import Case
 from scripts.benchmarks.reference_cpu import processor_time
 from scripts.benchmarks.timing import random_inputs
@@ -49,7 +49,7 @@ def _row(name: str, B: int, T: int, N: int, D: int, clock: Callable[[], float]) 
     d_h = torch.randn(B, T, N, D)
 
     def train(backend: str) -> Callable[[], tuple]:
-        return lambda: torch.autograd.grad(recurrence(*inputs, None, name, backend).h, inputs, d_h)
+        return lambda: torch.autograd.grad(flashrnn(*inputs, function=name, backend=backend)[0], inputs, d_h)
 
     functions = {backend: train(backend) for backend in ("cpu_fused", "vanilla")}
     for ours, theirs in zip(functions["cpu_fused"](), functions["vanilla"](), strict=True):

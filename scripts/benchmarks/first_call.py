@@ -37,7 +37,7 @@ def seconds(case: Case) -> dict:
     from cuda.bindings import driver, nvrtc  # noqa: F401
     from cuda.core import Program  # noqa: F401
 
-    from flashrnn.op import recurrence
+    from flashrnn import flashrnn
     from scripts.benchmarks.ours import BACKEND
     from scripts.benchmarks.timing import random_inputs
 
@@ -47,7 +47,7 @@ def seconds(case: Case) -> dict:
     inputs = random_inputs(case.shapes(), dtype)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    h = recurrence(*inputs, None, case.function, BACKEND).h
+    h, _ = flashrnn(*inputs, function=case.function, backend=BACKEND)
     torch.cuda.synchronize()
     forward = time.perf_counter()
     torch.autograd.grad(h.sum(), inputs)

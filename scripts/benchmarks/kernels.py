@@ -60,7 +60,8 @@ IN_PROCESS = {
         InProcess("cudnn_fp32", partial(peers.cudnn, dtype=torch.float32), peers.cudnn_supports),
         InProcess("attention", peers.attention, peers.attention_supports),
         InProcess("pytorch_loop", time_loop.run, time_loop.supports),
-        InProcess("compiled_loop", partial(time_loop.run, compiled=True), time_loop.supports_compiled),
+        InProcess("compiled_loop", partial(time_loop.run, prepare=time_loop.compiled), time_loop.supports_unrolled),
+        InProcess("graphed_loop", partial(time_loop.run, prepare=time_loop.graphed), time_loop.supports_unrolled),
         *(InProcess(name, partial(ours.run, backend=backend)) for name, backend in ours.OTHERS.items()),
     )
 }

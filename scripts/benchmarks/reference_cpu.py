@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from flashrnn import get_cell
-from flashrnn.op import recurrence
+from flashrnn import flashrnn, get_cell
 from scripts.benchmarks.cases import Case
 from scripts.benchmarks.time_loop import time_loop
 from scripts.benchmarks.timing import quantiles, random_inputs
@@ -26,7 +25,7 @@ def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
     d_h = torch.randn(B, T, N, D)
     forward = {
         "autograd": lambda: time_loop(get_cell(name), *inputs),
-        "reference": lambda: recurrence(*inputs, None, name, "vanilla").h,
+        "reference": lambda: flashrnn(*inputs, function=name, backend="vanilla")[0],
     }
     train = {k: lambda run=run: torch.autograd.grad(run(), inputs, d_h) for k, run in forward.items()}
     for ours, theirs in zip(train["reference"](), train["autograd"](), strict=True):

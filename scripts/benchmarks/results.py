@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from flashrnn.files import replacing
+from data.atomic_file import replacing
 from scripts import provenance
 from scripts.benchmarks.cases import Case, Job
 from scripts.benchmarks.ours import is_ours

@@ -22,7 +22,7 @@ RATIO_BARS = {
 }
 """LSTM, forward and backward, T = 1024: how many times faster than which peer, by (N, D, B)."""
 
-_NO_KERNELS = ("attention", "pytorch_loop", "compiled_loop")  # of recurrence
+_NO_KERNELS = ("attention", "pytorch_loop", "compiled_loop", "graphed_loop")  # of recurrence
 _STEP_BAR = 0.40  # µs per time step of the LSTM's forward pass with 12 x 64 and up to 64 sequences
 _CELL_BAR = 1.3  # times of other cells' forward and backward over the LSTM's
 _MEMORY_BAR = 1.0  # peak memory over flashrnn's

@@ -1,5 +1,8 @@
 """A cell stepped through time in PyTorch, with autograd: what there is without a kernel."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -7,7 +10,7 @@ from flashrnn import Cell, get_cell
 from scripts.benchmarks.cases import TRAINING, Case, Job
 from scripts.benchmarks.timing import Effort, measure, random_inputs
 
-_LONGEST_COMPILED = 64  # steps: PyTorch compiles each of them by itself
+_LONGEST_UNROLLED = 64  # steps: each of them is compiled, or captured, by itself
 
 
 def supports(case: Case) -> bool:
@@ -15,18 +18,29 @@ def supports(case: Case) -> bool:
     return cell.gates == cell.input_gates == cell.recurrent_gates
 
 
-def supports_compiled(case: Case) -> bool:
-    return supports(case) and case.T <= _LONGEST_COMPILED
+def supports_unrolled(case: Case) -> bool:
+    return supports(case) and case.T <= _LONGEST_UNROLLED
 
 
-def run(job: Job, effort: Effort, compiled: bool = False) -> dict:
-    case = job.case
-    inputs, loop = random_inputs(case.shapes(), getattr(torch, case.dtype)), time_loop
-    if compiled:
-        torch.compiler.reset()  # after a few cases PyTorch compiles no more
-        loop = torch.compile(time_loop, fullgraph=True, dynamic=False)
-    cell = get_cell(case.function)
-    return measure(lambda: loop(cell, *inputs), inputs, job.mode == TRAINING, effort)
+Loop = Callable[..., Tensor]
+
+
+def run(job: Job, effort: Effort, prepare: Callable[[Loop, list[Tensor]], Loop] = lambda loop, inputs: loop) -> dict:
+    """Time of the loop, as `prepare` makes it of the loop for such inputs."""
+    case, training = job.case, job.mode == TRAINING
+    inputs = [x.requires_grad_(training) for x in random_inputs(case.shapes(), getattr(torch, case.dtype))]
+    loop = prepare(partial(time_loop, get_cell(case.function)), inputs)
+    return measure(lambda: loop(*inputs), inputs, training, effort)
+
+
+def compiled(loop: Loop, inputs: list[Tensor]) -> Loop:
+    torch.compiler.reset()  # after a few cases PyTorch compiles no more
+    return torch.compile(loop, fullgraph=True, dynamic=False)
+
+
+def graphed(loop: Loop, inputs: list[Tensor]) -> Loop:
+    """As CUDA graphs, a second one of its backward if the inputs ask for gradients: no launch waits for the host."""
+    return torch.cuda.make_graphed_callables(loop, tuple(inputs))
 
 
 def time_loop(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor) -> Tensor:

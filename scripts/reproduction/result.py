@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -15,13 +14,12 @@ from typing import Any
 import torch
 import yaml
 
-from flashrnn.files import replacing
+from data.atomic_file import replacing
 from scripts.benchmarks import RESULTS, ROOT
 from scripts.benchmarks.results import device_slug, head
+from scripts.markdown import Table, markdown
 from scripts.provenance import short
 from scripts.reproduction import ENTRIES
-
-Table = list[list[str]]  # the header, then rows
 
 
 @dataclass(frozen=True)
@@ -105,21 +103,6 @@ def kernels(options: Options, *suites: str) -> list[Path]:
     for suite in suites:
         benchmark(options, "kernels", "--suite", suite, *(["--quick"] if options.quick else []))
     return [options.out / f"kernels_{suite}_{device_slug()}.json" for suite in suites]
-
-
-def markdown(table: Table) -> str:
-    header, *rows = table
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def filled(text: str, made: dict[str, str]) -> str:
-    """`text` with what is made by a script between the comments <!-- name --> and <!-- end -->."""
-    for place, content in made.items():
-        text, found = re.subn(rf"(<!-- {place} -->\n).*?(\n<!-- end -->)", rf"\1\n{content}\n\2", text, flags=re.DOTALL)
-        if found != 1:
-            raise ValueError(f"{found} places are called {place}: expected one <!-- {place} --> and an <!-- end -->")
-    return text
 
 
 def origin(content: dict) -> str:

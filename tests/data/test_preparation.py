@@ -16,11 +16,11 @@ import pytest
 from backports import zstd
 
 from data import hub, preparation, tokenization
+from data.atomic_file import replacing
 from data.corpora import Corpus, Documents, held_out
 from data.manifest import TRAIN, VALIDATION, Manifest
 from data.packing import PackedBlocks
 from data.preparation import Recipe, prepare
-from flashrnn.files import replacing
 
 ROOT = Path(__file__).parents[2]
 SETS = ("RedPajamaCommonCrawl", "RedPajamaGithub")

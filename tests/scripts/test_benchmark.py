@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -62,55 +63,68 @@ class TestCheckBeforeTiming:
         assert 0 < errors["h"] < 1e-2
 
     def test_stops_what_is_wrong(self, monkeypatch):
-        right = ours.recurrence
+        right = ours.flashrnn
 
-        def wrong_when_fast(*inputs):
-            *inputs, backend = inputs
-            out = right(*inputs, "vanilla")
-            return out._replace(h=out.h * 1.1) if backend == "fast" else out
+        def wrong_when_fast(*inputs, function, backend):
+            h, last = right(*inputs, function=function, backend="vanilla")
+            return h * 1.1 if backend == "fast" else h, last
 
-        monkeypatch.setattr(ours, "recurrence", wrong_when_fast)
+        monkeypatch.setattr(ours, "flashrnn", wrong_when_fast)
         with pytest.raises(ArithmeticError, match=r"h 1.0e-01 \(bound 1.0e-02\), d_Wx"):
             ours.check(Job(Case("lstm", 2, 8, 3), TRAINING), "fast", "cpu")
 
 
-def test_measure_runs_forward_or_all_gradients(monkeypatch):
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_measure_runs_forward_or_all_gradients(in_a_row, monkeypatch):
     monkeypatch.setattr(timing, "_device_ms", lambda run, repetitions: run())
-    monkeypatch.setattr(timing, "quantiles", lambda results: results)
+    monkeypatch.setattr(timing, "_consecutive_ms", lambda run, calls: [run()] * calls)
+    monkeypatch.setattr(timing, "quantiles", lambda results: results[0] if in_a_row else results)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(timing, "_peak_mib", lambda run: 0)
+    measure = timing.measure_in_a_row if in_a_row else partial(timing.measure, effort=QUICK)
     inputs = timing.random_inputs({"Wx": (2, 3), "R": (3, 3), "b": (3,)}, torch.float32, "cpu")
 
     def forward():
         Wx, R, b = inputs
         return Wx @ R + b
 
-    out = timing.measure(forward, inputs, False, QUICK)["ms"]
+    out = measure(forward, inputs, False)["ms"]
     assert not out.requires_grad
-    gradients = timing.measure(forward, inputs, True, QUICK)["ms"]
+    gradients = measure(forward, inputs, True)["ms"]
     assert [g.shape for g in gradients] == [x.shape for x in inputs]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["elman", "lstm", "slstm"])
-def test_the_time_loop_computes_the_cell(name, compiled):
+def test_the_time_loop_computes_the_cell(name, compiled, monkeypatch):
     case = Case(name, 2, 8, 3, T=5, dtype="float64")
     assert time_loop.supports(case)
-    loop = time_loop.time_loop
+    loop = partial(time_loop.time_loop, get_cell(name))
     if compiled:
-        torch.compiler.reset()
-        loop = torch.compile(loop, backend="aot_eager", fullgraph=True, dynamic=False)
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        loop = time_loop.compiled(loop, [])
     inputs = timing.random_inputs(case.shapes(), torch.float64, "cpu")
     d_h = torch.randn(3, 5, 2, 8, dtype=torch.float64)
-    h = loop(get_cell(name), *inputs)
+    h = loop(*inputs)
     exact = ours.results(case, TRAINING, inputs, d_h, "vanilla")
     for result, right in zip((h, *torch.autograd.grad(h, inputs, d_h)), exact.values(), strict=True):
         torch.testing.assert_close(result, right)
 
 
-def test_the_time_loop_is_for_gates_with_both_parts_and_compiled_for_few_steps():
+def test_the_time_loop_is_for_gates_with_both_parts_and_unrolled_for_few_steps():
     assert not time_loop.supports(Case("gru", 2, 8, 3))
-    assert [time_loop.supports_compiled(Case("lstm", 2, 8, 3, T)) for T in (64, 65)] == [True, False]
+    assert [time_loop.supports_unrolled(Case("lstm", 2, 8, 3, T)) for T in (64, 65)] == [True, False]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_graphed_loop_has_a_backward_in_training_alone(mode, monkeypatch):
+    graphed = []
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda loop, inputs: graphed.append(inputs) or loop)
+    monkeypatch.setattr(time_loop, "random_inputs", partial(timing.random_inputs, device="cpu"))
+    monkeypatch.setattr(time_loop, "measure", lambda forward, *options: {"h": forward()})
+    h = time_loop.run(Job(Case("lstm", 2, 8, 3, T=5), mode), QUICK, time_loop.graphed)["h"]
+    assert h.shape == (3, 5, 2, 8)
+    assert [x.requires_grad for x in (h, *graphed[0])] == 4 * [mode == TRAINING]
 
 
 class TestResults:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from scripts.markdown import filled
 from scripts.readme import PAGE, page
-from scripts.reproduction.result import filled
 
 
 def test_the_readme_shows_what_is_in_the_results():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flashrnn.files import replacing
+from data.atomic_file import replacing
 
 
 def write(path, content, **options):
@@ -14,21 +14,19 @@ def write(path, content, **options):
         file.write(content)
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_the_file_and_nothing_else_is_there_in_the_end(tmp_path, durable):
+def test_the_file_and_nothing_else_is_there_in_the_end(tmp_path):
     path = tmp_path / "new" / "folder" / "file"
     for content in (b"long content", b"short"):
-        write(path, content, durable=durable)
+        write(path, content)
         assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_an_error_leaves_what_was_there(tmp_path, durable):
+def test_an_error_leaves_what_was_there(tmp_path):
     path, backup = tmp_path / "file", tmp_path / "backup"
     write(path, b"old")
     with pytest.raises(TypeError, match="bytes-like"):
-        write(path, "text", backup=backup, durable=durable)
+        write(path, "text", backup=backup)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -44,7 +42,7 @@ def test_a_killed_writer_leaves_the_old_file_and_the_next_one_writes_over_the_re
     path = tmp_path / "file"
     write(path, b"old")
     code = (
-        "import os, sys, pathlib; from flashrnn.files import replacing\n"
+        "import os, sys, pathlib; from data.atomic_file import replacing\n"
         "with replacing(pathlib.Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)"
     )

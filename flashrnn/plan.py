@@ -1,0 +1,95 @@
+"""Which backend and which tilings would serve given sizes, and the estimated time. Nothing runs; no GPU is needed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from flashrnn.cells import Cell, get_cell
+from flashrnn.cuda import tiling
+from flashrnn.dispatch import UnsupportedProblem, choose
+from flashrnn.gpu import Gpu
+from flashrnn.problem import Problem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A tiling of a kernel of backend `cuda_fused`, and what the solver expects of it.
+
+    Attributes:
+        blocks: thread blocks that share a head.
+        grid: they exchange h through L2 and are anywhere on the GPU; otherwise several blocks are a cluster.
+        warps: of a block.
+        sequences: of the batch that a group of blocks processes together.
+        fragments: 16 x 16 tiles of R of each warp, times three in float32.
+        register_fragments: how many of them stay in registers; the others lie in shared memory.
+        stages: time steps whose inputs are loaded ahead.
+        cycles: estimated clock cycles of a time step of the whole batch.
+    """
+
+    blocks: int
+    grid: bool
+    warps: int
+    sequences: int
+    fragments: int
+    register_fragments: int
+    stages: int
+    cycles: float
+
+    def __str__(self) -> str:
+        group = f"{'grid' if self.grid else 'cluster'} of {self.blocks}" if self.blocks > 1 else "one block"
+        held = f"{self.register_fragments} of {self.fragments} fragments of R in registers"
+        return f"{group}, {self.warps} warps, {self.sequences} sequences, {held}, {self.stages} steps ahead"
+
+
+def plans(
+    direction: str, function: str | Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu
+) -> Iterator[Plan]:
+    """Yield the tilings that fit, the one that should be fastest first.
+
+    A call takes the first one whose kernel keeps within its registers once it is compiled.
+
+    Args:
+        direction: "forward" or "backward".
+        function: a registered cell's name, or a `flashrnn.Cell`.
+        heads: number of heads.
+        head_dim: size of a head.
+        batch: number of sequences.
+        dtype: of the inputs.
+        gpu: what to plan for; see `flashrnn.gpu`.
+
+    Raises:
+        UnsupportedProblem: no tiling fits; the message says what does not.
+    """
+    cell = get_cell(function)
+    if reason := tiling.infeasible(direction, cell, heads, head_dim, dtype, gpu):
+        raise UnsupportedProblem(f"{direction} does not fit on the chip: {reason.summary}")
+    planes = tiling.planes_of(dtype)
+    for cycles, found in tiling.estimates(direction, cell, heads, head_dim, batch, dtype, gpu):
+        fragments = planes * tiling.tiles_of_warp(cell, found.blocks, found.unit_tiles, found.k_splits)
+        shape = found.blocks, found.grid, found.threads // 32, found.sequences
+        yield Plan(*shape, fragments, found.register_fragments, found.stages, cycles)
+
+
+def auto_backend(
+    function: str | Cell,
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    gpu: Gpu | None,
+    training: bool = True,
+    reset: bool = False,
+) -> str:
+    """Return the name of the backend that "auto" takes on `gpu`, or on a CPU if that is None.
+
+    Args:
+        function: a registered cell's name, or a `flashrnn.Cell`.
+        heads: number of heads.
+        head_dim: size of a head.
+        dtype: of the inputs.
+        gpu: see `flashrnn.gpu`.
+        training: there will be a backward pass.
+        reset: the call is given a `reset` mask.
+    """
+    device = torch.device("cuda" if gpu else "cpu")
+    return choose("auto", Problem(get_cell(function), heads, head_dim, dtype, device, training, reset, gpu)).name

@@ -1,0 +1,63 @@
+"""What would run is what does run."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+from flashrnn import UnsupportedProblem, get_cell
+from flashrnn.__main__ import main
+from flashrnn.cuda.tiling import tilings
+from flashrnn.gpu import named_gpu
+from flashrnn.plan import auto_backend, plans
+
+SIZES = (1, 768, 16, torch.bfloat16, named_gpu("H200"))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_plans_are_the_solvers_tilings_in_its_order(direction):
+    found = list(islice(plans(direction, "lstm", *SIZES), 20))
+    chosen = islice(tilings(direction, get_cell("lstm"), *SIZES), 20)
+    assert [(p.blocks, p.grid, 32 * p.warps) for p in found] == [(t.blocks, t.grid, t.threads) for t in chosen]
+    assert [plan.cycles for plan in found] == sorted(plan.cycles for plan in found)
+
+
+def test_cycles_are_of_a_step():
+    plan = next(plans("forward", "lstm", *SIZES))
+    assert 1000 < plan.cycles < 6000  # 0.5 to 3 µs
+
+
+def test_fragments_hold_all_of_r():
+    plan = next(plans("forward", "lstm", *SIZES))
+    assert plan.blocks * plan.warps * plan.fragments * 16 * 16 >= 4 * 768 * 768
+
+
+def test_what_does_not_fit_is_said():
+    with pytest.raises(UnsupportedProblem, match="forward does not fit on the chip"):
+        next(plans("forward", "lstm", 1, 4096, 16, torch.bfloat16, named_gpu("A100")))
+
+
+def test_the_backend_of_a_cpu_and_of_a_gpu():
+    assert auto_backend("lstm", 12, 64, torch.bfloat16, named_gpu("H100")) == "cuda_fused"
+    assert auto_backend("lstm", 1, 4096, torch.bfloat16, named_gpu("H100")) == "cuda"
+    assert auto_backend("lstm", 1, 64, torch.bfloat16, None) == "vanilla"
+
+
+class TestCommandLine:
+    def run(self, *more):
+        return main(["tilings", "--heads", "1", "--head-dim", "768", "--batch", "16", *more])
+
+    def test_prints_as_many_of_each_direction_as_asked_for(self, capsys):
+        assert self.run("--gpu", "H200", "--count", "3") == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == ["forward"] * 3 + ["backward"] * 3
+        assert "cycles per step" in lines[0]
+
+    def test_says_what_does_not_fit(self, capsys):
+        assert self.run("--gpu", "A100", "--head-dim", "4096") == 1
+        assert capsys.readouterr().err.startswith("error: forward does not fit on the chip")
+
+    def test_without_a_gpu_one_is_to_be_named(self, monkeypatch, capsys):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert self.run() == 1
+        assert "--gpu names one of A100," in capsys.readouterr().err
