@@ -58,7 +58,7 @@ def results(run: Callable[..., tuple[Tensor, Tensor]], call: Call, **options) ->
     inputs = Call(*(x if x is None else x.detach().clone().requires_grad_() for x in call))
     outputs = run(*inputs, **options)
     generator = torch.Generator().manual_seed(1)
-    mix = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in outputs]
+    mix = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in outputs]
     given = {name: x for name, x in inputs._asdict().items() if x is not None}
     gradients = torch.autograd.grad(outputs, [*given.values()], mix)
     named = {f"gradient of {name}": gradient for name, gradient in zip(given, gradients, strict=True)}
