@@ -1,0 +1,85 @@
+"""sLSTM blocks of xlstm 2.0.6 with the kernel of docs/moving_over.md beside the package's own time loop in PyTorch."""
+
+import importlib
+import re
+
+import pytest
+import torch
+
+from tests.docs.pages import PAGES
+from tests.tolerances import assert_close
+
+d, HEADS = 24, 3
+
+
+@pytest.fixture(scope="module")
+def kernel(xlstm, tmp_path_factory):
+    """The page's file, imported as its reader does."""
+    file = tmp_path_factory.mktemp("page") / "slstm_kernel.py"
+    page = PAGES["docs/moving_over.md"].read_text()
+    file.write_text(re.search(r'^```python title="slstm_kernel\.py"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(file.parent)
+        yield importlib.import_module(file.stem)
+
+
+def block(xlstm, backend, function):
+    return xlstm.sLSTMBlock(
+        xlstm.sLSTMBlockConfig(
+            slstm=xlstm.sLSTMLayerConfig(
+                embedding_dim=d, num_heads=HEADS, backend=backend, function=function, dtype="float32"
+            ),
+            feedforward=xlstm.FeedForwardConfig(proj_factor=1.3),
+            _num_blocks=2,
+            _block_idx=0,
+        )
+    )
+
+
+def moved(values, source, target):
+    """Values by the names of parameters, from the layout of the source's backend to that of the target's."""
+    source, target = source.xlstm.slstm_cell, target.xlstm.slstm_cell
+    values = dict(values)
+    R, b = (f"xlstm.slstm_cell.{name}" for name in ("_recurrent_kernel_", "_bias_"))
+    values[R] = target._recurrent_kernel_ext2int(source._recurrent_kernel_int2ext(values[R]))
+    values[b] = target._bias_ext2int(source._bias_int2ext(values[b]))
+    return values
+
+
+@pytest.fixture(params=["slstm", "lstm"])
+def blocks(request, xlstm, kernel):
+    """The package's block, and the same with the kernel replaced."""
+    theirs, ours = (block(xlstm, backend, request.param) for backend in ("vanilla", "cuda"))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    ours.load_state_dict(moved(theirs.state_dict(), theirs, ours))
+    assert isinstance(ours.xlstm.slstm_cell.func, kernel.Kernel)
+    return theirs, ours
+
+
+def test_outputs_and_gradients_of_a_block(blocks):
+    _, ours = blocks
+    generator = torch.Generator().manual_seed(1)
+    x, mix = torch.randn(2, 3, 17, d, generator=generator)
+    results = []
+    for model in blocks:
+        model_x = x.clone().requires_grad_()
+        y = model(model_x)
+        y.backward(mix)
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        results.append({"y": y.detach(), "gradient of x": model_x.grad} | moved(gradients, model, ours))
+    expected, out = results
+    assert_close(out, expected, torch.float32)
+
+
+def test_states_of_a_layer_and_a_sequence_that_goes_on(blocks):
+    x = torch.randn(3, 9, d, generator=torch.Generator().manual_seed(1))
+    results = []
+    for model in blocks:
+        y, state = model.xlstm(x[:, :5], return_last_state=True)
+        rest = model.xlstm(x[:, 5:], **state)
+        results.append({"y": y, "state": state["slstm_state"], "rest": rest})
+    expected, out = results
+    assert_close(out, expected, torch.float32)
