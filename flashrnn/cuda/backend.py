@@ -96,7 +96,7 @@ class CudaFused:
         )
         d_aux = as_aux(grads.aux, aux, d_states.dtype)
         more = (d_aux, contiguous(grads.last), d_Wx, d_u, d_b, d_states)
-        concurrent = ConcurrentGradient(cell, beside, _producers(layout, N, B), h, states) if beside else None
+        concurrent = ConcurrentGradient(cell, beside, _producers(layout, N, B), h, states, reset) if beside else None
         progress = concurrent.progress if concurrent else None
         for first, groups in kernel.rounds(layout.batches(B) * N):
             exchanged = _exchanged(groups, layout, h) if layout.grid else None
@@ -116,7 +116,7 @@ def _backward_kernel(
     counting = with_parts(variant, cell, h.shape, h.dtype, device)
     if counting.parts:
         kernel, loop = get(counting)
-        layout = concurrent_gradient.beside(cell, N, D, B, _producers(loop, N, B), device_gpu(device))
+        layout = concurrent_gradient.beside(cell, N, D, B, h.dtype, _producers(loop, N, B), device_gpu(device))
         if layout and loop.batches(B) * N <= kernel.at_once:
             return kernel, loop, layout
     return *get(variant), None
@@ -125,11 +125,11 @@ def _backward_kernel(
 def with_parts(variant: Variant, cell: Cell, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> Variant:
     """The variant of a backward for h of that shape, which counts parts if its likely tiling leaves room beside it."""
     B, T, N, D = shape
-    if T < SHORTEST or dtype.itemsize != 2 or variant.reset:
+    if T < SHORTEST:
         return variant
     gpu = device_gpu(device)
     producers = _producers(_likely(cell, N, D, B, dtype, gpu), N, B)
-    return replace(variant, parts=concurrent_gradient.beside(cell, N, D, B, producers, gpu) is not None)
+    return replace(variant, parts=concurrent_gradient.beside(cell, N, D, B, dtype, producers, gpu) is not None)
 
 
 def _producers(layout: Tiling, heads: int, batch: int) -> int:
