@@ -97,7 +97,9 @@ class CudaFused:
         d_aux = [None if d is None else _as_plane(d, aux, d_states.dtype) for d in grads.aux] if grads.of_aux else []
         results = (contiguous(grads.last), d_Wx, d_u, d_b, d_states)
         beside = plan.beside
-        concurrent = ConcurrentGradient(cell, beside, _producers(plan.tiling, N, B), h, states) if beside else None
+        concurrent = (
+            ConcurrentGradient(cell, beside, _producers(plan.tiling, N, B), h, states, reset) if beside else None
+        )
         plan.launch((*known, *d_aux, *results), h, concurrent.progress if concurrent else None)
         d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(cell, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, d_b.sum(0) if len(d_b) > 1 else d_b[0], d_states)
@@ -200,7 +202,7 @@ def _backward_kernel(
     counting = with_parts(variant, cell, shape, dtype, device)
     if counting.parts:
         kernel, loop = _kernel(choose, "backward", cell, shape, dtype, counting, device)
-        layout = concurrent_gradient.beside(cell, N, D, B, _producers(loop, N, B), device_gpu(device))
+        layout = concurrent_gradient.beside(cell, N, D, B, dtype, _producers(loop, N, B), device_gpu(device))
         if layout and loop.batches(B) * N <= kernel.at_once:
             return kernel, loop, layout
     return *_kernel(choose, "backward", cell, shape, dtype, variant, device), None
@@ -209,11 +211,11 @@ def _backward_kernel(
 def with_parts(variant: Variant, cell: Cell, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> Variant:
     """The variant of a backward for h of that shape, which counts parts if its likely tiling leaves room beside it."""
     B, T, N, D = shape
-    if T < SHORTEST or dtype.itemsize != 2 or variant.reset:
+    if T < SHORTEST:
         return variant
     gpu = device_gpu(device)
     producers = _producers(_likely(cell, N, D, B, dtype, gpu), N, B)
-    return replace(variant, parts=concurrent_gradient.beside(cell, N, D, B, producers, gpu) is not None)
+    return replace(variant, parts=concurrent_gradient.beside(cell, N, D, B, dtype, producers, gpu) is not None)
 
 
 def _producers(layout: Tiling, heads: int, batch: int) -> int:

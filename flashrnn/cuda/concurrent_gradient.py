@@ -6,6 +6,7 @@ count the parts of their steps that are done. Hopper alone has what it multiplie
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,21 +15,38 @@ from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import PART_UNIT, definitions
+from flashrnn.cuda.tiling import planes_of
 from flashrnn.cuda.weight_gradient import sizes_and_places
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import aligned, contiguous
 from flashrnn.products import row_strides
 
-_UNITS, _COLUMNS = 128, 256  # of a tile; columns at most
+_UNITS = 128  # of a tile
 _BLOCK = 64  # columns in shared memory; fewer take as long
 THREADS = 256
-_ROWS = (128, 64, 32)  # of a load: as many as leave room for _STAGES
-_STAGES = 4  # loads on their way and in use
 SHORTEST = 128  # fewer steps leave nothing to do beside them
 _LEAST = 1_000_000  # products per step; fewer take less time behind the loop than it takes the loop to count its parts
 # Nanoseconds on an H200, fitted to measured times, and a fifth of the loop's added, which pays still:
-_COLUMN = 0.075  # in which a block adds a sequence's step to a column of its tiles
 _STEP, _UNIT, _GATE_UNIT, _GATE_SEQUENCE = 190, 0.84, 0.42, 0.48  # of the loop: a step, and what sizes add to it
+# What a product of the step adds in float32, not measured: six of parts in the loop, by the estimates of tiling.py, and
+# one by a library that would make d_R behind it, at 50 TFLOP/s.
+_FLOAT_PRODUCT = 3e-5 + 4e-5
+
+
+class _Way(NamedTuple):
+    """How a dtype's rows are multiplied."""
+
+    planes: int  # parts of a number
+    columns: int  # of a tile at most: its sums are in registers, in float32 two of each
+    rows: tuple[int, ...]  # of a load: as many as there is room for
+    stages: int  # loads on their way and in use
+    column: float  # nanoseconds in which a block adds a sequence's step to a column of its tiles
+
+
+def _way(dtype: torch.dtype) -> _Way:
+    if dtype.itemsize == 2:
+        return _Way(1, 256, (128, 64, 32), 4, 0.075)
+    return _Way(planes_of(dtype), 128, (64, 32), 2, 0.35)  # by a count of the bytes of shared memory, not measured
 
 
 @dataclass(frozen=True)
@@ -40,77 +58,91 @@ class Layout:
     blocks: int
     rows: int  # of a load
 
-    def keeps_up(self, gates: int, head_dim: int, batch: int) -> bool:
+    def keeps_up(self, gates: int, heads: int, head_dim: int, batch: int, dtype: torch.dtype) -> bool:
         """Whether a step of the loop, with so many recurrent gates, is not done long before."""
         step = _STEP + (_UNIT + _GATE_UNIT * gates) * head_dim + _GATE_SEQUENCE * gates * batch
-        return batch * self.tiles * max(self.columns, _BLOCK) * _COLUMN <= step
+        if dtype == torch.float32:
+            step += _FLOAT_PRODUCT * batch * heads * gates * head_dim**2
+        return batch * self.tiles * max(self.columns, _BLOCK) * _way(dtype).column <= step
 
     @staticmethod
     @cache
-    def of(cell: Cell, heads: int, head_dim: int, idle: int, gpu: Gpu) -> "Layout | None":
+    def of(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, idle: int, gpu: Gpu) -> "Layout | None":
         """For `idle` multiprocessors: the one whose blocks have least to do; None where they cannot hold d_R."""
-        layouts = []
-        for across in range(-(-head_dim // _COLUMNS), -(-head_dim // _BLOCK) + 1):  # tiles
+        layouts, way = [], _way(dtype)
+        for across in range(-(-head_dim // way.columns), -(-head_dim // _BLOCK) + 1):  # tiles
             columns = -(-head_dim // (8 * across)) * 8
             number = heads * across * -(-len(cell.recurrent_gates) * head_dim // _UNITS)
             tiles = 1 if number <= idle else 2
-            row = 2 * (_UNITS + -(-columns // _BLOCK) * _BLOCK)
+            row = way.planes * 2 * (_UNITS + -(-columns // _BLOCK) * _BLOCK)
             room = (gpu.shared_per_block - _UNITS * columns * 4 * (tiles - 1)) // row  # for rows
-            rows = next((rows for rows in _ROWS if _STAGES * rows <= room), None)
+            rows = next((rows for rows in way.rows if way.stages * rows <= room), None)
             if rows and number <= tiles * idle:
                 layouts.append(Layout(columns, tiles, -(-number // tiles), rows))
         return min(layouts, key=lambda layout: (layout.tiles, layout.columns), default=None)
 
 
-def beside(cell: Cell, heads: int, head_dim: int, batch: int, producers: int, gpu: Gpu) -> Layout | None:
+def beside(
+    cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, producers: int, gpu: Gpu
+) -> Layout | None:
     """The layout beside a loop of `producers` blocks, each on its own multiprocessor; None if nothing is gained."""
     gates = len(cell.recurrent_gates)
-    if gpu.capability[0] != 9 or head_dim % 8 or batch * heads * gates * head_dim**2 < _LEAST:
+    odd = head_dim % (dtype.itemsize // 2 * 2)  # for copies of at least 4 bytes, in float32 16
+    if gpu.capability[0] != 9 or odd or batch * heads * gates * head_dim**2 < _LEAST:
         return None
-    layout = Layout.of(cell, heads, head_dim, gpu.multiprocessors - producers, gpu)
-    return layout if layout and layout.keeps_up(gates, head_dim, batch) else None
+    layout = Layout.of(cell, heads, head_dim, dtype, gpu.multiprocessors - producers, gpu)
+    return layout if layout and layout.keeps_up(gates, heads, head_dim, batch, dtype) else None
 
 
 class ConcurrentGradient:
     """d_R of one call: `progress` is for the loop, behind whose launch this is called, with nothing in between."""
 
-    def __init__(self, cell: Cell, layout: Layout, producers: int, h: Tensor, states: Tensor | None) -> None:
+    def __init__(
+        self, cell: Cell, layout: Layout, producers: int, h: Tensor, states: Tensor | None, reset: Tensor | None
+    ) -> None:
         B, T, N, D = h.shape
-        self._kernel, self._layout = _kernel(cell, N, D, layout, h.dtype, h.device.index), layout
-        self._h, self._initial = aligned(h), None if states is None else contiguous(states[0].to(h.dtype))
+        self._kernel, self._layout = _kernel(cell, N, D, layout, h.dtype, reset is not None, h.device.index), layout
+        self._h, self._initial = aligned(h), None if states is None else aligned(states[0].to(h.dtype).contiguous())
+        self._reset = contiguous(reset)
         self._sizes = producers, B, T, row_strides(h)[1]
         self._d_R = h.new_empty(len(cell.recurrent_gates), N, D, D)
         self.progress = torch.zeros(-(-T // PART_UNIT), dtype=torch.int32, device=h.device)
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor) -> Tensor:
-        known = d_Wx, d_u, self._h, self._initial
+        known = d_Wx, d_u, self._h, self._initial, self._reset
         self._kernel(self._layout.blocks, *known, self._d_R, self.progress, *self._sizes)
         return self._d_R
 
 
 @cache
-def _kernel(cell: Cell, heads: int, head_dim: int, layout: Layout, dtype: torch.dtype, device: int) -> LoadedKernel:
+def _kernel(
+    cell: Cell, heads: int, head_dim: int, layout: Layout, dtype: torch.dtype, reset: bool, device: int
+) -> LoadedKernel:
     gpu = device_gpu(device)
-    binary = compile_kernel(cell, heads, head_dim, dtype, layout, gpu)
+    binary = compile_kernel(cell, heads, head_dim, dtype, reset, layout, gpu)
     # As much shared memory as there is, for multiprocessors that the loop has not taken.
     return load(binary, device, THREADS, gpu.shared_per_block, 1, False, beside=True)
 
 
-def compile_kernel(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, layout: Layout, gpu: Gpu) -> Binary:
+def compile_kernel(
+    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout, gpu: Gpu
+) -> Binary:
     """The kernel; needs no GPU."""
-    source = prelude(cell, heads, head_dim, dtype, layout, gpu.shared_per_block)
+    source = prelude(cell, heads, head_dim, dtype, reset, layout, gpu.shared_per_block)
     return build(source, "concurrent_gradient.cuh", "flashrnn_concurrent_gradient", gpu.arch)
 
 
-def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, layout: Layout, shared_bytes: int) -> str:
+def prelude(
+    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout, shared_bytes: int
+) -> str:
     """The source before the header."""
-    sizes, places = sizes_and_places(cell, heads, head_dim, reset=False)
+    sizes, places = sizes_and_places(cell, heads, head_dim, reset)
     constants = {
         "UNITS": _UNITS,
         "COLUMNS": layout.columns,
         "TILES": layout.tiles,
         "ROWS": layout.rows,
-        "STAGES": _STAGES,
+        "STAGES": _way(dtype).stages,
         "THREADS": THREADS,
         "PART_UNIT": PART_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
@@ -123,6 +155,7 @@ def _product_of(columns: int) -> tuple[str, str]:
     """The instruction for sums of so many columns, and its operands, as kernels/warpgroup.cuh takes them."""
     sums = range(columns // 2)
     numbers, operands = ", ".join(f"%{i}" for i in sums), ", ".join(f'"+f"(c[{i}])' for i in sums)
+    left, right, adds = (f"%{columns // 2 + i}" for i in range(3))
     name = f'"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." MMA_TYPE "." MMA_TYPE'
-    matrices = f"%{columns // 2}, %{columns // 2 + 1}"
-    return f'#define WGMMA {name} " {{{numbers}}}, {matrices}, add, 1, 1, 1, 1;"', f"#define WGMMA_SUMS(c) {operands}"
+    product = f'"setp.ne.b32 add, {adds}, 0; " {name} " {{{numbers}}}, {left}, {right}, add, 1, 1, 1, 1;"'
+    return f"#define WGMMA {product}", f"#define WGMMA_SUMS(c) {operands}"

@@ -56,7 +56,7 @@ def weight_gradient(
 ) -> Tensor:
     """As `products.weight_gradient_of_states`."""
     B, T, N, D = h.shape
-    if h.itemsize != 2 or N == 1 or D % 8 or D > WIDEST:
+    if h.itemsize != 2 or N == 1 or D % 4 or D > WIDEST:
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
     products_of_parts, sum_of_parts, layout, multiprocessors = _kernels(
         cell, N, D, h.dtype, reset is not None, h.device.index

@@ -57,6 +57,7 @@ inline To same_bits(From from) {
 }
 inline float __uint_as_float(u32 bits) { return same_bits<float>(bits); }
 inline u32 __float_as_uint(float x) { return same_bits<u32>(x); }
+inline u32 __umulhi(u32 a, u32 b) { return u64(a) * b >> 32; }
 
 struct __nv_bfloat16 {
   u16 bits;
@@ -251,6 +252,7 @@ inline T* own(u32 address) {
   return remote<T>(address);
 }
 inline void store_shared(u32 address, u32 word) { *own<u32>(address) = word; }
+inline void store_shared(u32 address, uint2 words) { *own<uint2>(address) = words; }
 inline void store_shared(u32 address, u16 half) { *own<u16>(address) = half; }
 inline void store_fragment(u32 address, const u32 (&words)[4]) { *own<uint4>(address) = {words[0], words[1], words[2], words[3]}; }
 inline void load_fragment(u32 (&words)[4], u32 address) {
@@ -326,7 +328,9 @@ struct WarpgroupProduct {
   float* c;
   int count;
   Matrix a, b;
+  bool adds;
   void perform() const {
+    if (!adds) std::fill_n(c, count, 0);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     for (int i = 0; i < count; i++)
       for (int k = 0; k < 16; k++) c[i] += a.at(k, warp * 16 + lane / 4 + i % 4 / 2 * 8) * b.at(k, i / 4 * 8 + lane % 4 * 2 + i % 2);
@@ -334,8 +338,8 @@ struct WarpgroupProduct {
 };
 inline thread_local std::vector<WarpgroupProduct> open_products;
 inline thread_local std::deque<std::vector<WarpgroupProduct>> committed_products;
-template <int COUNT>
-inline void warpgroup_mma(float (&c)[COUNT], Matrix a, Matrix b) { open_products.push_back({c, COUNT, a, b}); }
+template <bool ADDS, int COUNT>
+inline void warpgroup_mma(float (&c)[COUNT], Matrix a, Matrix b) { open_products.push_back({c, COUNT, a, b, ADDS}); }
 inline void warpgroup_begin() {}
 inline void warpgroup_commit() { committed_products.push_back(std::exchange(open_products, {})); }
 template <int PENDING>
@@ -343,6 +347,8 @@ inline void warpgroup_wait() {
   for (; committed_products.size() > PENDING; committed_products.pop_front())
     for (const WarpgroupProduct& product : committed_products.front()) product.perform();
 }
+template <int COUNT>
+inline void warpgroup_wait_for(float (&)[COUNT]) { warpgroup_wait<0>(); }
 inline void copies_before_products() {}
 
 // Clusters.
@@ -397,6 +403,7 @@ inline void launch_dependents() {}
 inline void wait_for_primary() {
   while (primary_blocks.load(std::memory_order_acquire)) std::this_thread::yield();
 }
+inline void forget_cached() {}
 
 constexpr u32 EMPTY = 0xffffffffu;
 inline void publish(uint4* to, uint4 v) {

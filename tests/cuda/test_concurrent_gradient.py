@@ -17,6 +17,7 @@ from flashrnn.cuda.tiling import tilings
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import rows_like
 from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.problems import random_reset
 from tests.suite import Case
 
 LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
@@ -29,11 +30,11 @@ LOOP = """
 constexpr int PRODUCERS = 3;
 static int begun = primary_blocks += PRODUCERS;
 static std::atomic<int> readers{0};
-void beside(const scalar* given, scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, u32* d_R,
-            u32* progress, i64 producers, i64 B, i64 T, i64 row_t) {
+void beside(const scalar* given, scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial,
+            const unsigned char* reset, scalar* d_R, u32* progress, i64 producers, i64 B, i64 T, i64 row_t) {
   if (blockIdx.x >= PRODUCERS) {
     blockIdx.x -= PRODUCERS, readers++;
-    return flashrnn_concurrent_gradient(d_x, d_u, h, initial, d_R, progress, producers, B, T, row_t);
+    return flashrnn_concurrent_gradient(d_x, d_u, h, initial, reset, d_R, progress, producers, B, T, row_t);
   }
   if (threadIdx.x > 0) return;
   if (blockIdx.x == 0) {  // long enough for who would not wait for it
@@ -61,8 +62,8 @@ def on_host(monkeypatch, tmp_path):
 
     def use(given: Tensor) -> None:
         @cache
-        def kernel(cell, heads, head_dim, layout, dtype, device):
-            source = prelude(cell, heads, head_dim, dtype, layout, H100.shared_per_block)
+        def kernel(cell, heads, head_dim, layout, dtype, reset, device):
+            source = prelude(cell, heads, head_dim, dtype, reset, layout, H100.shared_per_block)
             program = compile_for_host("beside", source, "concurrent_gradient.cuh", tmp_path, LOOP)
             loaded = HostKernel(program, None, THREADS, H100.shared_per_block)
             return lambda blocks, *arguments: loaded(PRODUCERS + blocks, given, *arguments)
@@ -81,6 +82,13 @@ def on_host(monkeypatch, tmp_path):
         (Case(ELMAN, B=2, T=129, N=3, D=24, time_major=True), torch.bfloat16, True, Layout(24, 2, 2, 128)),
         (Case(ELMAN, B=3, T=128, N=1, D=192), torch.bfloat16, False, Layout(192, 2, 1, 32)),
         (Case(GRU, B=9, T=131, N=1, D=72, time_major=True), torch.bfloat16, True, Layout(40, 2, 2, 128)),
+        (Case(LSTM, B=5, T=150, N=1, D=64, reset=True), torch.bfloat16, True, Layout(64, 1, 2, 32)),
+        (Case(GRU, B=11, T=131, N=2, D=24, reset=True, time_major=True), torch.float16, True, Layout(24, 2, 1, 128)),
+        (Case(ELMAN, B=4, T=131, N=1, D=100, reset=True, time_major=True), torch.bfloat16, True, Layout(56, 2, 1, 64)),
+        (Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Layout(56, 1, 3, 64)),
+        (Case(LSTM, B=5, T=131, N=1, D=36), torch.float32, True, Layout(40, 2, 1, 32)),
+        (Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True), torch.float32, True, Layout(40, 2, 1, 32)),
+        (Case(ELMAN, B=2, T=130, N=1, D=128, reset=True), torch.float32, False, Layout(128, 1, 1, 32)),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
@@ -91,31 +99,46 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, la
     h, given = h.to(dtype), rows_like(h, len(cell.input_gates), N, D).normal_().to(dtype)
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
     d_Wx, d_u = torch.full_like(given, torch.nan), rows_like(h, len(products.recurrent_only(cell)), N, D).normal_()
+    reset = _resets(B, T) if case.reset else None
     on_host(given)
-    concurrent = ConcurrentGradient(cell, layout, PRODUCERS, h, initial)
+    concurrent = ConcurrentGradient(cell, layout, PRODUCERS, h, initial, reset)
     assert not concurrent.progress.any()
     out = concurrent(d_Wx, d_u)
     assert torch.equal(d_Wx, given)
     exact = [None if x is None else x.double() for x in (given, d_u, h, initial)]
-    expected = products.weight_gradient_of_states(cell, *exact, None)
+    expected = products.weight_gradient_of_states(cell, *exact, reset)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4 * expected.std().item())
+    atol = (5e-6 if dtype == torch.float32 else 1e-4) * expected.std().item()
+    torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=atol)
+
+
+def _resets(B: int, T: int) -> Tensor:
+    """Of the first step, of steps on either side of a part's border, of all steps, and of some."""
+    reset = random_reset(B, T)
+    reset[0] = False
+    reset[0, [0, T - 33, T - 32, T - 17, T - 16, T - 1]] = True
+    reset[1] = True
+    return reset
 
 
 @pytest.mark.parametrize(
-    ("cell", "heads", "head_dim", "batch", "producers", "blocks"),
+    ("cell", "heads", "head_dim", "batch", "dtype", "producers", "blocks"),
     [
-        (LSTM, 12, 64, 64, 96, 24),
-        (LSTM, 1, 768, 32, 96, 36),
-        (LSTM, 1, 768, 32, 112, None),  # 36 blocks have no room
-        (LSTM, 3, 256, 64, 120, None),  # two tiles for each block would take longer than the loop
-        (LSTM, 1, 64, 16, 8, None),  # too little to do
-        (GRU, 12, 64, 64, 120, None),
-        (ELMAN, 3, 256, 16, 96, 24),
+        (LSTM, 12, 64, 64, torch.bfloat16, 96, 24),
+        (LSTM, 12, 100, 16, torch.bfloat16, 96, 24),
+        (LSTM, 1, 768, 32, torch.bfloat16, 96, 36),
+        (LSTM, 1, 768, 32, torch.bfloat16, 112, None),  # 36 blocks have no room
+        (LSTM, 3, 256, 64, torch.bfloat16, 120, None),  # two tiles for each block would take longer than the loop
+        (LSTM, 1, 64, 16, torch.bfloat16, 8, None),  # too little to do
+        (GRU, 12, 64, 64, torch.bfloat16, 120, None),
+        (ELMAN, 3, 256, 16, torch.bfloat16, 96, 24),
+        (LSTM, 12, 64, 32, torch.float32, 96, 24),
+        (LSTM, 12, 64, 64, torch.float32, 96, None),  # six products of parts take longer than the loop and a library
+        (LSTM, 12, 62, 32, torch.float32, 96, None),  # no 16 bytes
     ],
 )
-def test_it_is_used_where_there_is_room_and_time(cell, heads, head_dim, batch, producers, blocks):
-    layout = beside(cell, heads, head_dim, batch, producers, H100)
+def test_it_is_used_where_there_is_room_and_time(cell, heads, head_dim, batch, dtype, producers, blocks):
+    layout = beside(cell, heads, head_dim, batch, dtype, producers, H100)
     assert (layout.blocks if layout else None) == blocks
 
 
@@ -139,15 +162,15 @@ def chosen(monkeypatch):
     return choose_with
 
 
-def test_the_loop_counts_parts_where_something_runs_beside_it(chosen):
-    compiled, layout = chosen()
+@pytest.mark.parametrize("changes", [{}, {"reset": True}, {"dtype": torch.float32}], ids=str)
+def test_the_loop_counts_parts_where_something_runs_beside_it(chosen, changes):
+    compiled, layout = chosen(**changes)
     assert compiled == [True]
     assert layout.blocks == 24
 
 
-@pytest.mark.parametrize("changes", [{"T": 127}, {"dtype": torch.float32}, {"reset": True}], ids=str)
-def test_what_it_does_not_serve_is_compiled_without(chosen, changes):
-    assert chosen(**changes) == ([False], None)
+def test_a_short_loop_is_compiled_without(chosen):
+    assert chosen(T=127) == ([False], None)
 
 
 @pytest.mark.parametrize("changes", [{"at_once": 23}, {"sequences": 1}], ids=["rounds", "another tiling"])
@@ -157,13 +180,14 @@ def test_a_loop_that_leaves_no_room_after_all_is_compiled_again(chosen, changes)
 
 @pytest.mark.parametrize("name", ["A100", "B200"])
 def test_it_needs_the_products_of_a_warpgroup(name):
-    assert beside(LSTM, 12, 64, 16, 48, named_gpu(name)) is None
+    assert beside(LSTM, 12, 64, 16, torch.bfloat16, 48, named_gpu(name)) is None
 
 
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128, 256, 384, 768])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 100, 128, 256, 384, 768])
 @pytest.mark.parametrize("cell", [ELMAN, GRU, LSTM], ids=lambda cell: cell.name)
-def test_nothing_is_spilled_in_its_loop(cell, head_dim):
+def test_nothing_is_spilled_in_its_loop(cell, head_dim, dtype):
     for idle in (12, 36, 132):
-        if layout := Layout.of(cell, 768 // head_dim, head_dim, idle, H100):
-            binary = compile_kernel(cell, 768 // head_dim, head_dim, torch.bfloat16, layout, H100)
+        if layout := Layout.of(cell, 768 // head_dim, head_dim, dtype, idle, H100):
+            binary = compile_kernel(cell, 768 // head_dim, head_dim, dtype, True, layout, H100)
             assert binary.spilled <= (0 if layout.tiles == 1 else 200)  # while tiles take turns

@@ -48,6 +48,8 @@ def on_host(monkeypatch, tmp_path_factory):
         (Case(GRU, B=3, T=30, N=5, D=16, reset=True), torch.float16, True, "H100", False),
         (Case(GRU, B=9, T=40, N=3, D=24, reset=True, time_major=True), torch.bfloat16, False, "A100", True),
         (Case(ELMAN, B=2, T=9, N=3, D=40, time_major=True), torch.bfloat16, True, "H100", False),
+        (Case(LSTM, B=3, T=50, N=2, D=100, reset=True), torch.bfloat16, True, "H100", True),
+        (Case(ELMAN, B=3, T=20, N=5, D=12), torch.bfloat16, True, "A100", True),
         (Case(LSTM, B=1, T=1, N=2, D=8), torch.bfloat16, True, "A100", False),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
@@ -71,7 +73,7 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gp
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("head_dim", [8, 16, 32, 48, 64, 96, 128])
+@pytest.mark.parametrize("head_dim", [4, 8, 16, 32, 48, 64, 96, 100, 128])
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
 def test_nothing_is_spilled(cell, head_dim, gpu):
     sizes = 768 // head_dim, head_dim, torch.bfloat16

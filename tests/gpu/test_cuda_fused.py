@@ -8,8 +8,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from flashrnn import FlashRNN, flashrnn, get_cell
-from flashrnn.cuda import concurrent_gradient
-from tests.problems import Inputs, results
+from flashrnn.cuda import backend, concurrent_gradient
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import rows_like
+from flashrnn.products import weight_gradient_of_states
+from tests.problems import Inputs, random_reset, results
 from tests.suite import Case, inputs_for
 from tests.tolerances import assert_close
 
@@ -114,26 +117,57 @@ def test_a_cuda_graph_captures_forward_and_backward(backend, D):
 
 
 @pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize(
-    ("function", "N", "D", "B"), [("lstm", 12, 64, 64), ("gru", 1, 768, 32), ("lstm", 1, 768, 32), ("lstm", 1, 768, 16)]
+    ("function", "N", "D", "B", "dtype"),
+    [
+        ("lstm", 12, 64, 64, torch.bfloat16),
+        ("lstm", 12, 50, 16, torch.bfloat16),
+        ("lstm", 12, 100, 16, torch.bfloat16),
+        ("gru", 1, 768, 32, torch.bfloat16),
+        ("lstm", 1, 768, 32, torch.bfloat16),
+        ("lstm", 1, 768, 16, torch.bfloat16),
+        ("lstm", 12, 64, 16, torch.float32),
+        ("gru", 6, 128, 16, torch.float32),
+        ("lstm", 3, 256, 16, torch.float32),
+    ],
 )
-def test_d_R_beside_the_loop_is_that_behind_it(monkeypatch, function, N, D, B, time_major):
+def test_d_R_beside_the_loop_is_that_behind_it(monkeypatch, function, N, D, B, dtype, reset, time_major):
     case = Case(get_cell(function), B=B, T=1000, N=N, D=D, time_major=time_major)
-    inputs = inputs_for("cuda_fused", case, torch.bfloat16, torch.device("cuda", 0))
+    inputs = inputs_for("cuda_fused", case, dtype, torch.device("cuda", 0))
+    resets = random_reset(B, 1000).cuda() if reset else None
 
     # What an earlier call has left in memory is wrong for the next one, and exactly so.
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
-        first, second, again = (_d_R(inputs, function, scale) for scale in (1, -2, 1))
+        first, second, again = (_d_R(inputs, function, scale, resets) for scale in (1, -2, 1))
         torch.cuda.synchronize()
     assert any(event.name == "flashrnn_concurrent_gradient" for event in profiled.events())
     assert torch.equal(second, -2 * first)
     assert torch.equal(again, first)
     monkeypatch.setattr(concurrent_gradient, "beside", lambda *_: None)
-    assert_close({"d_R": first}, {"d_R": _d_R(inputs, function, 1)}, torch.bfloat16)
+    backend._backward_plan.cache_clear()
+    assert_close({"d_R": first}, {"d_R": _d_R(inputs, function, 1, resets)}, dtype)
 
 
-def _d_R(inputs: Inputs, function: str, scale: float) -> torch.Tensor:
-    h, _ = flashrnn(*inputs, function=function, backend="cuda_fused")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("time_major", [False, True])
+def test_the_kernel_beside_the_loop_against_float64(dtype, time_major):
+    torch.manual_seed(0)
+    B, T, N, D, producers = 16, 1000, 12, 64, 96
+    outer = (T, B) if time_major else (B, T)
+    d_Wx, h = torch.randn(*outer, 4, N, D, device="cuda").to(dtype), torch.randn(*outer, N, D, device="cuda").to(dtype)
+    if time_major:
+        d_Wx, h = d_Wx.transpose(0, 1), h.transpose(0, 1)
+    reset, d_u = random_reset(B, T).cuda(), rows_like(h, 0, N, D)
+    layout = concurrent_gradient.beside(LSTM, N, D, B, dtype, producers, named_gpu("H200"))
+    concurrent = concurrent_gradient.ConcurrentGradient(LSTM, layout, producers, h, None, reset)
+    concurrent.progress.fill_(producers)  # there is no loop to wait for
+    expected = weight_gradient_of_states(LSTM, d_Wx.double(), d_u.double(), h.double(), None, reset)
+    assert_close({"d_R": concurrent(d_Wx, d_u)}, {"d_R": expected}, dtype)
+
+
+def _d_R(inputs: Inputs, function: str, scale: float, reset: torch.Tensor | None = None) -> torch.Tensor:
+    h, _ = flashrnn(*inputs, function=function, backend="cuda_fused", reset=reset)
     return torch.autograd.grad(h, inputs.R, torch.full_like(h, scale))[0]
 
 

@@ -148,6 +148,9 @@ DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(rei
 DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }
 
 DEVICE void store_shared(u32 address, u32 word) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory"); }
+DEVICE void store_shared(u32 address, uint2 words) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(words.x), "r"(words.y) : "memory");
+}
 DEVICE void store_shared(u32 address, u16 half) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(half) : "memory"); }
 
 // A barrier among THREADS threads that use the same id.

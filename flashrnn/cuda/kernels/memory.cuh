@@ -34,3 +34,5 @@ DEVICE void await(const u32* counter, u32 count) {
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 // Waits for the end of the kernel that this one was launched beside.
 DEVICE void wait_for_primary() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Forgets what the first-level cache holds, which may be from before others wrote.
+DEVICE void forget_cached() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

@@ -15,14 +15,19 @@ DEVICE u64 matrix(u32 address, int apart) {
 DEVICE u64 from_row(u64 matrix, int row) { return matrix + (row * BLOCK_ROW >> 4); }
 
 // c [64 x COLUMNS] += a^T b for 16 rows of a, one block, and of b. Lane (g, t) of warp w holds rows 16 w + g, the same, and
-// two of 8 more, of columns 8 i + 2 t and the next.
+// two of 8 more, of columns 8 i + 2 t and the next. If not ADDS, c = a^T b.
+template <bool ADDS>
 DEVICE void warpgroup_mma(float (&c)[COLUMNS / 2], u64 a, u64 b) {
-  asm volatile("{.reg .pred add; setp.ne.b32 add, 1, 0;\n" WGMMA "}" : WGMMA_SUMS(c) : "l"(a), "l"(b));
+  asm volatile("{.reg .pred add; " WGMMA "}" : WGMMA_SUMS(c) : "l"(a), "l"(b), "n"(ADDS));
 }
 // Before the first product of several, if others have used c.
 DEVICE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
 DEVICE void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
-// Lets products see what the thread has copied to shared memory.
+// For all, of which c is read next: not before.
+DEVICE void warpgroup_wait_for(float (&c)[COLUMNS / 2]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_SUMS(c) :: "memory");
+}
+// Lets products see what the thread has copied or stored to shared memory.
 DEVICE void copies_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -10,13 +10,14 @@ constexpr int THREADS = 32 * HEADS_AT_ONCE * HEAD_TILES / TILES;
 constexpr int PITCH = HEADS_AT_ONCE * PADDED * BYTES + 16;  // bytes between rows: eight of them never share a bank
 constexpr int MATRIX = ROWS * PITCH, STAGE = (GATES_AT_ONCE + 1) * MATRIX;  // the gates' gradients, and h
 constexpr int HEAD_GROUPS = (HEADS + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, GATE_GROUPS = (GR + GATES_AT_ONCE - 1) / GATES_AT_ONCE;
-constexpr int VECTOR = 16 / BYTES, ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR, ROWS_AT_ONCE = THREADS / ROW_VECTORS;
+constexpr int VECTOR = D % 8 == 0 ? 8 : 4;  // elements of a copy
+constexpr int ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR, ROWS_AT_ONCE = THREADS / ROW_VECTORS;
 constexpr int UNITS = 16 * HEADS_AT_ONCE * HEAD_TILES, RESULTS = PADDED + 8;  // floats from unit to unit, in shared memory
 constexpr int RESULT_BYTES = CLUSTER == 1 ? 0 : UNITS * RESULTS * 4;
 constexpr int SHARED_BYTES = STAGES * STAGE > RESULT_BYTES ? STAGES * STAGE : RESULT_BYTES;
 static_assert(D % VECTOR == 0 && BYTES == 2 && ROWS_AT_ONCE > 0 && SHARED_BYTES == SHARED_BYTES_EXPECTED);
 
-// What a thread copies: the same 16 bytes of every ROWS_AT_ONCE-th row. Row r of all tensors is a step of a sequence.
+// What a thread copies: the same columns of every ROWS_AT_ONCE-th row. Row r of all tensors is a step of a sequence.
 struct Source {
   const scalar *d_x, *d_u, *h, *initial;
   const unsigned char* reset;
@@ -56,10 +57,11 @@ struct Source {
       for (int j = 0; j < GR; j++) {
         const int gate = GATE_GROUPS == 1 ? j : j - first_gate;
         if (gate < 0 || gate >= GATES_AT_ONCE) continue;
-        copy_async<16>(at + gate * MATRIX, INPUT_OF[j] >= 0 ? x + INPUT_OF[j] * (HEADS * D) : u + ONLY_OF[j] * (HEADS * D), valid);
+        const scalar* from = INPUT_OF[j] >= 0 ? x + INPUT_OF[j] * (HEADS * D) : u + ONLY_OF[j] * (HEADS * D);
+        copy_async<VECTOR * BYTES>(at + gate * MATRIX, from, valid);
       }
       const scalar* before_row = valid ? before(own) : nullptr;
-      copy_async<16>(at + GATES_AT_ONCE * MATRIX, before_row, before_row);
+      copy_async<VECTOR * BYTES>(at + GATES_AT_ONCE * MATRIX, before_row, before_row);
     }
     copy_commit();
   }
