@@ -21,6 +21,7 @@ from flashrnn.problem import (
     empty_states,
     rows_like,
     state_dtype,
+    tf32_allowed,
 )
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -207,8 +208,13 @@ def _transformed() -> bool:
 
 
 def _backend(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Backend:
-    """That of a problem with such `rows` [B, T, ..., N, D]; for the backward the same as for the forward before it."""
-    problem = Problem(cell, *rows.shape[-2:], rows.dtype, rows.device, training, reset is not None)
+    """That of a problem with such `rows` [B, T, ..., N, D].
+
+    For the backward the same as for the forward before it, or, where PyTorch's setting for TF32 has changed since, one
+    that reads what the other has kept.
+    """
+    tf32 = tf32_allowed(rows.dtype, rows.device)
+    problem = Problem(cell, *rows.shape[-2:], rows.dtype, rows.device, training, reset=reset is not None, tf32=tf32)
     return choose(name, problem)
 
 

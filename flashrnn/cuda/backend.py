@@ -53,7 +53,7 @@ class CudaFused:
             return reason
         if problem.head_dim % 2:
             return f"head sizes must be even, got {problem.head_dim}"
-        sizes = problem.cell, problem.heads, problem.head_dim, problem.dtype, problem.gpu
+        sizes = problem.cell, problem.heads, problem.head_dim, problem.dtype, problem.gpu, problem.tf32
         for direction in problem.directions:
             if reason := tiling.infeasible(direction, *sizes):
                 return f"{direction} does not fit on the chip: {reason.summary}"
@@ -65,12 +65,12 @@ class CudaFused:
         Wx = aligned(as_rows(Wx, Wx))
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         h, last = rows_like(Wx, N, D), empty_states(cell, Wx)
-        variant = variant_of(reset, aux, training)
+        variant = variant_of(reset, h, aux, training)
         kernel, layout = _kernel(self._choose, "forward", cell, D, N, B, Wx.dtype, variant, Wx.device.index)
         initial = _or_zeros(states, last)
         arguments = (Wx, R.contiguous(), b.contiguous(), initial, contiguous(reset), h, aux, last, gates)
         for first, groups in kernel.rounds(layout.batches(B) * N):
-            rings = _rings(groups, layout, Wx) if layout.grid else None
+            rings = _rings(groups, layout, Wx, variant.tf32) if layout.grid else None
             sizes = B, T, *row_strides(Wx), first, *_step_bytes(cell, h, aux)
             kernel(groups, *arguments, rings, *sizes, next(_LAUNCHES))
         return States(h, aux, last), gates
@@ -78,7 +78,7 @@ class CudaFused:
     def backward(self, cell: Cell, kept: Kept, grads: States) -> Gradients:
         R, states, reset, h, aux, gates = kept
         B, T, N, D = h.shape
-        variant = variant_of(reset, aux, training=True, d_aux=grads.aux is not None)
+        variant = variant_of(reset, h, aux, training=True, d_aux=grads.aux is not None)
         kernel, layout, beside = _backward_kernel(self._choose, cell, h, variant)
         d_Wx, d_u = rows_like(h, len(cell.input_gates), N, D), rows_like(h, len(recurrent_only(cell)), N, D)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
@@ -156,7 +156,7 @@ def _kernel(
     device: int,
 ) -> tuple[LoadedKernel, Tiling]:
     binary, layout = choose(direction, cell, N, D, B, dtype, variant, device_gpu(device))
-    shared = tiling.shared_bytes(direction, cell, dtype, layout)
+    shared = tiling.shared_bytes(direction, cell, dtype, layout, variant.tf32)
     return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
 
 
@@ -176,10 +176,11 @@ def _step_bytes(cell: Cell, h: Tensor, aux: Tensor) -> tuple[int, int, int, int]
 _LAUNCHES = count(secrets.randbits(62))  # for a Meeting: no number that memory would hold by chance
 
 
-def _rings(groups: int, layout: Tiling, Wx: Tensor) -> Tensor:
+def _rings(groups: int, layout: Tiling, Wx: Tensor, tf32: bool) -> Tensor:
     """`rings` of kernels/forward.cuh: three steps of h, in parts of 16 bits."""
     units, sequences = 16 * layout.unit_tiles * layout.blocks, 8 * layout.batch_tiles
-    return _exchange_memory(groups, layout, 3 * tiling.planes_of(Wx.dtype) * units * sequences * 2, Wx.device)
+    size = 3 * tiling.planes_of(Wx.dtype, tf32) * units * sequences * 2
+    return _exchange_memory(groups, layout, size, Wx.device)
 
 
 def _exchanged(groups: int, layout: Tiling, h: Tensor) -> Tensor:
