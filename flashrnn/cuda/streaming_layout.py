@@ -150,7 +150,7 @@ def _registers(
         values = len(cell.input_gates) + gates + 2 * states
     else:
         values = len(trace(cell).factors.outputs) + 2 * states + gates
-    split = (8 * planes - 4 + row_tiles) * seq_tiles if planes > 1 else 0
+    split = (6 * planes + 2 + row_tiles) * seq_tiles if planes > 1 else 0
     return 4 * row_tiles * seq_tiles + 4 * depth * (row_tiles + 2 * seq_tiles) + (values + 4) * cells + split + 60
 
 
