@@ -14,7 +14,7 @@ from flashrnn import Cell, UnsupportedProblem, dispatch, doctor, get_cell, limit
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.gpu import NAMED, nvidia_gpu
 from flashrnn.plan import plans
-from flashrnn.problem import Backend, Problem, dtype_name
+from flashrnn.problem import Backend, Problem, dtype_name, tf32_allowed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,7 +91,8 @@ def print_tuning(given: argparse.Namespace) -> int:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu", 0)
     sizes = given.cell, given.heads, given.head_dim, getattr(torch, given.dtype)
-    problem = Problem(*sizes, device, training=True, reset=False)
+    tf32 = tf32_allowed(sizes[-1], device)
+    problem = Problem(*sizes, device, training=True, reset=False, tf32=tf32)
     if reason := CudaFused().supports(problem):
         print(f"error: backend cuda_fused does not serve this: {reason}", file=sys.stderr)
         return 1

@@ -11,7 +11,7 @@ from flashrnn.cells import Cell
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.streaming import CudaStreaming
-from flashrnn.problem import Backend, Problem
+from flashrnn.problem import Backend, Problem, tf32_allowed
 from flashrnn.reference import Reference
 from flashrnn.triton.backend import TritonFused
 
@@ -60,8 +60,15 @@ def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Bac
 
 
 def choose_for(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Backend:
-    """The backend of that name for a call with such `rows` [B, T, ..., N, D]: the same for forward and backward."""
-    return choose(name, Problem(cell, *rows.shape[-2:], rows.dtype, rows.device, training, reset is not None))
+    """The backend of that name for a call with such `rows` [B, T, ..., N, D].
+
+    For the backward the same as for the forward before it, or, where PyTorch's setting for TF32 has changed since, one
+    that reads what the other has kept.
+    """
+    tf32 = tf32_allowed(rows.dtype, rows.device)
+    return choose(
+        name, Problem(cell, *rows.shape[-2:], rows.dtype, rows.device, training, reset is not None, tf32=tf32)
+    )
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager:

@@ -71,22 +71,23 @@ class _Recurrence(torch.autograd.Function):
         others = _apart(aux) if return_states else ()
         ctx.save_for_backward(inputs.R, inputs.states, reset, h, gates, *(others or (aux,)))
         ctx.set_materialize_grads(False)
-        ctx.call = cell, chosen, return_states, [None if x is None else x.dtype for x in (Wx, R, b, states)]
+        ctx.call = cell, backend, return_states, [None if x is None else x.dtype for x in (Wx, R, b, states)]
         return h, last, *others
 
     @staticmethod
     def backward(ctx, d_h, d_last, *d_others):
-        cell, chosen, return_states, dtypes = ctx.call
+        cell, backend, return_states, dtypes = ctx.call
         R, states, reset, h, gates, *saved = ctx.saved_tensors
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
         # what keeps saved tensors (hooks) may change their layout
         kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
         if op.transformed() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
-            gradients = op.backward(cell, chosen.name, kept, d_h, d_others, d_last)
+            gradients = op.backward(cell, backend, kept, d_h, d_others, d_last)
         else:
             donated = not torch._C._autograd._get_current_graph_task_keep_graph()
             grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
             with no_autocast(h):
+                chosen = choose_for(backend, cell, h, reset, training=True)
                 gradients = chosen.backward(cell, kept._replace(donated=donated), grads)
         d_inputs = [None if dtype is None else _as(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True)]
         return *d_inputs, *(None,) * 5

@@ -64,7 +64,7 @@ def plans(
     cell = get_cell(function)
     if reason := tiling.infeasible(direction, cell, heads, head_dim, dtype, gpu):
         raise UnsupportedProblem(f"{direction} does not fit on the chip: {reason.summary}")
-    planes = tiling.planes_of(dtype)
+    planes = tiling.planes_of(dtype, tf32=False)
     for cycles, found in tiling.estimates(direction, cell, heads, head_dim, batch, dtype, gpu):
         fragments = planes * tiling.tiles_of_warp(cell, found.blocks, found.unit_tiles, found.k_splits)
         shape = found.blocks, found.grid, found.threads // 32, found.sequences

@@ -20,6 +20,7 @@ class Problem(NamedTuple):
     training: bool  # states are kept for a backward pass
     reset: bool  # states return to zero at document boundaries
     assumed_gpu: Gpu | None = None  # asked about in place of the one that `device` is
+    tf32: bool = False  # see `tf32_allowed`
 
     @property
     def gpu(self) -> Gpu | None:
@@ -84,7 +85,9 @@ class Kept(NamedTuple):
     reset: Tensor | None
     h: Tensor  # of all steps, as aux and gates in memory as Wx
     aux: Tensor
-    gates: Tensor  # [B, T, G, N, D], `kept_dtype`: their pre-activations; only the backend knows the order in a row
+    # [B, T, G, N, D], `kept_dtype`: their pre-activations. Only the backend knows the order in a row; backends between
+    # which PyTorch's setting for TF32 decides have the same, because it may change before the backward.
+    gates: Tensor
     donated: bool = False  # nobody reads gates after this backward pass, which may overwrite them
 
 
@@ -115,6 +118,17 @@ class Backend(Protocol):
 def dtype_name(dtype: torch.dtype) -> str:
     """As people write it: bfloat16."""
     return str(dtype).removeprefix("torch.")
+
+
+def tf32_allowed(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products of `dtype` may be as coarse as TF32: PyTorch's setting for its own, at the time of the call.
+
+    `torch.backends.cuda.matmul.fp32_precision` shows what any of PyTorch's ways to set it has set; `allow_tf32` raises
+    where the older and the newer ones are mixed.
+    """
+    if dtype != torch.float32 or device.type != "cuda":
+        return False
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,6 +1,7 @@
 """The one correctness suite: the cases that every backend is held to, wherever it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.dispatch import BACKENDS
-from flashrnn.problem import Problem
+from flashrnn.problem import Problem, tf32_allowed
 from tests.problems import CELLS, Inputs, all_states, random_inputs, random_reset, results
 from tests.tolerances import assert_close
 
@@ -41,8 +42,25 @@ SPREAD_CASES = [Case(B=B, T=9, N=1, D=768) for B in (2, 23, 33)]  # over all clu
 ALL_CASES = [*CELL_CASES, *RESET_CASES, *LENGTH_CASES, *SIZE_CASES, *HEADS_CASES, *LAYOUT_CASES, *SPREAD_CASES]
 
 
+@contextmanager
+def allowing_tf32(allowed: bool = True) -> Iterator[None]:
+    """PyTorch allows TF32 for its products."""
+    products = torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
+
+
+def tf32_on_the_processor(dtype: torch.dtype, device: torch.device) -> bool:
+    """As `tf32_allowed`, for kernels of GPUs that run on the processor."""
+    return tf32_allowed(dtype, torch.device("cuda"))
+
+
 def problem(case: Case, dtype: torch.dtype, device: torch.device) -> Problem:
-    return Problem(case.cell, case.N, case.D, dtype, device, training=True, reset=case.reset)
+    tf32 = tf32_allowed(dtype, device)
+    return Problem(case.cell, case.N, case.D, dtype, device, training=True, reset=case.reset, tf32=tf32)
 
 
 def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Inputs:
@@ -66,6 +84,19 @@ def check(backend: str, case: Case, dtype: torch.dtype, device: str, run: Callab
     out, peers = (results(run, inputs, backend=b, **options) for b in (backend, "vanilla"))
     reference = results(run, inputs.to(torch.float64), backend="vanilla", **options)
     assert_close(out, reference, dtype, peers)
+
+
+def check_tf32(backend: str, case: Case, device: str, run: Callable = flashrnn) -> None:
+    """As `check` in float32, where PyTorch allows TF32."""
+    options = {"function": case.cell, "of_h": case.cell.name == "slstm"}
+    if case.reset:
+        options["reset"] = random_reset(case.B, case.T).to(device)
+    with allowing_tf32():
+        inputs = inputs_for(backend, case, torch.float32, torch.device(device))
+        out = results(run, inputs, backend=backend, **options)
+    peers = results(run, inputs, backend="vanilla", **options)
+    reference = results(run, inputs.to(torch.float64), backend="vanilla", **options)
+    assert_close(out, reference, torch.float32, peers, tf32=True)
 
 
 def check_no_states(backend: str, case: Case, dtype: torch.dtype, device: str) -> None:

@@ -54,7 +54,7 @@ class CudaFused:
             return reason
         if problem.head_dim % 2:
             return f"head sizes must be even, got {problem.head_dim}"
-        sizes = problem.cell, problem.heads, problem.head_dim, problem.dtype, problem.gpu
+        sizes = problem.cell, problem.heads, problem.head_dim, problem.dtype, problem.gpu, problem.tf32
         for direction in problem.directions:
             if reason := tiling.infeasible(direction, *sizes):
                 return f"{direction} does not fit on the chip: {reason.summary}"
@@ -65,7 +65,7 @@ class CudaFused:
         Wx = aligned(as_rows(Wx, Wx))
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
-        variant = variant_of(reset, aux, training)
+        variant = variant_of(reset, h, aux, training)
         plan = _forward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
         initial = _or_zeros(contiguous(states), last)
         arguments = (Wx, R.contiguous(), b.contiguous(), initial, contiguous(reset), h, aux, last, gates)
@@ -75,9 +75,9 @@ class CudaFused:
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, gates, donated = kept
         B, _, N, D = h.shape
-        variant = variant_of(reset, aux, training=True, d_aux=grads.of_aux)
+        variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         plan = _backward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        d_Wx = _in_place_of(gates, h.dtype) if donated and gates_as_inputs(cell, D) else None
+        d_Wx = _in_place_of(gates, h.dtype) if donated and gates_as_inputs(cell, D, h.dtype) else None
         d_Wx = rows_like(h, len(cell.input_gates), N, D) if d_Wx is None else d_Wx
         d_u = rows_like(h, len(recurrent_only(cell)), N, D)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
@@ -141,7 +141,7 @@ def _forward_plan(
     """The plan of a forward with h of that shape."""
     kernel, tiling = _kernel(choose, "forward", cell, shape, dtype, variant, device)
     units, sequences = 16 * tiling.unit_tiles * tiling.blocks, 8 * tiling.batch_tiles
-    ring = 3 * planes_of(dtype) * units * sequences * 2  # three steps of h, in parts of 16 bits: kernels/forward.cuh
+    ring = 3 * planes_of(dtype, variant.tf32) * units * sequences * 2  # three steps of h: kernels/forward.cuh
     return _plan(cell, shape, time_major, dtype, variant, kernel, tiling, ring)
 
 
@@ -211,7 +211,7 @@ def _backward_kernel(
 def with_parts(variant: Variant, cell: Cell, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> Variant:
     """The variant of a backward for h of that shape, which counts parts if its likely tiling leaves room beside it."""
     B, T, N, D = shape
-    if T < SHORTEST:
+    if T < SHORTEST or variant.tf32:  # a library's product in TF32 takes less time than counting parts
         return variant
     gpu = device_gpu(device)
     producers = _producers(_likely(cell, N, D, B, dtype, gpu), N, B)
@@ -240,7 +240,7 @@ def _kernel(
 ) -> tuple[LoadedKernel, Tiling]:
     B, _, N, D = shape
     binary, layout = _chosen(choose, direction, cell, N, D, B, dtype, variant, device_gpu(device))
-    shared = tiling.shared_bytes(direction, cell, dtype, layout)
+    shared = tiling.shared_bytes(direction, cell, dtype, layout, variant.tf32)
     return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
 
 

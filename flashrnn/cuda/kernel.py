@@ -25,11 +25,12 @@ def compile_best(
 
     The tiling that `python -m flashrnn tune` has kept for these sizes, or else the best by estimate.
     """
-    tuned = kept(direction, Sizes(cell, heads, head_dim, batch, dtype, gpu))
+    sizes = Sizes(cell, heads, head_dim, batch, dtype, gpu, variant.tf32)
+    tuned = kept(direction, sizes)
     if tuned is not None:
         return compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, tuned), tuned
     tried: list[tuple[Binary, Tiling]] = []
-    for choice in tiling.tilings(direction, cell, heads, head_dim, batch, dtype, gpu):
+    for choice in tiling.tilings(direction, *sizes):
         if any(_needs_as_many_registers(choice, other) for _, other in tried):
             continue
         tried.append((compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, choice), choice))
@@ -51,7 +52,7 @@ def compile_tiling(
     choice: Tiling,
 ) -> Binary:
     """The kernel with this very tiling."""
-    shared_bytes = tiling.shared_bytes(direction, cell, dtype, choice)
+    shared_bytes = tiling.shared_bytes(direction, cell, dtype, choice, variant.tf32)
     source = prelude(cell, heads, head_dim, dtype, choice, variant, shared_bytes)
     return build(source, f"{direction}.cuh", f"flashrnn_{direction}", gpu.arch)
 

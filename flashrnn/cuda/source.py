@@ -11,6 +11,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.codegen.cuda_source import cell_functions
 from flashrnn.codegen.torch_source import torch_function
+from flashrnn.problem import tf32_allowed
 from flashrnn.products import places, recurrent_only
 from flashrnn.trace import trace
 
@@ -48,18 +49,24 @@ class Variant:
     aux: torch.dtype | None  # of the states behind the first at every step; None if there are none, or none are wanted
     training: bool  # gates are kept for the backward
     d_aux: bool
+    tf32: bool = False  # float32 products may be as coarse as TF32
     parts: bool = False  # the backward counts the parts of its steps that are done, for a kernel beside it
 
 
-def variant_of(reset: Tensor | None, aux: Tensor, training: bool, d_aux: bool = False) -> Variant:
+def variant_of(reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False) -> Variant:
     """What a call takes that has these tensors."""
-    return Variant(reset is not None, aux.dtype if len(aux) and aux.shape[2] else None, training, d_aux)
+    kept = aux.dtype if len(aux) and aux.shape[2] else None
+    return Variant(reset is not None, kept, training, d_aux, tf32_allowed(h.dtype, h.device))
 
 
-def gates_as_inputs(cell: Cell, head_dim: int) -> bool:
+def gates_as_inputs(cell: Cell, head_dim: int, dtype: torch.dtype) -> bool:
     """Whether kept gates and the gradients of inputs lie alike: those of a tile of 16 units in the same memory, so that
-    a backward may write the gradients over the gates."""
-    return cell.input_gates == cell.gates and len(cell.gates) in (1, 2, 4, 8) and head_dim % 16 == 0
+    a backward may write the gradients over the gates.
+
+    Not in float32, in which backend `cuda` may have to read them.
+    """
+    whole = cell.input_gates == cell.gates and len(cell.gates) in (1, 2, 4, 8) and head_dim % 16 == 0
+    return whole and dtype.itemsize == 2
 
 
 def prelude(
@@ -78,7 +85,7 @@ def prelude(
         "GRID": tiling.grid,
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
-        "GATES_AS_INPUTS": gates_as_inputs(cell, head_dim),
+        "GATES_AS_INPUTS": gates_as_inputs(cell, head_dim, dtype),
         "FINITE_AT_ZERO": _finite_at_zero(cell),
         "PARTS": variant.parts,
         "PART_UNIT": PART_UNIT,
@@ -132,13 +139,20 @@ def cell_prelude(
     }
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join(
-        [definitions(dtype, constants, all_tables), '#include "math.cuh"', aux_number, cell_functions(cell)]
+        [
+            definitions(dtype, constants, all_tables, variant.tf32),
+            '#include "math.cuh"',
+            aux_number,
+            cell_functions(cell),
+        ]
     )
 
 
-def definitions(dtype: torch.dtype, constants: Mapping[str, int], tables: Mapping[str, Sequence[int]]) -> str:
-    """The dtype of inputs and outputs, numbers, and lists of them, as C++."""
-    lines = [f"#define {_SCALAR[dtype]}"]
+def definitions(
+    dtype: torch.dtype, constants: Mapping[str, int], tables: Mapping[str, Sequence[int]], tf32: bool = False
+) -> str:
+    """The dtype of inputs and outputs, numbers, and lists of them, as C++; `tf32` as in `Variant`."""
+    lines = ["#define SCALAR_TF32" if tf32 else f"#define {_SCALAR[dtype]}"]
     lines += [f"constexpr int {name} = {int(value)};" for name, value in constants.items()]
     lines += [
         f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()

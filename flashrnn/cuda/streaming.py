@@ -44,7 +44,9 @@ class CudaStreaming:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
         for direction in problem.directions:
-            if reason := infeasible(direction, problem.cell, problem.head_dim, problem.dtype, problem.gpu):
+            if reason := infeasible(
+                direction, problem.cell, problem.head_dim, problem.dtype, problem.gpu, problem.tf32
+            ):
                 return f"{direction} does not fit: {reason}"
         return None
 
@@ -54,7 +56,7 @@ class CudaStreaming:
         B, T, _, N, D = Wx.shape
         Wx = as_rows(Wx, Wx)
         h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
-        gates, variant = empty_gates(cell, Wx, training), variant_of(reset, aux, training)
+        gates, variant = empty_gates(cell, Wx, training), variant_of(reset, h, aux, training)
         kernel, layout = _kernel("forward", cell, N, D, B, Wx.dtype, variant, Wx.device.index)
         state = states.clone(memory_format=torch.contiguous_format)
         matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, h), _counters(layout, h)
@@ -67,7 +69,7 @@ class CudaStreaming:
         R, states, reset, h, aux, gates, _ = kept
         states = initial_states(cell, states, h)
         B, T, N, D = h.shape
-        variant = variant_of(reset, aux, training=True, d_aux=grads.of_aux)
+        variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         kernel, layout = _kernel("backward", cell, N, D, B, h.dtype, variant, h.device.index)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
         d_h = None if grads.h is None else as_rows(grads.h, h)
@@ -95,7 +97,7 @@ def compile_kernel(
     direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, variant: Variant, gpu: Gpu
 ) -> tuple[Binary, Layout]:
     """The kernel of that direction ("forward" or "backward") and its layout; needs no GPU."""
-    layout = best_layout(direction, cell, heads, head_dim, batch, dtype, gpu)
+    layout = best_layout(direction, cell, heads, head_dim, batch, dtype, gpu, variant.tf32)
     source = layout_prelude(direction, cell, heads, head_dim, dtype, variant, layout)
     return build(source, f"stream_{direction}.cuh", f"flashrnn_stream_{direction}", gpu.arch), layout
 

@@ -13,6 +13,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, minimum
 from flashrnn.cuda.source import Variant, cell_prelude
+from flashrnn.cuda.tiling import planes_of
 from flashrnn.gpu import Gpu
 from flashrnn.products import places, recurrent_only
 from flashrnn.trace import trace
@@ -71,10 +72,12 @@ class Rows:
 
 
 @cache
-def infeasible(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, gpu: Gpu) -> str | None:
+def infeasible(
+    direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, gpu: Gpu, tf32: bool = False
+) -> str | None:
     """Why no layout fits, or None if one does."""
     try:
-        pose(direction, cell, 1, head_dim, 1, dtype, gpu)[0].solve()
+        pose(direction, cell, 1, head_dim, 1, dtype, gpu, tf32)[0].solve()
     except Infeasible as reason:
         return reason.summary
     return None
@@ -82,10 +85,17 @@ def infeasible(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, gp
 
 @cache
 def best_layout(
-    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu
+    direction: str,
+    cell: Cell,
+    heads: int,
+    head_dim: int,
+    batch: int,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    tf32: bool = False,
 ) -> Layout:
     """The layout that should be fastest. Raises Infeasible, which names what does not fit."""
-    problem, objective = pose(direction, cell, heads, head_dim, batch, dtype, gpu)
+    problem, objective = pose(direction, cell, heads, head_dim, batch, dtype, gpu, tf32)
     problem.solve()
     found = next(problem.best(objective))
     warp_vectors = math.ceil(_vectors(Rows.of(direction, cell, head_dim), dtype) / found["warps"])
@@ -93,7 +103,7 @@ def best_layout(
 
 
 def pose(
-    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu
+    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu, tf32: bool
 ) -> tuple[Problem, tuple[Expression, ...]]:
     """The problem, and what to minimize."""
     p = Problem(f"{direction} of {cell.name}, head size {head_dim}, R read at every step, on {gpu.name}")
@@ -108,7 +118,7 @@ def pose(
 
     p.add("vectors read ahead", depth <= warp_vectors)
     row_tiles = units * rows.per_unit // 8
-    need = _registers(direction, cell, dtype, row_tiles, seq_tiles, depth, cells)
+    need = _registers(direction, cell, planes_of(dtype, tf32), row_tiles, seq_tiles, depth, cells)
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * (4 * ceil_div(warps, 4)) <= gpu.registers, unit="registers")  # in four parts
     stride = rows.per_unit * units + 32  # at most, see SUM_STRIDE
@@ -128,7 +138,7 @@ def _vectors(rows: Rows, dtype: torch.dtype) -> int:
 def _registers(
     direction: str,
     cell: Cell,
-    dtype: torch.dtype,
+    planes: int,
     row_tiles: Expression,
     seq_tiles: Expression,
     depth: Expression,
@@ -140,7 +150,7 @@ def _registers(
         values = len(cell.input_gates) + gates + 2 * states
     else:
         values = len(trace(cell).factors.outputs) + 2 * states + gates
-    split = 20 * seq_tiles + row_tiles * seq_tiles if dtype == torch.float32 else 0
+    split = (6 * planes + 2 + row_tiles) * seq_tiles if planes > 1 else 0
     return 4 * row_tiles * seq_tiles + 4 * depth * (row_tiles + 2 * seq_tiles) + (values + 4) * cells + split + 60
 
 

@@ -42,30 +42,45 @@ _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange throu
 
 
 def tilings(
-    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu
+    direction: str,
+    cell: Cell,
+    heads: int,
+    head_dim: int,
+    batch: int,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    tf32: bool = False,
 ) -> Iterator[Tiling]:
     """Tilings that fit, the one that should be fastest first. Raises Infeasible, which names what does not fit."""
-    return (tiling for _, tiling in estimates(direction, cell, heads, head_dim, batch, dtype, gpu))
+    return (tiling for _, tiling in estimates(direction, cell, heads, head_dim, batch, dtype, gpu, tf32))
 
 
 def estimates(
-    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu
+    direction: str,
+    cell: Cell,
+    heads: int,
+    head_dim: int,
+    batch: int,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    tf32: bool = False,
 ) -> Iterator[tuple[float, Tiling]]:
     """The same tilings with the estimated clock cycles of a time step of the whole batch."""
-    if reason := infeasible(direction, cell, heads, head_dim, dtype, gpu):
+    without_batch = direction, cell, heads, head_dim, dtype, gpu, tf32
+    if reason := infeasible(*without_batch):
         raise reason
-    ways = [way for way in (False, True) if not _infeasible(direction, cell, heads, head_dim, dtype, gpu, grid=way)]
-    sizes = (direction, cell, heads, head_dim, batch, dtype, gpu)
-    for cost, tiling in heapq.merge(*(_solutions(*sizes, grid) for grid in ways), key=lambda solution: solution[0]):
-        _, eighths, *_ = cost
+    ways = [way for way in (False, True) if not _infeasible(*without_batch, grid=way)]
+    sizes = direction, cell, heads, head_dim, batch, dtype, gpu
+    found = (_solutions(*sizes, grid=way, tf32=tf32) for way in ways)
+    for (eighths, *_), tiling in heapq.merge(*found, key=lambda solution: solution[0]):
         yield eighths / 8, tiling
 
 
-def _solutions(*sizes_and_grid) -> Iterator[tuple[tuple[int, ...], Tiling]]:
-    problem, objective = pose(*sizes_and_grid)
+def _solutions(*sizes, grid: bool, tf32: bool) -> Iterator[tuple[tuple[int, ...], Tiling]]:
+    problem, objective = pose(*sizes, grid, tf32)
     for solution in problem.best(objective):
         values = {"sequences": 8 * solution["batch_tiles"], **solution}
-        tiling = Tiling(**values, grid=sizes_and_grid[-1])
+        tiling = Tiling(**values, grid=grid)
         yield tuple(map(solution.value, objective)), tiling
 
 
@@ -73,28 +88,36 @@ _IN_SHARED_MEMORY = ("blocks", "unit_tiles", "k_splits", "batch_tiles", "stages"
 
 
 def infeasible(
-    direction: str, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, gpu: Gpu
+    direction: str, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, gpu: Gpu, tf32: bool = False
 ) -> Infeasible | None:
     """Why no tiling fits, or None if one does; the batch does not matter, there can always be more tiles of it."""
-    sizes = (direction, cell, heads, head_dim, dtype, gpu)
+    sizes = direction, cell, heads, head_dim, dtype, gpu, tf32
     return _infeasible(*sizes, grid=False) and _infeasible(*sizes, grid=True)
 
 
 @cache
 def _infeasible(
-    direction: str, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, gpu: Gpu, grid: bool
+    direction: str, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, gpu: Gpu, tf32: bool, grid: bool
 ) -> Infeasible | None:
     try:
-        pose(direction, cell, heads, head_dim, 8, dtype, gpu, grid)[0].solve()
+        pose(direction, cell, heads, head_dim, 8, dtype, gpu, grid, tf32)[0].solve()
     except Infeasible as reason:
         return reason
     return None
 
 
 def pose(
-    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, gpu: Gpu, grid: bool
+    direction: str,
+    cell: Cell,
+    heads: int,
+    head_dim: int,
+    batch: int,
+    dtype: torch.dtype,
+    gpu: Gpu,
+    grid: bool,
+    tf32: bool = False,
 ) -> tuple[Problem, tuple[Expression, ...]]:
-    """The problem, and what to minimise: second, eighths of a clock cycle per time step."""
+    """The problem, and what to minimise: first, eighths of a clock cycle per time step."""
     p = Problem(f"{direction} of {cell.name}, head size {head_dim}, on {gpu.name}")
     if grid:
         at_once = {size: gpu.multiprocessors // size for size in range(2, gpu.multiprocessors + 1)}
@@ -113,7 +136,7 @@ def pose(
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     warps = unit_tiles * k_splits
-    planes = planes_of(dtype)
+    planes = planes_of(dtype, tf32)
     tiles = tiles_of_warp(cell, blocks, unit_tiles, k_splits)
     fragments = planes * tiles
 
@@ -136,7 +159,7 @@ def pose(
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * warps <= gpu.registers, unit="registers")
     layout = (blocks, unit_tiles, k_splits, batch_tiles, stages, register_fragments)
-    shared = _shared_bytes(direction, cell, dtype, grid, *layout)
+    shared = _shared_bytes(direction, cell, dtype, planes, grid, *layout)
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
     waves = ceil_div(heads * ceil_div(batch, sequences), lookup(blocks, at_once))
@@ -144,14 +167,14 @@ def pose(
     alone = lookup(blocks, {size: int(size == 1) for size in at_once})
     beside = alone * (minimum(fit, 2) - 1)  # whether a second block fits beside one that is a group by itself
     unknowns = (blocks, unit_tiles, k_splits, batch_tiles, sequences, register_fragments)
-    step = _step_cycles(direction, cell, dtype, gpu, grid, *unknowns)
+    step = _step_cycles(direction, cell, planes, gpu, grid, *unknowns)
     return p, ((8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step, warps * blocks, -register_fragments)
 
 
 def _step_cycles(
     direction: str,
     cell: Cell,
-    dtype: torch.dtype,
+    planes: int,
     gpu: Gpu,
     grid: bool,
     blocks: Operand,
@@ -167,7 +190,7 @@ def _step_cycles(
     the estimate, than a larger one, whose tilings hold it too.
     """
     padded = 16 * unit_tiles * blocks
-    planes, warps = planes_of(dtype), unit_tiles * k_splits
+    warps = unit_tiles * k_splits
     tiles = tiles_of_warp(cell, blocks, unit_tiles, k_splits)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
@@ -201,9 +224,9 @@ def _spread(batch: int, groups: int) -> int:
     return min(fewest + fewest % 2, 16)
 
 
-def planes_of(dtype: torch.dtype) -> int:
+def planes_of(dtype: torch.dtype, tf32: bool) -> int:
     """Parts of a number that tensor cores multiply one by one, as PLANES in kernels/common.cuh."""
-    return 3 if dtype == torch.float32 else 1
+    return 1 if dtype != torch.float32 else 2 if tf32 else 3
 
 
 def tiles_of_warp(cell: Cell, blocks: Operand, unit_tiles: Operand, k_splits: Operand) -> Operand:
@@ -219,16 +242,17 @@ def register_need(direction: str, cell: Cell, cells: Operand, sums: Operand, pla
     return 38 + 8 * planes + 4 * sums + (2 * gates + 3 * states) * cells
 
 
-def shared_bytes(direction: str, cell: Cell, dtype: torch.dtype, tiling: Tiling) -> int:
+def shared_bytes(direction: str, cell: Cell, dtype: torch.dtype, tiling: Tiling, tf32: bool = False) -> int:
     """Dynamic shared memory of a block."""
     sizes = {name: as_expression(getattr(tiling, name)) for name in _IN_SHARED_MEMORY}
-    return _shared_bytes(direction, cell, dtype, tiling.grid, **sizes).evaluate({})
+    return _shared_bytes(direction, cell, dtype, planes_of(dtype, tf32), tiling.grid, **sizes).evaluate({})
 
 
 def _shared_bytes(
     direction: str,
     cell: Cell,
     dtype: torch.dtype,
+    planes: int,
     grid: bool,
     blocks: Operand,
     unit_tiles: Operand,
@@ -239,7 +263,7 @@ def _shared_bytes(
 ) -> Expression:
     """Dynamic shared memory of a block, as SHARED_BYTES in kernels/{forward,backward}.cuh; numbers or expressions."""
     gates, others = len(cell.recurrent_gates), len(cell.states) - 1
-    planes, size = planes_of(dtype), dtype.itemsize
+    size = dtype.itemsize
     seqs, units, warps = 8 * batch_tiles, 16 * unit_tiles, unit_tiles * k_splits
     padded = units * blocks
     fragments = planes * tiles_of_warp(cell, blocks, unit_tiles, k_splits)

@@ -24,6 +24,7 @@ class Sizes(NamedTuple):
     batch: int
     dtype: torch.dtype
     gpu: Gpu
+    tf32: bool = False
 
 
 def kept(direction: str, sizes: Sizes) -> Tiling | None:

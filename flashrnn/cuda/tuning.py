@@ -21,7 +21,7 @@ from flashrnn.cuda.kernel import compile_best, compile_tiling
 from flashrnn.cuda.source import Tiling, Variant
 from flashrnn.cuda.tuned import Sizes, keep
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Inputs, Kept, StateGradients, aux_dtype, state_dtype
+from flashrnn.problem import Inputs, Kept, StateGradients, aux_dtype, state_dtype, tf32_allowed
 
 _STEPS, _REPEATS = 256, 7
 _LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
@@ -34,9 +34,12 @@ class Trial(NamedTuple):
 
 
 def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, count: int = 8) -> Iterator[Trial]:
-    """Times `count` tilings of each direction on the current GPU, and keeps the fastest."""
+    """Times `count` tilings of each direction on the current GPU, and keeps the fastest.
+
+    Those of float32 are for PyTorch's present setting for TF32.
+    """
     device = torch.device("cuda", torch.cuda.current_device())
-    sizes = Sizes(cell, heads, head_dim, batch, dtype, device_gpu(device.index))
+    sizes = Sizes(cell, heads, head_dim, batch, dtype, device_gpu(device.index), tf32_allowed(dtype, device))
     inputs = _random_inputs(sizes, device)
     for direction in ("forward", "backward"):
         choices = candidates(direction, sizes, count)
@@ -66,9 +69,9 @@ def candidates(direction: str, sizes: Sizes, count: int) -> list[Tiling]:
 
 
 def _compile_all(direction: str, sizes: Sizes, choices: list[Tiling]) -> None:
-    cell, heads, head_dim, batch, dtype, gpu = sizes
+    cell, heads, head_dim, batch, dtype, gpu, tf32 = sizes
     aux = aux_dtype(cell, dtype, all_states=False) if len(cell.states) > 1 else None
-    variant = Variant(reset=False, aux=aux, training=True, d_aux=False)
+    variant = Variant(reset=False, aux=aux, training=True, d_aux=False, tf32=tf32)
     if direction == "backward":
         shape = batch, _STEPS, heads, head_dim
         variant = with_parts(variant, cell, shape, dtype, torch.cuda.current_device())
@@ -77,7 +80,7 @@ def _compile_all(direction: str, sizes: Sizes, choices: list[Tiling]) -> None:
 
 
 def _random_inputs(sizes: Sizes, device: torch.device) -> Inputs:
-    cell, N, D, B, dtype, _ = sizes
+    cell, N, D, B, dtype = sizes[:5]
     Wx = torch.randn(B, _STEPS, len(cell.input_gates), N, D, device=device).to(dtype)
     R = (torch.randn(len(cell.recurrent_gates), N, D, D, device=device) / D**0.5).to(dtype)
     b = torch.zeros(len(cell.gates), N, D, device=device, dtype=state_dtype(dtype))

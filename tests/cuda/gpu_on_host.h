@@ -86,7 +86,12 @@ using operand = __nv_bfloat16;
 using scalar = float;
 using operand = __nv_bfloat16;
 #endif
-constexpr int BYTES = sizeof(scalar), PLANES = BYTES == 4 ? 3 : 1;
+constexpr int BYTES = sizeof(scalar);
+#ifdef SCALAR_TF32
+constexpr int PLANES = 2;
+#else
+constexpr int PLANES = BYTES == 4 ? 3 : 1;
+#endif
 using gate = std::conditional_t<BYTES == 4, float, __half>;
 
 template <class T>

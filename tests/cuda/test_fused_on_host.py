@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from flashrnn import flashrnn, get_cell
-from flashrnn.cuda import backend, tiling
+from flashrnn.cuda import backend, source, tiling
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.source import Tiling, prelude
 from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
-from tests.suite import Case, check
+from tests.suite import Case, check, check_tf32, tf32_on_the_processor
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 
@@ -68,15 +68,16 @@ def on_host(monkeypatch, tmp_path_factory):
         def kernel(choose, direction, cell, shape, dtype, variant, device):
             _, _, N, D = shape
             layout = tilings[direction]
-            shared = tiling.shared_bytes(direction, cell, dtype, layout)
+            shared = tiling.shared_bytes(direction, cell, dtype, layout, variant.tf32)
             counts = watched and direction == "backward"
-            source = prelude(cell, N, D, dtype, layout, replace(variant, parts=counts), shared)
+            text = prelude(cell, N, D, dtype, layout, replace(variant, parts=counts), shared)
             folder = tmp_path_factory.mktemp(direction)
             entry, more = ("watched", WATCHED) if counts else (f"flashrnn_{direction}", "")
-            program = compile_for_host(entry, source, f"{direction}.cuh", folder, more)
+            program = compile_for_host(entry, text, f"{direction}.cuh", folder, more)
             return (Counting if counts else HostKernel)(program, layout.blocks, layout.threads, shared), layout
 
         monkeypatch.setattr(backend, "_kernel", kernel)
+        monkeypatch.setattr(source, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(backend, "weight_gradient", weight_gradient_of_states)
         monkeypatch.setattr(CudaFused, "supports", lambda self, problem: None)
 
@@ -107,6 +108,20 @@ def on_host(monkeypatch, tmp_path_factory):
 def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
     on_host({"forward": forward, "backward": backward})
     check("cuda_fused", case, dtype, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "backward"),
+    [
+        (Case(LSTM, B=3, T=6, N=2, D=30), tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
+        (Case(SLSTM, B=9, T=5, N=1, D=32, reset=True), tiled(1, 2, 1, 2, 2), tiled(1, 2, 2, 16, 2)),
+        (Case(GRU, B=9, T=8, N=1, D=64), tiled(1, 2, 1, 8, 4, grid=True), tiled(1, 4, 2, 16, 4, grid=True)),
+    ],
+    ids=["one block", "cluster", "grid"],
+)
+def test_kernels_with_tf32_on_the_processor(on_host, case, forward, backward):
+    on_host({"forward": forward, "backward": backward})
+    check_tf32("cuda_fused", case, "cpu")
 
 
 @pytest.mark.parametrize(

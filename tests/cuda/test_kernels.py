@@ -85,6 +85,22 @@ def test_float16(direction, head_dim):
     assert compiled(direction, "lstm", head_dim, dtype=torch.float16).spilled == 0
 
 
+WITH_TF32 = replace(TRAINING, aux=torch.float32, tf32=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("cell", BUILT_IN)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_float32_with_tf32(direction, cell, head_dim):
+    assert compiled(direction, cell, head_dim, dtype=torch.float32, variant=WITH_TF32).spilled == 0
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_wide_heads_of_float32_with_tf32_spill_before_the_time_loop_alone(direction):
+    binary = compiled(direction, "lstm", 768, dtype=torch.float32, variant=WITH_TF32)
+    assert_spills_before_the_loop(binary, loads=0 if direction == "forward" else 4)
+
+
 @pytest.mark.parametrize("cell", [MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN], ids=cell_name)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_cells_of_users(direction, cell):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashrnn import Cell, flashrnn, get_cell
-from flashrnn.cuda import streaming
+from flashrnn.cuda import source, streaming
 from flashrnn.cuda.source import Variant
 from flashrnn.cuda.streaming import CudaStreaming, compile_kernel
 from flashrnn.cuda.streaming_layout import Layout, Rows, best_layout, layout_prelude, shared_bytes
@@ -16,7 +16,7 @@ from flashrnn.problem import Problem
 from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
-from tests.suite import Case, check, check_numbers_beyond_float16
+from tests.suite import Case, check, check_numbers_beyond_float16, check_tf32, tf32_on_the_processor
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
@@ -31,12 +31,13 @@ def on_host(monkeypatch, tmp_path_factory):
         @cache
         def kernel(direction, cell, heads, head_dim, batch, dtype, variant, device):
             layout = layouts[direction]
-            source = layout_prelude(direction, cell, heads, head_dim, dtype, variant, layout)
+            text = layout_prelude(direction, cell, heads, head_dim, dtype, variant, layout)
             folder, entry = tmp_path_factory.mktemp(direction), f"flashrnn_stream_{direction}"
-            program = compile_for_host(entry, source, f"stream_{direction}.cuh", folder)
+            program = compile_for_host(entry, text, f"stream_{direction}.cuh", folder)
             return HostKernel(program, None, layout.threads, shared_bytes(direction, cell, layout), at_once), layout
 
         monkeypatch.setattr(streaming, "_kernel", kernel)
+        monkeypatch.setattr(source, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(streaming, "weight_gradient", weight_gradient_of_states)
         monkeypatch.setattr(CudaStreaming, "supports", lambda self, problem: None)
 
@@ -73,6 +74,12 @@ def test_kernels_on_the_processor(on_host, case, dtype, layout, at_once):
     on_host(layouts(case.cell, case.D, dtype, *layout), at_once)
     check("cuda", case, dtype, "cpu")
     check("cuda", case, dtype, "cpu", flashrnn)
+
+
+def test_kernels_with_tf32_on_the_processor(on_host):
+    case = Case(SLSTM, B=18, T=5, N=1, D=21, reset=True)
+    on_host(layouts(case.cell, case.D, torch.float32, 8, 2, 2, 1), at_once=2)
+    check_tf32("cuda", case, "cpu")
 
 
 def test_numbers_beyond_float16(on_host):
@@ -140,6 +147,13 @@ def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_variants(direction, variant):
     assert compile_kernel(direction, SLSTM, 1, 1024, 16, torch.bfloat16, variant, H100)[0].spilled <= SPILLED
+
+
+@pytest.mark.parametrize(("gpu", "cell", "batch"), [(H100, LSTM, 16), (H100, SLSTM, 64), (A100, LSTM, 16)], ids=name)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_binaries_with_tf32(direction, gpu, cell, batch):
+    variant = replace(TRAINING, aux=torch.float32, tf32=True)
+    assert compile_kernel(direction, cell, 1, 1024, batch, torch.float32, variant, gpu)[0].spilled <= SPILLED
 
 
 @pytest.mark.parametrize("gpu", [H100, A100, B200], ids=name)

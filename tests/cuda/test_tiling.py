@@ -142,6 +142,28 @@ def test_no_block_is_idle_if_it_can_be_avoided():
         assert 16 * choice.unit_tiles * (choice.blocks - 1) < D, choice
 
 
+@pytest.mark.parametrize("cell", CELLS)
+def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
+    """Two parts of a float in place of three: heads that did not fit do, and a step takes less of the tensor cores."""
+    gpu, float32 = named_gpu("H100"), torch.float32
+    for direction in ("forward", "backward"):
+        posed = [
+            tiling.pose(direction, get_cell(cell), 1, 256, 16, float32, gpu, False, tf32) for tf32 in (False, True)
+        ]
+        exact, coarse = map(by_constrint, posed)
+        assert coarse < exact
+        largest, larger = (largest_head_of_float32(direction, cell, tf32) for tf32 in (False, True))
+        assert larger >= min(1.15 * largest, 2112)  # 16 units on each of 132 multiprocessors
+    assert coarse == by_cp_sat(posed[1])
+
+
+def largest_head_of_float32(direction: str, cell: str, tf32: bool) -> int:
+    sizes = (direction, get_cell(cell), 1)
+    return max(
+        D for D in range(64, 2560, 64) if not tiling.infeasible(*sizes, D, torch.float32, named_gpu("H100"), tf32)
+    )
+
+
 def test_shared_memory_is_what_the_problem_counts():
     """`shared_bytes` of a solution stays within the limit that the problem set (the kernels compare it with theirs)."""
     gpu = named_gpu("H100")

@@ -41,6 +41,7 @@ def test_what_is_kept_is_taken_for_these_sizes_alone():
     assert kept("forward", SIZES) == other
     assert kept("backward", SIZES) is None
     assert kept("forward", SIZES._replace(batch=32)) is None
+    assert kept("forward", SIZES._replace(tf32=True)) is None
     variant = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
     assert compile_best("forward", *SIZES[:5], variant, SIZES.gpu)[1] == other
 

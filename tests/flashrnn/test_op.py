@@ -1,11 +1,14 @@
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from flashrnn import Cell, FlashRNN, flashrnn, get_cell
+from flashrnn import Cell, FlashRNN, flashrnn, get_cell, op
 from flashrnn.accuracy import relative_error
+from flashrnn.dispatch import choose
 from tests.problems import BUILT_IN, CELLS, MINIMAL_GATED, cell_name, random_inputs, random_reset, results
+from tests.suite import allowing_tf32, tf32_on_the_processor
 from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
@@ -95,6 +98,28 @@ def test_network_compiled_by_inductor_gives_equal_results():
     ref = outputs_and_gradients(model, model, x, reset)
     compiled = torch.compile(model, fullgraph=True)
     assert_close(outputs_and_gradients(compiled, model, x, reset), ref, torch.float32)
+
+
+def test_compiled_network_follows_the_setting_for_tf32(monkeypatch):
+    """Backends are chosen, forward and backward, by the setting of the time at which the network runs."""
+    seen = []
+
+    def choosing(name, problem):
+        seen.append(problem.tf32)
+        return choose(name, problem)
+
+    monkeypatch.setattr(op, "choose", choosing)
+    monkeypatch.setattr(op, "tf32_allowed", tf32_on_the_processor)
+    torch.compiler.reset()
+    model = Network("lstm")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0))
+    for setting in (nullcontext, allowing_tf32, nullcontext):
+        with setting():
+            outputs_and_gradients(compiled, model, x, None)
+    forward_and_backward = len(seen) // 3
+    assert seen == [tf32 for tf32 in (False, True, False) for _ in range(forward_and_backward)]
+    assert forward_and_backward == 2
 
 
 def test_compiled_operator_with_cu_seqlens_autocast_and_no_grad():

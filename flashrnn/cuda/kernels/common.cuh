@@ -17,8 +17,10 @@ DEVICE u32 pack_halves(float low, float high) {
 DEVICE float2 unpack_halves(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
 DEVICE float2 unpack_bfloats(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
 
-// scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is the sum of PLANES = 3
-// operands of 8 bits each; of the 9 products of two floats' parts the 6 largest are made, which leaves an error of 2^-23.
+// scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is split into PLANES
+// operands of 8 bits each: in 3, whose 6 largest products of the 9 leave an error of 2^-23; where products may be as coarse
+// as TF32 (2^-10), in 2, whose 3 largest of the 4 leave 2^-16. An instruction of TF32 would read as many bytes, for two
+// thirds of the tensor cores' time, but with other layouts than all other types have.
 #ifdef SCALAR_F16
 using scalar = __half;
 using operand = __half;
@@ -40,7 +42,11 @@ using scalar = float;
 #endif
 #endif
 constexpr int BYTES = sizeof(scalar);
+#ifdef SCALAR_TF32
+constexpr int PLANES = 2;
+#else
 constexpr int PLANES = BYTES == 4 ? 3 : 1;
+#endif
 
 // What gates, and states that are asked for by nobody else, are kept in for the backward.
 template <int>

@@ -12,22 +12,44 @@ DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "
 // For values of 16 bits: single instructions, with errors below the rounding around them (2^-9 or 2^-12). tanh has a
 // relative error of 2^-11, exp and div of 2^-22, log an absolute one of 2^-22. For float: two units in the last place.
 constexpr bool ACCURATE = sizeof(scalar) == 4;
+// For floats whose products have errors of 2^-16: tanh, sigmoid, exp and div without branches, with relative errors of
+// 2^-20, but for exp and sigmoid of numbers x beyond 8, where it is |x| 2^-23.
+constexpr bool TF32 = ACCURATE && PLANES == 2;
+
+// Below 3/8 a polynomial, because the difference of two numbers near 1 has an absolute error of 2^-22.
+DEVICE float tanh_tf32(float x) {
+  const float square = x * x;
+  float series = fmaf(square, -0.0484720f, 0.1328940f);
+  series = fmaf(square, series, -0.3333232f);
+  const float small = fmaf(x * square, series, x);
+  const float large = fmaf(-2.0f, reciprocal(1.0f + exp2_fast(x * 2.8853900817779268f)), 1.0f);
+  return fabsf(x) < 0.375f ? small : large;
+}
 
 DEVICE float op_tanh(float x) {
+  if constexpr (TF32) return tanh_tf32(x);
   if constexpr (ACCURATE) return tanhf(x);
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 DEVICE float op_sigmoid(float x) {
+  if constexpr (TF32) return reciprocal(1.0f + exp2_fast(x * -1.4426950408889634f));
   if constexpr (ACCURATE) return 1.0f / (1.0f + expf(-x));
   return fmaf(op_tanh(0.5f * x), 0.5f, 0.5f);
 }
-DEVICE float op_exp(float x) { return ACCURATE ? expf(x) : exp2_fast(x * 1.4426950408889634f); }
+DEVICE float op_exp(float x) { return ACCURATE && !TF32 ? expf(x) : exp2_fast(x * 1.4426950408889634f); }
 DEVICE float op_log(float x) { return ACCURATE ? logf(x) : log2_fast(x) * 0.6931471805599453f; }
 DEVICE float op_log1p(float x) { return ACCURATE ? log1pf(x) : op_log(1.0f + x); }
 DEVICE float op_expm1(float x) { return expm1f(x); }
-DEVICE float op_div(float a, float b) { return ACCURATE ? a / b : a * reciprocal(b); }
+DEVICE float op_div(float a, float b) {
+  if constexpr (TF32) {
+    float y;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+  }
+  return ACCURATE ? a / b : a * reciprocal(b);
+}
 DEVICE float op_pow(float a, float b) { return powf(a, b); }
 DEVICE float op_sqrt(float x) { return sqrtf(x); }
 DEVICE float op_rsqrt(float x) { return rsqrtf(x); }

@@ -1,0 +1,99 @@
+"""float32 where PyTorch allows TF32: errors of a bf16x2 split, and what follows the setting."""
+
+import pytest
+import torch
+
+from flashrnn import flashrnn, get_cell
+from flashrnn.accuracy import BOUNDS, relative_error
+from flashrnn.cuda.build import build
+from flashrnn.cuda.launch import load
+from flashrnn.cuda.source import definitions
+from flashrnn.gpu import device_gpu
+from tests.problems import results
+from tests.suite import (
+    CELL_CASES,
+    LAYOUT_CASES,
+    RESET_CASES,
+    SIZE_CASES,
+    Case,
+    allowing_tf32,
+    check_tf32,
+    inputs_for,
+)
+from tests.tolerances import assert_close
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+LSTM = get_cell("lstm")
+LONG_CASES = [Case(B=16, T=1024, N=12, D=64), Case(get_cell("gru"), B=33, T=257, N=1, D=768)]
+
+both_backends = pytest.mark.parametrize("backend", ["cuda_fused", "cuda"])
+
+
+@pytest.mark.parametrize("case", [*CELL_CASES, *RESET_CASES, *SIZE_CASES, *LAYOUT_CASES, *LONG_CASES], ids=str)
+@both_backends
+def test_outputs_and_gradients(backend, case):
+    check_tf32(backend, case, "cuda:0")
+    check_tf32(backend, case, "cuda:0", flashrnn)
+
+
+@both_backends
+def test_results_follow_the_setting_of_each_call(backend):
+    """Those without it are the same before and after; those with it have larger errors, in dR the largest."""
+    inputs = inputs_for(backend, Case(B=16, T=50, N=2, D=64), torch.float32, torch.device("cuda", 0))
+    options = {"function": LSTM, "backend": backend}
+    before = results(flashrnn, inputs, **options)
+    with allowing_tf32():
+        coarse = results(flashrnn, inputs, **options)
+    after = results(flashrnn, inputs, **options)
+    reference = results(flashrnn, inputs.to(torch.float64), function=LSTM, backend="vanilla")
+    assert_close(before, reference, torch.float32)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    errors = {name: relative_error(out, reference[name]) for name, out in coarse.items()}
+    assert all(error > relative_error(before[name], reference[name]) for name, error in errors.items())
+    assert errors["gradient of R"] > BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("allowed_in", ["forward", "backward"])
+@pytest.mark.parametrize(("function", "D"), [("lstm", 64), ("lstm", 768), ("slstm", 768), ("gru", 1024)])
+def test_the_setting_may_change_before_the_backward(function, D, allowed_in):
+    """Also where the backward is another backend's then: of heads that stay on the chip with TF32 alone."""
+    cell = get_cell(function)
+    inputs = inputs_for("cuda", Case(cell, B=9, T=12, N=1, D=D), torch.float32, torch.device("cuda", 0))
+
+    def gradients(inputs, in_forward: bool, in_backward: bool) -> dict[str, torch.Tensor]:
+        with allowing_tf32(in_forward):
+            h = flashrnn(*inputs, function=cell)[0][0]
+        with allowing_tf32(in_backward):
+            found = torch.autograd.grad(h.square().sum(), inputs)
+        return {f"gradient of {name}": d for name, d in zip(inputs._fields, found, strict=True)}
+
+    out = gradients(inputs, allowed_in == "forward", allowed_in == "backward")
+    reference = gradients(inputs.to(torch.float64), False, False)
+    assert_close(out, reference, torch.float32, tf32=True)
+
+
+FUNCTIONS = """#include "math.cuh"
+extern "C" __global__ void functions(const float* x, const float* y, float* out, i64 count) {
+  for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
+    out[i] = op_tanh(x[i]), out[count + i] = op_sigmoid(x[i]), out[2 * count + i] = op_exp(x[i]);
+    out[3 * count + i] = op_div(x[i], y[i]);
+  }
+}"""
+
+
+def test_functions_of_cells_have_errors_below_those_of_products():
+    """2^-20 of every single result, where its own rounding is 2^-24; arguments up to 8."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = 10 ** torch.empty(40000, device="cuda").uniform_(-30, 0.9, generator=generator)
+    x, y = sizes * torch.randn(40000, device="cuda", generator=generator).sign(), sizes.flip(0)
+    out = torch.empty(4, len(x), device="cuda")
+    gpu = device_gpu(0)
+    source = definitions(torch.float32, {}, {}, tf32=True) + "\n" + FUNCTIONS
+    load(build(source, "math.cuh", "functions", gpu.arch), 0, 256, 0, 1, False)(1, x, y, out, len(x))
+    a, b = x.double(), y.double()
+    expected = torch.stack([a.tanh(), a.sigmoid(), a.exp(), a / b])
+    assert ((out - expected) / expected).abs().max() <= 2**-20
