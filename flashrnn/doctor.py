@@ -14,7 +14,7 @@ from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cache import cache_folder
 from flashrnn.cells import get_cell
 from flashrnn.gpu import nvidia_gpu
-from flashrnn.op import flashrnn
+from flashrnn.functional import flashrnn
 from flashrnn.problem import Backend, Problem
 
 LSTM = get_cell("lstm")

@@ -46,7 +46,8 @@ class _Way(NamedTuple):
 def _way(dtype: torch.dtype) -> _Way:
     if dtype.itemsize == 2:
         return _Way(1, 256, (128, 64, 32), 4, 0.075)
-    return _Way(planes_of(dtype, tf32=False), 128, (64, 32), 2, 0.35)  # by a count of the bytes of shared memory, not measured
+    # by a count of the bytes of shared memory, not measured
+    return _Way(planes_of(dtype, tf32=False), 128, (64, 32), 2, 0.35)
 
 
 @dataclass(frozen=True)

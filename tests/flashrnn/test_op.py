@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashrnn import Cell, FlashRNN, flashrnn, get_cell, op
+from flashrnn import Cell, FlashRNN, dispatch, flashrnn, get_cell
 from flashrnn.accuracy import relative_error
 from flashrnn.dispatch import choose
 from tests.problems import BUILT_IN, CELLS, MINIMAL_GATED, cell_name, random_inputs, random_reset, results
@@ -108,8 +108,8 @@ def test_compiled_network_follows_the_setting_for_tf32(monkeypatch):
         seen.append(problem.tf32)
         return choose(name, problem)
 
-    monkeypatch.setattr(op, "choose", choosing)
-    monkeypatch.setattr(op, "tf32_allowed", tf32_on_the_processor)
+    monkeypatch.setattr(dispatch, "choose", choosing)
+    monkeypatch.setattr(dispatch, "tf32_allowed", tf32_on_the_processor)
     torch.compiler.reset()
     model = Network("lstm")
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
