@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from flashrnn.cells import Cell
+from flashrnn.cells import Cell, cell_of_key
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.streaming import CudaStreaming
@@ -66,9 +66,27 @@ def choose_for(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, traini
     that reads what the other has kept.
     """
     tf32 = tf32_allowed(rows.dtype, rows.device)
-    return choose(
-        name, Problem(cell, *rows.shape[-2:], rows.dtype, rows.device, training, reset is not None, tf32=tf32)
-    )
+    sizes = cell, *rows.shape[-2:]
+    return choose(name, Problem(*sizes, rows.dtype, rows.device, training, reset is not None, tf32=tf32))
+
+
+def padding(
+    name: str, cell: str, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, training: bool
+) -> int:
+    """Units to add to every head so that the fastest backend of that name serves the problem, mostly none."""
+    if head_dim % 2 == 0 or device.type != "cuda" or name not in ("auto", CudaFused.name):
+        return 0
+    tf32 = tf32_allowed(dtype, device)
+    return _padding(Problem(cell_of_key(cell), heads, head_dim, dtype, device, training, reset=False, tf32=tf32))
+
+
+# As torch.compiler.assume_constant_result would, but that imports TorchDynamo, which takes seconds.
+padding._dynamo_marked_constant = True
+
+
+@lru_cache(maxsize=4096)
+def _padding(problem: Problem) -> int:
+    return CudaFused().padding(problem)
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager:

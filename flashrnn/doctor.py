@@ -13,8 +13,8 @@ from torch import Tensor
 from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cache import cache_folder
 from flashrnn.cells import get_cell
-from flashrnn.gpu import nvidia_gpu
 from flashrnn.functional import flashrnn
+from flashrnn.gpu import nvidia_gpu
 from flashrnn.problem import Backend, Problem
 
 LSTM = get_cell("lstm")

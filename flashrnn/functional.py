@@ -1,12 +1,15 @@
 """The recurrence as a function of tensors: checks its input, then runs it eagerly or as an operator."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flashrnn import eager, op
 from flashrnn.cells import Cell, get_cell
-from flashrnn.dispatch import check_backend
-from flashrnn.problem import state_dtype
+from flashrnn.dispatch import check_backend, padding
+from flashrnn.problem import as_rows, is_time_major, state_dtype
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -64,10 +67,36 @@ def flashrnn(
     dtype = _io_dtype(Wx, dtype)
     if b is None:
         b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
-    inputs = Wx, R, b, states, reset
-    run = eager.recurrence if eager.serves(inputs) else op.recurrence
-    h, last, others = run(cell, backend, dtype, return_states, *inputs)
+    N, D = Wx.shape[3:]
+    if D % 2 and (units := padding(backend, cell.key, N, D, dtype, Wx.device, torch.is_grad_enabled())):
+        run = partial(_padded, units)
+    else:
+        run = eager.recurrence if eager.serves((Wx, R, b, states, reset)) else op.recurrence
+    h, last, others = run(cell, backend, dtype, return_states, Wx, R, b, states, reset)
     return (h, last, (h, *others)) if return_states else (h, last)
+
+
+def _padded(
+    units: int,
+    cell: Cell,
+    backend: str,
+    dtype: torch.dtype,
+    return_states: bool,
+    Wx: Tensor,
+    R: Tensor,
+    b: Tensor,
+    states: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Run heads of an odd size with `units` more, which are zero wherever they could meet the others."""
+    D, wider = Wx.shape[-1], (0, units)
+    rows = pad(Wx.transpose(0, 1), wider).transpose(0, 1) if is_time_major(Wx) else pad(Wx, wider)
+    states = None if states is None else pad(states, wider)
+    matrices, biases = pad(R, (0, units, 0, units)), pad(b, wider)
+    outputs = flashrnn(rows, matrices, biases, states, cell, backend, dtype, reset, return_states=return_states)
+    h, last, *every = outputs
+    others = every[0][1:] if every else ()
+    return as_rows(h[..., :D], h), last[..., :D].contiguous(), tuple(as_rows(x[..., :D], h) for x in others)
 
 
 def _reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from flashrnn.cuda.build import Binary
 from flashrnn.cuda.concurrent_gradient import SHORTEST, ConcurrentGradient
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load, zeros
-from flashrnn.cuda.source import Tiling, Variant, gates_as_inputs, variant_of
+from flashrnn.cuda.source import Tiling, Variant, finite_at_zero, gates_as_inputs, variant_of
 from flashrnn.cuda.tiling import planes_of
 from flashrnn.cuda.weight_gradient import weight_gradient
 from flashrnn.gpu import Gpu, device_gpu
@@ -59,6 +59,13 @@ class CudaFused:
             if reason := tiling.infeasible(direction, *sizes):
                 return f"{direction} does not fit on the chip: {reason.summary}"
         return None
+
+    def padding(self, problem: Problem) -> int:
+        """Units to add to a head of an odd size, for rows that copies of 16 bytes can start from; 0 where that is not
+        served, or would let units that are not finite meet the others."""
+        units = -problem.head_dim % 8
+        wider = problem._replace(head_dim=problem.head_dim + units)
+        return units if self.supports(wider) is None and finite_at_zero(problem.cell) else 0
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs

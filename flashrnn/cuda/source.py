@@ -86,7 +86,7 @@ def prelude(
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
         "GATES_AS_INPUTS": gates_as_inputs(cell, head_dim, dtype),
-        "FINITE_AT_ZERO": _finite_at_zero(cell),
+        "FINITE_AT_ZERO": finite_at_zero(cell),
         "PARTS": variant.parts,
         "PART_UNIT": PART_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
@@ -161,7 +161,7 @@ def definitions(
 
 
 @cache
-def _finite_at_zero(cell: Cell) -> bool:
+def finite_at_zero(cell: Cell) -> bool:
     """Whether padding, which is all zeros, stays finite: then it needs no masks."""
     graphs, names = trace(cell), (*cell.gates, *cell.states)
     zeros = [torch.zeros((), dtype=torch.float64)] * len(names)
