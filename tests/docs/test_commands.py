@@ -31,11 +31,12 @@ SMALL = {
 STEPS = [*SHORT, "trainer.max_steps=2", "optim.warmup_steps=1", "val_every=2"]
 GOES_ON = ["trainer.max_steps=4", "trainer.enable_progress_bar=false"]
 CONFIG_ALONE = ["--cfg", "job"]
+WITHIN_SENTENCES = [["scripts.train", "optim=sgd", "optim.lr=0.1"], ["scripts.train", "model=average"]]
 
 
 def steps_of_readers():
     """Commands that a reader gives one after the other; each is tested once, though several pages may have it."""
-    found = []
+    found = [[(command, False)] for command in WITHIN_SENTENCES]
     for page in pages.PAGES:
         for command in pages.commands(page):
             if any(command in step for step in found):
