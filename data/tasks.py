@@ -1,8 +1,9 @@
 """State-tracking tasks: sequences whose labels need a state that is updated at every step.
 
-A new task is one function in this file. It draws tokens [B, T] and their labels [B, T], both int64, where the label of
-a position depends on the tokens up to that position alone (so that every prefix is a sample too), or is -100 where the
-task asks nothing. Every sequence has a label within its first `shortest` positions, so that none is without.
+A new task is one function, in this file or in a module of yours (docs/concepts.md). It draws tokens [B, T] and their
+labels [B, T], both int64, where the label of a position depends on the tokens up to that position alone (so that every
+prefix is a sample too), or is -100 where the task asks nothing. Every sequence has a label within its first `shortest`
+positions, so that none is without.
 
 Sources: Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy, arXiv 2207.02098; Liu et al. 2023, Exposing
 Attention Glitches with Flip-Flop Language Modeling, arXiv 2306.00946; Merrill, Petty and Sabharwal 2024, The Illusion
@@ -16,12 +17,14 @@ from functools import cache
 
 import numpy as np
 
+from flashrnn.imports import imported
+
 IGNORE = -100  # label of a position that is not scored: torch's ignore_index
 
 
 @dataclass(frozen=True)
 class Task:
-    name: str
+    name: str  # of its results
     vocab_size: int  # tokens are 0 ... vocab_size-1
     num_classes: int  # labels are 0 ... num_classes-1
     draw: Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
@@ -48,19 +51,31 @@ class Task:
 TASKS: dict[str, Task] = {}
 
 
-def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable:
-    """Registers the decorated function as a task under its own name."""
+def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Callable], Task]:
+    """Makes the decorated function a task, registered under the function's name.
 
-    def register(draw: Callable) -> Callable:
-        TASKS[draw.__name__] = Task(draw.__name__, vocab_size, num_classes, draw, shortest)
-        return draw
+    Raises:
+        ValueError: a task of another module has this name, so that their results would be mistaken for each other.
+    """
+
+    def register(draw: Callable) -> Task:
+        made = Task(draw.__name__, vocab_size, num_classes, draw, shortest)
+        if made.name in TASKS and (module := TASKS[made.name].draw.__module__) != draw.__module__:
+            raise ValueError(f"there is a task {made.name!r} in {module}: give that of {draw.__module__} another name")
+        draw.__qualname__ += ".draw"  # where pickle finds it for processes that load data
+        TASKS[made.name] = made
+        return made
 
     return register
 
 
 def get_task(name: str) -> Task:
+    """The registered task of that name, or what "module.name" imports."""
+    if "." in name:
+        return imported(name, Task, "data.tasks.Task")
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; there are: {', '.join(sorted(TASKS))}")
+        known = ", ".join(sorted(TASKS))
+        raise ValueError(f"unknown task {name!r}; there are: {known}. One of your own is named as module.name")
     return TASKS[name]
 
 

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from flashrnn.imports import imported, initial_modes
+
 
 @dataclass(frozen=True, eq=False)
 class Cell:
@@ -104,8 +106,7 @@ class Cell:
             if unknown:
                 raise ValueError(f"cell {self.name!r}: {kind} {sorted(unknown)} are not among its gates {gates}")
             set_field(self, kind, tuple(gate for gate in gates if gate in names))
-        # with gradients, because what a step captures may ask for them
-        with _one_thread(), torch.inference_mode(False), torch.enable_grad():
+        with _one_thread(), initial_modes():  # with gradients, because what a step captures may ask for them
             self._check_step()
             set_field(self, "key", _unique_key(self))
         _BY_KEY[self.key] = self
@@ -122,9 +123,9 @@ class Cell:
     def _check_step(self) -> None:
         """Raise for what backends would compute otherwise than the step, or not at all."""
         try:
+            self.update(*([value.as_subclass(_Unknown) for value in group] for group in self._example()))
             together = self._updated(self._example())
             element_wise = self._is_element_wise()
-            self.update(*([value.as_subclass(_Unknown) for value in group] for group in self._example()))
         except (RuntimeError, IndexError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
@@ -216,6 +217,11 @@ class _Unknown(Tensor):
     def __torch_function__(cls, function, types, arguments=(), options=None):
         if function in _LOOKS_AT_VALUES:
             raise RuntimeError("it looks at the values of a tensor")
+        captured = (x for x in arguments if isinstance(x, Tensor) and not isinstance(x, cls))
+        if elsewhere := [x.device for x in captured if x.device.type != "cpu"]:
+            raise RuntimeError(
+                f"it captures a tensor on {elsewhere[0]}: make it with device='cpu', and steps on every device take it"
+            )
         return super().__torch_function__(function, types, arguments, options or {})
 
 
@@ -288,23 +294,13 @@ def get_cell(function: str | Cell) -> Cell:
             "a step becomes one as flashrnn.Cell('name', step, states=(...))"
         )
     if "." in function:
-        return _imported(function)
+        return imported(function, Cell, "flashrnn.Cell")
     if function not in _REGISTRY:
         raise ValueError(
             f"unknown cell {function!r}; registered cells: {', '.join(registered_cells())}. "
             "Pass a flashrnn.Cell, name yours as module.name, or register it here by flashrnn.register(cell)"
         )
     return _REGISTRY[function]
-
-
-def _imported(path: str) -> Cell:
-    try:
-        cell = resolve_name(path)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"no cell {path!r}: {error} (modules are looked for where Python was started)") from error
-    if not isinstance(cell, Cell):
-        raise TypeError(f"{path} is of type {type(cell).__name__}, not a flashrnn.Cell")
-    return cell
 
 
 def registered_cells() -> tuple[str, ...]:

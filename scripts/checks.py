@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, get_args, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 
 def check_seed(seed: int) -> None:
@@ -108,12 +108,14 @@ def check_devices(devices: Any, on_cpu: bool) -> None:
     )
 
 
-def check_nulls(name: str, section: DictConfig) -> None:
-    """Raise for a null where what the section builds takes none by its type hints; so in the sections below."""
-    hints = _hints(section._target_) if "_target_" in section else {}
-    for key, value in section.items():
+def check_nulls(name: str, section: DictConfig | ListConfig) -> None:
+    """Raise for a null where what the section builds takes none by its type hints; so in the sections below. Imports
+    all that they name."""
+    in_list = isinstance(section, ListConfig)
+    hints = {} if in_list or "_target_" not in section else _hints(section._target_)
+    for key, value in enumerate(section) if in_list else section.items():
         hint = hints.get(key, Any)
-        if isinstance(value, DictConfig):
+        if OmegaConf.is_config(value):
             check_nulls(f"{name}.{key}", value)
         elif value is None and hint is not Any and type(None) not in get_args(hint):
             raise ValueError(f"{name}.{key}=null: expected a value of type {getattr(hint, '__name__', hint)}")
@@ -142,7 +144,7 @@ def check_buildable(config: DictConfig) -> None:
 
     asked = config.model.vocab_size
     sized = OmegaConf.merge(config, {"model": {"vocab_size": 1 if asked is None else asked}})  # null: that of the data
-    for name in ("model", "data", "optim", "trainer"):
+    for name in ("model", "data", "optim", "trainer"):  # imported on the meta device, modules would have no constants
         check_nulls(name, sized[name])
     try:
         with torch.device("meta"):

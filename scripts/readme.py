@@ -48,14 +48,15 @@ def accuracies() -> Table:
     parity, tasks = _read(PARITY), _read(STATE_TRACKING)
 
     def row(label: str, content: dict, task: str) -> list[str]:
-        accuracy = (f"{mean_extrapolated([content], data=task, model=model):.3f}" for model in MODELS)
+        means = (mean_extrapolated([content], data=task, model=model) for model in MODELS)
+        accuracy = ("" if value is None else f"{value:.3f}" for value in means)
         return [label, *accuracy, f"{finished([content], data=task)[0]['chance']:.3f}"]
 
     return [
         ["task, longest sequence", *MODELS, "chance"],
         row("parity, the paper's protocol, 256", parity, "parity"),
         ["the same, in the paper", *(known(paper("parity").get(model)) for model in MODELS), ""],
-        *(row(f"{task}, 512", tasks, task) for task in TASKS),
+        *(row(f"{task}, 512", tasks, task) for task in TASKS if finished([tasks], data=task)),
     ]
 
 

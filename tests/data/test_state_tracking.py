@@ -1,4 +1,6 @@
 import itertools
+import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -116,6 +118,56 @@ def test_a_task_is_one_function(new_task):
     batch = next(iter(module.train_dataloader()))
     assert (lengths(batch) == 1).all()  # also where the sequence ends with a position that is not scored
     assert ((batch["labels"] != tasks.IGNORE).nonzero()[:, 1] % 2 == 1).all()
+
+
+MODULE = """
+from data.tasks import task
+
+@task(vocab_size=3, num_classes=3)
+def sum_modulo_3(rng, shape):
+    digits = rng.integers(0, 3, shape)
+    return digits, digits.cumsum(axis=1) % 3
+"""
+
+
+@pytest.fixture
+def my_tasks(new_task, tmp_path, monkeypatch):
+    """A user's module of that name, which has the task sum_modulo_3."""
+    tmp_path.joinpath("my_tasks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_tasks", None)
+
+
+@pytest.mark.usefixtures("my_tasks")
+def test_a_task_may_be_in_a_module_of_its_own():
+    module = StateTracking("my_tasks.sum_modulo_3")
+    assert (module.task.name, module.vocab_size, module.num_classes) == ("sum_modulo_3", 3, 3)
+
+
+@pytest.mark.usefixtures("my_tasks")
+def test_tasks_go_to_processes_that_import_them_anew():
+    for name in ("my_tasks.sum_modulo_3", "s3"):
+        task = tasks.get_task(name)
+        assert pickle.loads(pickle.dumps(task)) == task
+
+
+@pytest.mark.usefixtures("my_tasks")
+def test_a_name_of_a_task_that_is_not_there():
+    with pytest.raises(ValueError, match=r"no task 'my_tasks\.sums': module 'my_tasks' has no attribute 'sums'"):
+        StateTracking("my_tasks.sums")
+    with pytest.raises(ValueError, match=r"no task 'my_task\.sums': No module named 'my_task'"):
+        StateTracking("my_task.sums")
+    with pytest.raises(TypeError, match=r"my_tasks\.task is of type function, not a data\.tasks\.Task"):
+        StateTracking("my_tasks.task")
+
+
+def test_two_modules_cannot_have_tasks_of_one_name(new_task):
+    with pytest.raises(ValueError, match=r"there is a task 'parity' in data\.tasks: give that of .* another name"):
+
+        @new_task(vocab_size=2, num_classes=2)
+        def parity(rng, shape):
+            return np.zeros(shape), np.zeros(shape)
 
 
 @pytest.mark.parametrize(

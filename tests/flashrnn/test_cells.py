@@ -4,13 +4,15 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import torch
 
-from flashrnn import Cell, flashrnn, get_cell, register, registered_cells
+from flashrnn import Cell, FlashRNN, flashrnn, get_cell, register, registered_cells
 from flashrnn.cells import _REGISTRY, cell_of_key
+from flashrnn.trace import trace
 from tests.problems import BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
 
@@ -179,6 +181,75 @@ def test_a_dotted_name_is_imported():
         get_cell("no_module.CELL")
     with pytest.raises(TypeError, match=r"flashrnn\.cells\.get_cell is of type function, not a flashrnn\.Cell"):
         get_cell("flashrnn.cells.get_cell")
+
+
+@contextmanager
+def _default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _default_device(device):
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+CONTEXTS = [
+    pytest.param(lambda: torch.device("meta"), id="device"),
+    pytest.param(lambda: _default_device("meta"), id="default_device"),
+    pytest.param(torch.inference_mode, id="inference_mode"),
+    pytest.param(torch.no_grad, id="no_grad"),
+    *(pytest.param(lambda d=d: _default_dtype(d), id=str(d)) for d in (torch.float64, torch.bfloat16, torch.float16)),
+]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_cell_is_the_same_wherever_it_is_defined(context):
+    def step(g, h):
+        return torch.where(g > 0, torch.tensor(0.5), torch.ones(())) * h + torch.tanh(g)
+
+    with context():
+        inside = Cell("anywhere", step, states=("h",))
+        graphs = trace(inside)
+    outside = Cell("anywhere", step, states=("h",))
+    assert inside.key.partition("#")[0] == outside.key.partition("#")[0]
+    assert graphs == trace(outside)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.usefixtures("_registry")
+def test_a_cell_may_be_imported_while_a_model_is_built(context, tmp_path, monkeypatch, request):
+    """Its module's constants keep their values when weights get theirs."""
+    monkeypatch.syspath_prepend(tmp_path)
+    module = f"cells_{request.node.callspec.id}".replace(".", "_")
+    tmp_path.joinpath(f"{module}.py").write_text(
+        "import torch\nimport flashrnn\n"
+        "SHIFT = torch.tensor(0.5)\n"
+        "SHIFTED = flashrnn.Cell('shifted', lambda g, h: torch.tanh(g + SHIFT) * h + g, states=('h',))\n"
+    )
+    with context():
+        layer = FlashRNN(4, 4, function=f"{module}.SHIFTED", backend="vanilla", device="meta")
+    shift = sys.modules.pop(module).SHIFT
+    assert shift == 0.5
+    assert not shift.is_inference()
+    layer = layer.to_empty(device="cpu").float()
+    layer.reset_parameters()
+    out, _ = layer(torch.ones(5, 2, 4))
+    out.sum().backward()
+
+
+def test_a_constant_on_another_device_is_an_error():
+    shift = torch.tensor(0.5, device="meta")
+    with pytest.raises(ValueError, match="captures a tensor on meta: make it with device='cpu', and steps on every"):
+        Cell("captures", lambda g, h: torch.tanh(g + shift) + h, states=("h",))
 
 
 def test_register_takes_cells_alone():

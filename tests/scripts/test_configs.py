@@ -1,6 +1,7 @@
 """Every config composes and builds what it names; wrong keys and values are told in one line."""
 
 import inspect
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,35 @@ class MixerThatWantsNumbers(RNNMixer):
 def test_a_mixer_that_cannot_be_built_without_numbers_is_no_mistake():
     composed = config(f"model.mixer._target_={__name__}.MixerThatWantsNumbers", "+model.mixer.scale=null", "run_dir=.")
     check_buildable(composed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": {"mixer": {"_target_": "my_parts.Mixer"}}},
+        {"model": {"mixer": {"function": "my_parts.CELL"}}},
+        {"model": {"mixer": {"parts": [{"_target_": "my_parts.Part"}]}}},
+        {"optim": {"_target_": "my_parts.adamw_cosine"}},
+    ],
+    ids=["mixer", "cell", "list", "optimizer"],
+)
+def test_what_is_imported_to_build_a_model_without_memory_keeps_its_constants(changed, tmp_path, monkeypatch):
+    tmp_path.joinpath("my_parts.py").write_text(
+        "import torch\n"
+        "from flashrnn.cells import GRU as CELL\n"
+        "from models.mixers import RNNMixer as Mixer\n"
+        "from models.optim import adamw_cosine\n"
+        "Part, SCALE = dict, torch.tensor(0.5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    composed = config("model=gru", f"model.mixer._target_={__name__}.MixerOfParts", "run_dir=.")
+    check_buildable(OmegaConf.merge(OmegaConf.create(OmegaConf.to_container(composed)), changed))
+    assert sys.modules.pop("my_parts").SCALE == 0.5
+
+
+class MixerOfParts(RNNMixer):
+    def __init__(self, d_model: int, parts: tuple = (), **options) -> None:
+        super().__init__(d_model, **options)
 
 
 def test_unknown_option_lists_the_options():

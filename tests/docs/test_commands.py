@@ -1,0 +1,108 @@
+"""The commands of the README and the documentation work in a process of their own, on models that are done in a moment.
+
+Where a command needs several GPUs, or data from the Hugging Face hub, its config is composed instead.
+"""
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+import torch
+
+from scripts.train import train
+from tests.docs import fresh, pages
+from tests.scripts.conftest import SHORT, TINY, config
+from tests.scripts.test_import_xlstm import slstm_layer
+from tests.scripts.test_lm_eval import HARNESS
+
+TEXT = ["data.source=texts/*.jsonl", "data.val_fraction=0.3", "data.tokenizer=bpe:300", "data.context_length=8"]
+SMALL = {
+    "parity": TINY["parity"],
+    "state_tracking": TINY["parity"],
+    "text_tiny": [*TINY["text_tiny"], *TEXT],
+    "slimpajama_160m": [
+        *("trainer=cpu", "compile=false", "global_batch_size=16", "data.batch_size=16", "data.num_workers=0"),
+        *("model.vocab_size=300", "model.d_model=24", "model.num_blocks=1"),
+        *("data.val_split=null", "data.prepare_processes=0", *TEXT),
+    ],
+}
+STEPS = [*SHORT, "trainer.max_steps=2", "optim.warmup_steps=1", "val_every=2"]
+GOES_ON = ["trainer.max_steps=4", "trainer.enable_progress_bar=false"]
+CONFIG_ALONE = ["--cfg", "job"]
+WITHIN_SENTENCES = [["scripts.train", "optim=sgd", "optim.lr=0.1"], ["scripts.train", "model=average"]]
+
+
+def steps_of_readers():
+    """Commands that a reader gives one after the other; each is tested once, though several pages may have it."""
+    found = [[(command, False)] for command in WITHIN_SENTENCES]
+    for page in pages.PAGES:
+        for command in pages.commands(page):
+            if any(command in step for step in found):
+                continue
+            if {"--runs", "ckpt=last"} & set(command[0]):  # of the command before
+                found[-1].append(command)
+            else:
+                found.append([command])
+    return found
+
+
+def reduced(arguments, needs_many):
+    """The command with overrides that make it small."""
+    module, *rest = arguments
+    rest = [re.sub(r"outputs/(NAME|parity|text_tiny)/(TIME|[\d_-]+)", of_fixture, argument) for argument in rest]
+    if needs_many:
+        return [module, *(argument for argument in rest if "$" not in argument), *CONFIG_ALONE]
+    match module:
+        case "scripts.train":
+            experiment = next((part.partition("=")[2] for part in rest if part.startswith("experiment=")), "parity")
+            goes_on = any(part.startswith("ckpt_path=") for part in rest)
+            of_its_own = experiment == "parity" and goes_on
+            return [module, *rest, *([] if of_its_own else [*SMALL[experiment], *STEPS]), *(GOES_ON if goes_on else [])]
+        case "scripts.prepare_data":
+            return [module, *rest, *(TEXT if rest else CONFIG_ALONE)]
+        case "scripts.generate":
+            return [module, *rest, "max_new_tokens=3"]
+        case "scripts.benchmark":
+            return [module, *rest, "--contexts", "8", "--out", "outputs"]
+    return [module, *rest]
+
+
+def of_fixture(path):
+    return f"outputs/{path[1].replace('NAME', 'parity')}/first"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A clone's root as readers have it, with the files of all pages, and runs that can go on."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("flashrnn", "models", "data", "scripts"):
+        folder.joinpath(name).symlink_to(pages.ROOT / name)
+    shutil.copytree(pages.ROOT / "configs", folder / "configs")
+    for page in pages.PAGES:
+        pages.write_files(page, folder)
+    (folder / "texts").mkdir()
+    lines = (json.dumps({"text": f"the {n}th of forty texts says {n} and {n**3}. " * 9}) for n in range(40))
+    folder.joinpath("texts", "all.jsonl").write_text("\n".join(lines))
+    layer = {f"xlstm_block_stack.blocks.1.xlstm.{name}": weight for name, weight in slstm_layer("cuda").items()}
+    torch.save(layer, folder / "xlstm.pt")
+    (folder / "lm_eval").mkdir()
+    folder.joinpath("lm_eval", "__main__.py").write_text(HARNESS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for experiment in ("parity", "text_tiny", "slimpajama_160m"):
+            overrides = [f"experiment={experiment}", *SMALL[experiment], *STEPS]
+            run = config(*overrides, f"run_dir=outputs/{experiment}/first")
+            run.overrides = overrides
+            train(run)
+    return folder
+
+
+@pytest.mark.parametrize("commands", [pytest.param(step, id=" ".join(step[0][0])) for step in steps_of_readers()])
+def test_a_command_of_the_pages_works_in_a_new_process(commands, clone, tmp_path):
+    folder = shutil.copytree(clone, tmp_path / "clone", symlinks=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    for arguments, needs_many in commands:
+        status, printed = fresh.run(reduced(arguments, needs_many), folder, environment)
+        assert status == 0, printed

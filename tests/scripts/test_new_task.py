@@ -1,0 +1,37 @@
+"""A function added to data/tasks.py is all that a new task needs: nothing asks for its results before there are any."""
+
+import shutil
+import subprocess
+import sys
+
+from tests.scripts.conftest import SHORT, TINY
+from tests.scripts.test_command_line import ROOT, run
+
+SUM_MODULO_3 = '''
+
+@task(vocab_size=3, num_classes=3)
+def sum_modulo_3(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of the digits so far, modulo 3."""
+    digits = rng.integers(0, 3, shape)
+    return digits, digits.cumsum(axis=1) % 3
+'''
+
+
+def test_a_task_without_results_breaks_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for path in ROOT.iterdir():
+        if path.name not in ("data", "outputs"):
+            tmp_path.joinpath(path.name).symlink_to(path)
+    shutil.copytree(ROOT / "data", tmp_path / "data")
+    with (tmp_path / "data" / "tasks.py").open("a") as file:
+        file.write(SUM_MODULO_3)
+
+    files = ["tests/data/test_tasks.py", "tests/scripts/test_readme.py"]
+    pytest = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    tested = subprocess.run([*pytest, *files], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert "test_no_answer_is_right_much_more_often_than_chance[sum_modulo_3] PASSED" in tested.stdout
+
+    trained = run("scripts.train", "data.task=sum_modulo_3", *TINY["parity"], *SHORT, folder=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert "0.3333" in trained.stdout
