@@ -53,7 +53,8 @@ def recurrence(
 
 def _cast(dtype: torch.dtype, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None) -> Inputs:
     of_states = state_dtype(dtype)
-    return Inputs(_as(Wx, dtype), _as(R, dtype), _as(b, of_states), _as(states, of_states), reset)
+    b = b if b.dtype == dtype else _as(b, of_states)
+    return Inputs(_as(Wx, dtype), _as(R, dtype), b, _as(states, of_states), reset)
 
 
 def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -80,15 +81,15 @@ class _Recurrence(torch.autograd.Function):
         R, states, reset, h, gates, *saved = ctx.saved_tensors
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
         # what keeps saved tensors (hooks) may change their layout
-        kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
+        donated = not torch._C._autograd._get_current_graph_task_keep_graph()
+        kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h), donated, dtypes[2])
         if op.transformed() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
             gradients = op.backward(cell, backend, kept, d_h, d_others, d_last)
         else:
-            donated = not torch._C._autograd._get_current_graph_task_keep_graph()
             grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
             with no_autocast(h):
                 chosen = choose_for(backend, cell, h, reset, training=True)
-                gradients = chosen.backward(cell, kept._replace(donated=donated), grads)
+                gradients = chosen.backward(cell, kept, grads)
         d_inputs = [None if dtype is None else _as(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True)]
         return *d_inputs, *(None,) * 5
 

@@ -173,7 +173,7 @@ def _autograd(ctx, d_h, d_aux, d_last, _):
 
 
 def _gradients(d_h: Tensor | None, d_aux: Tensor | None, d_last: Tensor | None, kept: Kept, cell: str, backend: str):
-    R, states, reset, h, aux, gates, _ = kept
+    R, states, reset, h, aux, gates, *_ = kept
     run = _Backward.apply if transformed() else _backward
     return run(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend)
 

@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
 
     Wx: Tensor  # [B, T, Gi, N, D], maybe with batch and time swapped in memory
     R: Tensor  # [Gr, N, D, D], dtype of Wx
-    b: Tensor  # [G, N, D], state dtype
+    b: Tensor  # [G, N, D], dtype of Wx or state dtype
     states: Tensor | None  # [S, B, N, D], state dtype, as the caller gave them: see `initial_states`; None: zeros
     reset: Tensor | None  # [B, T] bool
 
@@ -89,10 +89,11 @@ class Kept(NamedTuple):
     # which PyTorch's setting for TF32 decides have the same, because it may change before the backward.
     gates: Tensor
     donated: bool = False  # nobody reads gates after this backward pass, which may overwrite them
+    b_dtype: torch.dtype | None = None  # that the gradient of b should have; None: state dtype
 
 
 class Gradients(NamedTuple):
-    """Results of the backward pass, in the shapes and dtypes of the inputs."""
+    """Results of the backward pass, in the shapes and dtypes of the inputs; that of b may be in state dtype."""
 
     Wx: Tensor
     R: Tensor

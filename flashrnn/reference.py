@@ -46,6 +46,7 @@ class Reference:
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         states = initial_states(cell, states, Wx)
+        b = b.to(states.dtype)
         layout, T = _Layout(cell), Wx.shape[1]
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
         h = rows_like(Wx, *Wx.shape[3:])
@@ -69,7 +70,7 @@ class Reference:
         return States(h, aux, torch.stack(state).transpose(1, 2).contiguous()), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, gates, _ = kept
+        R, states, reset, h, aux, gates, *_ = kept
         states = initial_states(cell, states, h)
         layout, functions, T = _Layout(cell), _functions(cell, states.dtype), h.shape[1]
         matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]

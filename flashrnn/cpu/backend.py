@@ -48,6 +48,7 @@ class CpuFused:
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         states = initial_states(cell, states, Wx)
+        b = b.to(states.dtype)
         h = rows_like(Wx, *Wx.shape[3:])
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         given = {"x": as_rows(Wx, Wx), "weights": _columns(R.transpose(2, 3)), "b": b.contiguous()}
@@ -56,7 +57,7 @@ class CpuFused:
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, gates, _ = kept
+        R, states, reset, h, aux, gates, *_ = kept
         states = initial_states(cell, states, h)
         given = {
             "R": _columns(R),

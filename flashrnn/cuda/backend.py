@@ -17,6 +17,7 @@ from flashrnn.cuda.concurrent_gradient import SHORTEST, ConcurrentGradient
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load, zeros
 from flashrnn.cuda.source import Tiling, Variant, finite_at_zero, gates_as_inputs, variant_of
+from flashrnn.cuda.sum_of_parts import sum_of_parts
 from flashrnn.cuda.tiling import planes_of
 from flashrnn.cuda.weight_gradient import weight_gradient
 from flashrnn.gpu import Gpu, device_gpu
@@ -72,7 +73,7 @@ class CudaFused:
         Wx = aligned(as_rows(Wx, Wx))
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
-        variant = variant_of(reset, h, aux, training)
+        variant = replace(variant_of(reset, h, aux, training), half_bias=b.dtype.itemsize == 2)
         plan = _forward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
         initial = _or_zeros(contiguous(states), last)
         arguments = (Wx, R.contiguous(), b.contiguous(), initial, contiguous(reset), h, aux, last, gates)
@@ -80,12 +81,14 @@ class CudaFused:
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, gates, donated = kept
+        R, states, reset, h, aux, gates, donated, b_dtype = kept
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         plan = _backward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        d_Wx = _in_place_of(gates, h.dtype) if donated and gates_as_inputs(cell, D, h.dtype) else None
-        d_Wx = rows_like(h, len(cell.input_gates), N, D) if d_Wx is None else d_Wx
+        if donated and gates_as_inputs(cell, D, h.dtype):
+            d_Wx = gates.view(h.dtype)
+        else:
+            d_Wx = rows_like(h, len(cell.input_gates), N, D)
         d_u = rows_like(h, len(recurrent_only(cell)), N, D)
         d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
         d_states = empty_states(cell, h)
@@ -109,7 +112,7 @@ class CudaFused:
         )
         plan.launch((*known, *d_aux, *results), h, concurrent.progress if concurrent else None)
         d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(cell, d_Wx, d_u, h, states, reset)
-        return Gradients(d_Wx, d_R, d_b.sum(0) if len(d_b) > 1 else d_b[0], d_states)
+        return Gradients(d_Wx, d_R, sum_of_parts(d_b, b_dtype or d_b.dtype), d_states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +212,9 @@ def _backward_kernel(
     counting = with_parts(variant, cell, shape, dtype, device)
     if counting.parts:
         kernel, loop = _kernel(choose, "backward", cell, shape, dtype, counting, device)
-        layout = concurrent_gradient.beside(cell, N, D, B, dtype, _producers(loop, N, B), device_gpu(device))
+        layout = concurrent_gradient.beside(
+            cell, N, D, B, dtype, _producers(loop, N, B), device_gpu(device), variant.tf32
+        )
         if layout and loop.batches(B) * N <= kernel.at_once:
             return kernel, loop, layout
     return *_kernel(choose, "backward", cell, shape, dtype, variant, device), None
@@ -218,11 +223,12 @@ def _backward_kernel(
 def with_parts(variant: Variant, cell: Cell, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> Variant:
     """The variant of a backward for h of that shape, which counts parts if its likely tiling leaves room beside it."""
     B, T, N, D = shape
-    if T < SHORTEST or variant.tf32:  # a library's product in TF32 takes less time than counting parts
+    if T < SHORTEST:
         return variant
     gpu = device_gpu(device)
-    producers = _producers(_likely(cell, N, D, B, dtype, gpu), N, B)
-    return replace(variant, parts=concurrent_gradient.beside(cell, N, D, B, dtype, producers, gpu) is not None)
+    producers = _producers(_likely(cell, N, D, B, dtype, gpu, variant.tf32), N, B)
+    layout = concurrent_gradient.beside(cell, N, D, B, dtype, producers, gpu, variant.tf32)
+    return replace(variant, parts=layout is not None)
 
 
 def _producers(layout: Tiling, heads: int, batch: int) -> int:
@@ -231,9 +237,9 @@ def _producers(layout: Tiling, heads: int, batch: int) -> int:
 
 
 @cache
-def _likely(cell: Cell, N: int, D: int, B: int, dtype: torch.dtype, gpu: Gpu) -> Tiling:
+def _likely(cell: Cell, N: int, D: int, B: int, dtype: torch.dtype, gpu: Gpu, tf32: bool) -> Tiling:
     """The backward's tiling, unless another is tuned or spills less."""
-    return next(tiling.tilings("backward", cell, N, D, B, dtype, gpu))
+    return next(tiling.tilings("backward", cell, N, D, B, dtype, gpu, tf32))
 
 
 def _kernel(
@@ -259,12 +265,6 @@ def _chosen(choose: Callable[..., tuple[Binary, Tiling]], *sizes) -> tuple[Binar
 def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor | int:
     """`states`, or the address of as many zeros as are in `room`."""
     return zeros(room.device.index, room.nbytes) if states is None else states
-
-
-def _in_place_of(gates: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor of `dtype` in the memory of `gates`."""
-    memory = gates.untyped_storage()
-    return gates.new_empty(0, dtype=dtype).set_(memory, gates.storage_offset(), gates.shape, gates.stride())
 
 
 def _as_plane(d: Tensor, aux: Tensor, dtype: torch.dtype) -> Tensor:

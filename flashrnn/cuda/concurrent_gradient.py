@@ -28,9 +28,10 @@ SHORTEST = 128  # fewer steps leave nothing to do beside them
 _LEAST = 1_000_000  # products per step; fewer take less time behind the loop than it takes the loop to count its parts
 # Nanoseconds on an H200, fitted to measured times, and a fifth of the loop's added, which pays still:
 _STEP, _UNIT, _GATE_UNIT, _GATE_SEQUENCE = 190, 0.84, 0.42, 0.48  # of the loop: a step, and what sizes add to it
-# What a product of the step adds in float32, not measured: six of parts in the loop, by the estimates of tiling.py, and
-# one by a library that would make d_R behind it, at 50 TFLOP/s.
-_FLOAT_PRODUCT = 3e-5 + 4e-5
+# What a product of the step adds in float32: six of parts in the loop, by the estimates of tiling.py, and one by a
+# library that would make d_R after it, at 52 TFLOP/s for one head of 768, 7 for 12 of 100 and 3 for 12 of 64.
+_FLOAT_PRODUCT, _LIBRARY_PRODUCT = 3e-5, 4e-5
+_LIBRARY_WIDTH = 512  # head size from which a library's products are that fast
 
 
 class _Way(NamedTuple):
@@ -43,11 +44,11 @@ class _Way(NamedTuple):
     column: float  # nanoseconds in which a block adds a sequence's step to a column of its tiles
 
 
-def _way(dtype: torch.dtype) -> _Way:
+def _way(dtype: torch.dtype, tf32: bool) -> _Way:
     if dtype.itemsize == 2:
         return _Way(1, 256, (128, 64, 32), 4, 0.075)
-    # by a count of the bytes of shared memory, not measured
-    return _Way(planes_of(dtype, tf32=False), 128, (64, 32), 2, 0.35)
+    # the times by a count of the bytes of shared memory, not measured
+    return _Way(planes_of(dtype, tf32), 128, (64, 32), 2, 0.2 if tf32 else 0.35)
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,24 @@ class Layout:
     tiles: int  # of a block
     blocks: int
     rows: int  # of a load
+    tf32: bool = False  # as in `Variant`
 
     def keeps_up(self, gates: int, heads: int, head_dim: int, batch: int, dtype: torch.dtype) -> bool:
         """Whether a step of the loop, with so many recurrent gates, is not done long before."""
         step = _STEP + (_UNIT + _GATE_UNIT * gates) * head_dim + _GATE_SEQUENCE * gates * batch
         if dtype == torch.float32:
-            step += _FLOAT_PRODUCT * batch * heads * gates * head_dim**2
-        return batch * self.tiles * max(self.columns, _BLOCK) * _way(dtype).column <= step
+            narrow = max(1, _LIBRARY_WIDTH / head_dim) ** 2
+            product = (_FLOAT_PRODUCT + _LIBRARY_PRODUCT * narrow) / (2 if self.tf32 else 1)
+            step += product * batch * heads * gates * head_dim**2
+        return batch * self.tiles * max(self.columns, _BLOCK) * _way(dtype, self.tf32).column <= step
 
     @staticmethod
     @cache
-    def of(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, idle: int, gpu: Gpu) -> "Layout | None":
+    def of(
+        cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, idle: int, gpu: Gpu, tf32: bool = False
+    ) -> "Layout | None":
         """For `idle` multiprocessors: the one whose blocks have least to do; None where they cannot hold d_R."""
-        layouts, way = [], _way(dtype)
+        layouts, way = [], _way(dtype, tf32)
         for across in range(-(-head_dim // way.columns), -(-head_dim // _BLOCK) + 1):  # tiles
             columns = -(-head_dim // (8 * across)) * 8
             number = heads * across * -(-len(cell.recurrent_gates) * head_dim // _UNITS)
@@ -79,19 +85,26 @@ class Layout:
             room = (gpu.shared_per_block - _UNITS * columns * 4 * (tiles - 1)) // row  # for rows
             rows = next((rows for rows in way.rows if way.stages * rows <= room), None)
             if rows and number <= tiles * idle:
-                layouts.append(Layout(columns, tiles, -(-number // tiles), rows))
+                layouts.append(Layout(columns, tiles, -(-number // tiles), rows, tf32))
         return min(layouts, key=lambda layout: (layout.tiles, layout.columns), default=None)
 
 
 def beside(
-    cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, producers: int, gpu: Gpu
+    cell: Cell,
+    heads: int,
+    head_dim: int,
+    batch: int,
+    dtype: torch.dtype,
+    producers: int,
+    gpu: Gpu,
+    tf32: bool = False,
 ) -> Layout | None:
     """The layout beside a loop of `producers` blocks, each on its own multiprocessor; None if nothing is gained."""
     gates = len(cell.recurrent_gates)
     odd = head_dim % (dtype.itemsize // 2 * 2)  # for copies of at least 4 bytes, in float32 16
     if gpu.capability[0] != 9 or odd or batch * heads * gates * head_dim**2 < _LEAST:
         return None
-    layout = Layout.of(cell, heads, head_dim, dtype, gpu.multiprocessors - producers, gpu)
+    layout = Layout.of(cell, heads, head_dim, dtype, gpu.multiprocessors - producers, gpu, tf32)
     return layout if layout and layout.keeps_up(gates, heads, head_dim, batch, dtype) else None
 
 
@@ -143,12 +156,12 @@ def prelude(
         "COLUMNS": layout.columns,
         "TILES": layout.tiles,
         "ROWS": layout.rows,
-        "STAGES": _way(dtype).stages,
+        "STAGES": _way(dtype, layout.tf32).stages,
         "THREADS": THREADS,
         "PART_UNIT": PART_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
-    source = definitions(dtype, sizes | constants, places)
+    source = definitions(dtype, sizes | constants, places, layout.tf32)
     return "\n".join((source, *_product_of(layout.columns)))
 
 

@@ -50,23 +50,24 @@ class Variant:
     training: bool  # gates are kept for the backward
     d_aux: bool
     tf32: bool = False  # float32 products may be as coarse as TF32
+    half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float
     parts: bool = False  # the backward counts the parts of its steps that are done, for a kernel beside it
 
 
 def variant_of(reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False) -> Variant:
     """What a call takes that has these tensors."""
     kept = aux.dtype if len(aux) and aux.shape[2] else None
-    return Variant(reset is not None, kept, training, d_aux, tf32_allowed(h.dtype, h.device))
+    return Variant(reset is not None, kept, training, d_aux, tf32=tf32_allowed(h.dtype, h.device))
 
 
 def gates_as_inputs(cell: Cell, head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether kept gates and the gradients of inputs lie alike: those of a tile of 16 units in the same memory, so that
-    a backward may write the gradients over the gates.
+    """Whether the kept gates of a head lie in the memory of the gradients of its inputs, so that a backward may write
+    these over them.
 
     Not in float32, in which backend `cuda` may have to read them.
     """
-    whole = cell.input_gates == cell.gates and len(cell.gates) in (1, 2, 4, 8) and head_dim % 16 == 0
-    return whole and dtype.itemsize == 2
+    whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0  # what a thread moves is in one piece
+    return whole and cell.input_gates == cell.gates and dtype.itemsize == 2
 
 
 def prelude(
@@ -85,7 +86,8 @@ def prelude(
         "GRID": tiling.grid,
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
-        "GATES_AS_INPUTS": gates_as_inputs(cell, head_dim, dtype),
+        "GATES_IN_PIECES": len(cell.gates) > 1 and gates_as_inputs(cell, head_dim, dtype),
+        "HALF_BIAS": variant.half_bias,
         "FINITE_AT_ZERO": finite_at_zero(cell),
         "PARTS": variant.parts,
         "PART_UNIT": PART_UNIT,

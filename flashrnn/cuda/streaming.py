@@ -53,6 +53,7 @@ class CudaStreaming:
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         states = initial_states(cell, states, Wx)
+        b = b.to(states.dtype)
         B, T, _, N, D = Wx.shape
         Wx = as_rows(Wx, Wx)
         h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
@@ -66,7 +67,7 @@ class CudaStreaming:
         return States(h, aux, state), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, gates, _ = kept
+        R, states, reset, h, aux, gates, *_ = kept
         states = initial_states(cell, states, h)
         B, T, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)

@@ -22,21 +22,24 @@ from flashrnn.problem import kept_dtype
 from flashrnn.trace import trace
 
 # Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/log.md).
-_MMA = 4  # one 16x8x16 product on one of an SM's four tensor cores
-_ALONE = (9, 23)  # one tile of R by one and by two tiles of sequences, for a warp that has nobody to take turns with
-_READ = 37  # tenths: a warp reads 16 bytes per lane of shared memory
+_MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores
+_ALONE = (
+    90,
+    235,
+)  # tenths: a tile of R by one, by two tiles of sequences, for a warp that has nobody to take turns with
+_READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
 _BOTH = 7  # tenths of the shorter of products and reads, which do not quite hide each other
-_WARP = {"forward": 200, "backward": 230}  # a warp's instructions in a step, apart from those of its cells
-_CELL = {"forward": 61, "backward": 157}  # the element-wise step of one cell per lane
-_OTHER_WARP = 6  # a warp that has no cells
-_SECOND_TILE = 85  # what two batch tiles in one block cost besides the work of both
+_WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, apart from those of its cells
+_CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
+_SECOND_TILE = 59  # what two batch tiles in one block cost besides the work of both
 _BESIDE = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
-_REDUCE = 113  # adding up the sums of a tile's warps, for each of them; a grid's exchange hides that
-_EXCHANGE = {"forward": 150, "backward": 320}  # a step's results from block to block of a cluster
-_EXCHANGE_UNIT = {"forward": 131, "backward": 137}  # hundredths, for every unit and eight sequences
-_GRID_EXCHANGE = {"forward": 3280, "backward": 1460}  # the same through L2
-_GRID_EXCHANGE_UNIT = {"forward": 57, "backward": 177}  # hundredths
-_LOOK = 460  # at what eight other blocks have sent to a warp
+_REDUCE = 114  # adding up the sums of a tile's warps, for each of them; a grid's exchange hides that
+_EXCHANGE = {"forward": 86, "backward": 193}  # a step's results from block to block of a cluster
+_EXCHANGE_UNIT = {"forward": 127, "backward": 131}  # hundredths, for every unit and eight sequences
+_RANK = 9  # what another block of the cluster has sent
+_GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same through L2
+_GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths
+_LOOK = 450  # at what eight other blocks have sent to a warp
 _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
 
@@ -194,12 +197,11 @@ def _step_cycles(
     tiles = tiles_of_warp(cell, blocks, unit_tiles, k_splits)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
-    products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone)
+    products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
     reads = (planes * tiles - register_fragments) * warps * _READ // 10
     step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
     cell_warps = unit_tiles * minimum(k_splits, 4 * batch_tiles)
     step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(k_splits, batch_tiles) * _CELL[direction])
-    step += ceil_div(warps - cell_warps, 4) * _OTHER_WARP
     if grid:  # whose exchange hides what a second tile costs
         step += _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * padded * batch_tiles // 100
         if direction == "backward":
@@ -207,6 +209,8 @@ def _step_cycles(
     else:
         step += _SECOND_TILE * (batch_tiles - 1)
         exchange = _EXCHANGE[direction] + _EXCHANGE_UNIT[direction] * padded * sequences // (800 * batch_tiles)
+        if direction == "backward":
+            exchange += _RANK * blocks
         step += lookup(blocks, {size: int(size > 1) for size in gpu.cluster_sizes}) * exchange
     if direction == "forward" and not grid:
         step += minimum(k_splits - 1, 1) * k_splits * _REDUCE

@@ -12,6 +12,7 @@ from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import definitions
+from flashrnn.cuda.sum_of_parts import sum_of_parts
 from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import aligned, contiguous
 
@@ -20,7 +21,6 @@ _ROWS = 32  # that are loaded at a time
 _STAGES = 5  # loads on their way and in use, where they fit
 _UNITS = 256  # of all gates and heads of a block, which its registers hold
 _CLUSTER = 8  # blocks that add up what they have, where there are clusters
-_SUM_THREADS = 128
 
 
 @dataclass(frozen=True)
@@ -58,47 +58,37 @@ def weight_gradient(
     B, T, N, D = h.shape
     if h.itemsize != 2 or N == 1 or D % 4 or D > WIDEST:
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
-    products_of_parts, sum_of_parts, layout, multiprocessors = _kernels(
-        cell, N, D, h.dtype, reset is not None, h.device.index
-    )
+    kernel, layout, multiprocessors = _kernel(cell, N, D, h.dtype, reset is not None, h.device.index)
     parts = max(1, min(multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)) // layout.blocks)
-    d_R = h.new_empty(len(cell.recurrent_gates), N, D, D)
-    partial = torch.empty(parts, *d_R.shape, device=h.device) if parts > 1 or layout.blocks == 1 else None
+    shape, in_parts = (len(cell.recurrent_gates), N, D, D), parts > 1 or layout.blocks == 1
+    partial = torch.empty(parts, *shape, device=h.device) if in_parts else None
+    d_R = None if in_parts else h.new_empty(shape)
     initial = None if states is None else states[0].to(h.dtype)
     known = d_Wx, d_u, aligned(h), contiguous(initial), contiguous(reset)
     _, row_t = products.row_strides(h)
     block_rows = -(-B * T // (parts * layout.blocks))
-    products_of_parts(parts * layout.groups, *known, partial, d_R, B, T, row_t, block_rows)
-    if partial is not None:
-        pairs = d_R.numel() // 2
-        sum_of_parts(-(-pairs // _SUM_THREADS), partial, d_R, parts, pairs)
-    return d_R
+    kernel(parts * layout.groups, *known, partial, d_R, B, T, row_t, block_rows)
+    return sum_of_parts(partial, h.dtype) if in_parts else d_R
 
 
 @cache
-def _kernels(
+def _kernel(
     cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, device: int
-) -> tuple[LoadedKernel, LoadedKernel, Layout, int]:
-    """The kernels, the layout, and how many multiprocessors there are."""
+) -> tuple[LoadedKernel, Layout, int]:
+    """The kernel, the layout, and how many multiprocessors there are."""
     gpu = device_gpu(device)
-    product, total, layout = compile_kernels(cell, heads, head_dim, dtype, reset, gpu)
-    return (
-        load(product, device, 32 * layout.warps, layout.shared_bytes, layout.blocks, False),
-        load(total, device, _SUM_THREADS, 0, 1, False),
-        layout,
-        gpu.multiprocessors,
-    )
+    binary, layout = compile_kernel(cell, heads, head_dim, dtype, reset, gpu)
+    kernel = load(binary, device, 32 * layout.warps, layout.shared_bytes, layout.blocks, False)
+    return kernel, layout, gpu.multiprocessors
 
 
-def compile_kernels(
+def compile_kernel(
     cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, gpu: Gpu
-) -> tuple[Binary, Binary, Layout]:
-    """The kernels (products of parts, and their sum) and the layout; needs no GPU."""
+) -> tuple[Binary, Layout]:
+    """The kernel for the products of parts and the layout; needs no GPU."""
     layout = Layout.of(cell, heads, head_dim, gpu)
     source = prelude(cell, heads, head_dim, dtype, reset, layout)
-    product = build(source, "weight_gradient.cuh", "flashrnn_weight_gradient", gpu.arch)
-    total = build(sum_prelude(dtype), "weight_gradient_sum.cuh", "flashrnn_weight_gradient_sum", gpu.arch)
-    return product, total, layout
+    return build(source, "weight_gradient.cuh", "flashrnn_weight_gradient", gpu.arch), layout
 
 
 def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout) -> str:
@@ -130,8 +120,3 @@ def sizes_and_places(cell: Cell, heads: int, head_dim: int, reset: bool) -> tupl
         "ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
     }
     return sizes, places
-
-
-def sum_prelude(dtype: torch.dtype) -> str:
-    """The source before the header of the sum."""
-    return definitions(dtype, {"SUM_THREADS": _SUM_THREADS}, {})

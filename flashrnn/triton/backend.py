@@ -43,6 +43,7 @@ class TritonFused:
 
         Wx, R, b, states, reset = inputs
         states = initial_states(cell, states, Wx)
+        b = b.to(states.dtype)
         Wx = as_rows(Wx, Wx)
         h, last = rows_like(Wx, *Wx.shape[3:]), torch.empty_like(states)
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
@@ -53,7 +54,7 @@ class TritonFused:
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
         from flashrnn.triton.launch import launch
 
-        R, states, reset, h, aux, gates, _ = kept
+        R, states, reset, h, aux, gates, *_ = kept
         states = initial_states(cell, states, h)
         B, _, N, D = h.shape
         h_before = previous_h(h, states[0], reset)

@@ -137,7 +137,8 @@ template <class S>
 inline void load(PairOf<S>& pair, const scalar* from) { pair.word = from ? *reinterpret_cast<const u32*>(from) : 0; }
 template <class T>
 inline void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
-inline void keep(u32&) {}
+template <class T>
+inline void keep(T&) {}
 
 // Threads, and what they wait for.
 

@@ -79,6 +79,7 @@ def on_host(monkeypatch, tmp_path_factory):
         monkeypatch.setattr(backend, "_kernel", kernel)
         monkeypatch.setattr(source, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(backend, "weight_gradient", weight_gradient_of_states)
+        monkeypatch.setattr(backend, "sum_of_parts", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "supports", lambda self, problem: None)
 
     return use

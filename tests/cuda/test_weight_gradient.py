@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from flashrnn import get_cell, products
+from flashrnn.cuda import sum_of_parts
 from flashrnn.cuda import weight_gradient as module
-from flashrnn.cuda.weight_gradient import Layout, compile_kernels, prelude, sum_prelude, weight_gradient
+from flashrnn.cuda.weight_gradient import Layout, compile_kernel, prelude, weight_gradient
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import rows_like
 from tests.cuda.host_kernel import HostKernel, compile_for_host
@@ -23,19 +24,24 @@ LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
 def on_host(monkeypatch, tmp_path_factory):
     """Lets the kernel run on the processor, rows in as many parts as there may be, or in one."""
 
+    @cache
+    def sum_kernel(dtype, device):
+        folder, entry = tmp_path_factory.mktemp("sum_of_parts"), "flashrnn_sum_of_parts"
+        program = compile_for_host(entry, sum_of_parts.prelude(dtype), "sum_of_parts.cuh", folder)
+        return HostKernel(program, 1, sum_of_parts.THREADS, 0)
+
     def use(gpu: str, in_parts: bool) -> None:
         @cache
         def kernel(cell, heads, head_dim, dtype, reset, device):
             layout = Layout.of(cell, heads, head_dim, replace(named_gpu(gpu), shared_per_block=80_000))
             source = prelude(cell, heads, head_dim, dtype, reset, layout)
             folder = tmp_path_factory.mktemp("weight_gradient")
-            product = compile_for_host("flashrnn_weight_gradient", source, "weight_gradient.cuh", folder)
-            entry = "flashrnn_weight_gradient_sum"
-            total = compile_for_host(entry, sum_prelude(dtype), "weight_gradient_sum.cuh", folder)
-            loaded = HostKernel(product, layout.blocks, 32 * layout.warps, layout.shared_bytes)
-            return loaded, HostKernel(total, 1, module._SUM_THREADS, 0), layout, 1000 if in_parts else 1
+            program = compile_for_host("flashrnn_weight_gradient", source, "weight_gradient.cuh", folder)
+            loaded = HostKernel(program, layout.blocks, 32 * layout.warps, layout.shared_bytes)
+            return loaded, layout, 1000 if in_parts else 1
 
-        monkeypatch.setattr(module, "_kernels", kernel)
+        monkeypatch.setattr(module, "_kernel", kernel)
+        monkeypatch.setattr(sum_of_parts, "_kernel", sum_kernel)
 
     return use
 
@@ -77,7 +83,16 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gp
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
 def test_nothing_is_spilled(cell, head_dim, gpu):
     sizes = 768 // head_dim, head_dim, torch.bfloat16
-    *binaries, layout = compile_kernels(get_cell(cell), *sizes, True, named_gpu(gpu))
-    assert all(GPUS[gpu] in binary.path.name for binary in binaries)
-    assert all(binary.spilled == 0 for binary in binaries)
+    binary, layout = compile_kernel(get_cell(cell), *sizes, True, named_gpu(gpu))
+    assert GPUS[gpu] in binary.path.name
+    assert binary.spilled == 0
     assert layout.stages >= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_sum_of_parts(on_host, dtype):
+    on_host("H100", True)
+    partial = torch.randn(3, 5, 62)
+    out = sum_of_parts.sum_of_parts(partial, dtype)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, partial.sum(0).to(dtype))

@@ -47,13 +47,13 @@ struct StepInputs {
   const Place& place;
   const u32 tile;
   const i64 head;
-  TileLoader<sizeof(gate), 1, 0, GATES, PIECE> gates;
+  TileLoader<sizeof(gate), 1, 0, GATES, GATES_IN_PIECES> gates;
   TileLoader<BYTES, 1, 0> d_h, h;
   TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
 
   DEVICE StepInputs(u32 tile, const Sources& from, const Place& place)
       : from(from), place(place), tile(tile), head(place.head * D) {
-    gates.start(tile, place, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * GATES + head * GATES_OF_UNIT; });
+    gates.start(tile, place, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * GATES + head * (GATES_IN_PIECES ? 1 : GATES); });
     d_h.start(tile + D_H_TILE, place, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
     h.start(tile + H_TILE, place, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
@@ -172,11 +172,12 @@ DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], floa
   }
 }
 
-// The gradients that the other states of a step are given, one step ahead in registers and a few in the second-level cache.
+// The gradients that the other states of a step are given: asked for a step ahead, and brought into the second-level cache
+// a few before that.
 struct GivenStates {
-  static constexpr int OTHERS = HAS_D_AUX ? STATES - 1 : 1, AHEAD = 4;  // steps
+  static constexpr int OTHERS = HAS_D_AUX ? STATES - 1 : 1, AHEAD = 8;  // steps
   const char* from[OTHERS][PAIRS];
-  float values[OTHERS][CELLS];
+  float values[OTHERS][CELLS], next[OTHERS][CELLS];
   i64 step;  // bytes back to the step before
   // d_aux[i]: the last step's row of sequence 0, null for zeros; rows lie row_b apart.
   DEVICE GivenStates(const float* const (&d_aux)[OTHERS], i64 row_b, i64 last_row, const i64 (&element)[CELLS],
@@ -189,12 +190,17 @@ struct GivenStates {
         const float* first = d_aux[i] + (sequence[p * PAIR] * row_b + last_row) * ROW + element[p * PAIR];
         from[i][p] = d_aux[i] ? reinterpret_cast<const char*>(first) : nullptr;
 #pragma unroll
-        for (int q = 0; q < PAIR; q++) values[i][p * PAIR + q] = 0;
+        for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;
       }
   }
-  // Those of step t, and moves on to the step before it.
+  // Takes those of step t + 1 and asks for those of step t.
   DEVICE void load(int t, const bool (&valid)[CELLS]) {
-    if (!HAS_D_AUX || t < 0) return;
+    if (!HAS_D_AUX) return;
+#pragma unroll
+    for (int i = 0; i < OTHERS; i++)
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) values[i][q] = next[i][q];
+    if (t < 0) return;
 #pragma unroll
     for (int i = 0; i < OTHERS; i++)
 #pragma unroll
@@ -202,9 +208,9 @@ struct GivenStates {
         if (!from[i][p] || !valid[p * PAIR]) continue;
         if constexpr (PAIR == 2) {
           const float2 pair = *reinterpret_cast<const float2*>(from[i][p]);
-          values[i][2 * p] = pair.x, values[i][2 * p + 1] = pair.y;
+          next[i][2 * p] = pair.x, next[i][2 * p + 1] = pair.y;
         } else {
-          values[i][p] = *reinterpret_cast<const float*>(from[i][p]);
+          next[i][p] = *reinterpret_cast<const float*>(from[i][p]);
         }
         from[i][p] -= step;
         if (t >= AHEAD) prefetch(from[i][p] - (AHEAD - 1) * step);
@@ -214,13 +220,12 @@ struct GivenStates {
 
 // What the gradient of a step needs of its gates and of the states before it; `keep`: whether these go on into the step.
 DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
-                            const float (&old)[STATES][CELLS], const unsigned char* reset, i64 T, int t,
-                            const bool (&valid)[CELLS], const int (&sequence)[CELLS], const Place& place) {
+                            const float (&old)[STATES][CELLS], const ResetMask& reset, const Place& place) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     if (!place.has_cells()) break;
     float g[GATES], s[STATES];
-    keep[q] = !RESET || !valid[q] || !reset[sequence[q] * T + t];
+    keep[q] = reset.keep(q);
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i] = keep[q] && (i > 0 || USES_H) ? old[i][q] : 0;
 #pragma unroll
@@ -281,7 +286,7 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 
 // As flashrnn_forward, and: first_aux [STATES - 1, B, N, D], the initial states as aux has them; d_h [B, T, N, D] and, with
 // HAS_D_AUX, as many in float for each of the other states (null: zero), d_last as last (null: zero) -> d_x [B, T, GI, N, D],
-// with GATES_AS_INPUTS maybe in the memory of gates; for gates with a recurrent part alone d_u [B, T, GU, N, D]; d_bias
+// with GATES_IN_PIECES maybe in the memory of gates; for gates with a recurrent part alone d_u [B, T, GU, N, D]; d_bias
 // [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
 // With GRID, `parts` is room for the partial sums of every group of the launch, and behind them for a Meeting's words.
 // With PARTS, every block adds one to the word in `progress` of each part of the steps (parts.cuh) but the last.
@@ -306,7 +311,6 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   if (GRID) {
     parts += blockIdx.x / BLOCKS * GROUP_PARTS;
     clear_parts(parts, place);
-    meeting.arrive();
   }
   const Exchange exchange{inbox, barriers, parts, sums};
 
@@ -342,7 +346,10 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
     cluster_sync();
   }
-  if (GRID) meeting.wait();
+  if (GRID) {  // not before the first gates are here, which others may write over
+    meeting.arrive();
+    meeting.wait();
+  }
   __syncthreads();
 
   int stage = 0;
@@ -369,18 +376,22 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   const float* const d_aux[] = D_AUX_ARRAY;
   GivenStates d_others(d_aux, row_b, (T - 1) * row_t, element, sequence, row_t * ROW * 4);
   d_others.load(steps - 1, valid);
+  ResetMask resets(reset, T, sequence);
+  resets.load(steps - 1, valid);
   auto go_back = [&](int step) {
     const int t = steps - 1 - step;
     const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
     float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
     if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
+    d_others.load(t - 1, valid);
     read_step(g, given, old, tile, first_h, t == 0, place);
     store_results();
     next_inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
 
     float factors[CELLS][FACTORS];
     bool keep[CELLS];
-    compute_factors(factors, keep, g, old, reset, T, t, valid, sequence, place);
+    compute_factors(factors, keep, g, old, resets, place);
+    if (t > 0) resets.load(t - 1, valid);
     if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
 
     float d_g_all[GATES][CELLS];
@@ -397,8 +408,6 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
       step_back(d_g_all, d_state, d_b, factors[q], d_new, q, valid[q], keep[q]);
       keep_next[q] = keep[q];
     }
-
-    d_others.load(t - 1, valid);
 
     place_operand(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, place);
 #pragma unroll

@@ -88,18 +88,11 @@ struct RoundedCells<float> {
 using StoredCells = RoundedCells<scalar>;
 
 // The gates of a pair of cells as they are kept for the backward: [units of the pair][GATES], moved in one piece if they
-// are whole words. A row of all units is [HEADS][D][GATES]. With GATES_AS_INPUTS the [16][GATES] gates of a tile lie in
-// GATES pieces of 16 instead, in those places of [GATES][HEADS][D] that are the tile's: the gradients of its inputs, which
-// have this very layout, may be written over its gates, because no other tile reads there.
+// are whole words. A row of all units is [HEADS][D][GATES]. With GATES_IN_PIECES the [D][GATES] gates of a head lie in GATES
+// pieces of D instead, in those places of [GATES][HEADS][D] that are the head's. The gradients of its inputs, which have
+// that layout, may be written over them: when a block writes those of a step, all blocks of its group have loaded the gates.
 constexpr int PAIR_GATES = PAIR * GATES;
-constexpr i64 PIECE = GATES_AS_INPUTS ? ROW : 16;  // numbers from one piece of a tile's gates to the next
-constexpr int GATES_OF_UNIT = GATES_AS_INPUTS ? 1 : GATES;
-static_assert(!GATES_AS_INPUTS || (D % 16 == 0 && GATES == GI && 16 % PAIR_GATES == 0));
-// Where the gates of a unit stand in a row, from the first unit of its head on.
-DEVICE constexpr i64 gates_of_unit(int unit) {
-  const int in_tile = unit % 16 * GATES;
-  return GATES_AS_INPUTS ? unit / 16 * 16 + in_tile / 16 * PIECE + in_tile % 16 : unit * GATES;
-}
+static_assert(!GATES_IN_PIECES || (D % 8 == 0 && D % PAIR_GATES == 0 && GATES == GI));
 constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
 constexpr int PAIR_WORDS = (PAIR_GATES * sizeof(gate) + 3) / 4;
 struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates {
@@ -133,6 +126,23 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates
         words[i] = 2 * i + 1 < PAIR_GATES ? low | reinterpret_cast<const u16*>(from)[2 * i + 1] << 16 : low;
       }
   }
+};
+
+// Whether the lane's cells keep their state before a step, read a step before it is asked for.
+struct ResetMask {
+  const unsigned char* rows[PAIRS];  // [T] of the pair's sequence
+  u32 resets[PAIRS] = {};
+  DEVICE ResetMask(const unsigned char* reset, i64 T, const int (&sequence)[CELLS]) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) rows[p] = reset + sequence[p * PAIR] * T;
+  }
+  DEVICE void load(int t, const bool (&valid)[CELLS]) {
+    if (!RESET) return;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++)
+      if (valid[p * PAIR]) resets[p] = rows[p][t];
+  }
+  DEVICE bool keep(int q) const { return !RESET || !resets[q / PAIR]; }
 };
 
 // Stores values of cells into an operand tile of UNITS_OF_TILE units, `offset` bytes behind `to` of operand_addresses.

@@ -152,6 +152,8 @@ DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(rei
 
 // Keeps the compiler from computing x anew wherever it is used.
 DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }
+template <class T>
+DEVICE void keep(T*& pointer) { asm volatile("" : "+l"(pointer)); }
 
 DEVICE void store_shared(u32 address, u32 word) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory"); }
 DEVICE void store_shared(u32 address, uint2 words) {

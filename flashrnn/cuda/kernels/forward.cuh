@@ -164,13 +164,13 @@ DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][C
 
 // One step of the lane's cells: inputs v, recurrent sums u, biases b; s becomes the new state, `kept` the gates.
 DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], const float (&v)[GI][CELLS],
-                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const unsigned char* reset, i64 T, int t,
-                       const bool (&valid)[CELLS], const int (&sequence)[CELLS]) {
+                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const ResetMask& reset,
+                       const bool (&valid)[CELLS]) {
   float all_gates[PAIRS][PAIR_GATES];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     float gates[GATES], old[STATES], fresh[STATES];
-    const bool keep = !RESET || !valid[q] || !reset[sequence[q] * T + t];
+    const bool keep = reset.keep(q);
 #pragma unroll
     for (int i = 0; i < STATES; i++) old[i] = keep ? s[i][q] : 0;
 #pragma unroll
@@ -190,12 +190,18 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], KeptGates (&kept)[PAIRS], cons
     for (int p = 0; p < PAIRS; p++) kept[p].round(all_gates[p]);
 }
 
+template <bool>
+struct BiasOf { using type = float; };
+template <>
+struct BiasOf<true> { using type = scalar; };
+using bias_number = BiasOf<HALF_BIAS>::type;
+
 // x [B, T, GI, N, D], R [GR, N, D, D], b [GATES, N, D], initial [STATES, B, N, D], reset [B, T] ->
 // h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D], gates [B, T, N * D * GATES] (cells.cuh).
 // With GRID, `rings` has room for a Ring for every group of the launch, and behind them for a Meeting's words.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const float* __restrict__ bias,
+flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const bias_number* __restrict__ bias,
                  const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
                  aux_number* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B,
                  i64 T, i64 row_b, i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step,
@@ -232,7 +238,7 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i][q] = valid[q] ? initial[(i * B + sequence[q]) * ROW + element[q]] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? bias[j * ROW + element[q]] : 0;
+    for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? float(bias[j * ROW + element[q]]) : 0;
   }
   place_initial(state, initial, place);
   StoredCells h_now;
@@ -267,9 +273,12 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     i64 at = (sequence[p * PAIR] * row_b - row_t) * ROW + element[p * PAIR];  // one step before the first
-    h_to[p] = h + at, aux_to[p] = aux + at;
-    gates_to[p] = gates + (sequence[p * PAIR] * row_b - row_t) * ROW * GATES + place.head * D * GATES_OF_UNIT +
-                  gates_of_unit(place.unit(p * PAIR));
+    h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * GATES;
+    if constexpr (GATES_IN_PIECES) {
+      const int number = place.unit(p * PAIR) * GATES;
+      gates_to[p] += in_pieces(number) - (place.head * D * (GATES - 1) + number);
+      keep(gates_to[p]);
+    }
   }
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? state : outbox), BLOCKS == 1 ? 0 : place.rank * UNITS, place);
   auto store_results = [&] {
@@ -283,6 +292,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) advance(h_to[p], step.h), advance(aux_to[p], step.aux), advance(gates_to[p], step.gates);
   };
+  ResetMask resets(reset, T, sequence);
+  resets.load(0, valid);
   int stage = 0;
   for (int t = 0; t < steps; t++) {
     const int next = t + 1 & 1;
@@ -306,7 +317,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
 
     if constexpr (CLUSTERED && K_SPLITS == 1) __syncwarp();  // the outbox has been read; else reduce_splits says so
     if (place.has_cells()) {
-      step_cells(s, gates_now, v, u, b, reset, T, t, valid, sequence);
+      step_cells(s, gates_now, v, u, b, resets, valid);
+      if (t + 1 < steps) resets.load(t + 1, valid);
       h_now.round(s[0]);
       h_now.get(s[0]);
       store_operand<BLOCKS == 1 ? PADDED : UNITS>(h_now, h_operand, BLOCKS == 1 ? next * STATE_BYTES : 0);

@@ -65,15 +65,17 @@ DEVICE constexpr int tile_row(int sequence) { return sequence / 8 * 8 + sequence
 // Numbers between two such rows, with NUMBERS for each unit: an odd multiple of 32 or 64 bytes, for the same reason.
 DEVICE constexpr int pitch(int numbers) { return 16 * (numbers | 1); }
 
+// Where number i of a head stands in a row [..][HEADS][D], from the head's first unit on, if its numbers lie in pieces of D.
+DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
+
 // A tile [units / 8][SEQS][8 units]: the right operand of mma, k contiguous in eights.
 DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * SEQS + sequence) * 8 + k % 8; }
 
 // Copies a tile of one step after the other: ROWS x SEQS rows of the unit tile's 16 units, NUMBERS of ELEMENT (2 or 4)
 // bytes for each. In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows lie ROW_STRIDE bytes
-// apart, and the tile's numbers in pieces of 16, PIECE_STRIDE numbers apart.
-template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS = 1, i64 PIECE_STRIDE = 16>
+// apart. IN_PIECES: the head's numbers lie there as `in_pieces` says.
+template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS = 1, bool IN_PIECES = false>
 struct TileLoader {
-  static constexpr int TILE_NUMBERS = PIECE_STRIDE == 16 ? NUMBERS : 1;  // from a tile to the next, for each unit
   static constexpr int PITCH = pitch(NUMBERS);
   static constexpr int ALIGNED = D * NUMBERS % 8 == 0 ? 8 : D * NUMBERS % 4 == 0 ? 4 : 2;
   static constexpr int WIDTH = ELEMENT == 4 && ALIGNED > 4 ? 4 : ALIGNED;               // numbers of a copy
@@ -96,7 +98,8 @@ struct TileLoader {
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
       valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && sequence < place.sequences;
       from[i] = reinterpret_cast<const char*>(source(valid[i] ? place.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
-      from[i] += valid[i] ? (place.tile_unit * TILE_NUMBERS + column / 16 * PIECE_STRIDE + column % 16) * ELEMENT : 0;
+      const int number = place.tile_unit * NUMBERS + column;
+      from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
     }
   }

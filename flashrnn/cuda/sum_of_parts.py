@@ -1,0 +1,38 @@
+"""Sums of what several blocks have added up: one small launch, where PyTorch's sum and cast would be two."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.source import definitions
+from flashrnn.gpu import Gpu, device_gpu
+
+THREADS = 128
+
+
+def sum_of_parts(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum over the first axis of `partial`, float32 and contiguous, an even number of sums, in `dtype`."""
+    if partial.shape[0] == 1 and partial.dtype == dtype:
+        return partial[0]
+    total = partial.new_empty(partial.shape[1:], dtype=dtype)
+    pairs = total.numel() // 2
+    _kernel(dtype, partial.device.index)(-(-pairs // THREADS), partial, total, partial.shape[0], pairs)
+    return total
+
+
+@cache
+def _kernel(dtype: torch.dtype, device: int) -> LoadedKernel:
+    return load(compile_kernel(dtype, device_gpu(device)), device, THREADS, 0, 1, False)
+
+
+def compile_kernel(dtype: torch.dtype, gpu: Gpu) -> Binary:
+    """The kernel; needs no GPU."""
+    return build(prelude(dtype), "sum_of_parts.cuh", "flashrnn_sum_of_parts", gpu.arch)
+
+
+def prelude(dtype: torch.dtype) -> str:
+    """The source before the header."""
+    return definitions(dtype, {"SUM_THREADS": THREADS}, {})
