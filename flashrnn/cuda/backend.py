@@ -85,7 +85,7 @@ class CudaFused:
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         plan = _backward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        if donated and gates_as_inputs(cell, D, h.dtype):
+        if donated and not plan.tiling.grid and gates_as_inputs(cell, D, h.dtype):
             d_Wx = gates.view(h.dtype)
         else:
             d_Wx = rows_like(h, len(cell.input_gates), N, D)

@@ -286,7 +286,7 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 
 // As flashrnn_forward, and: first_aux [STATES - 1, B, N, D], the initial states as aux has them; d_h [B, T, N, D] and, with
 // HAS_D_AUX, as many in float for each of the other states (null: zero), d_last as last (null: zero) -> d_x [B, T, GI, N, D],
-// with GATES_IN_PIECES maybe in the memory of gates; for gates with a recurrent part alone d_u [B, T, GU, N, D]; d_bias
+// with GATES_IN_PIECES, but not GRID, maybe in the memory of gates; for gates with a recurrent part alone d_u [B, T, GU, N, D]; d_bias
 // [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
 // With GRID, `parts` is room for the partial sums of every group of the launch, and behind them for a Meeting's words.
 // With PARTS, every block adds one to the word in `progress` of each part of the steps (parts.cuh) but the last.
@@ -311,6 +311,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   if (GRID) {
     parts += blockIdx.x / BLOCKS * GROUP_PARTS;
     clear_parts(parts, place);
+    meeting.arrive();
   }
   const Exchange exchange{inbox, barriers, parts, sums};
 
@@ -346,10 +347,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
     if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
     cluster_sync();
   }
-  if (GRID) {  // not before the first gates are here, which others may write over
-    meeting.arrive();
-    meeting.wait();
-  }
+  if (GRID) meeting.wait();
   __syncthreads();
 
   int stage = 0;

@@ -90,7 +90,8 @@ using StoredCells = RoundedCells<scalar>;
 // The gates of a pair of cells as they are kept for the backward: [units of the pair][GATES], moved in one piece if they
 // are whole words. A row of all units is [HEADS][D][GATES]. With GATES_IN_PIECES the [D][GATES] gates of a head lie in GATES
 // pieces of D instead, in those places of [GATES][HEADS][D] that are the head's. The gradients of its inputs, which have
-// that layout, may be written over them: when a block writes those of a step, all blocks of its group have loaded the gates.
+// that layout, may be written over them: when a block writes those of a step, all of its cluster have loaded the gates. (The
+// blocks of a grid have too, but nothing orders their reads before its writes.)
 constexpr int PAIR_GATES = PAIR * GATES;
 static_assert(!GATES_IN_PIECES || (D % 8 == 0 && D % PAIR_GATES == 0 && GATES == GI));
 constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
