@@ -85,3 +85,15 @@ def test_compiled_calls_are_padded_too(padded, monkeypatch, run, time_major):
     assert set(padded) == {8}
     monkeypatch.undo()
     assert_close(out, results(run, inputs, function="lstm"), torch.float64)
+
+
+@pytest.mark.parametrize("with_padding", [False, True], ids=["", "padded"])
+def test_one_compiled_call_takes_heads_of_several_odd_sizes(request, with_padding):
+    """The compiler has a symbol for the size from the second on."""
+    if with_padding:
+        request.getfixturevalue("padded")
+    torch.compiler.reset()
+    compiled = torch.compile(flashrnn, fullgraph=True, backend="aot_eager")
+    for D in (5, 7, 9):
+        inputs = random_inputs(get_cell("lstm"), 2, 3, 1, D)
+        assert_close(results(compiled, inputs), results(flashrnn, inputs), torch.float64)
