@@ -77,7 +77,7 @@ def padding(
     if head_dim % 2 == 0 or device.type != "cuda" or name not in ("auto", CudaFused.name):
         return 0
     tf32 = tf32_allowed(dtype, device)
-    return _padding(Problem(cell_of_key(cell), heads, head_dim, dtype, device, training, reset=False, tf32=tf32))
+    return units_to_add(Problem(cell_of_key(cell), heads, head_dim, dtype, device, training, reset=False, tf32=tf32))
 
 
 # As torch.compiler.assume_constant_result would, but that imports TorchDynamo, which takes seconds.
@@ -85,8 +85,9 @@ padding._dynamo_marked_constant = True
 
 
 @lru_cache(maxsize=4096)
-def _padding(problem: Problem) -> int:
-    return CudaFused().padding(problem)
+def units_to_add(problem: Problem) -> int:
+    """Return `padding` for "auto" on the problem's GPU."""
+    return CudaFused().padding(problem) if problem.head_dim % 2 else 0
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager:

@@ -1,6 +1,7 @@
 """The recurrence as a function of tensors: checks its input, then runs it eagerly or as an operator."""
 
 from functools import partial
+from operator import index
 
 import torch
 from torch import Tensor
@@ -67,13 +68,18 @@ def flashrnn(
     dtype = _io_dtype(Wx, dtype)
     if b is None:
         b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
-    N, D = Wx.shape[3:]
-    if D % 2 and (units := padding(backend, cell.key, N, D, dtype, Wx.device, torch.is_grad_enabled())):
+    if Wx.shape[-1] % 2 and (units := _padding(backend, cell, Wx, dtype)):
         run = partial(_padded, units)
     else:
         run = eager.recurrence if eager.serves((Wx, R, b, states, reset)) else op.recurrence
     h, last, others = run(cell, backend, dtype, return_states, Wx, R, b, states, reset)
     return (h, last, (h, *others)) if return_states else (h, last)
+
+
+def _padding(backend: str, cell: Cell, Wx: Tensor, dtype: torch.dtype) -> int:
+    # A compiler may have symbols for sizes, which `padding` cannot take, nor does `int` resolve them.
+    N, D = index(Wx.shape[3]), index(Wx.shape[4])
+    return padding(backend, cell.key, N, D, dtype, Wx.device, torch.is_grad_enabled())
 
 
 def _padded(

@@ -7,7 +7,7 @@ import torch
 
 from flashrnn.cells import Cell, get_cell
 from flashrnn.cuda import tiling
-from flashrnn.dispatch import UnsupportedProblem, choose
+from flashrnn.dispatch import UnsupportedProblem, choose, units_to_add
 from flashrnn.gpu import Gpu
 from flashrnn.problem import Problem
 
@@ -92,4 +92,5 @@ def auto_backend(
         reset: the call is given a `reset` mask.
     """
     device = torch.device("cuda" if gpu else "cpu")
-    return choose("auto", Problem(get_cell(function), heads, head_dim, dtype, device, training, reset, gpu)).name
+    problem = Problem(get_cell(function), heads, head_dim, dtype, device, training, reset, gpu)
+    return choose("auto", problem._replace(head_dim=head_dim + units_to_add(problem))).name

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashrnn import Cell, flashrnn, get_cell
-from flashrnn.dispatch import BACKENDS
+from flashrnn.dispatch import BACKENDS, padding
 from flashrnn.problem import Problem, tf32_allowed
 from tests.problems import CELLS, Inputs, all_states, random_inputs, random_reset, results
 from tests.tolerances import assert_close
@@ -58,15 +58,17 @@ def tf32_on_the_processor(dtype: torch.dtype, device: torch.device) -> bool:
     return tf32_allowed(dtype, torch.device("cuda"))
 
 
-def problem(case: Case, dtype: torch.dtype, device: torch.device) -> Problem:
-    tf32 = tf32_allowed(dtype, device)
-    return Problem(case.cell, case.N, case.D, dtype, device, training=True, reset=case.reset, tf32=tf32)
+def problem(backend: str, case: Case, dtype: torch.dtype, device: torch.device) -> Problem:
+    """What the backend is asked to serve: the case with the padding of its heads."""
+    cell, _, _, N, D, reset, _ = case
+    D += padding(backend, cell.key, N, D, dtype, device, training=True)
+    return Problem(cell, N, D, dtype, device, training=True, reset=reset, tf32=tf32_allowed(dtype, device))
 
 
 def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Inputs:
     """Random inputs, or a skip with the reason why the backend does not serve the case."""
     (chosen,) = (b for b in BACKENDS if b.name == backend)
-    if reason := chosen.supports(problem(case, dtype, device)):
+    if reason := chosen.supports(problem(backend, case, dtype, device)):
         pytest.skip(reason)
     inputs = random_inputs(case.cell, case.B, case.T, case.N, case.D, seed=seed)
     Wx, *others = (x.detach().to(device, dtype) for x in inputs)

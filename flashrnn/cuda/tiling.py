@@ -198,7 +198,7 @@ def _step_cycles(
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
     products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
-    reads = (planes * tiles - register_fragments) * warps * _READ // 10
+    reads = maximum(planes * tiles - register_fragments, 0) * warps * _READ // 10
     step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
     cell_warps = unit_tiles * minimum(k_splits, 4 * batch_tiles)
     step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(k_splits, batch_tiles) * _CELL[direction])
@@ -270,7 +270,7 @@ def _shared_bytes(
     size = dtype.itemsize
     seqs, units, warps = 8 * batch_tiles, 16 * unit_tiles, unit_tiles * k_splits
     padded = units * blocks
-    fragments = planes * tiles_of_warp(cell, blocks, unit_tiles, k_splits)
+    from_memory = planes * tiles_of_warp(cell, blocks, unit_tiles, k_splits) - register_fragments
     several_blocks, several_warps = minimum(blocks - 1, 1), minimum(k_splits - 1, 1)
     sums = several_warps * warps * batch_tiles * 512  # of one gate
     if direction == "forward":
@@ -283,4 +283,4 @@ def _shared_bytes(
         row = kept + (1 + uses_h) * size + others * 4
         exchange = sums if grid else several_blocks * (2 * padded * seqs * size)
     inputs = units * seqs * row
-    return 2 * operand + stages * inputs + exchange + warps * (fragments - register_fragments) * 512 + _BARRIERS
+    return 2 * operand + stages * inputs + exchange + warps * maximum(from_memory, 0) * 512 + _BARRIERS

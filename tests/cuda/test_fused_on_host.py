@@ -6,13 +6,13 @@ from functools import cache
 import pytest
 import torch
 
-from flashrnn import flashrnn, get_cell
+from flashrnn import flashrnn, functional, get_cell
 from flashrnn.cuda import backend, source, tiling
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.source import Tiling, prelude
 from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
-from tests.suite import Case, check, check_tf32, tf32_on_the_processor
+from tests.suite import Case, check, check_tf32, inputs_for, tf32_on_the_processor
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 
@@ -141,3 +141,24 @@ def test_kernels_with_tf32_on_the_processor(on_host, case, forward, backward):
 def test_parts_are_counted_when_their_results_are_there(on_host, case, forward, backward):
     on_host({"forward": forward, "backward": backward}, watched=True)
     check("cuda_fused", case, torch.bfloat16, "cpu", flashrnn)
+
+
+def test_heads_of_odd_size_with_the_units_that_are_added(on_host, monkeypatch):
+    monkeypatch.setattr(functional, "padding", lambda name, cell, heads, head_dim, *others: -head_dim % 8)
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    check("cuda_fused", Case(LSTM, B=3, T=4, N=2, D=27, time_major=True), torch.bfloat16, "cpu")
+
+
+def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
+    """The gradient of Wx is written over them where nobody goes through the graph again."""
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    inputs = inputs_for("cuda_fused", Case(LSTM, B=3, T=4, N=2), torch.bfloat16, torch.device("cpu"))
+    h, last = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
+    gates = h.grad_fn.saved_tensors[4]
+    kept = gates.clone()
+    loss = h.float().square().sum() + last.sum()
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    assert torch.equal(gates, kept)
+    second = torch.autograd.grad(loss, inputs)
+    assert not torch.equal(gates, kept)
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))

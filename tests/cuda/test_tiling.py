@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import median
 
@@ -135,11 +135,24 @@ def test_narrow_heads_share_a_multiprocessor(direction):
     assert (choice.blocks, choice.sequences) == (1, 8)
 
 
-def test_no_block_is_idle_if_it_can_be_avoided():
-    gpu = named_gpu("H100")
-    for direction, D in itertools.product(("forward", "backward"), (64, 192, 384, 512, 768)):
-        choice = next(tiling.tilings(direction, get_cell("lstm"), 1, D, 16, BF16, gpu))
-        assert 16 * choice.unit_tiles * (choice.blocks - 1) < D, choice
+def best_estimates(direction: str, sizes: Iterable[tuple[int, int, int]]) -> list[float]:
+    """Cycles of the best tilings of LSTMs of these heads, head sizes and batches on an H100."""
+    return [next(tiling.estimates(direction, get_cell("lstm"), *size, BF16, named_gpu("H100")))[0] for size in sizes]
+
+
+@pytest.mark.parametrize("heads", [1, 12])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_no_head_is_slower_than_a_larger_one(direction, heads):
+    """By the estimate: a head whose size fits no cluster well takes a larger head's tiling, padded."""
+    cycles = best_estimates(direction, [(heads, D, 16) for D in range(8, 1537, 8)])
+    assert cycles == sorted(cycles)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(12, 64), (1, 768)])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_no_batch_is_slower_than_a_larger_one(direction, heads, head_dim):
+    cycles = best_estimates(direction, [(heads, head_dim, B) for B in range(1, 301)])
+    assert cycles == sorted(cycles)
 
 
 @pytest.mark.parametrize("cell", CELLS)

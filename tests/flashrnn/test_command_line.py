@@ -50,7 +50,7 @@ class Wrong(Reference):
 class Failing(Reference):
     name = "failing"
 
-    def forward(self, *arguments) -> States:
+    def forward(self, *arguments, **options) -> States:
         raise OSError("no such library")
 
 

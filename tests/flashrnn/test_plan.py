@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
-from flashrnn import UnsupportedProblem, get_cell
+from flashrnn import Cell, UnsupportedProblem, get_cell
 from flashrnn.__main__ import main
 from flashrnn.cuda.tiling import tilings
 from flashrnn.gpu import named_gpu
@@ -41,6 +41,15 @@ def test_the_backend_of_a_cpu_and_of_a_gpu():
     assert auto_backend("lstm", 12, 64, torch.bfloat16, named_gpu("H100")) == "cuda_fused"
     assert auto_backend("lstm", 1, 4096, torch.bfloat16, named_gpu("H100")) == "cuda"
     assert auto_backend("lstm", 1, 64, torch.bfloat16, None) == "vanilla"
+
+
+def test_heads_of_odd_size_are_planned_with_the_units_that_a_call_adds():
+    h100 = named_gpu("H100")
+    assert auto_backend("lstm", 1, 1001, torch.bfloat16, h100) == "cuda_fused"
+    assert auto_backend("lstm", 1, 4001, torch.bfloat16, h100) == "cuda"
+    infinite = Cell("infinite", lambda f, h: h * torch.log(f), states=("h",))  # where f is zero, as in padding
+    assert auto_backend(infinite, 1, 1001, torch.bfloat16, h100) == "cuda"
+    assert auto_backend("lstm", 1, 63, torch.float64, None) == "cpu_fused"
 
 
 class TestCommandLine:

@@ -14,6 +14,7 @@ from tests.suite import (
     check,
     check_no_states,
     check_numbers_beyond_float16,
+    inputs_for,
 )
 
 pytestmark = [
@@ -55,3 +56,14 @@ def test_no_states(backend, cell, D, T):
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_numbers_beyond_float16(backend):
     check_numbers_beyond_float16(backend, "cuda")
+
+
+@pytest.mark.parametrize("D", [64, 63])
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_a_graph_that_is_retained_gives_equal_gradients_again(backend, D):
+    inputs = inputs_for(backend, Case(N=1, D=D), torch.bfloat16, torch.device("cuda"))
+    h, _ = flashrnn(*inputs, backend=backend)
+    loss = h.float().square().sum()
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    second = torch.autograd.grad(loss, inputs)
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
