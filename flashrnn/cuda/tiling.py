@@ -40,6 +40,8 @@ _RANK = 9  # what another block of the cluster has sent
 _GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same through L2
 _GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths
 _LOOK = 450  # at what eight other blocks have sent to a warp
+_GRADIENT = 36  # multiprocessors, for d_R beside the backward's loop
+_AFTER = 350  # what d_R costs where a loop of one wave leaves it no room
 _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
 
@@ -132,7 +134,8 @@ def pose(
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
     sequences = 8 * batch_tiles  # of a group
     if not grid and len(at_once) > 1:
-        spread = {size: _spread(batch, at_once[size] // heads) if size > 1 else 16 for size in at_once}
+        used = gpu.multiprocessors - _idle(direction, gpu)
+        spread = {size: 16 if size == 1 else _spread(batch, heads, at_once[size], used // size) for size in at_once}
         fewer = minimum(sequences, lookup(blocks, spread))
         sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
         p.add("sequences of a group", sequences == fewer)
@@ -171,6 +174,9 @@ def pose(
     beside = alone * (minimum(fit, 2) - 1)  # whether a second block fits beside one that is a group by itself
     unknowns = (blocks, unit_tiles, k_splits, batch_tiles, sequences, register_fragments)
     step = _step_cycles(direction, cell, planes, gpu, grid, *unknowns)
+    if idle := _idle(direction, gpu):
+        free = gpu.multiprocessors - heads * ceil_div(batch, sequences) * blocks
+        step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
     return p, ((8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step, warps * blocks, -register_fragments)
 
 
@@ -221,9 +227,15 @@ def _cells_of_lane(k_splits: Operand, batch_tiles: Operand) -> Expression:
     return maximum(4 * batch_tiles // k_splits, 1)
 
 
-def _spread(batch: int, groups: int) -> int:
-    """Sequences for each of `groups` clusters that run at once, an even number: a cluster's blocks take longer to hand
-    each other what more sequences have."""
+def _idle(direction: str, gpu: Gpu) -> int:
+    """Multiprocessors that a loop should leave idle: those on which d_R is made beside the backward's, on Hopper."""
+    return _GRADIENT if direction == "backward" and gpu.capability[0] == 9 and gpu.multiprocessors > _GRADIENT else 0
+
+
+def _spread(batch: int, heads: int, at_once: int, leaving_room: int) -> int:
+    """Sequences for each of the clusters that run at once, an even number: a cluster's blocks take longer to hand each
+    other what more sequences have. Of `leaving_room` clusters, if every head has one of these."""
+    groups = min(at_once, leaving_room) // heads or at_once // heads
     fewest = ceil(batch / groups) if groups else 16
     return min(fewest + fewest % 2, 16)
 
