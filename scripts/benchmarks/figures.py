@@ -15,10 +15,10 @@ from scripts.benchmarks.table import RATIO_BARS, recurrent_peers, times
 
 _COLORED = (
     OURS, "flashrnn_1.0.8", "cudnn_fp16", "cudnn_bf16", "cudnn_fp32", "attention", *OTHERS, "pytorch_loop",
-    "compiled_loop", "graphed_loop",
+    "compiled_loop",
 )  # fmt: skip
 _COLORS = {name: f"C{k}" for k, name in enumerate(_COLORED)}
-_OTHER = "black"
+_OTHER = "black"  # an eleventh color would be the first again
 
 
 def read(path: Path) -> dict:
