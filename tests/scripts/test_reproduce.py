@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +16,7 @@ from omegaconf import OmegaConf
 
 from scripts import reproduce
 from scripts.benchmark import COMMANDS
-from scripts.benchmarks import RESULTS
+from scripts.benchmarks import RESULTS, sweep_page
 from scripts.benchmarks.results import device_slug
 from scripts.provenance import short
 from scripts.reproduction import ENTRIES, kernels, language_model, loss_curves, text_runs, throughput
@@ -561,8 +563,18 @@ def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machi
         throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
 
 
+SWEEPS = set(RESULTS.glob("sweep_*.md"))
+
+
+@pytest.mark.parametrize("page", sorted(SWEEPS), ids=lambda page: page.stem)
+def test_pages_of_sweeps_say_what_their_data_say(page, tmp_path):
+    """Otherwise they are made anew by `python -m scripts.benchmark figures FILE`."""
+    made, _ = sweep_page.write(Path(shutil.copy(page.with_suffix(".json"), tmp_path)))
+    assert made.read_text() == page.read_text()
+
+
 @pytest.mark.parametrize(
-    "page", sorted(set(RESULTS.glob("*.md")) - {RESULTS / "README.md"}), ids=lambda page: page.stem
+    "page", sorted(set(RESULTS.glob("*.md")) - {RESULTS / "README.md"} - SWEEPS, key=str), ids=lambda page: page.stem
 )
 def test_pages_say_what_their_data_say(page, tmp_path):
     """After new measurements, or in other words, they are made anew: `python -m scripts.reproduce NAME --data ...`."""
