@@ -15,7 +15,7 @@ _DEVICES = ("cpu", "cuda")
 _PLAIN = (Tensor, nn.Parameter)
 
 
-def serves(inputs: tuple[Tensor | None, ...]) -> bool:
+def serves(inputs: Inputs) -> bool:
     """Whether autograd alone looks at a call: no compiler, transformation, dispatch mode or tensor subclass."""
     return not (
         torch.compiler.is_compiling()
@@ -23,30 +23,21 @@ def serves(inputs: tuple[Tensor | None, ...]) -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state()
         or torch.autograd.forward_ad._current_level >= 0
-        or inputs[0].device.type not in _DEVICES
+        or inputs.Wx.device.type not in _DEVICES
         or any(x is not None and type(x) not in _PLAIN for x in inputs)
     )
 
 
 def recurrence(
-    cell: Cell,
-    backend: str,
-    dtype: torch.dtype,
-    return_states: bool,
-    Wx: Tensor,
-    R: Tensor,
-    b: Tensor,
-    states: Tensor | None,
-    reset: Tensor | None,
+    cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """h, the last states and, if `return_states`, the other states of every step."""
-    inputs = Wx, R, b, states
+    """h, the last states and, if `return_states`, the other states of every step; `inputs` may be of any dtypes."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        h, last, *others = _Recurrence.apply(*inputs, reset, cell, backend, dtype, return_states)
+        h, last, *others = _Recurrence.apply(*inputs, cell, backend, dtype, return_states)
         return h, last, tuple(others)
-    cast = _cast(dtype, *inputs, reset)
-    with no_autocast(Wx):
-        chosen = choose_for(backend, cell, cast.Wx, reset, training=False)
+    cast = _cast(dtype, *inputs)
+    with no_autocast(cast.Wx):
+        chosen = choose_for(backend, cell, cast.Wx, cast.reset, training=False)
         (h, aux, last), _ = chosen.forward(cell, cast, return_states, training=False)
     return h, last, aux.unbind() if return_states else ()
 

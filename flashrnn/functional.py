@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from flashrnn import eager, op
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend, padding
-from flashrnn.problem import as_rows, is_time_major, state_dtype
+from flashrnn.problem import Inputs, as_rows, is_time_major, state_dtype
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -68,11 +68,12 @@ def flashrnn(
     dtype = _io_dtype(Wx, dtype)
     if b is None:
         b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
+    inputs = Inputs(Wx, R, b, states, reset)
     if Wx.shape[-1] % 2 and (units := _padding(backend, cell, Wx, dtype)):
         run = partial(_padded, units)
     else:
-        run = eager.recurrence if eager.serves((Wx, R, b, states, reset)) else op.recurrence
-    h, last, others = run(cell, backend, dtype, return_states, Wx, R, b, states, reset)
+        run = eager.recurrence if eager.serves(inputs) else op.recurrence
+    h, last, others = run(cell, backend, dtype, return_states, inputs)
     return (h, last, (h, *others)) if return_states else (h, last)
 
 
@@ -83,18 +84,10 @@ def _padding(backend: str, cell: Cell, Wx: Tensor, dtype: torch.dtype) -> int:
 
 
 def _padded(
-    units: int,
-    cell: Cell,
-    backend: str,
-    dtype: torch.dtype,
-    return_states: bool,
-    Wx: Tensor,
-    R: Tensor,
-    b: Tensor,
-    states: Tensor | None,
-    reset: Tensor | None,
+    units: int, cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Run heads of an odd size with `units` more, which are zero wherever they could meet the others."""
+    Wx, R, b, states, reset = inputs
     D, wider = Wx.shape[-1], (0, units)
     rows = pad(Wx.transpose(0, 1), wider).transpose(0, 1) if is_time_major(Wx) else pad(Wx, wider)
     states = None if states is None else pad(states, wider)

@@ -23,17 +23,10 @@ from flashrnn.problem import (
 
 
 def recurrence(
-    cell: Cell,
-    backend: str,
-    dtype: torch.dtype,
-    return_states: bool,
-    Wx: Tensor,
-    R: Tensor,
-    b: Tensor,
-    states: Tensor | None,
-    reset: Tensor | None,
+    cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """h, the last states and, if `return_states`, the other states of every step."""
+    """h, the last states and, if `return_states`, the other states of every step; `inputs` may be of any dtypes."""
+    Wx, R, b, states, reset = inputs
     states = None if states is None else states.to(state_dtype(dtype))
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
     differentiable = [x for x in (Wx, R, b, states) if x is not None]
