@@ -1,5 +1,4 @@
-"""d_R after the time loop: of several narrow heads by a kernel, because a library's products have too few results to
-fill a GPU; of one it splits the sum as well."""
+"""d_R after the time loop: of narrow heads by a kernel, because a library's products have too few results to fill a GPU."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -56,7 +55,7 @@ def weight_gradient(
 ) -> Tensor:
     """As `products.weight_gradient_of_states`."""
     B, T, N, D = h.shape
-    if h.itemsize != 2 or N == 1 or D % 4 or D > WIDEST:
+    if h.itemsize != 2 or D % 4 or D > WIDEST:
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
     kernel, layout, multiprocessors = _kernel(cell, N, D, h.dtype, reset is not None, h.device.index)
     parts = max(1, min(multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)) // layout.blocks)

@@ -360,6 +360,7 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   for (int p = 0; p < PAIRS; p++) {
     i64 row = sequence[p * PAIR] * row_b + T * row_t;  // one step behind the last
     x_to[p] = d_x + row * GI * ROW + element[p * PAIR], u_to[p] = d_u + row * GU * ROW + element[p * PAIR];
+    keep(x_to[p]), keep(u_to[p]);
   }
   operand_addresses(gate_operand, shared_address(memory), place.rank * UNITS, place);
   auto store_results = [&] {

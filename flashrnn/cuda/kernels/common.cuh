@@ -152,8 +152,14 @@ DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(rei
 
 // Keeps the compiler from computing x anew wherever it is used.
 DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }
+DEVICE void keep(i64& x) { asm volatile("" : "+l"(x)); }
+// The same for a pointer to global memory, which the compiler still knows it to be.
 template <class T>
-DEVICE void keep(T*& pointer) { asm volatile("" : "+l"(pointer)); }
+DEVICE void keep(T*& pointer) {
+  size_t address = __cvta_generic_to_global(pointer);
+  asm volatile("" : "+l"(address));
+  pointer = static_cast<T*>(__cvta_global_to_generic(address));
+}
 
 DEVICE void store_shared(u32 address, u32 word) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory"); }
 DEVICE void store_shared(u32 address, uint2 words) {

@@ -277,15 +277,17 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
     if constexpr (GATES_IN_PIECES) {
       const int number = place.unit(p * PAIR) * GATES;
       gates_to[p] += in_pieces(number) - (place.head * D * (GATES - 1) + number);
-      keep(gates_to[p]);
     }
+    keep(h_to[p]), keep(aux_to[p]), keep(gates_to[p]);
   }
+  i64 aux_plane = B * T * ROW;  // of one state
+  keep(aux_plane);
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? state : outbox), BLOCKS == 1 ? 0 : place.rank * UNITS, place);
   auto store_results = [&] {
     h_now.store_global(h_to, 0, to_store);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
-      if (KEEP_AUX) store_cells(s[i], aux_to, (i - 1) * B * T * ROW, to_store);
+      if (KEEP_AUX) store_cells(s[i], aux_to, (i - 1) * aux_plane, to_store);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
       if (KEEP_GATES && to_store[p * PAIR]) gates_now[p].store(gates_to[p]);
