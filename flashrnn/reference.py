@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
-from flashrnn.codegen.torch_source import torch_function
+from flashrnn.cells.graph import UntraceableCell
+from flashrnn.cells.printers.pytorch import torch_function
+from flashrnn.cells.trace import trace
 from flashrnn.problem import (
     Gradients,
     Inputs,
@@ -28,7 +30,6 @@ from flashrnn.problem import (
     saturated,
     state_dtype,
 )
-from flashrnn.trace import UntraceableCell, trace
 
 logger = logging.getLogger("flashrnn")
 

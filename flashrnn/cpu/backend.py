@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
+from flashrnn.cells.trace import untraceable
 from flashrnn.cpu import build, threads
 from flashrnn.problem import (
     Gradients,
@@ -26,7 +27,6 @@ from flashrnn.problem import (
     rows_like,
 )
 from flashrnn.products import places, row_strides
-from flashrnn.trace import untraceable
 
 _LARGEST = 384  # head size; for larger ones R comes from the third cache, and PyTorch's products are as fast
 

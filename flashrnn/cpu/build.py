@@ -18,7 +18,7 @@ import torch
 
 from flashrnn.cache import cache_folder, store, warn_not_kept
 from flashrnn.cells import Cell
-from flashrnn.codegen.numba_source import cell_loop, product
+from flashrnn.cells.printers.numba import cell_loop, product
 from flashrnn.problem import dtype_name
 
 _KERNELS = Path(__file__).parent / "kernels"

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 import torch
 
+from flashrnn.cells.trace import untraceable
 from flashrnn.problem import Problem
-from flashrnn.trace import untraceable
 
 
 def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
-from flashrnn.codegen.cuda_source import cell_functions
-from flashrnn.codegen.torch_source import torch_function
+from flashrnn.cells.printers.cuda import cell_functions
+from flashrnn.cells.printers.pytorch import torch_function
+from flashrnn.cells.trace import trace
 from flashrnn.problem import tf32_allowed
 from flashrnn.products import places, recurrent_only
-from flashrnn.trace import trace
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from functools import cache
 import torch
 
 from flashrnn.cells import Cell
+from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, minimum
 from flashrnn.cuda.source import Variant, cell_prelude
 from flashrnn.cuda.tiling import planes_of
 from flashrnn.gpu import Gpu
 from flashrnn.products import places, recurrent_only
-from flashrnn.trace import trace
 
 # Clock cycles of an H100, by its data sheet and by what docs/kernels.md reports of other kernels; not fitted.
 _BYTES = 40  # that a multiprocessor reads from the second-level cache in a cycle

@@ -14,12 +14,12 @@ from math import ceil
 import torch
 
 from flashrnn.cells import Cell
+from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, lookup, maximum, minimum
 from flashrnn.constrint.expressions import Operand, as_expression
 from flashrnn.cuda.source import Tiling
 from flashrnn.gpu import Gpu
 from flashrnn.problem import kept_dtype
-from flashrnn.trace import trace
 
 # Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/log.md).
 _MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
+from flashrnn.cells.trace import untraceable
 from flashrnn.problem import (
     Gradients,
     Inputs,
@@ -23,7 +24,6 @@ from flashrnn.problem import (
     rows_like,
 )
 from flashrnn.products import previous_h, recurrent_only, weight_gradient
-from flashrnn.trace import untraceable
 
 HEAD_DIM = 128  # larger ones were never compiled
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from triton.language import constexpr
 
 from flashrnn.cells import Cell
-from flashrnn.codegen.functions import functions
-from flashrnn.codegen.triton_source import cell_functions
+from flashrnn.cells.printers.functions import functions
+from flashrnn.cells.printers.triton import cell_functions
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.problem import kept_dtype
 from flashrnn.products import places, recurrent_only, row_strides

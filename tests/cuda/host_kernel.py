@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from flashrnn.cuda.build import KERNELS
-from tests.cuda.test_cuda_source import HOST
+from tests.cells.test_cuda import HOST
 
 AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
 # Memory that a block shares, and the two instructions that products.cuh writes by itself.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data.tasks import TASKS
-from flashrnn.cells import _REGISTRY
+from flashrnn.cells.registry import _REGISTRY
 from tests.docs import pages
 
 

@@ -10,15 +10,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flashrnn import Cell, get_cell
-from flashrnn.codegen.functions import Function
-from flashrnn.codegen.triton_source import device_function
+from flashrnn.cells.printers.functions import Function
+from flashrnn.cells.printers.triton import device_function
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import kept_dtype
 from flashrnn.triton import kernels
 from flashrnn.triton.launch import kernel_constants, load, num_warps, padded, prefetch
-from tests.graphs import every_operator
+from tests.cells.graphs import every_operator
+from tests.cells.test_triton import apply
 from tests.problems import BUILT_IN, cell_name
-from tests.triton.test_triton_source import apply
 
 LSTM, SLSTM = get_cell("lstm"), get_cell("slstm")
 HALF_POINTERS = ("x", "R", "h", "h_before", "d_h", "d_x", "d_u")

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashrnn.codegen.graph import OPERATORS, TRUTH, Graph
-from flashrnn.codegen.torch_source import torch_function
+from flashrnn.cells.graph import OPERATORS, TRUTH, Graph
+from flashrnn.cells.printers.pytorch import torch_function
 
 ARITY = {"where": 3} | dict.fromkeys(
     ("add", "sub", "mul", "div", "pow", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "and", "or"), 2

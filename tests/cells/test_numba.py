@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashrnn import Cell
-from flashrnn.codegen.graph import OPERATORS
+from flashrnn.cells.graph import OPERATORS
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.problem import Inputs
 

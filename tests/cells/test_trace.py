@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flashrnn import Cell, get_cell, tracer
-from flashrnn.codegen.torch_source import torch_function
-from flashrnn.trace import UntraceableCell, trace
+from flashrnn import Cell, get_cell
+from flashrnn.cells import recorder
+from flashrnn.cells.graph import UntraceableCell
+from flashrnn.cells.printers.pytorch import torch_function
+from flashrnn.cells.trace import trace
 from tests.problems import CELLS, cell_name
 from tests.tolerances import assert_close
 
@@ -108,7 +110,7 @@ def test_threads_may_trace_at_the_same_time():
 def test_a_trace_imports_no_compiler():
     """TorchDynamo and SymPy take seconds, which a first call would wait for."""
     program = (
-        "import sys; from flashrnn import get_cell; from flashrnn.trace import trace\n"
+        "import sys; from flashrnn import get_cell; from flashrnn.cells.trace import trace\n"
         "for name in ('elman', 'gru', 'lstm', 'slstm'): trace(get_cell(name))\n"
         "assert not {'torch._dynamo', 'sympy'} & set(sys.modules)"
     )
@@ -116,7 +118,7 @@ def test_a_trace_imports_no_compiler():
 
 
 def test_a_graph_that_computes_something_else_is_refused(monkeypatch):
-    monkeypatch.setitem(tracer._ATEN, "tanh", "sigmoid")
+    monkeypatch.setitem(recorder._ATEN, "tanh", "sigmoid")
     with pytest.raises(UntraceableCell, match=r"new_h is 0\.\d+, but by its graph 0\."):
         trace(cell_of(torch.tanh))
 

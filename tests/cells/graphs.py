@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashrnn.codegen.graph import OPERATORS, TRUTH, Graph
-from flashrnn.codegen.torch_source import torch_function
+from flashrnn.cells.graph import OPERATORS, TRUTH, Graph
+from flashrnn.cells.printers.pytorch import torch_function
 
 
 def by_graph(graph: Graph, arguments: Sequence[str], results: Sequence[str], values: Tensor) -> Tensor:

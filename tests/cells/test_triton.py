@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from flashrnn import Cell
-from flashrnn.codegen.functions import Function, functions
-from flashrnn.codegen.triton_source import cell_functions, device_function
+from flashrnn.cells.printers.functions import Function, functions
+from flashrnn.cells.printers.triton import cell_functions, device_function
 from flashrnn.triton.launch import load
-from tests.graphs import by_graph, every_operator, operands, values_of
+from tests.cells.graphs import by_graph, every_operator, operands, values_of
 from tests.problems import CELLS, cell_name
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flashrnn.codegen.graph import Graph, Node
-from flashrnn.codegen.printing import PYTHON, operations, python_function, variables, write
+from flashrnn.cells.graph import Graph, Node
+from flashrnn.cells.printers.printing import PYTHON, operations, python_function, variables, write
 
 _FORMULA = PYTHON | {"pow": "{0} ** {1}", "max": "torch.maximum({0}, {1})", "min": "torch.minimum({0}, {1})"}
 _CLAMP = {"max": "min", "min": "max"}  # the argument of clamp that a constant operand is

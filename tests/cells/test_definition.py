@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from flashrnn import Cell, FlashRNN, flashrnn, get_cell, register, registered_cells
-from flashrnn.cells import _REGISTRY, cell_of_key
-from flashrnn.trace import trace
+from flashrnn.cells import cell_of_key
+from flashrnn.cells.registry import _REGISTRY
+from flashrnn.cells.trace import trace
 from tests.problems import BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
 
@@ -263,7 +264,7 @@ def test_cells_of_one_name_have_keys_of_their_own():
 
 
 def test_an_operator_finds_a_cell_by_its_definition_in_another_process():
-    code = "from tests.flashrnn.test_cells import Cell, step; print(Cell('{}', step, states=('h',)).key)"
+    code = "from tests.cells.test_definition import Cell, step; print(Cell('{}', step, states=('h',)).key)"
     keys = [subprocess.check_output([sys.executable, "-c", code.format(name)], text=True).strip() for name in "ab"]
     here = Cell("a", step, states=("h",))
     assert cell_of_key(keys[0]).name == "a"
@@ -310,7 +311,7 @@ def test_pickle_of_a_partial_step_is_its_cell(weight):
 
 def test_pickle_of_a_registered_users_cell_carries_its_definition(monkeypatch):
     """A name alone would be that of another cell elsewhere, or of none."""
-    monkeypatch.setattr("flashrnn.cells._REGISTRY", dict(_REGISTRY))
+    monkeypatch.setattr("flashrnn.cells.registry._REGISTRY", dict(_REGISTRY))
     cell = register(Cell("pickled_by_definition", step, states=("h",)))
     pickled = pickle.dumps(cell)
     assert pickle.loads(pickled) is cell

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 
-from flashrnn.cells import Cell
-from flashrnn.codegen.graph import Graph
-from flashrnn.trace import trace
+from flashrnn.cells.definition import Cell
+from flashrnn.cells.graph import Graph
+from flashrnn.cells.trace import trace
 
 
 class Function(NamedTuple):

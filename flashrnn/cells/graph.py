@@ -23,6 +23,10 @@ TRUTH = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})
 COMMUTATIVE = frozenset({"add", "mul", "max", "min", "eq", "ne", "and", "or"})
 
 
+class UntraceableCell(ValueError):
+    """The step of a cell uses something that has no scalar graph."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One number: an input (`value` is its name), a constant (`value`), or an operator on earlier nodes."""

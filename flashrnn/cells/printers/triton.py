@@ -2,10 +2,10 @@
 
 import math
 
-from flashrnn.cells import Cell
-from flashrnn.codegen.functions import Function, functions
-from flashrnn.codegen.graph import Node
-from flashrnn.codegen.printing import PYTHON, operations, python_function, variables, write
+from flashrnn.cells.definition import Cell
+from flashrnn.cells.graph import Node
+from flashrnn.cells.printers.functions import Function, functions
+from flashrnn.cells.printers.printing import PYTHON, operations, python_function, variables, write
 
 # Errors are absolute for results of size 1. No argument overflows to NaN: exp2 may be infinite, its inverse is then 0.
 # exp2 and rsqrt, squared for an inverse, are one instruction each; exp and a division are five and six on NVIDIA GPUs.

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrnn.codegen.cuda_source import cell_functions, device_function
+from flashrnn.cells.printers.cuda import cell_functions, device_function
+from flashrnn.cells.trace import trace
 from flashrnn.cuda.build import build
-from flashrnn.trace import trace
-from tests.graphs import by_graph, every_operator, operands, values_of
+from tests.cells.graphs import by_graph, every_operator, operands, values_of
 from tests.problems import CELLS, cell_name
 
 # The operators of kernels/math.cuh by their definitions.

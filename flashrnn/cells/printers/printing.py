@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flashrnn.codegen.graph import Graph, Node
+from flashrnn.cells.graph import Graph, Node
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 EVERYWHERE = {"neg": "-{0}"} | {op: f"{{0}} {sign} {{1}}" for op, sign in _INFIX.items()}

@@ -2,10 +2,10 @@
 
 import torch
 
-from flashrnn.cells import Cell
-from flashrnn.codegen.functions import Function, functions
-from flashrnn.codegen.graph import Node
-from flashrnn.codegen.printing import PYTHON, operations, variables, write
+from flashrnn.cells.definition import Cell
+from flashrnn.cells.graph import Node
+from flashrnn.cells.printers.functions import Function, functions
+from flashrnn.cells.printers.printing import PYTHON, operations, variables, write
 
 _FORMULA = PYTHON | {"not": "not {0}"}
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from flashrnn.cells import Cell
-from flashrnn.codegen.functions import functions
-from flashrnn.codegen.graph import TRUTH, Graph, Node
-from flashrnn.codegen.printing import EVERYWHERE, operations, write
+from flashrnn.cells.definition import Cell
+from flashrnn.cells.graph import TRUTH, Graph, Node
+from flashrnn.cells.printers.functions import functions
+from flashrnn.cells.printers.printing import EVERYWHERE, operations, write
 
 _FORMULA = EVERYWHERE | {"and": "{0} && {1}", "or": "{0} || {1}", "not": "!{0}", "where": "{0} ? {1} : {2}"}
 

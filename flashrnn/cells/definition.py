@@ -1,0 +1,114 @@
+"""The definition of a cell: a step, and the names of its gates and states."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells.checks import check_names, check_step, example, gates_of, some_gates
+from flashrnn.imports import initial_modes
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A recurrent cell, defined by its element-wise step.
+
+    Args:
+        name: how `get_cell` and configs refer to the cell once it is registered.
+        step: the step P. Its parameters are first the gates, then the states, by name; it returns the new states in
+            the same order (a tuple, or one tensor for a single state). It may use any element-wise PyTorch operation
+            and runs on tensors of any shape. Parameters with a default are its own, and keep that.
+        states: the names of the states; the first is the one that the recurrent matrix multiplies and that the
+            layer returns. All states start at zero.
+        input_gates: the gates with an input part x, at least one (None: all).
+        recurrent_gates: the gates with a recurrent part R s, at least one (None: all). A gate in neither has
+            only its bias.
+        float16_states: with inputs in bfloat16 or float16, keep all states but the first in float16 for the backward
+            pass, unless the caller asks for them; this halves their memory and does not change outputs. Do not set it
+            for sums of exponentials: where a state is smaller than 6e-8 or larger than 65504, gradients are wrong, and
+            nothing warns of it.
+
+    What a step captures, such as a module's variable, is a constant of the cell: for another value make another cell.
+    Cells are kept until the process ends, with what they capture: make them once, not for every model.
+
+    Raises:
+        ValueError: the names do not fit the signature of `step`, or `step` is not element-wise, branches on values or
+            draws random numbers.
+
+    Example:
+        >>> def step(i, f, z, o, h, c):
+        ...     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z)
+        ...     return torch.sigmoid(o) * torch.tanh(c), c
+        >>> lstm = Cell("my_lstm", step, states=("h", "c"))
+    """
+
+    name: str
+    step: Callable[..., Tensor | tuple[Tensor, ...]]
+    states: tuple[str, ...]
+    input_gates: tuple[str, ...] | None = None
+    recurrent_gates: tuple[str, ...] | None = None
+    float16_states: bool = False
+    gates: tuple[str, ...] = field(init=False)
+    key: str = field(init=False)  # what operators, which take no Python objects, know it by
+
+    def __post_init__(self) -> None:
+        for kind in ("states", "input_gates", "recurrent_gates"):
+            check_names(self.name, kind, getattr(self, kind))
+        set_field = object.__setattr__
+        set_field(self, "states", tuple(self.states))
+        set_field(self, "gates", gates_of(self.name, self.step, self.states))
+        for kind in ("input_gates", "recurrent_gates"):
+            set_field(self, kind, some_gates(self.name, kind, getattr(self, kind), self.gates))
+        with _one_thread(), initial_modes():  # with gradients, because what a step captures may ask for them
+            check_step(self.name, self.update, len(self.gates), len(self.states))
+            set_field(self, "key", _unique_key(self))
+        CELLS[self.key] = self
+
+    def __deepcopy__(self, memo) -> "Cell":
+        return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
+
+    def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
+        """One step: `gates` in the order of `self.gates` and `states` -> the new states."""
+        new = self.step(*gates, *states)
+        new = tuple(new) if isinstance(new, tuple | list) else (new,)
+        if len(new) != len(self.states) or not all(isinstance(state, Tensor) for state in new):
+            types = ", ".join(type(state).__name__ for state in new)
+            raise ValueError(f"cell {self.name!r}: step must return a tensor for each of {self.states}, not ({types})")
+        return new
+
+
+CELLS: dict[str, Cell] = {}
+"""Every cell of this process, by its key."""
+
+
+def _unique_key(cell: Cell) -> str:
+    first = key = f"{cell.name}@{_digest(cell)}"
+    number = 1
+    while key in CELLS:  # they may differ where the digest does not look
+        number += 1
+        key = f"{first}#{number}"
+    return key
+
+
+def _digest(cell: Cell) -> str:
+    """Of the names and of what the step computes, to the digits that all machines agree on: tells the cell from others
+    of its name in every process, which a step's code does not between versions of Python."""
+    values = example(len(cell.gates), len(cell.states))
+    new = [state for size in (1, 30) for state in cell.update(*([size * x for x in group] for group in values))]
+    digits = [f"{value:.4g}" if abs(value) > 1e-6 else "0" for value in torch.stack(new).flatten().tolist()]
+    names = cell.states, cell.gates, cell.input_gates, cell.recurrent_gates, cell.float16_states
+    return hashlib.sha256(repr((names, digits)).encode()).hexdigest()[:8]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A process that has started OpenMP's threads cannot be forked, and importing this package is to start none."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

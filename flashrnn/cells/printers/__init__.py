@@ -1,0 +1,1 @@
+"""Printers: scalar graphs as source code of each backend's language."""

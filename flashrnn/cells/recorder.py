@@ -1,0 +1,182 @@
+"""Records what a step computes on single numbers, operator by operator, as a scalar graph."""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flashrnn.cells.definition import Cell
+from flashrnn.cells.graph import OPERATORS, TRUTH, Graph, UntraceableCell
+
+
+def recorded(
+    cell: Cell, function: Callable[[], tuple[Tensor, ...]], inputs: dict[str, Tensor], outputs: list[str]
+) -> tuple[Graph, tuple[Tensor, ...]]:
+    """Call a function of `inputs`, tensors without dimensions, and return its graph and its results.
+
+    Raises:
+        UntraceableCell: an operator of it has no scalar form, or it fails on such tensors.
+    """
+    recorder = _Recorder(cell)
+    for name, value in inputs.items():
+        recorder.record(value, recorder.graph.input(name))
+    try:
+        with recorder:
+            results = function()
+    except UntraceableCell:
+        raise
+    except Exception as error:
+        raise UntraceableCell(
+            f"cell {cell.name!r} cannot be traced: a step may use element-wise PyTorch operations only, and no Python "
+            f"branches on values (use torch.where). PyTorch says: {error}"
+        ) from error
+    return recorder.graph.extract(dict(zip(outputs, map(recorder.operand, results), strict=True))), results
+
+
+_aten = torch.ops.aten
+_ATEN = {
+    name: op
+    for op, names in {
+        "neg": "neg", "add": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow", "max": "maximum",
+        "min": "minimum", "abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "sign": "sign sgn",
+        "expm1": "expm1", "log1p": "log1p", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "sin": "sin",
+        "cos": "cos", "erf": "erf", "eq": "eq", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+        "ne": "ne logical_xor bitwise_xor",
+        "and": "logical_and bitwise_and", "or": "logical_or bitwise_or", "not": "logical_not bitwise_not",
+        "where": "where",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+assert set(_ATEN.values()) == set(OPERATORS)
+
+_PASS_THROUGH = {"clone", "detach", "alias", "view", "lift_fresh", "expand"}
+_TAKES_TRUTH = {
+    "and": (0, 1),
+    "or": (0, 1),
+    "not": (0,),
+    "where": (0,),
+}  # operator -> its operands that are truth values
+
+
+def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
+    """The result by simpler operators; NotImplemented if there are none."""
+    if function in decomposition_table:
+        # without what PyTorch wraps around it for the sake of dtypes, which imports SymPy
+        return inspect.unwrap(decomposition_table[function])(*args, **options)
+    return function.decompose(*args, **options)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes PyTorch's operators on 0-dimensional tensors down in a graph, those of the backward pass too."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self._cell = cell
+        # By the address of the number: views have that of what they view, and what is changed in place keeps its own.
+        self._nodes: dict[int, int] = {}
+        self._recorded: list[Tensor] = []  # or their addresses would be used again
+
+    def record(self, value: Tensor, node: int) -> None:
+        self._nodes[value.data_ptr()] = node
+        self._recorded.append(value)
+
+    def operand(self, value: Any) -> int:
+        """The node of an operand: a tensor, or a constant."""
+        if not isinstance(value, Tensor):
+            return self.graph.const(value)
+        node = self._nodes.get(value.data_ptr())
+        if node is not None:
+            return node
+        if value.ndim:  # results would take its shape
+            raise UntraceableCell(
+                f"cell {self._cell.name!r} captures a tensor of shape {list(value.shape)}: make it a number, or a "
+                "tensor without dimensions"
+            )
+        return self.graph.const(value.item())
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import it
+
+    def __torch_dispatch__(self, function: OpOverload, types: Any, args: tuple = (), options: Any = None) -> Any:
+        options, name = options or {}, function.overloadpacket.__name__
+        if function._schema.is_mutable and name.endswith("_") and name != "copy_":
+            with self:
+                return args[0].copy_(getattr(_aten, name[:-1])(*args, **options))
+        result = function(*args, **options)
+        node = self._node(name, args, options, result)
+        if node is not None:
+            self.record(result, node)
+            return result
+        try:
+            with self:
+                parts = _in_parts(function, args, options)
+        except UntraceableCell:  # which names a part: name the whole
+            parts = NotImplemented
+        if parts is NotImplemented:
+            raise UntraceableCell(
+                f"cell {self._cell.name!r} uses the operator {function}{options or ''}, which has no scalar form; "
+                f"element-wise operators that have one: {', '.join(sorted(_ATEN))}, clamp, relu, reciprocal"
+            )
+        return parts
+
+    def _node(self, name: str, args: tuple, options: dict, result: Tensor) -> int | None:
+        """What the operator does to numbers; None if that is nothing a graph has."""
+        if name in _ATEN:
+            operands, others = [self.operand(a) for a in args], dict(options)
+            if "alpha" in others:
+                operands[1] = self.graph.add("mul", operands[1], self.graph.const(others.pop("alpha")))
+            if not others:
+                return _add(self.graph, _ATEN[name], operands)
+        match name:
+            case "full" | "full_like":
+                return self.graph.const(args[1])
+            case "scalar_tensor":
+                return self.graph.const(args[0])
+            case "zeros_like" | "ones_like":
+                return self.graph.const(name == "ones_like")
+            case "empty" | "empty_permuted":
+                return self.graph.const(math.nan)  # overwritten before it is read
+            case "copy" | "copy_":
+                return self.operand(args[1])
+            case "reciprocal":
+                return self.graph.add("div", self.graph.const(1), self.operand(args[0]))
+            case "relu":
+                return self.graph.add("max", self.operand(args[0]), self.graph.const(0))
+            case "clamp" | "clamp_min" | "clamp_max":
+                bounds = {"clamp": args[1:], "clamp_min": args[1:], "clamp_max": (None, *args[1:])}[name]
+                value = self.operand(args[0])
+                for op, bound in zip(("max", "min"), bounds, strict=False):
+                    value = value if bound is None else self.graph.add(op, value, self.operand(bound))
+                return value
+            case "_to_copy":
+                value, dtype = self.operand(args[0]), result.dtype
+                if dtype == torch.bool:
+                    return _as_truth(self.graph, value)
+                if dtype.is_floating_point or self.graph.nodes[value].op in TRUTH:
+                    return value
+        if name in _PASS_THROUGH:
+            return self.operand(args[0])
+        return None
+
+
+def _add(graph: Graph, op: str, operands: list[int]) -> int:
+    """As `graph.add`, with truth values as the numbers 0 and 1 where `op` takes numbers, and the reverse."""
+    truths = _TAKES_TRUTH.get(op, ())
+    return graph.add(op, *((_as_truth if k in truths else _as_number)(graph, a) for k, a in enumerate(operands)))
+
+
+def _as_truth(graph: Graph, value: int) -> int:
+    return value if graph.nodes[value].op in TRUTH else graph.add("ne", value, graph.const(0))
+
+
+def _as_number(graph: Graph, value: int) -> int:
+    is_truth = graph.nodes[value].op in TRUTH
+    return graph.add("where", value, graph.const(1), graph.const(0)) if is_truth else value
