@@ -11,9 +11,9 @@ p.add("shared memory", warps * tile * head_dim * 2 + 1024 <= 227 * 1024, unit="b
 print(p.minimize((warps * tile, warps)))  # the smallest padding, then the fewest warps
 """
 
-from .conditions import AllOf, AnyOf, Comparison, Condition, all_of, any_of
+from .conditions import AllOf, AnyOf, Condition, all_of, any_of
 from .conflict import Infeasible
-from .expressions import Constant, Expression, Power, Product, Quotient, Remainder, Sum, Variable
+from .expressions import Comparison, Constant, Expression, Power, Product, Quotient, Remainder, Sum, Variable
 from .functions import Extremum, Lookup, ceil_div, lookup, maximum, minimum
 from .problem import Problem, Solution
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from . import domains
-from .conditions import AllOf, AnyOf, Comparison, Condition
-from .expressions import Constant, Expression, Product, Remainder, Sum, Variable
+from .conditions import AllOf, AnyOf, Condition
+from .expressions import Comparison, Constant, Expression, Product, Remainder, Sum, Variable
 from .source import Bounds, Source, compile_functions
 
 Test = Callable[[Bounds, Bounds, Bounds], bool]

@@ -1,25 +1,16 @@
-"""Conditions on integer expressions: comparisons, conjunctions (`&`, `all_of`) and alternatives (`|`, `any_of`)."""
+"""Conditions on integers: conjunctions (`&`, `all_of`) and alternatives (`|`, `any_of`) of whatever may hold or not."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from .text import AND, COMPARISON, OR, PAPER, PYTHON, Style, bracketed
-
-if TYPE_CHECKING:
-    from .expressions import Expression, Variable
 
 
 class Condition(ABC):
     """Something that holds or does not once every variable has a value."""
 
     __slots__ = ()
-
-    @abstractmethod
-    def variables(self) -> Iterator[Variable]:
-        """The variables in it, in order of appearance, with repetitions."""
 
     @abstractmethod
     def write(self, style: Style) -> tuple[str, int]:
@@ -44,32 +35,11 @@ class Condition(ABC):
         return self.write(PAPER)[0]
 
 
-class Comparison(Condition):
-    """left `relation` right, the relation being one of <=, <, >=, >, ==, !=."""
-
-    __slots__ = ("left", "relation", "right")
-
-    def __init__(self, left: Expression, relation: str, right: Expression) -> None:
-        self.left, self.relation, self.right = left, relation, right
-
-    def variables(self) -> Iterator[Variable]:
-        yield from self.left.variables()
-        yield from self.right.variables()
-
-    def write(self, style: Style) -> tuple[str, int]:
-        left, right = self.left.write(style)[0], self.right.write(style)[0]
-        return f"{left} {style.relations[self.relation]} {right}", COMPARISON
-
-
 class _Several(Condition):
     __slots__ = ("parts",)
 
     def __init__(self, parts: tuple[Condition, ...]) -> None:
         self.parts = parts
-
-    def variables(self) -> Iterator[Variable]:
-        for part in self.parts:
-            yield from part.variables()
 
 
 class AllOf(_Several):

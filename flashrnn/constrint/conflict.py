@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from .checks import is_divisibility
-from .conditions import Comparison, Condition
+from .conditions import Condition
 from .domains import domain_text
-from .expressions import Expression, Variable
+from .expressions import Comparison, Expression, Variable, variables_of
 from .model import Constraint, Model
 from .text import with_unit
 
@@ -40,7 +40,7 @@ class Infeasible(Exception):
 
     def _text(self, *, formulas: bool) -> str:
         conflict = self._conflict
-        involved = {variable for constraint in conflict for variable in constraint.condition.variables()}
+        involved = {variable for constraint in conflict for variable in variables_of(constraint.condition)}
         given = [f"{v} {domain_text(v.domain)}" for v in self._model.variables if v in involved and len(v.domain) == 1]
         opening = f"no solution with {', '.join(given)}" if given else "no solution"
         if len(conflict) > 1:
@@ -115,6 +115,6 @@ def _nearest(larger: Expression, smaller: Expression, others: Model) -> tuple[in
 def _choices(condition: Condition, others: Model) -> str:
     """What the others leave to the variables of a condition."""
     domains = others.domains() or {}
-    names = [variable for variable in dict.fromkeys(condition.variables()) if len(variable.domain) > 1]
+    names = [variable for variable in dict.fromkeys(variables_of(condition)) if len(variable.domain) > 1]
     choices = [f"{name} {domain_text(domains[name])}" for name in names]
     return f"does not hold with {', '.join(choices)}" if choices else "does not hold"

@@ -1,17 +1,19 @@
-"""Integer expressions over variables: made by Python operators, inspectable as nodes, with bounds and readable text."""
+"""Integer expressions over variables, and comparisons of them: made by Python operators, inspectable as nodes, with
+bounds and readable text."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import reduce
+from itertools import chain
 from math import prod
 
 from . import intervals
-from .conditions import Comparison
+from .conditions import AllOf, AnyOf, Condition
 from .domains import Domain
 from .intervals import Interval
-from .text import ATOM, PAPER, POWER, PRODUCT, PYTHON, SIGN, SUM, Style, bracketed, superscript
+from .text import ATOM, COMPARISON, PAPER, POWER, PRODUCT, PYTHON, SIGN, SUM, Style, bracketed, superscript
 
 
 class Expression(ABC):
@@ -31,11 +33,6 @@ class Expression(ABC):
     @abstractmethod
     def write(self, style: Style) -> tuple[str, int]:
         """Its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
-
-    def variables(self) -> Iterator[Variable]:
-        """The variables in it, in order of appearance, with repetitions."""
-        for operand in self.operands:
-            yield from operand.variables()
 
     def __add__(self, other: Operand) -> Expression:
         return _sum(self, as_expression(other))
@@ -148,9 +145,6 @@ class Variable(Expression):
 
     def evaluate(self, values: Mapping[Variable, int]) -> int:
         return values[self]
-
-    def variables(self) -> Iterator[Variable]:
-        yield self
 
     def write(self, style: Style) -> tuple[str, int]:
         return self.name, ATOM
@@ -268,6 +262,32 @@ class Remainder(Expression):
     def write(self, style: Style) -> tuple[str, int]:
         dividend, divisor = (bracketed(operand, PRODUCT + 1, style) for operand in self.operands)
         return f"{dividend}{style.remainder}{divisor}", PRODUCT
+
+
+class Comparison(Condition):
+    """left `relation` right, the relation being one of <=, <, >=, >, ==, !=."""
+
+    __slots__ = ("left", "relation", "right")
+
+    def __init__(self, left: Expression, relation: str, right: Expression) -> None:
+        self.left, self.relation, self.right = left, relation, right
+
+    def write(self, style: Style) -> tuple[str, int]:
+        left, right = self.left.write(style)[0], self.right.write(style)[0]
+        return f"{left} {style.relations[self.relation]} {right}", COMPARISON
+
+
+def variables_of(whole: Expression | Condition) -> Iterator[Variable]:
+    """Yield the variables in an expression or a condition, in order of appearance, with repetitions."""
+    match whole:
+        case Variable():
+            yield whole
+        case Expression():
+            yield from chain.from_iterable(map(variables_of, whole.operands))
+        case Comparison():
+            yield from chain(variables_of(whole.left), variables_of(whole.right))
+        case AllOf() | AnyOf():
+            yield from chain.from_iterable(map(variables_of, whole.parts))
 
 
 def _reject_zero(divisor: Expression, whole: Expression) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .checks import Check, compile_conditions, compile_objective
-from .conditions import Comparison, Condition
+from .conditions import Condition
 from .domains import Domain
-from .expressions import Constant, Expression, Variable
+from .expressions import Comparison, Constant, Expression, Variable, variables_of
 from .propagation import Network, State
 from .search import Search
 from .text import PAPER, with_unit
@@ -78,7 +78,7 @@ class Model:
     def _search(self, order: Sequence[Variable], objective: tuple[Expression, ...] = ()) -> Search:
         first = [self._position[variable] for variable in order]
         largest_first = [variable.prefer == "largest" for variable in self.variables]
-        of_objective = {self._position[variable] for expression in objective for variable in expression.variables()}
+        of_objective = {self._position[variable] for expression in objective for variable in variables_of(expression)}
         return Search(self.network, first, largest_first, of_objective)
 
     def _values(self, state: State) -> Values:

@@ -8,7 +8,7 @@ from typing import Literal
 from .conditions import Condition, any_of
 from .conflict import Infeasible
 from .domains import Domain, domain_text, make_domain
-from .expressions import Expression, Operand, Variable, as_expression
+from .expressions import Expression, Operand, Variable, as_expression, variables_of
 from .model import Constraint, Model
 
 Objective = Operand | tuple[Operand, ...]
@@ -93,7 +93,7 @@ class Problem:
             raise ValueError(f"there is a constraint '{name}' already" if name else "a constraint needs a name")
         if not isinstance(condition, Condition):
             raise TypeError(f"constraint '{name}': {condition!r} is not a condition such as x * y <= 64")
-        self._own(condition.variables(), f"constraint '{name}'")
+        self._own(variables_of(condition), f"constraint '{name}'")
         self._constraints[name] = Constraint(name, condition, unit)
 
     def exclude(self, solution: Solution, *variables: Variable) -> None:
@@ -163,7 +163,7 @@ class Problem:
         several = objective if isinstance(objective, tuple) else (objective,)
         expressions = tuple(as_expression(expression) for expression in several)
         for expression in expressions:
-            self._own(expression.variables(), "objective")
+            self._own(variables_of(expression), "objective")
         return expressions
 
     def _own(self, variables: Iterable[Variable], where: str) -> tuple[Variable, ...]:
