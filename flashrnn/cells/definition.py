@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ctypes import CDLL
 from dataclasses import dataclass, field
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -64,8 +66,10 @@ class Cell:
             set_field(self, kind, some_gates(self.name, kind, getattr(self, kind), self.gates))
         with _one_thread(), initial_modes():  # with gradients, because what a step captures may ask for them
             check_step(self.name, self.update, len(self.gates), len(self.states))
-            set_field(self, "key", _unique_key(self))
-        CELLS[self.key] = self
+            digest = _digest(self)
+        with _KEYS:  # two threads may make a cell each
+            set_field(self, "key", _unused_key(f"{self.name}@{digest}"))
+            CELLS[self.key] = self
 
     def __deepcopy__(self, memo) -> "Cell":
         return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
@@ -84,10 +88,13 @@ CELLS: dict[str, Cell] = {}
 """Every cell of this process, by its key."""
 
 
-def _unique_key(cell: Cell) -> str:
-    first = key = f"{cell.name}@{_digest(cell)}"
-    number = 1
-    while key in CELLS:  # they may differ where the digest does not look
+_KEYS = Lock()
+
+
+def _unused_key(first: str) -> str:
+    """Cells of one key by their definitions may differ where the digest does not look."""
+    key, number = first, 1
+    while key in CELLS:
         number += 1
         key = f"{first}#{number}"
     return key
@@ -105,10 +112,19 @@ def _digest(cell: Cell) -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """A process that has started OpenMP's threads cannot be forked, and importing this package is to start none."""
+    """Within it, PyTorch's operators run on the calling thread alone.
+
+    A process that has started OpenMP's threads cannot be forked, and importing this package is to start none.
+    `torch.set_num_threads` would also decide how many threads every other thread of the process has from then on.
+    """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    _set_threads_of_this_thread(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        _set_threads_of_this_thread(threads)
+
+
+def _set_threads_of_this_thread(count: int) -> None:
+    with suppress(AttributeError, OSError):  # a PyTorch without OpenMP has no threads to start
+        CDLL(torch._C.__file__).omp_set_num_threads(count)  # of the libraries that this one needs

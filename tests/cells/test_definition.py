@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -364,6 +365,24 @@ def test_import_starts_no_threads():
     program = "import torch, os; n = len(os.listdir('/proc/self/task')); import flashrnn; "
     program += "assert len(os.listdir('/proc/self/task')) == n; assert torch.get_num_threads() == 2"
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"OMP_NUM_THREADS": "2"})
+
+
+def test_making_a_cell_leaves_the_threads_of_others_alone():
+    seen = []
+
+    def step(g, h):
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(torch.get_num_threads).result())  # in a thread that begins just now
+        return torch.tanh(g)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        Cell("beside", step, states=("h",))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {2}
 
 
 def test_a_step_is_no_cell():
