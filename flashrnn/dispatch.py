@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from flashrnn._torch_private import constant_when_compiled
 from flashrnn.cells import Cell, cell_of_key
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cuda.backend import CudaFused
@@ -70,18 +71,17 @@ def choose_for(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, traini
     return choose(name, Problem(*sizes, rows.dtype, rows.device, training, reset is not None, tf32=tf32))
 
 
+@constant_when_compiled
 def padding(
     name: str, cell: str, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, training: bool
 ) -> int:
     """Units to add to every head so that the fastest backend of that name serves the problem, mostly none."""
+    if torch.compiler.is_dynamo_compiling():  # which has not taken this for a constant
+        return 0
     if head_dim % 2 == 0 or device.type != "cuda" or name not in ("auto", CudaFused.name):
         return 0
     tf32 = tf32_allowed(dtype, device)
     return units_to_add(Problem(cell_of_key(cell), heads, head_dim, dtype, device, training, reset=False, tf32=tf32))
-
-
-# As torch.compiler.assume_constant_result would, but that imports TorchDynamo, which takes seconds.
-padding._dynamo_marked_constant = True
 
 
 @lru_cache(maxsize=4096)

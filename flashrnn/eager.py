@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn import op
+from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
 from flashrnn.dispatch import choose_for, no_autocast
 from flashrnn.problem import Inputs, Kept, StateGradients, as_planes, as_rows, state_dtype
@@ -17,14 +18,8 @@ _PLAIN = (Tensor, nn.Parameter)
 
 def serves(inputs: Inputs) -> bool:
     """Whether autograd alone looks at a call: no compiler, transformation, dispatch mode or tensor subclass."""
-    return not (
-        torch.compiler.is_compiling()
-        or op.transformed()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state()
-        or torch.autograd.forward_ad._current_level >= 0
-        or inputs.Wx.device.type not in _DEVICES
-        or any(x is not None and type(x) not in _PLAIN for x in inputs)
+    return (
+        autograd_alone() and inputs.Wx.device.type in _DEVICES and all(x is None or type(x) in _PLAIN for x in inputs)
     )
 
 
@@ -72,9 +67,9 @@ class _Recurrence(torch.autograd.Function):
         R, states, reset, h, gates, *saved = ctx.saved_tensors
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
         # what keeps saved tensors (hooks) may change their layout
-        donated = not torch._C._autograd._get_current_graph_task_keep_graph()
+        donated = not graph_is_retained()
         kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h), donated, dtypes[2])
-        if op.transformed() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
+        if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
             gradients = op.backward(cell, backend, kept, d_h, d_others, d_last)
         else:
             grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)

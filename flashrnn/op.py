@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
+from flashrnn._torch_private import dynamo_at_work, transforms_active
 from flashrnn.cells import Cell, cell_of_key
 from flashrnn.dispatch import choose_for, no_autocast
 from flashrnn.problem import (
@@ -31,7 +31,7 @@ def recurrence(
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
     differentiable = [x for x in (Wx, R, b, states) if x is not None]
     _check_no_tangents(differentiable)
-    within = transformed()  # then inputs do not tell whether a gradient is wanted
+    within = transforms_active()  # then inputs do not tell whether a gradient is wanted
     needs_grad = within or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if within else _forward
     h, aux, last, _ = run(Wx, R, b, states, reset, cell.key, backend, return_states, needs_grad)
@@ -59,12 +59,7 @@ def _check_no_tangents(inputs: list[Tensor]) -> None:
         )
 
 
-def transformed() -> bool:
-    """Whether torch.func is at work: it does not see the gradients that are registered with operators."""
-    return torch._C._are_functorch_transforms_active()
-
-
-def _operator(run: Callable) -> torch._ops.OpOverload:
+def _operator(run: Callable) -> Callable[..., tuple[Tensor, ...]]:
     """The operator flashrnn::<name of run>.
 
     torch.library.custom_op would do, but imports TorchDynamo when it is first called, which takes seconds.
@@ -81,9 +76,7 @@ def _not_compiled(run: Callable) -> Callable:
     grad, it would compile the backends."""
 
     def call(*args):
-        if get_eval_frame_callback() in (None, False):  # it is not at work, and need not be imported
-            return run(*args)
-        return torch.compiler.disable(run)(*args)
+        return torch.compiler.disable(run)(*args) if dynamo_at_work() else run(*args)
 
     return call
 
@@ -167,7 +160,7 @@ def _autograd(ctx, d_h, d_aux, d_last, _):
 
 def _gradients(d_h: Tensor | None, d_aux: Tensor | None, d_last: Tensor | None, kept: Kept, cell: str, backend: str):
     R, states, reset, h, aux, gates, *_ = kept
-    run = _Backward.apply if transformed() else _backward
+    run = _Backward.apply if transforms_active() else _backward
     return run(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend)
 
 

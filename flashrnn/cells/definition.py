@@ -2,14 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from ctypes import CDLL
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
 from torch import Tensor
 
+from flashrnn._torch_private import set_openmp_threads
 from flashrnn.cells.checks import check_names, check_step, example, gates_of, some_gates
 from flashrnn.imports import initial_modes
 
@@ -118,13 +118,8 @@ def _one_thread() -> Iterator[None]:
     `torch.set_num_threads` would also decide how many threads every other thread of the process has from then on.
     """
     threads = torch.get_num_threads()
-    _set_threads_of_this_thread(1)
+    set_openmp_threads(1)
     try:
         yield
     finally:
-        _set_threads_of_this_thread(threads)
-
-
-def _set_threads_of_this_thread(count: int) -> None:
-    with suppress(AttributeError, OSError):  # a PyTorch without OpenMP has no threads to start
-        CDLL(torch._C.__file__).omp_set_num_threads(count)  # of the libraries that this one needs
+        set_openmp_threads(threads)

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from flashrnn._torch_private import OpOverload, TorchDispatchMode, decompositions
 from flashrnn.cells.definition import Cell
 from flashrnn.cells.graph import OPERATORS, TRUTH, Graph, UntraceableCell
 
@@ -66,9 +64,10 @@ _TAKES_TRUTH = {
 
 def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
     """The result by simpler operators; NotImplemented if there are none."""
-    if function in decomposition_table:
+    table = decompositions()
+    if function in table:
         # without what PyTorch wraps around it for the sake of dtypes, which imports SymPy
-        return inspect.unwrap(decomposition_table[function])(*args, **options)
+        return inspect.unwrap(table[function])(*args, **options)
     return function.decompose(*args, **options)
 
 

@@ -7,12 +7,14 @@ other threads would have to wait for their cores.
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import CDLL, CFUNCTYPE, c_uint, c_void_p
+from ctypes import CFUNCTYPE, c_void_p
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from flashrnn._torch_private import openmp_parallel
 
 _Function = CFUNCTYPE(None, c_void_p)
 
@@ -52,20 +54,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "flashrnn")
 
 
-def _parallel() -> Callable[[int, int, int, int], None] | None:
-    """GOMP_parallel(function, data, threads, flags) of the OpenMP library that PyTorch uses; None if it has none.
-
-    https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html; LLVM's and Intel's have it too.
-    """
-    try:
-        parallel = CDLL(torch._C.__file__).GOMP_parallel  # of the libraries that this one needs
-    except (AttributeError, OSError):
-        return None
-    parallel.argtypes, parallel.restype = [c_void_p, c_void_p, c_uint, c_uint], None
-    return parallel
-
-
-_openmp = _parallel()
+_openmp = openmp_parallel()
 
 
 def _after_fork() -> None:

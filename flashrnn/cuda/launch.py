@@ -8,6 +8,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from flashrnn._torch_private import current_stream
 from flashrnn.cuda.build import Binary
 from flashrnn.gpu import device_gpu
 
@@ -80,7 +81,7 @@ class LoadedKernel:
 
     def _run(self, groups: int, arguments: tuple[Tensor | int | None, ...]) -> None:
         # The driver copies the arguments before it returns, but lets other threads run meanwhile.
-        config = self._config(groups, torch._C._cuda_getCurrentRawStream(self.device))
+        config = self._config(groups, current_stream(self.device))
         with self._packing:
             (error,) = self._launch(config, self._kernel.handle, self._arguments.pack(arguments), 0)
         if error != self._success:

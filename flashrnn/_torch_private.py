@@ -1,0 +1,123 @@
+"""Every interface of PyTorch that this package uses and PyTorch does not promise to keep.
+
+Each has a public substitute for a PyTorch that no longer has it. A substitute gives the same results, more slowly.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from ctypes import CDLL, c_uint, c_void_p
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+F = TypeVar("F", bound=Callable)
+
+
+def _perhaps_transformed() -> bool:
+    """Substitute: yes, for PyTorch cannot be asked; but a compiler has resolved what torch.func does."""
+    return not torch.compiler.is_compiling()
+
+
+OpOverload = type(torch.ops.aten.add.Tensor)
+"""The class of PyTorch's operators."""
+
+transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", _perhaps_transformed)
+"""Return whether torch.func is at work. It does not see the gradients that are registered with operators."""
+
+_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
+
+
+def autograd_alone() -> bool:
+    """Return whether nothing but autograd looks at a call: no compiler, transformation, dispatch mode, tracer or
+    forward-mode derivative. Without the private interfaces the answer is no, and calls run as operators."""
+    return not (
+        torch.compiler.is_compiling()
+        or transforms_active()
+        or _dispatch_modes()
+        or _is_tracing()
+        or getattr(forward_ad, "_current_level", 0) >= 0
+    )
+
+
+graph_is_retained: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+"""Return whether the graph of the running backward pass outlives it, so that its tensors must not be overwritten."""
+
+
+def _stream_handle(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
+"""Return the handle of PyTorch's current stream on a GPU."""
+
+try:
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+except ImportError:
+    get_eval_frame_callback = None
+
+
+def dynamo_at_work() -> bool:
+    """Return whether TorchDynamo looks at the Python functions that are called; it is not imported to find out."""
+    if get_eval_frame_callback is None:
+        return "torch._dynamo" in sys.modules  # it may be
+    return get_eval_frame_callback() not in (None, False)
+
+
+def constant_when_compiled(function: F) -> F:
+    """Mark a function whose result TorchDynamo takes as a constant instead of compiling the function.
+
+    As torch.compiler.assume_constant_result, which imports TorchDynamo and so takes seconds. A PyTorch that does not
+    know the mark compiles the function, which `torch.compiler.is_dynamo_compiling` tells it.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+def openmp_parallel() -> Callable[[int, int, int, int], None] | None:
+    """Return GOMP_parallel(function, data, threads, flags) of the OpenMP library that PyTorch uses; None without one.
+
+    https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html; LLVM's and Intel's have it too.
+    """
+    try:
+        parallel = CDLL(torch._C.__file__).GOMP_parallel  # of the libraries that this one needs
+    except (AttributeError, OSError):
+        return None
+    parallel.argtypes, parallel.restype = [c_void_p, c_void_p, c_uint, c_uint], None
+    return parallel
+
+
+def set_openmp_threads(count: int) -> None:
+    """Set how many threads PyTorch's operators take from now on if the calling thread runs them.
+
+    Without the OpenMP library that PyTorch uses there are no threads to start, and nothing to set.
+    """
+    with suppress(AttributeError, OSError):
+        CDLL(torch._C.__file__).omp_set_num_threads(count)  # of the libraries that this one needs
+
+
+@cache
+def decompositions() -> Mapping[Any, Callable]:
+    """Return PyTorch's operators that consist of simpler ones, each as a function of these."""
+    try:
+        from torch._decomp import decomposition_table
+    except ImportError:
+        return torch.export.default_decompositions()  # which imports TorchDynamo
+    return decomposition_table
+
+
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError:
+
+    class TorchDispatchMode:
+        """Substitute: cells are untraceable, and backend vanilla runs their steps as they are."""
+
+        def __enter__(self) -> None:
+            raise NotImplementedError("torch.utils._python_dispatch.TorchDispatchMode is missing in this version")
+
+        def __exit__(self, *_) -> None:
+            pass

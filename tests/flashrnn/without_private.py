@@ -1,0 +1,174 @@
+"""Uses the package in processes whose PyTorch lacks one private interface each; prints what went wrong, as JSON.
+
+A program: `python -m tests.flashrnn.without_private`. It imports PyTorch once and forks for every interface.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._decomp
+import torch._dynamo  # here once for all that transform or compile
+from torch._C._dynamo import eval_frame
+
+
+@contextmanager
+def lacking(owner: Any, name: str) -> Iterator[None]:
+    """While the package is imported; PyTorch itself needs it later."""
+    value = getattr(owner, name, None)
+    if value is not None:
+        delattr(owner, name)
+    yield
+    if value is not None:
+        setattr(owner, name, value)
+
+
+def check_calls() -> None:
+    """Results are those of the time loop written out, and so are gradients, in every way to ask for them."""
+    from flashrnn import flashrnn, get_cell
+    from tests.problems import plain_loop, random_inputs
+
+    inputs = random_inputs(get_cell("lstm"), 2, 3, 2, 4)
+    expected = plain_loop(*inputs, function=get_cell("lstm"))[0]
+    (d_R,) = torch.autograd.grad(expected.square().sum(), inputs.R)
+
+    def loss(R: torch.Tensor, backend: str = "vanilla") -> torch.Tensor:
+        return flashrnn(inputs.Wx, R, *inputs[2:], backend=backend)[0].square().sum()
+
+    for backend in ("vanilla", "auto"):
+        value = loss(inputs.R, backend)
+        for retain in (True, False):
+            torch.testing.assert_close(torch.autograd.grad(value, inputs.R, retain_graph=retain)[0], d_R)
+    torch.testing.assert_close(torch.func.grad(loss)(inputs.R.detach()), d_R)
+    with torch.no_grad():
+        torch.testing.assert_close(flashrnn(*inputs)[0], expected)
+
+
+def check_compiled() -> None:
+    """A compiled call is the call, forward and backward."""
+    check_calls()
+    from flashrnn import flashrnn, get_cell
+    from tests.problems import random_inputs
+
+    inputs = random_inputs(get_cell("lstm"), 2, 3, 2, 5)
+    compiled = torch.compile(flashrnn, fullgraph=True, backend="aot_eager")
+    losses = [run(*inputs, backend="vanilla")[0].square().sum() for run in (flashrnn, compiled)]
+    torch.testing.assert_close(*(torch.autograd.grad(loss, inputs.R) for loss in losses))
+
+
+def check_forward_mode() -> None:
+    """Calls are right, and a forward-mode derivative is refused as ever."""
+    import flashrnn._torch_private as private
+
+    private.forward_ad = SimpleNamespace()
+    check_calls()
+    from flashrnn import flashrnn, get_cell
+    from tests.problems import random_inputs
+
+    Wx, R, b, _ = random_inputs(get_cell("lstm"), 2, 3, 2, 4)
+    with torch.autograd.forward_ad.dual_level():
+        try:
+            flashrnn(torch.autograd.forward_ad.make_dual(Wx, Wx), R, b)
+        except NotImplementedError:
+            return
+    raise AssertionError("a forward-mode derivative was given")
+
+
+def check_stream() -> None:
+    """The current stream is the one that PyTorch's public function names."""
+    check_calls()
+    import flashrnn._torch_private as private
+
+    torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=100 + device)
+    assert private.current_stream(1) == 101
+
+
+def check_mark() -> None:
+    """A compiler that does not know the mark adds no units to a head, where it cannot ask the solver."""
+    from flashrnn import dispatch, get_cell
+
+    del dispatch.padding._dynamo_marked_constant
+    key, gpu = get_cell("lstm").key, torch.device("cuda")
+
+    def plus_padding(x: torch.Tensor) -> torch.Tensor:
+        return x + dispatch.padding("auto", key, 1, 63, torch.bfloat16, gpu, True)
+
+    assert torch.compile(plus_padding, fullgraph=True, backend="eager")(torch.ones(())) == 1
+
+
+def check_openmp() -> None:
+    """The CPU's kernels run on threads of their own."""
+    from flashrnn.cpu import threads
+
+    assert threads._openmp is None
+    check_calls()
+
+
+def check_untraceable() -> None:
+    """Cells have no graphs, and steps run as they are."""
+    from flashrnn.trace import untraceable
+
+    from flashrnn import get_cell
+
+    assert "TorchDispatchMode is missing" in untraceable(get_cell("lstm"))
+    check_calls()
+
+
+def check_decompositions() -> None:
+    """Operators that consist of simpler ones are traced by what PyTorch's exporter knows of them."""
+    with lacking(torch._decomp, "decomposition_table"):
+        from flashrnn.trace import untraceable
+
+        from flashrnn import get_cell
+
+        assert untraceable(get_cell("slstm")) is None
+    check_calls()
+
+
+CASES = {
+    "_are_functorch_transforms_active": (lacking(torch._C, "_are_functorch_transforms_active"), check_compiled),
+    "_len_torch_dispatch_stack": (lacking(torch._C, "_len_torch_dispatch_stack"), check_calls),
+    "_is_tracing": (lacking(torch._C, "_is_tracing"), check_calls),
+    "_current_level": (nullcontext(), check_forward_mode),
+    "_get_current_graph_task_keep_graph": (
+        lacking(torch._C._autograd, "_get_current_graph_task_keep_graph"),
+        check_calls,
+    ),
+    "_cuda_getCurrentRawStream": (lacking(torch._C, "_cuda_getCurrentRawStream"), check_stream),
+    "get_eval_frame_callback": (lacking(eval_frame, "get_eval_frame_callback"), check_compiled),
+    "_dynamo_marked_constant": (nullcontext(), check_mark),
+    "GOMP_parallel": (lacking(torch._C, "__file__"), check_openmp),
+    "decomposition_table": (nullcontext(), check_decompositions),
+    "TorchDispatchMode": (lacking(torch.utils._python_dispatch, "TorchDispatchMode"), check_untraceable),
+}
+
+
+def outcome(missing: AbstractContextManager, check: Callable[[], None]) -> str:
+    """What goes wrong in a child process of its own; nothing if nothing does."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = ""
+        try:
+            with missing:
+                import flashrnn  # noqa: F401
+            check()
+        except BaseException:
+            said = traceback.format_exc()
+        os.write(writing, said.encode()[-4000:])
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return said or (f"ended with status {status}" if status else "")
+
+
+if __name__ == "__main__":
+    json.dump({name: outcome(*case) for name, case in CASES.items()}, sys.stdout)
