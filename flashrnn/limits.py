@@ -13,6 +13,7 @@ import torch
 
 from flashrnn.cells import Cell, get_cell, registered_cells
 from flashrnn.cuda import tiling
+from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
 from flashrnn.problem import dtype_name
 
@@ -64,9 +65,11 @@ def largest_head(direction: str, cell: Cell, dtype: torch.dtype, gpu: Gpu) -> in
     chip = gpu.multiprocessors * (4 * gpu.registers + gpu.shared_per_block)
     bound = math.isqrt(chip // (len(cell.recurrent_gates) * dtype.itemsize))
     sizes = range(STEP, bound + 1, STEP)
-    return STEP * bisect_left(
-        sizes, True, key=lambda size: tiling.infeasible(direction, cell, 1, size, dtype, gpu) is not None
-    )
+
+    def too_large(size: int) -> bool:
+        return tiling.infeasible(KernelSpec(direction, cell, 1, size, 1, dtype, gpu)) is not None
+
+    return STEP * bisect_left(sizes, True, key=too_large)
 
 
 def table(rows: Iterable[Limit]) -> list[list[str]]:

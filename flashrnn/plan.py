@@ -7,6 +7,7 @@ import torch
 
 from flashrnn.cells import Cell, get_cell
 from flashrnn.cuda import tiling
+from flashrnn.cuda.spec import KernelSpec
 from flashrnn.dispatch import UnsupportedProblem, choose, units_to_add
 from flashrnn.gpu import Gpu
 from flashrnn.problem import Problem
@@ -61,13 +62,12 @@ def plans(
     Raises:
         UnsupportedProblem: no tiling fits; the message says what does not.
     """
-    cell = get_cell(function)
-    if reason := tiling.infeasible(direction, cell, heads, head_dim, dtype, gpu):
+    spec = KernelSpec(direction, get_cell(function), heads, head_dim, batch, dtype, gpu)
+    if reason := tiling.infeasible(spec):
         raise UnsupportedProblem(f"{direction} does not fit on the chip: {reason.summary}")
-    planes = tiling.planes_of(dtype, tf32=False)
-    for cycles, found in tiling.estimates(direction, cell, heads, head_dim, batch, dtype, gpu):
-        fragments = planes * tiling.tiles_of_warp(cell, found.blocks, found.unit_tiles, found.k_splits)
-        shape = found.blocks, found.grid, found.threads // 32, found.sequences
+    for cycles, found in tiling.estimates(spec):
+        fragments = spec.planes * tiling.tiles_of_warp(spec, found)
+        shape = found.blocks, found.grid, found.warps, found.sequences
         yield Plan(*shape, fragments, found.register_fragments, found.stages, cycles)
 
 

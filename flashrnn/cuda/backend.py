@@ -16,11 +16,12 @@ from flashrnn.cuda.build import Binary
 from flashrnn.cuda.concurrent_gradient import SHORTEST, ConcurrentGradient
 from flashrnn.cuda.kernel import compile_best
 from flashrnn.cuda.launch import LoadedKernel, load, zeros
-from flashrnn.cuda.source import Tiling, Variant, finite_at_zero, gates_as_inputs, variant_of
+from flashrnn.cuda.source import finite_at_zero, gates_as_inputs
+from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
 from flashrnn.cuda.sum_of_parts import sum_of_parts
-from flashrnn.cuda.tiling import planes_of
+from flashrnn.cuda.tiling import Tiling
 from flashrnn.cuda.weight_gradient import weight_gradient
-from flashrnn.gpu import Gpu, device_gpu
+from flashrnn.gpu import device_gpu
 from flashrnn.problem import (
     Gradients,
     Inputs,
@@ -41,13 +42,15 @@ from flashrnn.problem import (
 )
 from flashrnn.products import recurrent_only
 
+Choose = Callable[[KernelSpec], tuple[Binary, Tiling]]
+
 
 class CudaFused:
     """`choose` gives the kernel and the tiling of a call, as compile_best does."""
 
     name = "cuda_fused"
 
-    def __init__(self, choose: Callable[..., tuple[Binary, Tiling]] = compile_best) -> None:
+    def __init__(self, choose: Choose = compile_best) -> None:
         self._choose = choose
 
     def supports(self, problem: Problem) -> str | None:
@@ -55,10 +58,9 @@ class CudaFused:
             return reason
         if problem.head_dim % 2:
             return f"head sizes must be even, got {problem.head_dim}"
-        sizes = problem.cell, problem.heads, problem.head_dim, problem.dtype, problem.gpu, problem.tf32
-        for direction in problem.directions:
-            if reason := tiling.infeasible(direction, *sizes):
-                return f"{direction} does not fit on the chip: {reason.summary}"
+        for spec in specs_of(problem):
+            if reason := tiling.infeasible(spec):
+                return f"{spec.direction} does not fit on the chip: {reason.summary}"
         return None
 
     def padding(self, problem: Problem) -> int:
@@ -73,8 +75,8 @@ class CudaFused:
         Wx = aligned(as_rows(Wx, Wx))
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
         h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
-        variant = replace(variant_of(reset, h, aux, training), half_bias=b.dtype.itemsize == 2)
-        plan = _forward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
+        variant = variant_of(reset, h, aux, training, half_bias=b.dtype.itemsize == 2)
+        plan = _plan(self._choose, "forward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
         initial = _or_zeros(contiguous(states), last)
         arguments = (Wx, R.contiguous(), b.contiguous(), initial, contiguous(reset), h, aux, last, gates)
         plan.launch(arguments, h)
@@ -84,8 +86,8 @@ class CudaFused:
         R, states, reset, h, aux, gates, donated, b_dtype = kept
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
-        plan = _backward_plan(self._choose, cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        if donated and not plan.tiling.grid and gates_as_inputs(cell, D, h.dtype):
+        plan = _plan(self._choose, "backward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
+        if donated and not plan.tiling.grid and gates_as_inputs(plan.spec):
             d_Wx = gates.view(h.dtype)
         else:
             d_Wx = rows_like(h, len(cell.input_gates), N, D)
@@ -106,12 +108,12 @@ class CudaFused:
         )
         d_aux = [None if d is None else _as_plane(d, aux, d_states.dtype) for d in grads.aux] if grads.of_aux else []
         results = (contiguous(grads.last), d_Wx, d_u, d_b, d_states)
-        beside = plan.beside
-        concurrent = (
-            ConcurrentGradient(cell, beside, _producers(plan.tiling, N, B), h, states, reset) if beside else None
-        )
+        concurrent = None
+        if plan.beside:
+            producers = _producers(plan.spec, plan.tiling)
+            concurrent = ConcurrentGradient(plan.spec, plan.beside, producers, h, states, reset)
         plan.launch((*known, *d_aux, *results), h, concurrent.progress if concurrent else None)
-        d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(cell, d_Wx, d_u, h, states, reset)
+        d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(plan.spec, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, sum_of_parts(d_b, b_dtype or d_b.dtype), d_states)
 
 
@@ -119,6 +121,7 @@ class CudaFused:
 class _Plan:
     """The launches of a call: all that depends on its sizes alone."""
 
+    spec: KernelSpec
     kernel: LoadedKernel
     tiling: Tiling
     launches: tuple[tuple[int, int], ...]  # the first group and how many there are
@@ -139,127 +142,84 @@ _LAUNCHES = count(secrets.randbits(62))  # for a Meeting: no number that memory 
 
 
 @lru_cache(maxsize=4096)
-def _forward_plan(
-    choose: Callable[..., tuple[Binary, Tiling]],
-    cell: Cell,
-    shape: torch.Size,
-    time_major: bool,
-    dtype: torch.dtype,
-    variant: Variant,
-    device: int,
-) -> _Plan:
-    """The plan of a forward with h of that shape."""
-    kernel, tiling = _kernel(choose, "forward", cell, shape, dtype, variant, device)
-    units, sequences = 16 * tiling.unit_tiles * tiling.blocks, 8 * tiling.batch_tiles
-    ring = 3 * planes_of(dtype, variant.tf32) * units * sequences * 2  # three steps of h: kernels/forward.cuh
-    return _plan(cell, shape, time_major, dtype, variant, kernel, tiling, ring)
-
-
-@lru_cache(maxsize=4096)
-def _backward_plan(
-    choose: Callable[..., tuple[Binary, Tiling]],
-    cell: Cell,
-    shape: torch.Size,
-    time_major: bool,
-    dtype: torch.dtype,
-    variant: Variant,
-    device: int,
-) -> _Plan:
-    """The plan of a backward with h of that shape."""
-    kernel, tiling, beside = _backward_kernel(choose, cell, shape, dtype, variant, device)
-    units, sequences = 16 * tiling.unit_tiles, 8 * tiling.batch_tiles
-    # two buffers of partial sums, from every block of a group to every block: kernels/backward.cuh
-    parts = 2 * tiling.blocks**2 * units * sequences * dtype.itemsize
-    return _plan(cell, shape, time_major, dtype, variant, kernel, tiling, parts, beside)
-
-
 def _plan(
-    cell: Cell,
-    shape: torch.Size,
-    time_major: bool,
-    dtype: torch.dtype,
-    variant: Variant,
-    kernel: LoadedKernel,
-    tiling: Tiling,
-    exchanged: int,
-    beside: concurrent_gradient.Layout | None = None,
-) -> _Plan:
-    B, T, N, D = shape
-    row_b, row_t = (1, B) if time_major else (T, 1)
-    input_bytes, gate_bytes = len(cell.input_gates) * dtype.itemsize, len(cell.gates) * kept_dtype(dtype).itemsize
-    unit_bytes = input_bytes, dtype.itemsize, variant.aux.itemsize if variant.aux else 0, gate_bytes
-    return _Plan(
-        kernel,
-        tiling,
-        tuple(kernel.rounds(tiling.batches(B) * N)),
-        exchanged + 8 * tiling.blocks if tiling.grid else 0,  # and a word for each block: Meeting in kernels/grid.cuh
-        (B, T, row_b, row_t),
-        tuple(row_t * N * D * size for size in unit_bytes),
-        beside,
-    )
-
-
-def _backward_kernel(
-    choose: Callable[..., tuple[Binary, Tiling]],
-    cell: Cell,
-    shape: torch.Size,
-    dtype: torch.dtype,
-    variant: Variant,
-    device: int,
-) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Layout | None]:
-    """The kernel, its tiling, and, where d_R can be made beside it, the layout of that."""
-    B, _, N, D = shape
-    counting = with_parts(variant, cell, shape, dtype, device)
-    if counting.parts:
-        kernel, loop = _kernel(choose, "backward", cell, shape, dtype, counting, device)
-        layout = concurrent_gradient.beside(
-            cell, N, D, B, dtype, _producers(loop, N, B), device_gpu(device), variant.tf32
-        )
-        if layout and loop.batches(B) * N <= kernel.at_once:
-            return kernel, loop, layout
-    return *_kernel(choose, "backward", cell, shape, dtype, variant, device), None
-
-
-def with_parts(variant: Variant, cell: Cell, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> Variant:
-    """The variant of a backward for h of that shape, which counts parts if its likely tiling leaves room beside it."""
-    B, T, N, D = shape
-    if T < SHORTEST:
-        return variant
-    gpu = device_gpu(device)
-    producers = _producers(_likely(cell, N, D, B, dtype, gpu, variant.tf32), N, B)
-    layout = concurrent_gradient.beside(cell, N, D, B, dtype, producers, gpu, variant.tf32)
-    return replace(variant, parts=layout is not None)
-
-
-def _producers(layout: Tiling, heads: int, batch: int) -> int:
-    """The loop's blocks."""
-    return layout.batches(batch) * heads * layout.blocks
-
-
-@cache
-def _likely(cell: Cell, N: int, D: int, B: int, dtype: torch.dtype, gpu: Gpu, tf32: bool) -> Tiling:
-    """The backward's tiling, unless another is tuned or spills less."""
-    return next(tiling.tilings("backward", cell, N, D, B, dtype, gpu, tf32))
-
-
-def _kernel(
-    choose: Callable[..., tuple[Binary, Tiling]],
+    choose: Choose,
     direction: str,
     cell: Cell,
     shape: torch.Size,
+    time_major: bool,
     dtype: torch.dtype,
     variant: Variant,
     device: int,
-) -> tuple[LoadedKernel, Tiling]:
-    B, _, N, D = shape
-    binary, layout = _chosen(choose, direction, cell, N, D, B, dtype, variant, device_gpu(device))
-    shared = tiling.shared_bytes(direction, cell, dtype, layout, variant.tf32)
-    return load(binary, device, layout.threads, shared, layout.blocks, layout.grid), layout
+) -> _Plan:
+    """The plan of that direction of a call with h of that shape."""
+    B, T, N, D = shape
+    spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant)
+    beside = None
+    if direction == "forward":
+        kernel, tiling = _kernel(choose, spec, device)
+    else:
+        kernel, tiling, beside = _backward_kernel(choose, spec, T, device)
+    launches = tuple(kernel.rounds(tiling.batches(B) * N))
+    row_b, row_t = (1, B) if time_major else (T, 1)
+    input_bytes, gate_bytes = len(cell.input_gates) * dtype.itemsize, len(cell.gates) * kept_dtype(dtype).itemsize
+    unit_bytes = input_bytes, dtype.itemsize, variant.aux.itemsize if variant.aux else 0, gate_bytes
+    steps = tuple(row_t * N * D * size for size in unit_bytes)
+    return _Plan(spec, kernel, tiling, launches, _workspace(spec, tiling), (B, T, row_b, row_t), steps, beside)
+
+
+def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
+    """Bytes for a group's exchange through global memory."""
+    if not tiling.grid:
+        return 0
+    tile = tiling.padded * 8 * tiling.batch_tiles
+    if spec.direction == "forward":  # three steps of h: Ring in kernels/forward.cuh
+        exchanged = 3 * spec.planes * tile * 2
+    else:  # two buffers of partial sums, from every block of a group to every block: kernels/partial_sums.cuh
+        exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize
+    return exchanged + 8 * tiling.blocks  # and a word for each block: Meeting in kernels/grid.cuh
+
+
+def _backward_kernel(
+    choose: Choose, spec: KernelSpec, steps: int, device: int
+) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Layout | None]:
+    """The kernel, its tiling, and, where d_R can be made beside it, the layout of that."""
+    counting = counting_parts(spec, steps)
+    if counting.variant.parts:
+        kernel, loop = _kernel(choose, counting, device)
+        layout = concurrent_gradient.beside(spec, _producers(spec, loop))
+        if layout and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
+            return kernel, loop, layout
+    return *_kernel(choose, spec, device), None
+
+
+def counting_parts(spec: KernelSpec, steps: int) -> KernelSpec:
+    """The spec of a backward that counts parts if its likely tiling leaves room for d_R beside it."""
+    if steps < SHORTEST:
+        return spec
+    layout = concurrent_gradient.beside(spec, _producers(spec, _likely(spec.of_all_variants)))
+    return replace(spec, variant=replace(spec.variant, parts=layout is not None))
+
+
+def _producers(spec: KernelSpec, tiling: Tiling) -> int:
+    """The loop's blocks."""
+    return tiling.batches(spec.batch) * spec.heads * tiling.blocks
 
 
 @cache
-def _chosen(choose: Callable[..., tuple[Binary, Tiling]], *sizes) -> tuple[Binary, Tiling]:
-    return choose(*sizes)
+def _likely(spec: KernelSpec) -> Tiling:
+    """The tiling, unless another is tuned or spills less."""
+    return next(tiling.tilings(spec))
+
+
+def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
+    binary, layout = _chosen(choose, spec)
+    return load(binary, device, layout.threads, tiling.shared_bytes(spec, layout), layout.blocks, layout.grid), layout
+
+
+@cache
+def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
+    return choose(spec)
 
 
 def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor | int:

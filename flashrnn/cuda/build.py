@@ -38,8 +38,11 @@ class Binary:
 
 
 @cache
-def build(prelude: str, header: str, entry: str, arch: str) -> Binary:
-    """The kernel `entry` of kernels/`header`, compiled after `prelude` for `arch`, from the cache if it is there."""
+def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") -> Binary:
+    """The kernel `entry` of kernels/`header`, compiled after `prelude` for `arch`, from the cache if it is there.
+
+    `made_for` stands in the record, for whoever reads it; the same binary may serve others.
+    """
     source = f'{prelude}\n#include "{header}"\n'
     identity = {
         "entry": entry,
@@ -55,7 +58,7 @@ def build(prelude: str, header: str, entry: str, arch: str) -> Binary:
     if cached is None:
         code, log = _compile(source, entry, arch)
         cached = Binary(code, entry, *_resources(log), path)
-        _write(cached, identity)
+        _write(cached, {"made_for": made_for, **identity})
     return cached
 
 

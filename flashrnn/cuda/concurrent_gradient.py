@@ -11,13 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import PART_UNIT, definitions
-from flashrnn.cuda.tiling import planes_of
+from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.weight_gradient import sizes_and_places
-from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import aligned, contiguous
 from flashrnn.products import row_strides
 
@@ -44,11 +42,11 @@ class _Way(NamedTuple):
     column: float  # nanoseconds in which a block adds a sequence's step to a column of its tiles
 
 
-def _way(dtype: torch.dtype, tf32: bool) -> _Way:
-    if dtype.itemsize == 2:
+def _way(spec: KernelSpec) -> _Way:
+    if spec.dtype.itemsize == 2:
         return _Way(1, 256, (128, 64, 32), 4, 0.075)
     # the times by a count of the bytes of shared memory, not measured
-    return _Way(planes_of(dtype, tf32), 128, (64, 32), 2, 0.2 if tf32 else 0.35)
+    return _Way(spec.planes, 128, (64, 32), 2, 0.2 if spec.variant.tf32 else 0.35)
 
 
 @dataclass(frozen=True)
@@ -59,67 +57,55 @@ class Layout:
     tiles: int  # of a block
     blocks: int
     rows: int  # of a load
-    tf32: bool = False  # as in `Variant`
 
-    def keeps_up(self, gates: int, heads: int, head_dim: int, batch: int, dtype: torch.dtype) -> bool:
-        """Whether a step of the loop, with so many recurrent gates, is not done long before."""
+    def keeps_up(self, spec: KernelSpec) -> bool:
+        """Whether a step of the loop is not done long before."""
+        gates, head_dim, batch = len(spec.cell.recurrent_gates), spec.head_dim, spec.batch
         step = _STEP + (_UNIT + _GATE_UNIT * gates) * head_dim + _GATE_SEQUENCE * gates * batch
-        if dtype == torch.float32:
+        if spec.dtype == torch.float32:
             narrow = max(1, _LIBRARY_WIDTH / head_dim) ** 2
-            product = (_FLOAT_PRODUCT + _LIBRARY_PRODUCT * narrow) / (2 if self.tf32 else 1)
-            step += product * batch * heads * gates * head_dim**2
-        return batch * self.tiles * max(self.columns, _BLOCK) * _way(dtype, self.tf32).column <= step
+            product = (_FLOAT_PRODUCT + _LIBRARY_PRODUCT * narrow) / (2 if spec.variant.tf32 else 1)
+            step += product * batch * spec.heads * gates * head_dim**2
+        return batch * self.tiles * max(self.columns, _BLOCK) * _way(spec).column <= step
 
     @staticmethod
-    @cache
-    def of(
-        cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, idle: int, gpu: Gpu, tf32: bool = False
-    ) -> "Layout | None":
+    def of(spec: KernelSpec, idle: int) -> "Layout | None":
         """For `idle` multiprocessors: the one whose blocks have least to do; None where they cannot hold d_R."""
-        layouts, way = [], _way(dtype, tf32)
+        layouts, way, head_dim = [], _way(spec), spec.head_dim
         for across in range(-(-head_dim // way.columns), -(-head_dim // _BLOCK) + 1):  # tiles
             columns = -(-head_dim // (8 * across)) * 8
-            number = heads * across * -(-len(cell.recurrent_gates) * head_dim // _UNITS)
+            number = spec.heads * across * -(-len(spec.cell.recurrent_gates) * head_dim // _UNITS)
             tiles = 1 if number <= idle else 2
             row = way.planes * 2 * (_UNITS + -(-columns // _BLOCK) * _BLOCK)
-            room = (gpu.shared_per_block - _UNITS * columns * 4 * (tiles - 1)) // row  # for rows
+            room = (spec.gpu.shared_per_block - _UNITS * columns * 4 * (tiles - 1)) // row  # for rows
             rows = next((rows for rows in way.rows if way.stages * rows <= room), None)
             if rows and number <= tiles * idle:
-                layouts.append(Layout(columns, tiles, -(-number // tiles), rows, tf32))
+                layouts.append(Layout(columns, tiles, -(-number // tiles), rows))
         return min(layouts, key=lambda layout: (layout.tiles, layout.columns), default=None)
 
 
-def beside(
-    cell: Cell,
-    heads: int,
-    head_dim: int,
-    batch: int,
-    dtype: torch.dtype,
-    producers: int,
-    gpu: Gpu,
-    tf32: bool = False,
-) -> Layout | None:
+def beside(spec: KernelSpec, producers: int) -> Layout | None:
     """The layout beside a loop of `producers` blocks, each on its own multiprocessor; None if nothing is gained."""
-    gates = len(cell.recurrent_gates)
-    odd = head_dim % (dtype.itemsize // 2 * 2)  # for copies of at least 4 bytes, in float32 16
-    if gpu.capability[0] != 9 or odd or batch * heads * gates * head_dim**2 < _LEAST:
+    products = spec.batch * spec.heads * len(spec.cell.recurrent_gates) * spec.head_dim**2
+    odd = spec.head_dim % (spec.dtype.itemsize // 2 * 2)  # for copies of at least 4 bytes, in float32 16
+    if spec.gpu.capability[0] != 9 or odd or products < _LEAST:
         return None
-    layout = Layout.of(cell, heads, head_dim, dtype, gpu.multiprocessors - producers, gpu, tf32)
-    return layout if layout and layout.keeps_up(gates, heads, head_dim, batch, dtype) else None
+    layout = Layout.of(spec, spec.gpu.multiprocessors - producers)
+    return layout if layout and layout.keeps_up(spec) else None
 
 
 class ConcurrentGradient:
     """d_R of one call: `progress` is for the loop, behind whose launch this is called, with nothing in between."""
 
     def __init__(
-        self, cell: Cell, layout: Layout, producers: int, h: Tensor, states: Tensor | None, reset: Tensor | None
+        self, spec: KernelSpec, layout: Layout, producers: int, h: Tensor, states: Tensor | None, reset: Tensor | None
     ) -> None:
         B, T, N, D = h.shape
-        self._kernel, self._layout = _kernel(cell, N, D, layout, h.dtype, reset is not None, h.device.index), layout
+        self._kernel, self._layout = _kernel(spec, layout, h.device.index), layout
         self._h, self._initial = aligned(h), None if states is None else aligned(states[0].to(h.dtype).contiguous())
         self._reset = contiguous(reset)
         self._sizes = producers, B, T, row_strides(h)[1]
-        self._d_R = h.new_empty(len(cell.recurrent_gates), N, D, D)
+        self._d_R = h.new_empty(len(spec.cell.recurrent_gates), N, D, D)
         self.progress = torch.zeros(-(-T // PART_UNIT), dtype=torch.int32, device=h.device)
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor) -> Tensor:
@@ -129,39 +115,31 @@ class ConcurrentGradient:
 
 
 @cache
-def _kernel(
-    cell: Cell, heads: int, head_dim: int, layout: Layout, dtype: torch.dtype, reset: bool, device: int
-) -> LoadedKernel:
-    gpu = device_gpu(device)
-    binary = compile_kernel(cell, heads, head_dim, dtype, reset, layout, gpu)
+def _kernel(spec: KernelSpec, layout: Layout, device: int) -> LoadedKernel:
     # As much shared memory as there is, for multiprocessors that the loop has not taken.
-    return load(binary, device, THREADS, gpu.shared_per_block, 1, False, beside=True)
+    return load(compile_kernel(spec, layout), device, THREADS, spec.gpu.shared_per_block, 1, False, beside=True)
 
 
-def compile_kernel(
-    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout, gpu: Gpu
-) -> Binary:
+def compile_kernel(spec: KernelSpec, layout: Layout) -> Binary:
     """The kernel; needs no GPU."""
-    source = prelude(cell, heads, head_dim, dtype, reset, layout, gpu.shared_per_block)
-    return build(source, "concurrent_gradient.cuh", "flashrnn_concurrent_gradient", gpu.arch)
+    header, entry = "concurrent_gradient.cuh", "flashrnn_concurrent_gradient"
+    return build(prelude(spec, layout), header, entry, spec.gpu.arch, str(spec))
 
 
-def prelude(
-    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout, shared_bytes: int
-) -> str:
+def prelude(spec: KernelSpec, layout: Layout) -> str:
     """The source before the header."""
-    sizes, places = sizes_and_places(cell, heads, head_dim, reset)
+    sizes, places = sizes_and_places(spec)
     constants = {
         "UNITS": _UNITS,
         "COLUMNS": layout.columns,
         "TILES": layout.tiles,
         "ROWS": layout.rows,
-        "STAGES": _way(dtype, layout.tf32).stages,
+        "STAGES": _way(spec).stages,
         "THREADS": THREADS,
         "PART_UNIT": PART_UNIT,
-        "SHARED_BYTES_EXPECTED": shared_bytes,
+        "SHARED_BYTES_EXPECTED": spec.gpu.shared_per_block,
     }
-    source = definitions(dtype, sizes | constants, places, layout.tf32)
+    source = definitions(spec.dtype, sizes | constants, places, spec.variant.tf32)
     return "\n".join((source, *_product_of(layout.columns)))
 
 

@@ -1,16 +1,14 @@
-"""From a problem to its compiled kernel: tilings are compiled, the best first, until one hardly spills."""
+"""From a spec to its compiled kernel: tilings are compiled, the best first, until one hardly spills."""
 
 import logging
 from dataclasses import replace
 
-import torch
-
-from flashrnn.cells import Cell
 from flashrnn.cuda import tiling
 from flashrnn.cuda.build import Binary, build
-from flashrnn.cuda.source import Tiling, Variant, prelude
-from flashrnn.cuda.tuned import Sizes, kept
-from flashrnn.gpu import Gpu
+from flashrnn.cuda.source import prelude
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.cuda.tiling import Tiling
+from flashrnn.cuda.tuned import kept
 
 logger = logging.getLogger("flashrnn")
 
@@ -18,43 +16,31 @@ _ATTEMPTS = 6  # tilings that are compiled before the one of them that spills le
 SPILLED = 104  # bytes of a thread's registers that may be put aside while R is loaded, before the time loop
 
 
-def compile_best(
-    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, variant: Variant, gpu: Gpu
-) -> tuple[Binary, Tiling]:
-    """The kernel of that direction ("forward" or "backward") and its tiling; needs no GPU.
+def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
+    """The fused kernel and its tiling; needs no GPU.
 
     The tiling that `python -m flashrnn tune` has kept for these sizes, or else the best by estimate.
     """
-    sizes = Sizes(cell, heads, head_dim, batch, dtype, gpu, variant.tf32)
-    tuned = kept(direction, sizes)
+    tuned = kept(spec)
     if tuned is not None:
-        return compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, tuned), tuned
+        return compile_tiling(spec, tuned), tuned
     tried: list[tuple[Binary, Tiling]] = []
-    for choice in tiling.tilings(direction, *sizes):
+    for choice in tiling.tilings(spec):
         if any(_needs_as_many_registers(choice, other) for _, other in tried):
             continue
-        tried.append((compile_tiling(direction, cell, heads, head_dim, dtype, variant, gpu, choice), choice))
+        tried.append((compile_tiling(spec, choice), choice))
         if tried[-1][0].spilled <= SPILLED or len(tried) == _ATTEMPTS:
             break
     binary, choice = min(tried, key=lambda candidate: candidate[0].spilled)
-    logger.info("%s of %s %d x %d: %s, compiled %d", direction, cell.name, heads, head_dim, choice, len(tried))
+    logger.info("%s: %s, compiled %d", spec, choice, len(tried))
     return binary, choice
 
 
-def compile_tiling(
-    direction: str,
-    cell: Cell,
-    heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    variant: Variant,
-    gpu: Gpu,
-    choice: Tiling,
-) -> Binary:
+def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
     """The kernel with this very tiling."""
-    shared_bytes = tiling.shared_bytes(direction, cell, dtype, choice, variant.tf32)
-    source = prelude(cell, heads, head_dim, dtype, choice, variant, shared_bytes)
-    return build(source, f"{direction}.cuh", f"flashrnn_{direction}", gpu.arch)
+    source = prelude(spec, choice, tiling.shared_bytes(spec, choice))
+    header, entry = f"{spec.direction}.cuh", f"flashrnn_{spec.direction}"
+    return build(source, header, entry, spec.gpu.arch, str(spec))
 
 
 def _needs_as_many_registers(choice: Tiling, other: Tiling) -> bool:

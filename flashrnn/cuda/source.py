@@ -2,81 +2,38 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import cell_functions
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.trace import trace
-from flashrnn.problem import tf32_allowed
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.cuda.tiling import Tiling
 from flashrnn.products import places, recurrent_only
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How one head is laid over warps and blocks; names and meaning as in kernels/tiles.cuh."""
-
-    unit_tiles: int
-    k_splits: int
-    batch_tiles: int
-    sequences: int
-    blocks: int
-    grid: bool
-    stages: int
-    register_fragments: int
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.unit_tiles * self.k_splits
-
-    def batches(self, batch: int) -> int:
-        """Groups of blocks that a batch takes, for every head."""
-        return -(-batch // self.sequences)
-
 
 PART_UNIT = 16  # steps: parts of the backward's loop (kernels/parts.cuh) are multiples of so many
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What else the kernels are compiled for."""
-
-    reset: bool
-    aux: torch.dtype | None  # of the states behind the first at every step; None if there are none, or none are wanted
-    training: bool  # gates are kept for the backward
-    d_aux: bool
-    tf32: bool = False  # float32 products may be as coarse as TF32
-    half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float
-    parts: bool = False  # the backward counts the parts of its steps that are done, for a kernel beside it
-
-
-def variant_of(reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False) -> Variant:
-    """What a call takes that has these tensors."""
-    kept = aux.dtype if len(aux) and aux.shape[2] else None
-    return Variant(reset is not None, kept, training, d_aux, tf32=tf32_allowed(h.dtype, h.device))
-
-
-def gates_as_inputs(cell: Cell, head_dim: int, dtype: torch.dtype) -> bool:
+def gates_as_inputs(spec: KernelSpec) -> bool:
     """Whether the kept gates of a head lie in the memory of the gradients of its inputs, so that a backward may write
     these over them.
 
     Not in float32, in which backend `cuda` may have to read them.
     """
+    cell, head_dim = spec.cell, spec.head_dim
     whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0  # what a thread moves is in one piece
-    return whole and cell.input_gates == cell.gates and dtype.itemsize == 2
+    return whole and cell.input_gates == cell.gates and spec.dtype.itemsize == 2
 
 
-def prelude(
-    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, tiling: Tiling, variant: Variant, shared_bytes: int
-) -> str:
+def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     """The source before a fused kernel's header: constants and the cell's functions.
 
     The kernel computes its shared memory itself and compares with `shared_bytes`, which it will be launched with.
     """
+    cell, variant = spec.cell, spec.variant
     layout = {
         "UNIT_TILES": tiling.unit_tiles,
         "K_SPLITS": tiling.k_splits,
@@ -86,7 +43,7 @@ def prelude(
         "GRID": tiling.grid,
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
-        "GATES_IN_PIECES": len(cell.gates) > 1 and gates_as_inputs(cell, head_dim, dtype),
+        "GATES_IN_PIECES": len(cell.gates) > 1 and gates_as_inputs(spec),
         "HALF_BIAS": variant.half_bias,
         "FINITE_AT_ZERO": finite_at_zero(cell),
         "PARTS": variant.parts,
@@ -94,13 +51,13 @@ def prelude(
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}
-    source = cell_prelude(cell, heads, head_dim, dtype, variant, layout, tables)
-    return "\n".join((source, *_d_aux_parameters(cell, variant)))
+    source = cell_prelude(spec, layout, tables)
+    return "\n".join((source, *_d_aux_parameters(spec)))
 
 
-def _d_aux_parameters(cell: Cell, variant: Variant) -> tuple[str, str]:
+def _d_aux_parameters(spec: KernelSpec) -> tuple[str, str]:
     """The backward's parameters for the gradients of the states after the first, and an array of them."""
-    names = [f"d_aux_{i}" for i in range(len(cell.states) - 1)] if variant.d_aux else []
+    names = [f"d_aux_{i}" for i in range(len(spec.cell.states) - 1)] if spec.variant.d_aux else []
     parameters = "".join(f" const float* __restrict__ {name}," for name in names)
     return f"#define D_AUX_PARAMETERS{parameters}", f"#define D_AUX_ARRAY {{{', '.join(names or ['nullptr'])}}}"
 
@@ -108,19 +65,12 @@ def _d_aux_parameters(cell: Cell, variant: Variant) -> tuple[str, str]:
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
 
 
-def cell_prelude(
-    cell: Cell,
-    heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    variant: Variant,
-    layout: Mapping[str, int],
-    tables: Mapping[str, Sequence[int]],
-) -> str:
-    """What any kernel is told of cell, sizes and variant, its own constants `layout`, and its own `tables` by gate."""
+def cell_prelude(spec: KernelSpec, layout: Mapping[str, int], tables: Mapping[str, Sequence[int]]) -> str:
+    """What any kernel is told of its spec, its own constants `layout`, and its own `tables` by gate."""
+    cell, variant = spec.cell, spec.variant
     constants = {
-        "HEADS": heads,
-        "D": head_dim,
+        "HEADS": spec.heads,
+        "D": spec.head_dim,
         "GATES": len(cell.gates),
         "GR": len(cell.recurrent_gates),
         "GI": len(cell.input_gates),
@@ -142,7 +92,7 @@ def cell_prelude(
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join(
         [
-            definitions(dtype, constants, all_tables, variant.tf32),
+            definitions(spec.dtype, constants, all_tables, variant.tf32),
             '#include "math.cuh"',
             aux_number,
             cell_functions(cell),

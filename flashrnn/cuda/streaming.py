@@ -14,10 +14,10 @@ from flashrnn.cells import Cell
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.source import Variant, variant_of
+from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
 from flashrnn.cuda.streaming_layout import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
 from flashrnn.cuda.weight_gradient import weight_gradient
-from flashrnn.gpu import Gpu, device_gpu
+from flashrnn.gpu import device_gpu
 from flashrnn.problem import (
     Gradients,
     Inputs,
@@ -43,11 +43,9 @@ class CudaStreaming:
     def supports(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
-        for direction in problem.directions:
-            if reason := infeasible(
-                direction, problem.cell, problem.head_dim, problem.dtype, problem.gpu, problem.tf32
-            ):
-                return f"{direction} does not fit: {reason}"
+        for spec in specs_of(problem):
+            if reason := infeasible(spec):
+                return f"{spec.direction} does not fit: {reason}"
         return None
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
@@ -58,7 +56,8 @@ class CudaStreaming:
         Wx = as_rows(Wx, Wx)
         h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
         gates, variant = empty_gates(cell, Wx, training), variant_of(reset, h, aux, training)
-        kernel, layout = _kernel("forward", cell, N, D, B, Wx.dtype, variant, Wx.device.index)
+        spec = KernelSpec("forward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
+        kernel, layout = _kernel(spec, h.device.index)
         state = states.clone(memory_format=torch.contiguous_format)
         matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, h), _counters(layout, h)
         exchange[0, :, :, :D] = states[0].transpose(0, 1)
@@ -71,7 +70,8 @@ class CudaStreaming:
         states = initial_states(cell, states, h)
         B, T, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
-        kernel, layout = _kernel("backward", cell, N, D, B, h.dtype, variant, h.device.index)
+        spec = KernelSpec("backward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
+        kernel, layout = _kernel(spec, h.device.index)
         d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
         d_h = None if grads.h is None else as_rows(grads.h, h)
         d_aux = aux_gradient(grads, aux, states.dtype)
@@ -82,25 +82,21 @@ class CudaStreaming:
         exchanged = contiguous(reset), _exchange(layout, h), _counters(layout, h)
         arguments = (matrix, *exchanged, states, h, aux, aligned(gates), d_h, d_aux, d_Wx, d_u, d_state)
         kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
-        d_R = weight_gradient(cell, d_Wx, d_u, h, states, reset)
+        d_R = weight_gradient(spec, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
 
 
 @cache
-def _kernel(
-    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, variant: Variant, device: int
-) -> tuple[LoadedKernel, Layout]:
-    binary, layout = compile_kernel(direction, cell, heads, head_dim, batch, dtype, variant, device_gpu(device))
-    return load(binary, device, layout.threads, shared_bytes(direction, cell, layout), 1, True), layout
+def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
+    binary, layout = compile_kernel(spec)
+    return load(binary, device, layout.threads, shared_bytes(spec, layout), 1, True), layout
 
 
-def compile_kernel(
-    direction: str, cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, variant: Variant, gpu: Gpu
-) -> tuple[Binary, Layout]:
-    """The kernel of that direction ("forward" or "backward") and its layout; needs no GPU."""
-    layout = best_layout(direction, cell, heads, head_dim, batch, dtype, gpu, variant.tf32)
-    source = layout_prelude(direction, cell, heads, head_dim, dtype, variant, layout)
-    return build(source, f"stream_{direction}.cuh", f"flashrnn_stream_{direction}", gpu.arch), layout
+def compile_kernel(spec: KernelSpec) -> tuple[Binary, Layout]:
+    """The kernel and its layout; needs no GPU."""
+    layout = best_layout(spec)
+    header, entry = f"stream_{spec.direction}.cuh", f"flashrnn_stream_{spec.direction}"
+    return build(layout_prelude(spec, layout), header, entry, spec.gpu.arch, str(spec)), layout
 
 
 def in_order(rows: Tensor, layout: Layout) -> Tensor:

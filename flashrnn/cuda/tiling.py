@@ -7,17 +7,15 @@ estimate for the first guess, and a kernel that spills gives way to the next bes
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
-import torch
-
-from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, lookup, maximum, minimum
-from flashrnn.constrint.expressions import Operand, as_expression
-from flashrnn.cuda.source import Tiling
+from flashrnn.constrint.expressions import Operand
+from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
 from flashrnn.problem import kept_dtype
 
@@ -46,253 +44,241 @@ _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
 
 
-def tilings(
-    direction: str,
-    cell: Cell,
-    heads: int,
-    head_dim: int,
-    batch: int,
-    dtype: torch.dtype,
-    gpu: Gpu,
-    tf32: bool = False,
-) -> Iterator[Tiling]:
+@dataclass(frozen=True)
+class Tiling:
+    """How one head is laid over warps and blocks; names and meaning as in kernels/tiles.cuh.
+
+    While the problem is posed its fields are the unknowns, and what follows from them is an expression.
+    """
+
+    unit_tiles: int
+    k_splits: int
+    batch_tiles: int
+    sequences: int
+    blocks: int
+    grid: bool
+    stages: int
+    register_fragments: int
+
+    @property
+    def units(self) -> int:
+        """Units of a block."""
+        return 16 * self.unit_tiles
+
+    @property
+    def padded(self) -> int:
+        """Units of a head, padding included."""
+        return self.units * self.blocks
+
+    @property
+    def warps(self) -> int:
+        return self.unit_tiles * self.k_splits
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def batches(self, batch: int) -> int:
+        """Groups of blocks that a batch takes, for every head."""
+        return -(-batch // self.sequences)
+
+
+def tilings(spec: KernelSpec) -> Iterator[Tiling]:
     """Tilings that fit, the one that should be fastest first. Raises Infeasible, which names what does not fit."""
-    return (tiling for _, tiling in estimates(direction, cell, heads, head_dim, batch, dtype, gpu, tf32))
+    return (tiling for _, tiling in estimates(spec))
 
 
-def estimates(
-    direction: str,
-    cell: Cell,
-    heads: int,
-    head_dim: int,
-    batch: int,
-    dtype: torch.dtype,
-    gpu: Gpu,
-    tf32: bool = False,
-) -> Iterator[tuple[float, Tiling]]:
+def estimates(spec: KernelSpec) -> Iterator[tuple[float, Tiling]]:
     """The same tilings with the estimated clock cycles of a time step of the whole batch."""
-    without_batch = direction, cell, heads, head_dim, dtype, gpu, tf32
-    if reason := infeasible(*without_batch):
+    if reason := infeasible(spec):
         raise reason
-    ways = [way for way in (False, True) if not _infeasible(*without_batch, grid=way)]
-    sizes = direction, cell, heads, head_dim, batch, dtype, gpu
-    found = (_solutions(*sizes, grid=way, tf32=tf32) for way in ways)
+    found = (_solutions(spec, grid) for grid in (False, True) if not _infeasible(_of_any_batch(spec), grid=grid))
     for (eighths, *_), tiling in heapq.merge(*found, key=lambda solution: solution[0]):
         yield eighths / 8, tiling
 
 
-def _solutions(*sizes, grid: bool, tf32: bool) -> Iterator[tuple[tuple[int, ...], Tiling]]:
-    problem, objective = pose(*sizes, grid, tf32)
+def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], Tiling]]:
+    problem, objective = pose(spec, grid)
     for solution in problem.best(objective):
         values = {"sequences": 8 * solution["batch_tiles"], **solution}
         tiling = Tiling(**values, grid=grid)
         yield tuple(map(solution.value, objective)), tiling
 
 
-_IN_SHARED_MEMORY = ("blocks", "unit_tiles", "k_splits", "batch_tiles", "stages", "register_fragments")
-
-
-def infeasible(
-    direction: str, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, gpu: Gpu, tf32: bool = False
-) -> Infeasible | None:
+def infeasible(spec: KernelSpec) -> Infeasible | None:
     """Why no tiling fits, or None if one does; the batch does not matter, there can always be more tiles of it."""
-    sizes = direction, cell, heads, head_dim, dtype, gpu, tf32
-    return _infeasible(*sizes, grid=False) and _infeasible(*sizes, grid=True)
+    spec = _of_any_batch(spec)
+    return _infeasible(spec, grid=False) and _infeasible(spec, grid=True)
+
+
+def _of_any_batch(spec: KernelSpec) -> KernelSpec:
+    return replace(spec.of_all_variants, batch=8)
 
 
 @cache
-def _infeasible(
-    direction: str, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, gpu: Gpu, tf32: bool, grid: bool
-) -> Infeasible | None:
+def _infeasible(spec: KernelSpec, grid: bool) -> Infeasible | None:
     try:
-        pose(direction, cell, heads, head_dim, 8, dtype, gpu, grid, tf32)[0].solve()
+        pose(spec, grid)[0].solve()
     except Infeasible as reason:
         return reason
     return None
 
 
-def pose(
-    direction: str,
-    cell: Cell,
-    heads: int,
-    head_dim: int,
-    batch: int,
-    dtype: torch.dtype,
-    gpu: Gpu,
-    grid: bool,
-    tf32: bool = False,
-) -> tuple[Problem, tuple[Expression, ...]]:
+def pose(spec: KernelSpec, grid: bool) -> tuple[Problem, tuple[Expression, ...]]:
     """The problem, and what to minimise: first, eighths of a clock cycle per time step."""
-    p = Problem(f"{direction} of {cell.name}, head size {head_dim}, on {gpu.name}")
+    gpu, p = spec.gpu, Problem(f"{spec.direction} of {spec.cell.name}, head size {spec.head_dim}, on {spec.gpu.name}")
+    at_once = _groups_at_once(gpu, grid)
+    tiling = _unknowns(p, spec, grid, at_once)
+    blocks, k_splits, warps = tiling.blocks, tiling.k_splits, tiling.warps
+
+    p.add("units of the head", tiling.padded >= spec.head_dim)
+    p.add("threads", tiling.threads <= gpu.threads_per_block)
+    p.add("whole fragments", (blocks * tiling.unit_tiles) % k_splits == 0)
+    p.add("fragments of R", tiling.register_fragments <= spec.planes * tiles_of_warp(spec, tiling))
+    p.add("barriers of unit tiles", (k_splits == 1) | (tiling.unit_tiles <= 15))
+    if spec.direction == "backward":
+        p.add("units per warp", blocks % k_splits == 0)
     if grid:
-        at_once = {size: gpu.multiprocessors // size for size in range(2, gpu.multiprocessors + 1)}
-    else:
-        at_once = {size: gpu.clusters_at_once(size) for size in gpu.cluster_sizes}
+        p.add("no idle block", tiling.units * (blocks - k_splits) < spec.head_dim)
+    registers, shared = _registers(spec, tiling), _shared_bytes(spec, tiling)
+    p.add("registers per thread", registers <= gpu.registers_per_thread, unit="registers")
+    p.add("registers", registers * 32 * warps <= gpu.registers, unit="registers")
+    p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
+
+    groups = spec.heads * ceil_div(spec.batch, tiling.sequences)
+    waves = ceil_div(groups, lookup(blocks, at_once))
+    fit = minimum(gpu.registers // (registers * 32 * warps), gpu.shared_per_block // maximum(shared, 1))
+    alone = lookup(blocks, {size: int(size == 1) for size in at_once})
+    beside = alone * (minimum(fit, 2) - 1)  # whether a second block fits beside one that is a group by itself
+    step = _step_cycles(spec, tiling)
+    if idle := _idle(spec):
+        free = gpu.multiprocessors - groups * blocks
+        step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
+    cycles = (8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step
+    return p, (cycles, warps * blocks, -tiling.register_fragments)
+
+
+def _groups_at_once(gpu: Gpu, grid: bool) -> dict[int, int]:
+    """Groups that run at the same time, by how many blocks they may have."""
+    if grid:
+        return {size: gpu.multiprocessors // size for size in range(2, gpu.multiprocessors + 1)}
+    return {size: gpu.clusters_at_once(size) for size in gpu.cluster_sizes}
+
+
+def _unknowns(p: Problem, spec: KernelSpec, grid: bool, at_once: Mapping[int, int]) -> Tiling:
     blocks = p.variable("blocks", [size for size in at_once if at_once[size]], "blocks that share a head")
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_splits = p.variable("k_splits", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
     sequences = 8 * batch_tiles  # of a group
     if not grid and len(at_once) > 1:
-        used = gpu.multiprocessors - _idle(direction, gpu)
-        spread = {size: 16 if size == 1 else _spread(batch, heads, at_once[size], used // size) for size in at_once}
-        fewer = minimum(sequences, lookup(blocks, spread))
+        fewer = minimum(sequences, lookup(blocks, {size: _spread(spec, size, at_once[size]) for size in at_once}))
         sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
         p.add("sequences of a group", sequences == fewer)
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
-    warps = unit_tiles * k_splits
-    planes = planes_of(dtype, tf32)
-    tiles = tiles_of_warp(cell, blocks, unit_tiles, k_splits)
-    fragments = planes * tiles
-
-    p.add("units of the head", 16 * unit_tiles * blocks >= head_dim)
-    p.add("threads", 32 * warps <= gpu.threads_per_block)
-    p.add("whole fragments", (blocks * unit_tiles) % k_splits == 0)
-    p.add("fragments of R", register_fragments <= fragments)
-    p.add("barriers of unit tiles", (k_splits == 1) | (unit_tiles <= 15))
-    if direction == "backward":
-        p.add("units per warp", blocks % k_splits == 0)
-    if grid:
-        p.add("no idle block", 16 * unit_tiles * (blocks - k_splits) < head_dim)
-    cells = _cells_of_lane(k_splits, batch_tiles)
-    sums = len(cell.recurrent_gates) if direction == "forward" else maximum(4, minimum(blocks // k_splits, 8))
-    need = (
-        register_fragments * 4
-        + register_need(direction, cell, cells, sums * batch_tiles, planes)
-        + _GRID_SLACK[direction] * grid
-    )
-    p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
-    p.add("registers", need * 32 * warps <= gpu.registers, unit="registers")
-    layout = (blocks, unit_tiles, k_splits, batch_tiles, stages, register_fragments)
-    shared = _shared_bytes(direction, cell, dtype, planes, grid, *layout)
-    p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
-
-    waves = ceil_div(heads * ceil_div(batch, sequences), lookup(blocks, at_once))
-    fit = minimum(gpu.registers // (need * 32 * warps), gpu.shared_per_block // maximum(shared, 1))
-    alone = lookup(blocks, {size: int(size == 1) for size in at_once})
-    beside = alone * (minimum(fit, 2) - 1)  # whether a second block fits beside one that is a group by itself
-    unknowns = (blocks, unit_tiles, k_splits, batch_tiles, sequences, register_fragments)
-    step = _step_cycles(direction, cell, planes, gpu, grid, *unknowns)
-    if idle := _idle(direction, gpu):
-        free = gpu.multiprocessors - heads * ceil_div(batch, sequences) * blocks
-        step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
-    return p, ((8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step, warps * blocks, -register_fragments)
+    return Tiling(unit_tiles, k_splits, batch_tiles, sequences, blocks, grid, stages, register_fragments)
 
 
-def _step_cycles(
-    direction: str,
-    cell: Cell,
-    planes: int,
-    gpu: Gpu,
-    grid: bool,
-    blocks: Operand,
-    unit_tiles: Operand,
-    k_splits: Operand,
-    batch_tiles: Operand,
-    sequences: Operand,
-    register_fragments: Operand,
-) -> Expression:
+def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     """The estimate of a step's time, in clock cycles.
 
     It is that of the tiling alone, because units that are padding take as long as others. So a head is never slower, by
     the estimate, than a larger one, whose tilings hold it too.
     """
-    padded = 16 * unit_tiles * blocks
-    warps = unit_tiles * k_splits
-    tiles = tiles_of_warp(cell, blocks, unit_tiles, k_splits)
+    direction, planes, warps, batch_tiles = spec.direction, spec.planes, tiling.warps, tiling.batch_tiles
+    tiles = tiles_of_warp(spec, tiling)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
     products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
-    reads = maximum(planes * tiles - register_fragments, 0) * warps * _READ // 10
+    reads = maximum(planes * tiles - tiling.register_fragments, 0) * warps * _READ // 10
     step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
-    cell_warps = unit_tiles * minimum(k_splits, 4 * batch_tiles)
-    step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(k_splits, batch_tiles) * _CELL[direction])
-    if grid:  # whose exchange hides what a second tile costs
-        step += _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * padded * batch_tiles // 100
-        if direction == "backward":
-            step += ceil_div(blocks // k_splits, 8) * _LOOK
-    else:
-        step += _SECOND_TILE * (batch_tiles - 1)
-        exchange = _EXCHANGE[direction] + _EXCHANGE_UNIT[direction] * padded * sequences // (800 * batch_tiles)
-        if direction == "backward":
-            exchange += _RANK * blocks
-        step += lookup(blocks, {size: int(size > 1) for size in gpu.cluster_sizes}) * exchange
-    if direction == "forward" and not grid:
-        step += minimum(k_splits - 1, 1) * k_splits * _REDUCE
+    cell_warps = tiling.unit_tiles * minimum(tiling.k_splits, 4 * batch_tiles)
+    step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(tiling) * _CELL[direction])
+    step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
+    if direction == "forward" and not tiling.grid:
+        step += minimum(tiling.k_splits - 1, 1) * tiling.k_splits * _REDUCE
     return step
 
 
-def _cells_of_lane(k_splits: Operand, batch_tiles: Operand) -> Expression:
-    return maximum(4 * batch_tiles // k_splits, 1)
+def _grid_cycles(direction: str, tiling: Tiling) -> Expression:
+    """What a step's exchange through L2 takes, which hides what a second batch tile costs."""
+    cycles = _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * tiling.padded * tiling.batch_tiles // 100
+    return cycles + ceil_div(tiling.blocks // tiling.k_splits, 8) * _LOOK if direction == "backward" else cycles
 
 
-def _idle(direction: str, gpu: Gpu) -> int:
+def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """What a step's exchange takes between the blocks of a cluster, of which there may be but one."""
+    direction, batch_tiles = spec.direction, tiling.batch_tiles
+    exchange = _EXCHANGE_UNIT[direction] * tiling.padded * tiling.sequences // (800 * batch_tiles)
+    exchange += _EXCHANGE[direction]
+    if direction == "backward":
+        exchange += _RANK * tiling.blocks
+    several = lookup(tiling.blocks, {size: int(size > 1) for size in spec.gpu.cluster_sizes})
+    return _SECOND_TILE * (batch_tiles - 1) + several * exchange
+
+
+def _cells_of_lane(tiling: Tiling) -> Expression:
+    """Cells whose element-wise step a lane computes."""
+    return maximum(4 * tiling.batch_tiles // tiling.k_splits, 1)
+
+
+def _idle(spec: KernelSpec) -> int:
     """Multiprocessors that a loop should leave idle: those on which d_R is made beside the backward's, on Hopper."""
-    return _GRADIENT if direction == "backward" and gpu.capability[0] == 9 and gpu.multiprocessors > _GRADIENT else 0
+    hopper = spec.gpu.capability[0] == 9 and spec.gpu.multiprocessors > _GRADIENT
+    return _GRADIENT if spec.direction == "backward" and hopper else 0
 
 
-def _spread(batch: int, heads: int, at_once: int, leaving_room: int) -> int:
-    """Sequences for each of the clusters that run at once, an even number: a cluster's blocks take longer to hand each
-    other what more sequences have. Of `leaving_room` clusters, if every head has one of these."""
-    groups = min(at_once, leaving_room) // heads or at_once // heads
-    fewest = ceil(batch / groups) if groups else 16
+def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
+    """Sequences for each of the clusters of `size` blocks that run at once, an even number. Blocks of a cluster take
+    longer to hand each other what more sequences have. Of those that leave room for d_R, if every head has one of them.
+    """
+    if size == 1:
+        return 16
+    leaving_room = (spec.gpu.multiprocessors - _idle(spec)) // size
+    groups = min(at_once, leaving_room) // spec.heads or at_once // spec.heads
+    fewest = ceil(spec.batch / groups) if groups else 16
     return min(fewest + fewest % 2, 16)
 
 
-def planes_of(dtype: torch.dtype, tf32: bool) -> int:
-    """Parts of a number that tensor cores multiply one by one, as PLANES in kernels/common.cuh."""
-    return 1 if dtype != torch.float32 else 2 if tf32 else 3
-
-
-def tiles_of_warp(cell: Cell, blocks: Operand, unit_tiles: Operand, k_splits: Operand) -> Operand:
+def tiles_of_warp(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Tiles of R, 16 x 16, that a warp multiplies, in either direction."""
-    return len(cell.recurrent_gates) * (blocks * unit_tiles // k_splits)
+    return len(spec.cell.recurrent_gates) * (tiling.blocks * tiling.unit_tiles // tiling.k_splits)
 
 
-def register_need(direction: str, cell: Cell, cells: Operand, sums: Operand, planes: int) -> Expression:
-    """Registers of a thread besides those for R, about: addresses, `sums` tiles of sums, values of `cells` cells."""
-    gates, states = len(cell.gates), len(cell.states)
-    if direction == "forward":
-        return 39 + 8 * planes + 4 * sums + (gates + 2 * states) * cells + cells // 4 * 34
-    return 38 + 8 * planes + 4 * sums + (2 * gates + 3 * states) * cells
+def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Registers of a thread, about: R, addresses, tiles of sums, values of cells."""
+    gates, states, cells = len(spec.cell.gates), len(spec.cell.states), _cells_of_lane(tiling)
+    if spec.direction == "forward":
+        sums, values = len(spec.cell.recurrent_gates), 1 + (gates + 2 * states) * cells + cells // 4 * 34
+    else:
+        sums = maximum(4, minimum(tiling.blocks // tiling.k_splits, 8))
+        values = (2 * gates + 3 * states) * cells
+    slack = _GRID_SLACK[spec.direction] * tiling.grid
+    return tiling.register_fragments * 4 + 38 + 8 * spec.planes + 4 * (sums * tiling.batch_tiles) + values + slack
 
 
-def shared_bytes(direction: str, cell: Cell, dtype: torch.dtype, tiling: Tiling, tf32: bool = False) -> int:
+def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
     """Dynamic shared memory of a block."""
-    sizes = {name: as_expression(getattr(tiling, name)) for name in _IN_SHARED_MEMORY}
-    return _shared_bytes(direction, cell, dtype, planes_of(dtype, tf32), tiling.grid, **sizes).evaluate({})
+    return _shared_bytes(spec, tiling).evaluate({})
 
 
-def _shared_bytes(
-    direction: str,
-    cell: Cell,
-    dtype: torch.dtype,
-    planes: int,
-    grid: bool,
-    blocks: Operand,
-    unit_tiles: Operand,
-    k_splits: Operand,
-    batch_tiles: Operand,
-    stages: Operand,
-    register_fragments: Operand,
-) -> Expression:
-    """Dynamic shared memory of a block, as SHARED_BYTES in kernels/{forward,backward}.cuh; numbers or expressions."""
+def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """As SHARED_BYTES in kernels/{forward,backward}.cuh."""
+    cell, planes, size = spec.cell, spec.planes, spec.dtype.itemsize
     gates, others = len(cell.recurrent_gates), len(cell.states) - 1
-    size = dtype.itemsize
-    seqs, units, warps = 8 * batch_tiles, 16 * unit_tiles, unit_tiles * k_splits
-    padded = units * blocks
-    from_memory = planes * tiles_of_warp(cell, blocks, unit_tiles, k_splits) - register_fragments
-    several_blocks, several_warps = minimum(blocks - 1, 1), minimum(k_splits - 1, 1)
-    sums = several_warps * warps * batch_tiles * 512  # of one gate
-    if direction == "forward":
-        operand, row = planes * padded * seqs * 2, len(cell.input_gates) * size
+    seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
+    from_memory = planes * tiles_of_warp(spec, tiling) - tiling.register_fragments
+    several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_splits - 1, 1)
+    sums = several_warps * warps * tiling.batch_tiles * 512  # of one gate
+    if spec.direction == "forward":
+        operand, row = planes * tiling.padded * seqs * 2, len(cell.input_gates) * size
         exchange = gates * sums + several_blocks * (planes * units * seqs * 2)
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = planes * gates * units * seqs * 2
-        kept = (len(cell.gates) | 1) * kept_dtype(dtype).itemsize  # gates' rows lie an odd number of units apart
+        kept = (len(cell.gates) | 1) * kept_dtype(spec.dtype).itemsize  # gates' rows lie an odd number of units apart
         row = kept + (1 + uses_h) * size + others * 4
-        exchange = sums if grid else several_blocks * (2 * padded * seqs * size)
+        exchange = sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size)
     inputs = units * seqs * row
-    return 2 * operand + stages * inputs + exchange + warps * maximum(from_memory, 0) * 512 + _BARRIERS
+    return 2 * operand + tiling.stages * inputs + exchange + warps * maximum(from_memory, 0) * 512 + _BARRIERS

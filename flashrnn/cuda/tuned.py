@@ -4,43 +4,27 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
 
 from flashrnn.cache import cache_folder, store
-from flashrnn.cells import Cell
 from flashrnn.cuda.build import sources_hash
-from flashrnn.cuda.source import Tiling
-from flashrnn.gpu import Gpu
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.cuda.tiling import Tiling
 
 
-class Sizes(NamedTuple):
-    """What a tiling is chosen for, in each direction."""
-
-    cell: Cell
-    heads: int
-    head_dim: int
-    batch: int
-    dtype: torch.dtype
-    gpu: Gpu
-    tf32: bool = False
-
-
-def kept(direction: str, sizes: Sizes) -> Tiling | None:
-    """The tiling that was found to be the fastest, or None."""
+def kept(spec: KernelSpec) -> Tiling | None:
+    """The tiling that was found to be the fastest for the spec's sizes, or None."""
     try:
-        return Tiling(**json.loads(_path(direction, sizes).read_text())["tiling"])
+        return Tiling(**json.loads(_path(spec).read_text())["tiling"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def keep(direction: str, sizes: Sizes, tiling: Tiling, us: float) -> None:
+def keep(spec: KernelSpec, tiling: Tiling, us: float) -> None:
     """`us`: what it was measured to take, for whoever reads the file."""
-    content = {"tiling": asdict(tiling), "us": us, "cell": sizes.cell.name, "gpu": sizes.gpu.name}
-    store({_path(direction, sizes): json.dumps(content, indent=2).encode()})
+    content = {"tiling": asdict(tiling), "us": us, "spec": str(spec)}
+    store({_path(spec): json.dumps(content, indent=2).encode()})
 
 
-def _path(direction: str, sizes: Sizes) -> Path:
-    identity = repr((direction, sizes.cell.key, *sizes[1:], sources_hash()))
+def _path(spec: KernelSpec) -> Path:
+    identity = repr((str(spec), spec.cell.key, spec.gpu, spec.variant.tf32, sources_hash()))
     return cache_folder() / f"tuned-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"

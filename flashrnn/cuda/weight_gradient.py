@@ -1,4 +1,4 @@
-"""d_R after the time loop: of narrow heads by a kernel, because a library's products have too few results to fill a GPU."""
+"""d_R after the time loop: of narrow heads by a kernel, because a library's products have too few results for a GPU."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from flashrnn import products
-from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.source import definitions
+from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_parts import sum_of_parts
-from flashrnn.gpu import Gpu, device_gpu
 from flashrnn.problem import aligned, contiguous
 
 WIDEST = 128  # of a head; wider ones were not tried
@@ -35,8 +34,9 @@ class Layout:
     groups: int  # of gates and heads: clusters for the same rows
 
     @staticmethod
-    def of(cell: Cell, heads: int, head_dim: int, gpu: Gpu) -> "Layout":
-        padded, all_gates = -(-head_dim // 16) * 16, len(cell.recurrent_gates)
+    def of(spec: KernelSpec) -> "Layout":
+        heads, gpu = spec.heads, spec.gpu
+        padded, all_gates = -(-spec.head_dim // 16) * 16, len(spec.cell.recurrent_gates)
         gate_groups = -(-all_gates * padded // _UNITS)
         gates = -(-all_gates // gate_groups)
         together = min(heads, max(1, _UNITS // (gates * padded)))
@@ -51,14 +51,14 @@ class Layout:
 
 
 def weight_gradient(
-    cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None
+    spec: KernelSpec, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None
 ) -> Tensor:
-    """As `products.weight_gradient_of_states`."""
-    B, T, N, D = h.shape
+    """As `products.weight_gradient_of_states`, after the backward of that spec."""
+    cell, (B, T, N, D) = spec.cell, h.shape
     if h.itemsize != 2 or D % 4 or D > WIDEST:
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
-    kernel, layout, multiprocessors = _kernel(cell, N, D, h.dtype, reset is not None, h.device.index)
-    parts = max(1, min(multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)) // layout.blocks)
+    kernel, layout = _kernel(spec, h.device.index)
+    parts = max(1, min(spec.gpu.multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)) // layout.blocks)
     shape, in_parts = (len(cell.recurrent_gates), N, D, D), parts > 1 or layout.blocks == 1
     partial = torch.empty(parts, *shape, device=h.device) if in_parts else None
     d_R = None if in_parts else h.new_empty(shape)
@@ -71,28 +71,20 @@ def weight_gradient(
 
 
 @cache
-def _kernel(
-    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, device: int
-) -> tuple[LoadedKernel, Layout, int]:
-    """The kernel, the layout, and how many multiprocessors there are."""
-    gpu = device_gpu(device)
-    binary, layout = compile_kernel(cell, heads, head_dim, dtype, reset, gpu)
-    kernel = load(binary, device, 32 * layout.warps, layout.shared_bytes, layout.blocks, False)
-    return kernel, layout, gpu.multiprocessors
+def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
+    binary, layout = compile_kernel(spec)
+    return load(binary, device, 32 * layout.warps, layout.shared_bytes, layout.blocks, False), layout
 
 
-def compile_kernel(
-    cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, gpu: Gpu
-) -> tuple[Binary, Layout]:
+def compile_kernel(spec: KernelSpec) -> tuple[Binary, Layout]:
     """The kernel for the products of parts and the layout; needs no GPU."""
-    layout = Layout.of(cell, heads, head_dim, gpu)
-    source = prelude(cell, heads, head_dim, dtype, reset, layout)
-    return build(source, "weight_gradient.cuh", "flashrnn_weight_gradient", gpu.arch), layout
+    layout, entry = Layout.of(spec), "flashrnn_weight_gradient"
+    return build(prelude(spec, layout), "weight_gradient.cuh", entry, spec.gpu.arch, str(spec)), layout
 
 
-def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bool, layout: Layout) -> str:
+def prelude(spec: KernelSpec, layout: Layout) -> str:
     """The source before the header of the products."""
-    sizes, places = sizes_and_places(cell, heads, head_dim, reset)
+    sizes, places = sizes_and_places(spec)
     constants = {
         "GATES_AT_ONCE": layout.gates,
         "HEADS_AT_ONCE": layout.heads,
@@ -101,18 +93,19 @@ def prelude(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype, reset: bo
         "CLUSTER": layout.blocks,
         "SHARED_BYTES_EXPECTED": layout.shared_bytes,
     }
-    return definitions(dtype, sizes | constants, places)
+    return definitions(spec.dtype, sizes | constants, places)
 
 
-def sizes_and_places(cell: Cell, heads: int, head_dim: int, reset: bool) -> tuple[dict[str, int], dict]:
+def sizes_and_places(spec: KernelSpec) -> tuple[dict[str, int], dict]:
     """What kernels for d_R are told of a cell: sizes, and where its recurrent gates stand among d_Wx and d_u."""
+    cell = spec.cell
     sizes = {
-        "HEADS": heads,
-        "D": head_dim,
+        "HEADS": spec.heads,
+        "D": spec.head_dim,
         "GR": len(cell.recurrent_gates),
         "GI": len(cell.input_gates),
         "GU": len(products.recurrent_only(cell)),
-        "RESET": reset,
+        "RESET": spec.variant.reset,
     }
     places = {
         "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),

@@ -73,8 +73,6 @@ TOO_WIDE = SimpleNamespace(summary="too wide")
 
 
 def test_only_training_needs_the_backward_to_fit(monkeypatch):
-    monkeypatch.setattr(
-        backend.tiling, "infeasible", lambda direction, *_: TOO_WIDE if direction == "backward" else None
-    )
+    monkeypatch.setattr(backend.tiling, "infeasible", lambda spec: TOO_WIDE if spec.direction == "backward" else None)
     assert reason() == "backward does not fit on the chip: too wide"
     assert reason(training=False) is None

@@ -12,7 +12,7 @@ from flashrnn import get_cell, products
 from flashrnn.cuda import backend
 from flashrnn.cuda import concurrent_gradient as module
 from flashrnn.cuda.concurrent_gradient import THREADS, ConcurrentGradient, Layout, beside, compile_kernel, prelude
-from flashrnn.cuda.source import Variant
+from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.tiling import tilings
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import rows_like
@@ -62,9 +62,8 @@ def on_host(monkeypatch, tmp_path):
 
     def use(given: Tensor) -> None:
         @cache
-        def kernel(cell, heads, head_dim, layout, dtype, reset, device):
-            source = prelude(cell, heads, head_dim, dtype, reset, layout, H100.shared_per_block)
-            program = compile_for_host("beside", source, "concurrent_gradient.cuh", tmp_path, LOOP)
+        def kernel(spec, layout, device):
+            program = compile_for_host("beside", prelude(spec, layout), "concurrent_gradient.cuh", tmp_path, LOOP)
             loaded = HostKernel(program, None, THREADS, H100.shared_per_block)
             return lambda blocks, *arguments: loaded(PRODUCERS + blocks, given, *arguments)
 
@@ -101,7 +100,8 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, la
     d_Wx, d_u = torch.full_like(given, torch.nan), rows_like(h, len(products.recurrent_only(cell)), N, D).normal_()
     reset = _resets(B, T) if case.reset else None
     on_host(given)
-    concurrent = ConcurrentGradient(cell, layout, PRODUCERS, h, initial, reset)
+    spec = KernelSpec("backward", cell, N, D, B, dtype, H100, Variant(reset=case.reset))
+    concurrent = ConcurrentGradient(spec, layout, PRODUCERS, h, initial, reset)
     assert not concurrent.progress.any()
     out = concurrent(d_Wx, d_u)
     assert torch.equal(d_Wx, given)
@@ -147,7 +147,7 @@ def _resets(B: int, T: int) -> Tensor:
     ],
 )
 def test_it_is_used_where_there_is_room_and_time(cell, heads, head_dim, batch, dtype, producers, blocks):
-    layout = beside(cell, heads, head_dim, batch, dtype, producers, H100)
+    layout = beside(KernelSpec("backward", cell, heads, head_dim, batch, dtype, H100), producers)
     assert (layout.blocks if layout else None) == blocks
 
 
@@ -156,17 +156,15 @@ def chosen(monkeypatch):
     """The variants that are compiled for LSTM 12 x 64, B = 16, and the layout of what runs beside the last."""
 
     def choose_with(T=1024, dtype=torch.bfloat16, reset=False, at_once=1000, **of_the_loop):
-        monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
         monkeypatch.setattr(backend, "load", lambda *_: SimpleNamespace(at_once=at_once))
         compiled = []
 
-        def choose(direction, cell, heads, head_dim, batch, dtype, variant, gpu):
-            compiled.append(variant.parts)
-            return None, replace(next(tilings(direction, cell, heads, head_dim, batch, dtype, gpu)), **of_the_loop)
+        def choose(spec):
+            compiled.append(spec.variant.parts)
+            return None, replace(next(tilings(spec)), **of_the_loop)
 
-        variant = Variant(reset=reset, aux=torch.float16, training=True, d_aux=False)
-        shape = torch.Size((16, T, 12, 64))
-        return compiled, backend._backward_kernel(choose, LSTM, shape, dtype, variant, device=0)[2]
+        spec = KernelSpec("backward", LSTM, 12, 64, 16, dtype, H100, Variant(reset, torch.float16, training=True))
+        return compiled, backend._backward_kernel(choose, spec, T, device=0)[2]
 
     return choose_with
 
@@ -189,14 +187,15 @@ def test_a_loop_that_leaves_no_room_after_all_is_compiled_again(chosen, changes)
 
 @pytest.mark.parametrize("name", ["A100", "B200"])
 def test_it_needs_the_products_of_a_warpgroup(name):
-    assert beside(LSTM, 12, 64, 16, torch.bfloat16, 48, named_gpu(name)) is None
+    assert beside(KernelSpec("backward", LSTM, 12, 64, 16, torch.bfloat16, named_gpu(name)), 48) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 100, 128, 256, 384, 768])
 @pytest.mark.parametrize("cell", [ELMAN, GRU, LSTM], ids=lambda cell: cell.name)
 def test_nothing_is_spilled_in_its_loop(cell, head_dim, dtype):
+    spec = KernelSpec("backward", cell, 768 // head_dim, head_dim, 16, dtype, H100, Variant(reset=True))
     for idle in (12, 36, 132):
-        if layout := Layout.of(cell, 768 // head_dim, head_dim, dtype, idle, H100):
-            binary = compile_kernel(cell, 768 // head_dim, head_dim, dtype, True, layout, H100)
+        if layout := Layout.of(spec, idle):
+            binary = compile_kernel(spec, layout)
             assert binary.spilled <= (0 if layout.tiles == 1 else 200)  # while tiles take turns

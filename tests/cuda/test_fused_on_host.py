@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from flashrnn import flashrnn, functional, get_cell
-from flashrnn.cuda import backend, source, tiling
+from flashrnn.cuda import backend, spec, tiling
 from flashrnn.cuda.backend import CudaFused
-from flashrnn.cuda.source import Tiling, prelude
+from flashrnn.cuda.source import prelude
+from flashrnn.cuda.tiling import Tiling
+from flashrnn.gpu import named_gpu
 from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.suite import Case, check, check_tf32, inputs_for, tf32_on_the_processor
@@ -65,20 +67,22 @@ def on_host(monkeypatch, tmp_path_factory):
 
     def use(tilings: dict[str, Tiling], watched: bool = False) -> None:
         @cache
-        def kernel(choose, direction, cell, shape, dtype, variant, device):
-            _, _, N, D = shape
-            layout = tilings[direction]
-            shared = tiling.shared_bytes(direction, cell, dtype, layout, variant.tf32)
+        def kernel(choose, spec, device):
+            direction, layout = spec.direction, tilings[spec.direction]
+            shared = tiling.shared_bytes(spec, layout)
             counts = watched and direction == "backward"
-            text = prelude(cell, N, D, dtype, layout, replace(variant, parts=counts), shared)
+            text = prelude(replace(spec, variant=replace(spec.variant, parts=counts)), layout, shared)
             folder = tmp_path_factory.mktemp(direction)
             entry, more = ("watched", WATCHED) if counts else (f"flashrnn_{direction}", "")
             program = compile_for_host(entry, text, f"{direction}.cuh", folder, more)
             return (Counting if counts else HostKernel)(program, layout.blocks, layout.threads, shared), layout
 
         monkeypatch.setattr(backend, "_kernel", kernel)
-        monkeypatch.setattr(source, "tf32_allowed", tf32_on_the_processor)
-        monkeypatch.setattr(backend, "weight_gradient", weight_gradient_of_states)
+        monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
+        monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
+        monkeypatch.setattr(
+            backend, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
+        )
         monkeypatch.setattr(backend, "sum_of_parts", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "supports", lambda self, problem: None)
 

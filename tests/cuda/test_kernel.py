@@ -11,9 +11,12 @@ from flashrnn import get_cell
 from flashrnn.cuda import kernel
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.kernel import SPILLED, compile_best
-from flashrnn.cuda.source import Tiling, Variant
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.cuda.tiling import Tiling
 from flashrnn.gpu import named_gpu
 
+VARIANT = Variant(aux=torch.float16, training=True)
+SPEC = KernelSpec("forward", get_cell("lstm"), 1, 768, 16, torch.bfloat16, named_gpu("H100"), VARIANT)
 WIDE = Tiling(
     unit_tiles=3, k_splits=2, batch_tiles=1, sequences=8, blocks=16, grid=False, stages=8, register_fragments=44
 )
@@ -33,10 +36,9 @@ def compile_(monkeypatch):
 
         tilings = {str(choice): choice for choice, _ in spills}
         monkeypatch.setattr(kernel.tiling, "tilings", lambda *_: (choice for choice, _ in spills))
-        monkeypatch.setattr(kernel, "prelude", lambda cell, heads, head_dim, dtype, choice, *_: str(choice))
+        monkeypatch.setattr(kernel, "prelude", lambda spec, choice, *_: str(choice))
         monkeypatch.setattr(kernel, "build", build)
-        variant = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
-        _, choice = compile_best("forward", get_cell("lstm"), 1, 768, 16, torch.bfloat16, variant, named_gpu("H100"))
+        _, choice = compile_best(SPEC)
         return choice, len(compiled)
 
     return choose
@@ -66,4 +68,4 @@ def test_after_six_the_one_that_spills_least_is_taken(compile_):
 def test_the_choice_is_logged(compile_, caplog):
     with caplog.at_level(logging.INFO, "flashrnn"):
         compile_([(WIDE, 200), (OTHER, 0)])
-    assert caplog.messages == [f"forward of lstm 1 x 768: {OTHER}, compiled 2"]
+    assert caplog.messages == [f"forward of lstm 1 x 768, batch 16, bfloat16 on H100: {OTHER}, compiled 2"]

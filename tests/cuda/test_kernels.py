@@ -10,14 +10,14 @@ import torch
 from flashrnn import get_cell
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.kernel import SPILLED, compile_best
-from flashrnn.cuda.source import Variant
+from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
 
 GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
 BUILT_IN = ("elman", "gru", "lstm", "slstm")
 DIRECTIONS = ("forward", "backward")
-TRAINING = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
+TRAINING = Variant(aux=torch.float16, training=True)
 COUNTING = replace(TRAINING, parts=True)
 
 
@@ -25,8 +25,8 @@ def compiled(
     direction: str, cell, head_dim: int, gpu: str = "H100", dtype=torch.bfloat16, variant: Variant = TRAINING
 ) -> Binary:
     """The kernel of a model of width 768 at a batch of 16, as the backend takes it."""
-    heads, gpu = max(1, 768 // head_dim), named_gpu(gpu)
-    return compile_best(direction, get_cell(cell), heads, head_dim, 16, dtype, variant, gpu)[0]
+    sizes = max(1, 768 // head_dim), head_dim, 16, dtype
+    return compile_best(KernelSpec(direction, get_cell(cell), *sizes, named_gpu(gpu), variant))[0]
 
 
 def sizes() -> list[tuple[str, str, int]]:

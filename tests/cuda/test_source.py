@@ -9,17 +9,24 @@ import torch
 from flashrnn import Cell, get_cell
 from flashrnn.cuda import tiling
 from flashrnn.cuda.build import build
-from flashrnn.cuda.source import Tiling, Variant, prelude, recurrent_only
+from flashrnn.cuda.source import prelude, recurrent_only
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.cuda.tiling import Tiling
+from flashrnn.gpu import named_gpu
 from tests.problems import MINIMAL_GATED
 
 TILING = Tiling(
     unit_tiles=2, k_splits=2, batch_tiles=1, sequences=8, blocks=2, grid=False, stages=2, register_fragments=4
 )
-PLAIN = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
+PLAIN = Variant(aux=torch.float16, training=True)
 
 
-def constants(cell: Cell, dtype: torch.dtype = torch.bfloat16, variant: Variant = PLAIN) -> dict[str, int | list[int]]:
-    text = prelude(cell, 3, 40, dtype, TILING, variant, 1234)
+def prelude_of(cell: Cell, dtype: torch.dtype = torch.bfloat16, variant: Variant = PLAIN) -> str:
+    return prelude(KernelSpec("forward", cell, 3, 40, 16, dtype, named_gpu("H100"), variant), TILING, 1234)
+
+
+def constants(cell: Cell, variant: Variant = PLAIN) -> dict[str, int | list[int]]:
+    text = prelude_of(cell, variant=variant)
     numbers = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (-?\d+);", text)}
     tables = re.findall(r"constexpr int (\w+)\[\] = \{(.*)\};", text)
     return numbers | {name: [int(value) for value in values.split(",")] for name, values in tables}
@@ -39,14 +46,14 @@ def test_variants():
         for value in (False, True):
             assert constants(get_cell("lstm"), variant=replace(PLAIN, **{field: value}))[constant] == value
     for aux, number in ((None, "float"), (torch.float32, "float"), (torch.float16, "gate")):
-        text = prelude(get_cell("lstm"), 3, 40, torch.bfloat16, TILING, replace(PLAIN, aux=aux), 0)
+        text = prelude_of(get_cell("lstm"), variant=replace(PLAIN, aux=aux))
         assert f"using aux_number = {number};" in text
         assert f"constexpr int KEEP_AUX = {int(aux is not None)};" in text
 
 
 def test_scalar_type():
-    assert "#define SCALAR_BF16" in prelude(get_cell("lstm"), 3, 40, torch.bfloat16, TILING, PLAIN, 0)
-    assert "SCALAR_BF16" not in prelude(get_cell("lstm"), 3, 40, torch.float16, TILING, PLAIN, 0)
+    assert "#define SCALAR_BF16" in prelude_of(get_cell("lstm"))
+    assert "SCALAR_BF16" not in prelude_of(get_cell("lstm"), torch.float16)
 
 
 def test_where_gates_find_their_parts():
@@ -75,12 +82,12 @@ def test_what_is_known_of_the_cell():
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction, layout, dtype):
     """And does not compile if it counts otherwise."""
-    cell = get_cell("elman")
+    spec = KernelSpec(direction, get_cell("elman"), 1, 64, 16, dtype, named_gpu("H100"), PLAIN)
     layout = replace(layout, register_fragments=0)  # all of R in shared memory; four are more than bfloat16 has
-    shared = tiling.shared_bytes(direction, cell, dtype, layout)
+    shared = tiling.shared_bytes(spec, layout)
 
     def compile_with(shared_bytes: int):
-        source = prelude(cell, 1, 64, dtype, layout, PLAIN, shared_bytes)
+        source = prelude(spec, layout, shared_bytes)
         return build(source, f"{direction}.cuh", f"flashrnn_{direction}", "sm_90a")
 
     assert compile_with(shared).registers > 0

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from flashrnn import Cell, flashrnn, get_cell
-from flashrnn.cuda import source, streaming
-from flashrnn.cuda.source import Variant
+from flashrnn.cuda import spec, streaming
+from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import CudaStreaming, compile_kernel
 from flashrnn.cuda.streaming_layout import Layout, Rows, best_layout, layout_prelude, shared_bytes
 from flashrnn.gpu import named_gpu
@@ -19,8 +19,9 @@ from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, ran
 from tests.suite import Case, check, check_numbers_beyond_float16, check_tf32, tf32_on_the_processor
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+H100, A100, B200 = map(named_gpu, ("H100", "A100", "B200"))
 SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
-TRAINING = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
+TRAINING = Variant(aux=torch.float16, training=True)
 
 
 @pytest.fixture
@@ -29,16 +30,18 @@ def on_host(monkeypatch, tmp_path_factory):
 
     def use(layouts: dict[str, Layout], at_once: int) -> None:
         @cache
-        def kernel(direction, cell, heads, head_dim, batch, dtype, variant, device):
-            layout = layouts[direction]
-            text = layout_prelude(direction, cell, heads, head_dim, dtype, variant, layout)
+        def kernel(spec, device):
+            direction, layout = spec.direction, layouts[spec.direction]
             folder, entry = tmp_path_factory.mktemp(direction), f"flashrnn_stream_{direction}"
-            program = compile_for_host(entry, text, f"stream_{direction}.cuh", folder)
-            return HostKernel(program, None, layout.threads, shared_bytes(direction, cell, layout), at_once), layout
+            program = compile_for_host(entry, layout_prelude(spec, layout), f"stream_{direction}.cuh", folder)
+            return HostKernel(program, None, layout.threads, shared_bytes(spec, layout), at_once), layout
 
         monkeypatch.setattr(streaming, "_kernel", kernel)
-        monkeypatch.setattr(source, "tf32_allowed", tf32_on_the_processor)
-        monkeypatch.setattr(streaming, "weight_gradient", weight_gradient_of_states)
+        monkeypatch.setattr(streaming, "device_gpu", lambda index: H100)
+        monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
+        monkeypatch.setattr(
+            streaming, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
+        )
         monkeypatch.setattr(CudaStreaming, "supports", lambda self, problem: None)
 
     torch.use_deterministic_algorithms(True)  # which fills new tensors with NaN
@@ -50,7 +53,7 @@ def layouts(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
     """For both directions, with as many vectors as it takes."""
     found = {}
     for direction in ("forward", "backward"):
-        vectors = -(-Rows.of(direction, cell, D).length * dtype.itemsize // 64)
+        vectors = -(-Rows.of(KernelSpec(direction, cell, 1, D, 1, dtype, H100)).length * dtype.itemsize // 64)
         warp_vectors = -(-vectors // warps)
         found[direction] = Layout(units, seq_tiles, warps, warp_vectors, min(depth, warp_vectors))
     return found
@@ -112,9 +115,6 @@ def test_rows_come_in_the_order_in_which_they_are_multiplied():
     assert not found[:, :, 3].any()
 
 
-H100, A100, B200 = map(named_gpu, ("H100", "A100", "B200"))
-
-
 def binaries() -> list[tuple]:
     """GPU, cell, heads, head size, batch, dtype."""
     cells = [(H100, cell, 1, 1024, 16, torch.bfloat16) for cell in CELLS]
@@ -130,7 +130,7 @@ def name(value) -> str:
 @pytest.mark.parametrize(("gpu", "cell", "heads", "head_dim", "batch", "dtype"), binaries(), ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
-    binary, _ = compile_kernel(direction, cell, heads, head_dim, batch, dtype, TRAINING, gpu)
+    binary, _ = compile_kernel(KernelSpec(direction, cell, heads, head_dim, batch, dtype, gpu, TRAINING))
     assert gpu.arch in binary.path.name
     assert binary.spilled <= SPILLED
 
@@ -146,14 +146,16 @@ def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
 )
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_variants(direction, variant):
-    assert compile_kernel(direction, SLSTM, 1, 1024, 16, torch.bfloat16, variant, H100)[0].spilled <= SPILLED
+    spec = KernelSpec(direction, SLSTM, 1, 1024, 16, torch.bfloat16, H100, variant)
+    assert compile_kernel(spec)[0].spilled <= SPILLED
 
 
 @pytest.mark.parametrize(("gpu", "cell", "batch"), [(H100, LSTM, 16), (H100, SLSTM, 64), (A100, LSTM, 16)], ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_binaries_with_tf32(direction, gpu, cell, batch):
     variant = replace(TRAINING, aux=torch.float32, tf32=True)
-    assert compile_kernel(direction, cell, 1, 1024, batch, torch.float32, variant, gpu)[0].spilled <= SPILLED
+    spec = KernelSpec(direction, cell, 1, 1024, batch, torch.float32, gpu, variant)
+    assert compile_kernel(spec)[0].spilled <= SPILLED
 
 
 @pytest.mark.parametrize("gpu", [H100, A100, B200], ids=name)
@@ -161,7 +163,7 @@ def test_binaries_with_tf32(direction, gpu, cell, batch):
 def test_work_is_spread_over_the_whole_gpu(direction, gpu):
     """What a step takes is rounds of items over the multiprocessors: at least six in ten have something to do."""
     for heads, D, batch in ((12, 64, 16), (1, 768, 16), (1, 1024, 64), (1, 4096, 16), (4, 2048, 16), (1, 8192, 256)):
-        layout = best_layout(direction, LSTM, heads, D, batch, torch.bfloat16, gpu)
+        layout = best_layout(KernelSpec(direction, LSTM, heads, D, batch, torch.bfloat16, gpu))
         items = layout.groups(heads, batch) * layout.unit_blocks(D)
         rounds = -(-items // gpu.multiprocessors)
         assert items >= 0.6 * rounds * gpu.multiprocessors, (heads, D, batch, layout)

@@ -12,6 +12,7 @@ import torch
 from flashrnn import get_cell
 from flashrnn.constrint import Expression, Infeasible, Problem
 from flashrnn.cuda import tiling
+from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from tests.constrint.cp_sat import solve_with_cp_sat
 
@@ -26,6 +27,12 @@ BF16 = torch.bfloat16
 Posed = tuple[Problem, tuple[Expression, ...]]
 
 
+def spec_of(
+    direction: str, cell: str, heads: int, head_dim: int, batch: int, gpu: str = "H100", dtype=BF16, tf32: bool = False
+) -> KernelSpec:
+    return KernelSpec(direction, get_cell(cell), heads, head_dim, batch, dtype, named_gpu(gpu), Variant(tf32=tf32))
+
+
 def cases() -> list[tuple]:
     """All cells, directions and GPUs at every head size, the heads and batch sizes in turn."""
     sizes = itertools.product(GPUS, CELLS, ("forward", "backward"), HEAD_DIMS)
@@ -35,7 +42,7 @@ def cases() -> list[tuple]:
 def pose(gpu: str, cell: str, direction: str, head_dim: int, heads: int, batch: int) -> Posed:
     """A cluster where one can hold the head, otherwise a grid."""
     grid = head_dim > (768 if gpu == "H100" else 128)
-    return tiling.pose(direction, get_cell(cell), heads, head_dim, batch, BF16, named_gpu(gpu), grid)
+    return tiling.pose(spec_of(direction, cell, heads, head_dim, batch, gpu), grid)
 
 
 def by_constrint(posed: Posed) -> tuple[int, ...] | None:
@@ -70,7 +77,7 @@ def test_same_optimum_as_cp_sat_in_less_time(case, record_property):
 
 def largest_head_dim(gpu: str, cell: str, direction: str) -> int:
     sizes = range(64, 4097, 64)
-    fits = [D for D in sizes if not tiling.infeasible(direction, get_cell(cell), 1, D, BF16, named_gpu(gpu))]
+    fits = [D for D in sizes if not tiling.infeasible(spec_of(direction, cell, 1, D, 16, gpu))]
     assert fits == list(range(64, fits[-1] + 1, 64)), "a head size between others does not fit"
     return fits[-1]
 
@@ -83,11 +90,11 @@ def test_every_head_size_up_to_the_largest_fits(gpu, cell):
 
 
 def test_head_that_does_not_fit_names_what_is_missing():
+    spec = spec_of("forward", "lstm", 1, 4096, 16)
     with pytest.raises(Infeasible, match="shared memory") as error:
-        next(tiling.tilings("forward", get_cell("lstm"), 1, 4096, 16, BF16, named_gpu("H100")))
+        next(tiling.tilings(spec))
     assert set(error.value.conflict) == {"units of the head", "registers", "shared memory"}
-    reason = tiling.infeasible("forward", get_cell("lstm"), 1, 4096, BF16, named_gpu("H100"))
-    first, *others = reason.summary.split("\n")
+    first, *others = tiling.infeasible(spec).summary.split("\n")
     assert first == "no solution; these 3 constraints exclude each other:"
     assert others[0] == "  units of the head: reaches at most 2112, needs at least 4096"
     assert others[2] == "  shared memory: needs at least 1012.6 KiB, at most 227 KiB"
@@ -95,10 +102,10 @@ def test_head_that_does_not_fit_names_what_is_missing():
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_tilings_come_one_by_one_the_best_first(direction):
-    arguments = (direction, get_cell("lstm"), 12, 64, 16, BF16, named_gpu("H100"))
-    found = list(itertools.islice(tiling.tilings(*arguments), 50))
+    spec = spec_of(direction, "lstm", 12, 64, 16)
+    found = list(itertools.islice(tiling.tilings(spec), 50))
     assert len(set(found)) == 50
-    problem, objective = tiling.pose(*arguments, grid=False)
+    problem, objective = tiling.pose(spec, grid=False)
     values = [tuple(map(solution.value, objective)) for solution in itertools.islice(problem.best(objective), 50)]
     assert values == sorted(values)
     assert found[0] == tiling.Tiling(**next(problem.best(objective)), grid=False)
@@ -108,14 +115,14 @@ def test_tilings_come_one_by_one_the_best_first(direction):
 def test_no_clusters_on_gpus_that_have_none(gpu):
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
         for D in (96, 512):
-            found = tiling.tilings(direction, get_cell(cell), 4, D, 16, BF16, named_gpu(gpu))
+            found = tiling.tilings(spec_of(direction, cell, 4, D, 16, gpu))
             assert {choice.grid or choice.blocks == 1 for choice in itertools.islice(found, 20)} == {True}
 
 
 def test_no_cluster_that_a_small_gpu_cannot_run():
     """A slice of an H100 (MIG) with 16 multiprocessors has room for a cluster of 8, not of 16."""
     part = replace(named_gpu("H100"), name="a seventh of an H100", multiprocessors=16)
-    found = tiling.tilings("forward", get_cell("elman"), 1, 512, 8, BF16, part)
+    found = tiling.tilings(replace(spec_of("forward", "elman", 1, 512, 8), gpu=part))
     sizes = {choice.blocks for choice in found if not choice.grid}
     assert max(sizes) == 8
 
@@ -123,7 +130,7 @@ def test_no_cluster_that_a_small_gpu_cannot_run():
 @pytest.mark.parametrize(("batch", "sequences"), [(2, 2), (16, 4), (32, 6), (56, 8)])
 def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
     """Seven clusters of 16 blocks on an H100."""
-    choice = next(tiling.tilings("forward", get_cell("lstm"), 1, 768, batch, BF16, named_gpu("H100")))
+    choice = next(tiling.tilings(spec_of("forward", "lstm", 1, 768, batch)))
     assert (choice.blocks, choice.grid, choice.sequences) == (16, False, sequences)
     assert choice.batches(batch) <= 7
 
@@ -131,13 +138,13 @@ def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_narrow_heads_share_a_multiprocessor(direction):
     """192 blocks of 8 sequences on 132 multiprocessors, in place of 96 of 16: 0.36 ms for 0.57 (docs/log.md)."""
-    choice = next(tiling.tilings(direction, get_cell("lstm"), 12, 64, 128, BF16, named_gpu("H100")))
+    choice = next(tiling.tilings(spec_of(direction, "lstm", 12, 64, 128)))
     assert (choice.blocks, choice.sequences) == (1, 8)
 
 
 def best_estimates(direction: str, sizes: Iterable[tuple[int, int, int]]) -> list[float]:
     """Cycles of the best tilings of LSTMs of these heads, head sizes and batches on an H100."""
-    return [next(tiling.estimates(direction, get_cell("lstm"), *size, BF16, named_gpu("H100")))[0] for size in sizes]
+    return [next(tiling.estimates(spec_of(direction, "lstm", *size)))[0] for size in sizes]
 
 
 @pytest.mark.parametrize("heads", [1, 12])
@@ -158,11 +165,9 @@ def test_no_batch_is_slower_than_a_larger_one(direction, heads, head_dim):
 @pytest.mark.parametrize("cell", CELLS)
 def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
     """Two parts of a float in place of three: heads that did not fit do, and a step takes less of the tensor cores."""
-    gpu, float32 = named_gpu("H100"), torch.float32
     for direction in ("forward", "backward"):
-        posed = [
-            tiling.pose(direction, get_cell(cell), 1, 256, 16, float32, gpu, False, tf32) for tf32 in (False, True)
-        ]
+        specs = [spec_of(direction, cell, 1, 256, 16, dtype=torch.float32, tf32=tf32) for tf32 in (False, True)]
+        posed = [tiling.pose(spec, grid=False) for spec in specs]
         exact, coarse = map(by_constrint, posed)
         assert coarse < exact
         largest, larger = (largest_head_of_float32(direction, cell, tf32) for tf32 in (False, True))
@@ -171,15 +176,15 @@ def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
 
 
 def largest_head_of_float32(direction: str, cell: str, tf32: bool) -> int:
-    sizes = (direction, get_cell(cell), 1)
-    return max(
-        D for D in range(64, 2560, 64) if not tiling.infeasible(*sizes, D, torch.float32, named_gpu("H100"), tf32)
-    )
+    def fits(D: int) -> bool:
+        return not tiling.infeasible(spec_of(direction, cell, 1, D, 16, dtype=torch.float32, tf32=tf32))
+
+    return max(filter(fits, range(64, 2560, 64)))
 
 
 def test_shared_memory_is_what_the_problem_counts():
     """`shared_bytes` of a solution stays within the limit that the problem set (the kernels compare it with theirs)."""
-    gpu = named_gpu("H100")
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
-        for choice in itertools.islice(tiling.tilings(direction, get_cell(cell), 1, 768, 16, BF16, gpu), 20):
-            assert 0 < tiling.shared_bytes(direction, get_cell(cell), BF16, choice) <= gpu.shared_per_block
+        spec = spec_of(direction, cell, 1, 768, 16)
+        for choice in itertools.islice(tiling.tilings(spec), 20):
+            assert 0 < tiling.shared_bytes(spec, choice) <= spec.gpu.shared_per_block

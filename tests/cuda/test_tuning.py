@@ -9,11 +9,11 @@ from flashrnn import get_cell
 from flashrnn.__main__ import main
 from flashrnn.cuda import tiling, tuned, tuning
 from flashrnn.cuda.kernel import compile_best
-from flashrnn.cuda.source import Variant
-from flashrnn.cuda.tuned import Sizes, keep, kept
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.cuda.tuned import keep, kept
 from flashrnn.gpu import named_gpu
 
-SIZES = Sizes(get_cell("elman"), 12, 64, 16, torch.bfloat16, named_gpu("H100"))
+SPEC = KernelSpec("forward", get_cell("elman"), 12, 64, 16, torch.bfloat16, named_gpu("H100"))
 
 
 @pytest.fixture(autouse=True)
@@ -23,41 +23,40 @@ def _empty_cache(monkeypatch, tmp_path):
 
 def other_tiling():
     """Not the one that the estimate prefers."""
-    found = tiling.tilings("forward", *SIZES)
+    found = tiling.tilings(SPEC)
     first = next(found)
     return next(choice for choice in found if choice.unit_tiles != first.unit_tiles)
 
 
 def test_candidates_differ_in_more_than_what_is_loaded_ahead():
-    found = tuning.candidates("forward", SIZES, 6)
+    found = tuning.candidates(SPEC, 6)
     assert len(found) == 6
-    assert found[0] == next(tiling.tilings("forward", *SIZES))
+    assert found[0] == next(tiling.tilings(SPEC))
     assert len({replace(choice, stages=0) for choice in found}) == 6
 
 
 def test_what_is_kept_is_taken_for_these_sizes_alone():
     other = other_tiling()
-    keep("forward", SIZES, other, 0.25)
-    assert kept("forward", SIZES) == other
-    assert kept("backward", SIZES) is None
-    assert kept("forward", SIZES._replace(batch=32)) is None
-    assert kept("forward", SIZES._replace(tf32=True)) is None
-    variant = Variant(reset=False, aux=torch.float16, training=True, d_aux=False)
-    assert compile_best("forward", *SIZES[:5], variant, SIZES.gpu)[1] == other
+    keep(SPEC, other, 0.25)
+    assert kept(SPEC) == other
+    assert kept(replace(SPEC, direction="backward")) is None
+    assert kept(replace(SPEC, batch=32)) is None
+    assert kept(replace(SPEC, variant=Variant(tf32=True))) is None
+    assert compile_best(replace(SPEC, variant=Variant(reset=True, training=True)))[1] == other
 
 
 def test_other_kernels_need_other_measurements(monkeypatch):
-    keep("forward", SIZES, other_tiling(), 0.25)
+    keep(SPEC, other_tiling(), 0.25)
     monkeypatch.setattr(tuned, "sources_hash", lambda: "other")
-    assert kept("forward", SIZES) is None
+    assert kept(SPEC) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"tiling": {"blocks": 1}}'], ids=["empty", "list", "incomplete"])
 def test_a_corrupt_file_is_as_none(tmp_path, content):
-    keep("forward", SIZES, other_tiling(), 0.25)
+    keep(SPEC, other_tiling(), 0.25)
     (file,) = tmp_path.glob("tuned-*")
     file.write_bytes(content)
-    assert kept("forward", SIZES) is None
+    assert kept(SPEC) is None
 
 
 def test_without_a_gpu_the_command_says_so(monkeypatch, capsys):

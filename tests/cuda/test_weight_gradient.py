@@ -9,8 +9,9 @@ import torch
 from flashrnn import get_cell, products
 from flashrnn.cuda import sum_of_parts
 from flashrnn.cuda import weight_gradient as module
+from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.weight_gradient import Layout, compile_kernel, prelude, weight_gradient
-from flashrnn.gpu import named_gpu
+from flashrnn.gpu import Gpu, named_gpu
 from flashrnn.problem import rows_like
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.cuda.test_kernels import GPUS
@@ -22,7 +23,7 @@ LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path_factory):
-    """Lets the kernel run on the processor, rows in as many parts as there may be, or in one."""
+    """Runs the kernel on the processor. Gives a GPU on which rows are in as many parts as there may be, or in one."""
 
     @cache
     def sum_kernel(dtype, device):
@@ -30,18 +31,17 @@ def on_host(monkeypatch, tmp_path_factory):
         program = compile_for_host(entry, sum_of_parts.prelude(dtype), "sum_of_parts.cuh", folder)
         return HostKernel(program, 1, sum_of_parts.THREADS, 0)
 
-    def use(gpu: str, in_parts: bool) -> None:
+    def use(gpu: str, in_parts: bool) -> Gpu:
         @cache
-        def kernel(cell, heads, head_dim, dtype, reset, device):
-            layout = Layout.of(cell, heads, head_dim, replace(named_gpu(gpu), shared_per_block=80_000))
-            source = prelude(cell, heads, head_dim, dtype, reset, layout)
+        def kernel(spec, device):
+            layout = Layout.of(spec)
             folder = tmp_path_factory.mktemp("weight_gradient")
-            program = compile_for_host("flashrnn_weight_gradient", source, "weight_gradient.cuh", folder)
-            loaded = HostKernel(program, layout.blocks, 32 * layout.warps, layout.shared_bytes)
-            return loaded, layout, 1000 if in_parts else 1
+            program = compile_for_host("flashrnn_weight_gradient", prelude(spec, layout), "weight_gradient.cuh", folder)
+            return HostKernel(program, layout.blocks, 32 * layout.warps, layout.shared_bytes), layout
 
         monkeypatch.setattr(module, "_kernel", kernel)
         monkeypatch.setattr(sum_of_parts, "_kernel", sum_kernel)
+        return replace(named_gpu(gpu), shared_per_block=80_000, multiprocessors=1000 if in_parts else 1)
 
     return use
 
@@ -61,8 +61,8 @@ def on_host(monkeypatch, tmp_path_factory):
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
 def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gpu, in_parts):
-    on_host(gpu, in_parts)
     cell, B, T, N, D = case[:5]
+    spec = KernelSpec("backward", cell, N, D, B, dtype, on_host(gpu, in_parts), Variant(reset=case.reset))
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
     d_Wx, d_u = (rows_like(h, n, N, D).normal_() for n in (len(cell.input_gates), len(products.recurrent_only(cell))))
@@ -70,7 +70,7 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gp
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
     reset = random_reset(B, T) if case.reset else None
     before = [x.clone() for x in (h, d_Wx, d_u)]
-    out = weight_gradient(cell, d_Wx, d_u, h, initial, reset)
+    out = weight_gradient(spec, d_Wx, d_u, h, initial, reset)
     exact = [None if x is None else x.double() for x in (d_Wx, d_u, h, initial)]
     expected = products.weight_gradient_of_states(cell, *exact, reset)
     assert out.dtype == dtype
@@ -82,8 +82,9 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gp
 @pytest.mark.parametrize("head_dim", [4, 8, 16, 32, 48, 64, 96, 100, 128])
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
 def test_nothing_is_spilled(cell, head_dim, gpu):
-    sizes = 768 // head_dim, head_dim, torch.bfloat16
-    binary, layout = compile_kernel(get_cell(cell), *sizes, True, named_gpu(gpu))
+    sizes = 768 // head_dim, head_dim, 16, torch.bfloat16
+    spec = KernelSpec("backward", get_cell(cell), *sizes, named_gpu(gpu), Variant(reset=True))
+    binary, layout = compile_kernel(spec)
     assert GPUS[gpu] in binary.path.name
     assert binary.spilled == 0
     assert layout.stages >= 3

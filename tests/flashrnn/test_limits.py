@@ -6,6 +6,7 @@ import torch
 from flashrnn import get_cell, registered_cells
 from flashrnn.cuda import tiling
 from flashrnn.cuda.backend import CudaFused
+from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.streaming import CudaStreaming
 from flashrnn.gpu import NAMED, named_gpu
 from flashrnn.limits import DTYPES, STEP, largest_head, limit
@@ -35,7 +36,8 @@ def test_the_largest_head_is_served_and_the_next_is_not(gpu, cell, dtype, traini
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_bisection_finds_what_trying_all_sizes_finds(direction):
     gpu, sizes = named_gpu("RTX 3090"), range(STEP, 2048, STEP)
-    fits = [D for D in sizes if tiling.infeasible(direction, LSTM, 1, D, torch.bfloat16, gpu) is None]
+    specs = {D: KernelSpec(direction, LSTM, 1, D, 16, torch.bfloat16, gpu) for D in sizes}
+    fits = [D for D, spec in specs.items() if tiling.infeasible(spec) is None]
     assert fits[-1] == largest_head(direction, LSTM, torch.bfloat16, gpu)
     assert fits == list(range(STEP, fits[-1] + 1, STEP)), "a size between others does not fit"
 

@@ -7,6 +7,7 @@ import torch
 
 from flashrnn import Cell, UnsupportedProblem, get_cell
 from flashrnn.__main__ import main
+from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.tiling import tilings
 from flashrnn.gpu import named_gpu
 from flashrnn.plan import auto_backend, plans
@@ -17,7 +18,7 @@ SIZES = (1, 768, 16, torch.bfloat16, named_gpu("H200"))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_plans_are_the_solvers_tilings_in_its_order(direction):
     found = list(islice(plans(direction, "lstm", *SIZES), 20))
-    chosen = islice(tilings(direction, get_cell("lstm"), *SIZES), 20)
+    chosen = islice(tilings(KernelSpec(direction, get_cell("lstm"), *SIZES)), 20)
     assert [(p.blocks, p.grid, 32 * p.warps) for p in found] == [(t.blocks, t.grid, t.threads) for t in chosen]
     assert [plan.cycles for plan in found] == sorted(plan.cycles for plan in found)
 

@@ -112,7 +112,7 @@ def check_openmp() -> None:
 
 def check_untraceable() -> None:
     """Cells have no graphs, and steps run as they are."""
-    from flashrnn.trace import untraceable
+    from flashrnn.cells.trace import untraceable
 
     from flashrnn import get_cell
 
@@ -123,7 +123,7 @@ def check_untraceable() -> None:
 def check_decompositions() -> None:
     """Operators that consist of simpler ones are traced by what PyTorch's exporter knows of them."""
     with lacking(torch._decomp, "decomposition_table"):
-        from flashrnn.trace import untraceable
+        from flashrnn.cells.trace import untraceable
 
         from flashrnn import get_cell
 

@@ -21,7 +21,7 @@ def a100(monkeypatch, tmp_path):
         def compile(self, target_type, **options):
             return super().compile("ptx", **options)
 
-    caches = build.build, backend._chosen, backend._forward_plan, backend._backward_plan, streaming._kernel, launch.load
+    caches = build.build, backend._chosen, backend._plan, streaming._kernel, launch.load
     for module in (gpu, backend, streaming):
         monkeypatch.setattr(module, "device_gpu", lambda index: gpu.named_gpu("A100"))
     monkeypatch.setattr(cuda.core, "Program", ToPtx)

@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from flashrnn import FlashRNN, flashrnn, get_cell
 from flashrnn.cuda import backend, concurrent_gradient
+from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import rows_like
 from flashrnn.products import weight_gradient_of_states
@@ -145,7 +146,7 @@ def test_d_R_beside_the_loop_is_that_behind_it(monkeypatch, function, N, D, B, d
     assert torch.equal(second, -2 * first)
     assert torch.equal(again, first)
     monkeypatch.setattr(concurrent_gradient, "beside", lambda *_: None)
-    backend._backward_plan.cache_clear()
+    backend._plan.cache_clear()
     assert_close({"d_R": first}, {"d_R": _d_R(inputs, function, 1, resets)}, dtype)
 
 
@@ -159,8 +160,9 @@ def test_the_kernel_beside_the_loop_against_float64(dtype, time_major):
     if time_major:
         d_Wx, h = d_Wx.transpose(0, 1), h.transpose(0, 1)
     reset, d_u = random_reset(B, T).cuda(), rows_like(h, 0, N, D)
-    layout = concurrent_gradient.beside(LSTM, N, D, B, dtype, producers, named_gpu("H200"))
-    concurrent = concurrent_gradient.ConcurrentGradient(LSTM, layout, producers, h, None, reset)
+    spec = KernelSpec("backward", LSTM, N, D, B, dtype, named_gpu("H200"), Variant(reset=True))
+    layout = concurrent_gradient.beside(spec, producers)
+    concurrent = concurrent_gradient.ConcurrentGradient(spec, layout, producers, h, None, reset)
     concurrent.progress.fill_(producers)  # there is no loop to wait for
     expected = weight_gradient_of_states(LSTM, d_Wx.double(), d_u.double(), h.double(), None, reset)
     assert_close({"d_R": concurrent(d_Wx, d_u)}, {"d_R": expected}, dtype)

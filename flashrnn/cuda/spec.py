@@ -1,0 +1,67 @@
+"""What a kernel is made for: the key by which kernels are cached, and what the solvers of tilings are asked with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
+from flashrnn.gpu import Gpu
+from flashrnn.problem import Problem, dtype_name, tf32_allowed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a call takes and gives, besides its sizes."""
+
+    reset: bool = False
+    aux: torch.dtype | None = None  # of the states behind the first at every step; None if none are there or wanted
+    training: bool = False  # gates are kept for the backward
+    d_aux: bool = False
+    tf32: bool = False  # float32 products may be as coarse as TF32
+    half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float
+    parts: bool = False  # the backward counts the parts of its steps that are done, for a kernel beside it
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """All that a kernel and its tiling depend on. Those for d_R are of the backward that they follow."""
+
+    direction: str  # "forward" or "backward"
+    cell: Cell
+    heads: int
+    head_dim: int
+    batch: int
+    dtype: torch.dtype  # of inputs and outputs
+    gpu: Gpu
+    variant: Variant = Variant()
+
+    @property
+    def planes(self) -> int:
+        """Parts of a number that tensor cores multiply one by one, as PLANES in kernels/common.cuh."""
+        return 1 if self.dtype != torch.float32 else 2 if self.variant.tf32 else 3
+
+    @property
+    def of_all_variants(self) -> "KernelSpec":
+        """The same for every spec with the same tilings."""
+        return replace(self, variant=Variant(tf32=self.variant.tf32))
+
+    def __str__(self) -> str:
+        sizes = f"{self.heads} x {self.head_dim}, batch {self.batch}"
+        return f"{self.direction} of {self.cell.name} {sizes}, {dtype_name(self.dtype)} on {self.gpu.name}"
+
+
+def specs_of(problem: Problem) -> Iterator[KernelSpec]:
+    """Yield a spec for each direction that the call needs, of a batch of one: whether a kernel fits does not depend on
+    the batch."""
+    sizes = problem.cell, problem.heads, problem.head_dim, 1, problem.dtype, problem.gpu
+    return (KernelSpec(direction, *sizes, Variant(tf32=problem.tf32)) for direction in problem.directions)
+
+
+def variant_of(
+    reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False, half_bias: bool = False
+) -> Variant:
+    """Return what a call takes that has these tensors."""
+    kept = aux.dtype if len(aux) and aux.shape[2] else None
+    return Variant(reset is not None, kept, training, d_aux, tf32_allowed(h.dtype, h.device), half_bias)
