@@ -1,10 +1,13 @@
 """What a cell's step must be: every backend computes it for one unit at a time, without Python in between."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from flashrnn._torch_private import set_openmp_threads
 
 Update = Callable[[list[Tensor], list[Tensor]], tuple[Tensor, ...]]  # gates, states -> new states
 Example = tuple[Tensor, Tensor]  # gates [G, ...], states [S, ...]
@@ -116,6 +119,21 @@ def _draws_random_numbers(update: Update, values: Example) -> bool:
 def _updated(update: Update, values: Iterable[Iterable[Tensor]], unit: tuple[slice, ...] = ()) -> tuple[Tensor, ...]:
     """The new states of an example, or of some of its units alone."""
     return update(*([value[unit].clone() for value in group] for group in values))  # it may work in place
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it, PyTorch's operators run on the calling thread alone.
+
+    A process that has started OpenMP's threads cannot be forked, and importing this package is to start none.
+    `torch.set_num_threads` would also decide how many threads every other thread of the process has from then on.
+    """
+    threads = torch.get_num_threads()
+    set_openmp_threads(1)
+    try:
+        yield
+    finally:
+        set_openmp_threads(threads)
 
 
 class _Unknown(Tensor):

@@ -1,16 +1,14 @@
 """The definition of a cell: a step, and the names of its gates and states."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
 from torch import Tensor
 
-from flashrnn._torch_private import set_openmp_threads
-from flashrnn.cells.checks import check_names, check_step, example, gates_of, some_gates
+from flashrnn.cells.checks import check_names, check_step, example, gates_of, one_thread, some_gates
 from flashrnn.imports import initial_modes
 
 
@@ -64,7 +62,7 @@ class Cell:
         set_field(self, "gates", gates_of(self.name, self.step, self.states))
         for kind in ("input_gates", "recurrent_gates"):
             set_field(self, kind, some_gates(self.name, kind, getattr(self, kind), self.gates))
-        with _one_thread(), initial_modes():  # with gradients, because what a step captures may ask for them
+        with one_thread(), initial_modes():  # with gradients, because what a step captures may ask for them
             check_step(self.name, self.update, len(self.gates), len(self.states))
             digest = _digest(self)
         with _KEYS:  # two threads may make a cell each
@@ -108,18 +106,3 @@ def _digest(cell: Cell) -> str:
     digits = [f"{value:.4g}" if abs(value) > 1e-6 else "0" for value in torch.stack(new).flatten().tolist()]
     names = cell.states, cell.gates, cell.input_gates, cell.recurrent_gates, cell.float16_states
     return hashlib.sha256(repr((names, digits)).encode()).hexdigest()[:8]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Within it, PyTorch's operators run on the calling thread alone.
-
-    A process that has started OpenMP's threads cannot be forked, and importing this package is to start none.
-    `torch.set_num_threads` would also decide how many threads every other thread of the process has from then on.
-    """
-    threads = torch.get_num_threads()
-    set_openmp_threads(1)
-    try:
-        yield
-    finally:
-        set_openmp_threads(threads)

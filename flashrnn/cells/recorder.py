@@ -10,13 +10,14 @@ from torch import Tensor
 
 from flashrnn._torch_private import OpOverload, TorchDispatchMode, decompositions
 from flashrnn.cells.definition import Cell
-from flashrnn.cells.graph import OPERATORS, TRUTH, Graph, UntraceableCell
+from flashrnn.cells.graph import TRUTH, Graph, UntraceableCell
+from flashrnn.cells.operators import OPERATORS, PARTS
 
 
 def recorded(
     cell: Cell, function: Callable[[], tuple[Tensor, ...]], inputs: dict[str, Tensor], outputs: list[str]
-) -> tuple[Graph, tuple[Tensor, ...]]:
-    """Call a function of `inputs`, tensors without dimensions, and return its graph and its results.
+) -> Graph:
+    """Call a function of `inputs`, tensors without dimensions, and return the graph of its results, named `outputs`.
 
     Raises:
         UntraceableCell: an operator of it has no scalar form, or it fails on such tensors.
@@ -34,25 +35,10 @@ def recorded(
             f"cell {cell.name!r} cannot be traced: a step may use element-wise PyTorch operations only, and no Python "
             f"branches on values (use torch.where). PyTorch says: {error}"
         ) from error
-    return recorder.graph.extract(dict(zip(outputs, map(recorder.operand, results), strict=True))), results
+    return recorder.graph.extract(dict(zip(outputs, map(recorder.operand, results), strict=True)))
 
 
 _aten = torch.ops.aten
-_ATEN = {
-    name: op
-    for op, names in {
-        "neg": "neg", "add": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow", "max": "maximum",
-        "min": "minimum", "abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "sign": "sign sgn",
-        "expm1": "expm1", "log1p": "log1p", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "sin": "sin",
-        "cos": "cos", "erf": "erf", "eq": "eq", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
-        "ne": "ne logical_xor bitwise_xor",
-        "and": "logical_and bitwise_and", "or": "logical_or bitwise_or", "not": "logical_not bitwise_not",
-        "where": "where",
-    }.items()
-    for name in names.split()
-}  # fmt: skip
-assert set(_ATEN.values()) == set(OPERATORS)
-
 _PASS_THROUGH = {"clone", "detach", "alias", "view", "lift_fresh", "expand"}
 _TAKES_TRUTH = {
     "and": (0, 1),
@@ -64,6 +50,9 @@ _TAKES_TRUTH = {
 
 def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
     """The result by simpler operators; NotImplemented if there are none."""
+    name = function.overloadpacket.__name__
+    if name in PARTS:
+        return PARTS[name](*args, **options)
     table = decompositions()
     if function in table:
         # without what PyTorch wraps around it for the sake of dtypes, which imports SymPy
@@ -122,18 +111,18 @@ class _Recorder(TorchDispatchMode):
         if parts is NotImplemented:
             raise UntraceableCell(
                 f"cell {self._cell.name!r} uses the operator {function}{options or ''}, which has no scalar form; "
-                f"element-wise operators that have one: {', '.join(sorted(_ATEN))}, clamp, relu, reciprocal"
+                f"element-wise operators that have one: {', '.join(sorted((*OPERATORS, *PARTS, 'clamp')))}"
             )
         return parts
 
     def _node(self, name: str, args: tuple, options: dict, result: Tensor) -> int | None:
         """What the operator does to numbers; None if that is nothing a graph has."""
-        if name in _ATEN:
+        if name in OPERATORS:
             operands, others = [self.operand(a) for a in args], dict(options)
             if "alpha" in others:
                 operands[1] = self.graph.add("mul", operands[1], self.graph.const(others.pop("alpha")))
             if not others:
-                return _add(self.graph, _ATEN[name], operands)
+                return _add(self.graph, OPERATORS[name], operands)
         match name:
             case "full" | "full_like":
                 return self.graph.const(args[1])
@@ -145,10 +134,6 @@ class _Recorder(TorchDispatchMode):
                 return self.graph.const(math.nan)  # overwritten before it is read
             case "copy" | "copy_":
                 return self.operand(args[1])
-            case "reciprocal":
-                return self.graph.add("div", self.graph.const(1), self.operand(args[0]))
-            case "relu":
-                return self.graph.add("max", self.operand(args[0]), self.graph.const(0))
             case "clamp" | "clamp_min" | "clamp_max":
                 bounds = {"clamp": args[1:], "clamp_min": args[1:], "clamp_max": (None, *args[1:])}[name]
                 value = self.operand(args[0])

@@ -1,15 +1,15 @@
 """The scalar graphs of a cell, of which kernels are printed."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from threading import Lock
 
 import torch
 from torch import Tensor
 
+from flashrnn.cells.checks import one_thread
 from flashrnn.cells.definition import Cell
 from flashrnn.cells.graph import Graph, UntraceableCell
 from flashrnn.cells.linear import split
@@ -64,40 +64,95 @@ _TRACING = Lock()  # of PyTorch's tracing modes there is one count for all threa
 def _make_trace(cell: Cell, dtype: torch.dtype) -> Trace:
     names = (*cell.gates, *cell.states)
     cotangents = tuple(f"d_new_{state}" for state in cell.states)
-
-    def forward(primals: list[Tensor]) -> tuple[Tensor, ...]:
-        primals = [value.clone() for value in primals]  # a step may work in place
-        return cell.update(primals[: len(cell.gates)], primals[len(cell.gates) :])
-
-    def vjp(primals: list[Tensor], cotangents: list[Tensor]) -> tuple[Tensor, ...]:
-        primals = [value.requires_grad_() for value in primals]
-        new = forward(primals)
-        # One number that depends on every value: for anything else, autograd imports what takes longer than the trace.
-        total = sum(n * d for n, d in zip(new, cotangents, strict=True)) + sum(0.0 * value for value in primals)
-        return torch.autograd.grad(total, primals)
-
-    new = _scalar_graph(cell, dtype, forward, (names,), [f"new_{state}" for state in cell.states])
-    joint = _scalar_graph(cell, dtype, vjp, (names, cotangents), [f"d_{name}" for name in names])
-    factors, backward = split(cell, joint, cotangents)
-    return Trace(new, factors, backward)
-
-
-def _scalar_graph(
-    cell: Cell, dtype: torch.dtype, function: Callable, input_names: tuple, output_names: list[str]
-) -> Graph:
-    # 0-dimensional inputs keep shapes out of the graph; the values stay clear of where steps branch on zero.
-    options = {"dtype": dtype, "device": "cpu"}
-    examples = [[torch.tensor(0.5 + 0.01 * k, **options) for k in range(len(names))] for names in input_names]
-    inputs = dict(zip(chain(*input_names), chain(*examples), strict=True))
-    graph, results = recorded(cell, lambda: function(*examples), inputs, output_names)
-    _check(cell, graph, inputs, results)
-    return graph
+    # Without dimensions, which keeps shapes out of the graphs, and clear of where steps branch on zero.
+    values = [torch.tensor(0.5 + 0.01 * k, dtype=dtype, device="cpu") for k in range(len(names) + len(cotangents))]
+    primals, tangents = values[: len(names)], values[len(names) :]
+    new = recorded(
+        cell,
+        lambda: _new_states(cell, primals),
+        dict(zip(names, primals, strict=True)),
+        [f"new_{state}" for state in cell.states],
+    )
+    joint = recorded(
+        cell,
+        lambda: _gradients(cell, primals, tangents),
+        dict(zip((*names, *cotangents), values, strict=True)),
+        [f"d_{name}" for name in names],
+    )
+    made = Trace(new, *split(cell, joint, cotangents))
+    with one_thread():
+        _check(cell, made, dtype)
+    return made
 
 
-def _check(cell: Cell, graph: Graph, inputs: dict[str, Tensor], results: tuple[Tensor, ...]) -> None:
-    """Raise UntraceableCell if the graph computes something else, as it might where PyTorch's operators change."""
-    computed = torch_function(graph, list(inputs), list(graph.outputs))(*inputs.values())
-    for name, ours, theirs in zip(graph.outputs, computed, results, strict=True):
-        # to two digits: a step may round to half types, which graphs leave out
-        if not torch.allclose(torch.as_tensor(ours).to(theirs), theirs, rtol=1e-2, equal_nan=True):
-            raise UntraceableCell(f"cell {cell.name!r} cannot be traced: {name} is {theirs}, but by its graph {ours}")
+def _new_states(cell: Cell, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    values = [value.clone() for value in values]  # a step may work in place
+    return cell.update(values[: len(cell.gates)], values[len(cell.gates) :])
+
+
+def _gradients(cell: Cell, values: Sequence[Tensor], cotangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    values = [value.detach().requires_grad_() for value in values]
+    new = _new_states(cell, values)
+    # One number that depends on every value: for anything else, autograd imports what takes longer than the trace.
+    total = sum(n * d for n, d in zip(new, cotangents, strict=True)) + sum(0.0 * value for value in values)
+    return torch.autograd.grad(total.sum() if total.ndim else total, values)
+
+
+_NUMBERS = (0.0, 1e-3, -1e-3, 0.3, -0.7, 1.0, -1.0, 2.5, -4.0, 30.0, -30.0, 1e3, -1e3)
+
+
+def _points(values: int, cotangents: int) -> Tensor:
+    """[values + cotangents, points] of small, large and equal numbers of both signs; a cotangent of 0 would hide
+    mistakes."""
+    generator = torch.Generator().manual_seed(0)
+    equal = torch.arange(len(_NUMBERS)).expand(values, -1)
+    mixed = torch.randint(len(_NUMBERS), (values, 200), generator=generator)
+    nonzero = torch.randint(1, len(_NUMBERS), (cotangents, len(_NUMBERS) + 200), generator=generator)
+    chosen = torch.cat([torch.cat([equal, mixed], 1), nonzero])
+    return torch.tensor(_NUMBERS, dtype=torch.float64)[chosen]
+
+
+def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
+    """Raise UntraceableCell if the graphs compute something else than the step and its gradient, as they might where
+    PyTorch's operators change."""
+    points = _points(len(cell.gates) + len(cell.states), len(cell.states))
+    ours, theirs, wrong = _compared(cell, made, points.to(dtype))
+    if wrong.any():  # rounding of large numbers that cancel is no mistake of a graph, and float64 has little of it
+        wrong &= _compared(cell, made, points)[2]
+    if not wrong.any():
+        return
+    k, point = wrong.nonzero()[0].tolist()
+    name = (*made.forward.outputs, *made.backward.outputs)[k]
+    at = ", ".join(f"{n}={x:g}" for n, x in zip((*cell.gates, *cell.states), points[:, point].tolist(), strict=False))
+    raise UntraceableCell(
+        f"cell {cell.name!r} cannot be traced: {name} is {theirs[k, point]:g}, but by its graph {ours[k, point]:g}, "
+        f"at {at}"
+    )
+
+
+def _compared(cell: Cell, made: Trace, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """New states and gradients [outputs, points] by the graphs and by the step, and where they differ.
+
+    Numbers near overflow are not compared: graphs multiply in another order, and 0 * x is 0 in them, whatever x is.
+    """
+    values, cotangents = points.split((len(cell.gates) + len(cell.states), len(cell.states)))
+    theirs = torch.stack([*_new_states(cell, values), *_gradients(cell, values, cotangents)]).detach().to(points)
+    new, factors, gradients = _by_graphs(cell, made, values, cotangents)
+    ours = torch.stack([*new, *gradients])
+    compared = theirs.abs() < torch.finfo(theirs.dtype).max ** 0.5
+    for factor in factors:
+        compared[len(new) :] &= factor.isfinite()
+    return ours, theirs, compared & ~torch.isclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def _by_graphs(cell: Cell, made: Trace, values: Tensor, cotangents: Tensor) -> tuple[list[Tensor], ...]:
+    """New states, factors and gradients."""
+
+    def call(graph: Graph, names: Sequence[str], arguments: Sequence[Tensor]) -> list[Tensor]:
+        results = torch_function(graph, names, tuple(graph.outputs))(*arguments)
+        return [torch.as_tensor(x).to(values).expand_as(values[0]) for x in results]
+
+    names = (*cell.gates, *cell.states)
+    factors = call(made.factors, names, values)
+    arguments = (*made.factors.outputs, *(f"d_new_{state}" for state in cell.states))
+    return call(made.forward, names, values), factors, call(made.backward, arguments, (*factors, *cotangents))

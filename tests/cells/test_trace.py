@@ -117,10 +117,18 @@ def test_a_trace_imports_no_compiler():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_graph_that_computes_something_else_is_refused(monkeypatch):
-    monkeypatch.setitem(recorder._ATEN, "tanh", "sigmoid")
-    with pytest.raises(UntraceableCell, match=r"new_h is 0\.\d+, but by its graph 0\."):
-        trace(cell_of(torch.tanh))
+@pytest.mark.parametrize("wrong", [lambda x: x, torch.abs, lambda x: 1.0001 * x.clamp(min=0), lambda x: 0 * x])
+def test_a_graph_that_computes_something_else_is_refused(monkeypatch, wrong):
+    monkeypatch.setitem(recorder.PARTS, "relu", wrong)
+    with pytest.raises(UntraceableCell, match=r"new_h is \S+, but by its graph \S+, at g=\S+, h="):
+        trace(cell_of(torch.relu))
+
+
+def test_a_gradient_that_is_another_is_refused(monkeypatch):
+    """Its kink, where PyTorch's relu has the gradient 0, is among the points that are compared."""
+    monkeypatch.setitem(recorder.PARTS, "threshold_backward", lambda grad, x, threshold: torch.where(x >= 0, grad, 0.0))
+    with pytest.raises(UntraceableCell, match=r"d_g is \S+, but by its graph \S+, at g=0, h=0"):
+        trace(cell_of(torch.relu))
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,8 @@ def check_openmp() -> None:
 
 def check_untraceable() -> None:
     """Cells have no graphs, and steps run as they are."""
-    from flashrnn.cells.trace import untraceable
-
     from flashrnn import get_cell
+    from flashrnn.cells.trace import untraceable
 
     assert "TorchDispatchMode is missing" in untraceable(get_cell("lstm"))
     check_calls()
@@ -123,9 +122,8 @@ def check_untraceable() -> None:
 def check_decompositions() -> None:
     """Operators that consist of simpler ones are traced by what PyTorch's exporter knows of them."""
     with lacking(torch._decomp, "decomposition_table"):
-        from flashrnn.cells.trace import untraceable
-
         from flashrnn import get_cell
+        from flashrnn.cells.trace import untraceable
 
         assert untraceable(get_cell("slstm")) is None
     check_calls()
