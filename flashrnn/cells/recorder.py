@@ -144,6 +144,11 @@ class _Recorder(TorchDispatchMode):
                 value, dtype = self.operand(args[0]), result.dtype
                 if dtype == torch.bool:
                     return _as_truth(self.graph, value)
+                if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize:
+                    raise UntraceableCell(
+                        f"cell {self._cell.name!r} casts to {dtype} within its step, which kernels cannot do: they "
+                        "compute in float32 whatever the dtype of inputs and outputs is. Leave the cast out"
+                    )
                 if dtype.is_floating_point or self.graph.nodes[value].op in TRUTH:
                     return value
         if name in _PASS_THROUGH:

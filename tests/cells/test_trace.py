@@ -164,6 +164,19 @@ def test_operator_without_a_scalar_form_is_named(activation, operator):
     assert "sigmoid" in str(error.value)  # among those that have one
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("inner", [lambda x: x, lambda x: x.detach()], ids=["with gradient", "without"])
+def test_a_cast_to_a_narrow_dtype_is_refused(dtype, inner):
+    """Kernels that left the cast out would compute another cell."""
+    with pytest.raises(UntraceableCell, match=rf"cell 'mine' casts to {dtype} within its step.* Leave the cast out"):
+        trace(cell_of(lambda x: torch.tanh(x) + inner(x).to(dtype).to(x.dtype)))
+
+
+def test_a_cast_to_the_dtype_of_kernels_is_allowed():
+    with_casts = trace(cell_of(lambda x: torch.tanh(x.float()).to(x.dtype)))
+    assert with_casts == trace(cell_of(torch.tanh))
+
+
 def test_python_branch_on_values_is_refused():
     def step(g, h):
         plain = h.as_subclass(torch.Tensor)  # in which the definition of the cell does not find the branch
