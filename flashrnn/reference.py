@@ -179,7 +179,7 @@ def _functions(cell: Cell, dtype: torch.dtype) -> _Functions:
         graphs = trace(cell, dtype)
     except UntraceableCell as reason:
         logger.warning("%s; its backward differentiates the step in every time step, which takes longer", reason)
-        return _functions_of_step(cell)
+        return _functions_of_step(cell, dtype)
     names = sorted(graphs.factors.outputs)
     cotangents = [f"d_new_{state}" for state in cell.states]
     order = _Layout(cell).order
@@ -193,22 +193,30 @@ def _functions(cell: Cell, dtype: torch.dtype) -> _Functions:
     return _Functions(torch_function(graphs.factors, (*cell.gates, *cell.states), names), backward)
 
 
-def _functions_of_step(cell: Cell) -> _Functions:
+def _functions_of_step(cell: Cell, dtype: torch.dtype) -> _Functions:
     """For a cell without scalar graphs: its gates and states are the factors, the rest is left to the step's vjp."""
     layout, gates = _Layout(cell), len(cell.gates)
+
+    def update(*values):
+        values = [value.clone() for value in values]  # a step may work in place
+        return cell.update(values[:gates], values[gates:])
 
     def factors(*gates_and_states):
         return gates_and_states
 
     def backward(factors, d_new):
-        def update(*values):
-            values = [value.clone() for value in values]  # a step may work in place
-            return cell.update(values[:gates], values[gates:])
-
         _, vjp = torch.func.vjp(update, *factors)
         grads = vjp(tuple(d_new))
         return [grads[k] for k in layout.from_cell], list(grads[gates:])
 
+    try:
+        torch.func.vjp(update, *torch.full((gates + len(cell.states), 1), 0.5, dtype=dtype, device="cpu"))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"cell {cell.name!r} cannot be differentiated: it has no scalar graphs, as a warning says, and "
+            "torch.func.vjp does not take its step. A torch.autograd.Function in it needs a static method "
+            f"setup_context, or PyTorch's own operators in its place. PyTorch says: {error}"
+        ) from error
     return _Functions(factors, backward)
 
 

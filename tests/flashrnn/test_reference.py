@@ -24,7 +24,7 @@ from tests.suite import check_numbers_beyond_float16
 from tests.tolerances import assert_close
 
 LINEAR = Cell("linear", lambda g, h: 0.5 * h + g, states=("h",))
-NO_GRAPH = Cell("no_graph", lambda g, p, h, c: (torch.atan(g) * c, p - h), states=("h", "c"), recurrent_gates=("p",))
+NO_GRAPH = Cell("no_graph", lambda g, p, h, c: (torch.lgamma(g) * c, p - h), states=("h", "c"), recurrent_gates=("p",))
 
 
 def check_against_plain_loop(cell: Cell, inputs: Inputs, reset: torch.Tensor | None = None) -> None:
@@ -79,8 +79,42 @@ def test_cell_without_a_scalar_graph_trains_and_says_that_it_is_slow(caplog):
         check_against_plain_loop(NO_GRAPH, random_inputs(NO_GRAPH, 2, 5, 2, 3))
         check_against_plain_loop(NO_GRAPH, random_inputs(NO_GRAPH, 2, 5, 2, 3), random_reset(2, 5))
     (record,) = caplog.records
-    assert "cell 'no_graph' uses the operator aten.atan.default" in record.getMessage()
+    assert "cell 'no_graph' uses the operator aten.lgamma.default" in record.getMessage()
     assert "takes longer" in record.getMessage()
+
+
+class LogGamma(torch.autograd.Function):
+    """With the context as forward's first argument, as before PyTorch 2.0."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.lgamma(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.digamma(ctx.saved_tensors[0])
+
+
+class NewLogGamma(LogGamma):
+    @staticmethod
+    def forward(x):
+        return torch.lgamma(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+
+def test_cell_without_a_scalar_graph_may_use_a_function_of_its_own():
+    cell = Cell("of_function", lambda g, h: torch.tanh(NewLogGamma.apply(g) + h), states=("h",))
+    check_against_plain_loop(cell, random_inputs(cell, 1, 3, 1, 2))
+
+
+def test_function_that_cannot_be_differentiated_is_an_error_with_advice():
+    cell = Cell("of_function", lambda g, h: torch.tanh(LogGamma.apply(g) + h), states=("h",))
+    with pytest.raises(RuntimeError, match=r"cell 'of_function' cannot be differentiated: .* needs .* setup_context"):
+        results(flashrnn, random_inputs(cell, 1, 3, 1, 2), function=cell)
 
 
 @pytest.mark.parametrize("backend", ["vanilla", "auto"])
