@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashrnn.accuracy import BOUNDS, relative_error
-from flashrnn.cache import cache_folder
+from flashrnn.cache import cache_folder, make_folder
 from flashrnn.cells import get_cell
 from flashrnn.functional import flashrnn
 from flashrnn.gpu import nvidia_gpu
@@ -103,7 +103,7 @@ def _gpus() -> Iterator[str]:
 def _cache() -> str:
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with TemporaryFile(dir=folder):
             return f"{folder}, writable"
     except OSError as error:
