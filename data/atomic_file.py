@@ -37,7 +37,9 @@ def replacing(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

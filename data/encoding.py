@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 # The threads that encode do not survive a fork: a forked rank has to encode without them or would wait forever. Left to
 # itself, the library does the same, but prints a warning for every DataLoader worker.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
 AHEAD = 4  # chunks per process that wait for their turn: enough to keep all busy
 

@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Lock
 
 import torch
 from torch import Tensor
 
 from flashrnn.cells.checks import check_names, check_step, example, gates_of, one_thread, some_gates
+from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.imports import initial_modes
 
 
@@ -86,7 +86,7 @@ CELLS: dict[str, Cell] = {}
 """Every cell of this process, by its key."""
 
 
-_KEYS = Lock()
+_KEYS = lock_that_forks_wait_for()
 
 
 def _unused_key(first: str) -> str:

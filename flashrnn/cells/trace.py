@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from threading import Lock
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from flashrnn.cells.graph import Graph, UntraceableCell
 from flashrnn.cells.linear import split
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.recorder import recorded
+from flashrnn.forking import lock_that_forks_wait_for
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _traced(cell: Cell, dtype: torch.dtype) -> Trace:
         return thread.submit(_make_trace, cell, dtype).result()
 
 
-_TRACING = Lock()  # of PyTorch's tracing modes there is one count for all threads
+_TRACING = lock_that_forks_wait_for()  # of PyTorch's tracing modes there is one count for all threads
 
 
 def _make_trace(cell: Cell, dtype: torch.dtype) -> Trace:

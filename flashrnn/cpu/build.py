@@ -10,7 +10,6 @@ import sys
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import torch
 from flashrnn.cache import cache_folder, store, warn_not_kept
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.numba import cell_loop, product
+from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import dtype_name
 
 _KERNELS = Path(__file__).parent / "kernels"
@@ -67,7 +67,8 @@ def cell_step(direction: str, cell: Cell, stride: int, dtype: torch.dtype) -> Pa
     return _compiled("cell", dtype, f"STRIDE = {stride}", *mathematics, cell_loop(cell, direction, dtype))
 
 
-_COMPILING = Lock()  # two threads cannot import numba.types at once, and need not compile a part twice
+# Two threads cannot import numba.types at once, and need not compile a part twice.
+_COMPILING = lock_that_forks_wait_for()
 
 
 def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:

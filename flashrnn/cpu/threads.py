@@ -4,7 +4,6 @@ The threads of PyTorch's OpenMP spin for a while after each of its operations, s
 other threads would have to wait for their cores.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, c_void_p
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashrnn._torch_private import openmp_parallel
+from flashrnn.forking import after_fork_in_child
 
 _Function = CFUNCTYPE(None, c_void_p)
 
@@ -64,4 +64,4 @@ def _after_fork() -> None:
     _pool.cache_clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork_in_child(_after_fork)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
 
 from flashrnn.cache import cache_folder, store
+from flashrnn.forking import lock_that_forks_wait_for
 
 KERNELS = Path(__file__).parent / "kernels"
 _OPTIONS = {
@@ -62,7 +62,7 @@ def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") 
     return cached
 
 
-_IMPORTING = Lock()  # cuda.core cannot be imported by two threads at once
+_IMPORTING = lock_that_forks_wait_for()  # cuda.core cannot be imported by two threads at once
 
 
 def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:

@@ -1,5 +1,6 @@
 """A file is the old one or the new one, whole, whatever happens while it is written."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -29,6 +30,13 @@ def test_an_error_leaves_what_was_there(tmp_path):
         write(path, "text", backup=backup)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_systems_that_open_no_folders_write_files(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "O_DIRECTORY")  # as on Windows
+    monkeypatch.setattr(os, "open", lambda path, *_: pytest.fail(f"{path} cannot be opened"))
+    write(tmp_path / "file", b"content")
+    assert (tmp_path / "file").read_bytes() == b"content"
 
 
 def test_what_was_there_goes_to_the_backup(tmp_path):
