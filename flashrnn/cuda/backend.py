@@ -222,8 +222,8 @@ def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
     return choose(spec)
 
 
-def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor | int:
-    """`states`, or the address of as many zeros as are in `room`."""
+def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor:
+    """`states`, or at least as many zero bytes as are in `room`."""
     return zeros(room.device.index, room.nbytes) if states is None else states
 
 

@@ -2,7 +2,8 @@
 
 import ctypes
 from collections.abc import Iterator
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
 from threading import Lock
 
 import torch
@@ -50,7 +51,8 @@ class LoadedKernel:
             (error,) = driver.cuKernelSetAttribute(name, value, self._kernel.handle, device)
             if error != driver.CUresult.CUDA_SUCCESS:
                 raise RuntimeError(f"{binary.entry}: the driver refuses {name.name} = {value}: {error.name}")
-        self.at_once = self._groups_at_once()
+        with torch.cuda.device(device):
+            self.at_once = self._groups_at_once()
         if not self.at_once:
             raise RuntimeError(
                 f"{binary.entry}: this GPU has no room for {blocks} blocks with {shared_bytes} bytes of shared memory "
@@ -142,43 +144,45 @@ def load(
     return LoadedKernel(binary, device, threads, shared_bytes, blocks, grid, beside)
 
 
-def zeros(device: int, size: int) -> int:
-    """The address of `size` zero bytes on a GPU, which nobody writes to and which stay there."""
-    largest, _ = _ZEROS.get(device, (0, 0))
-    if size > largest:
-        size = max(2 * largest, size, 2**20)
-        _ZEROS[device] = size, _allocate_zeros(device, size)
-    return _ZEROS[device][1]
+def zeros(device: int, size: int) -> Tensor:
+    """Return `size` zero bytes, or more, on a GPU, for kernels on PyTorch's current stream, which must not write there.
 
-
-_ZEROS: dict[int, tuple[int, int]] = {}  # of a GPU: bytes and address; smaller ones before them may still be in use
-
-
-def _allocate_zeros(device: int, size: int) -> int:
-    """PyTorch's memory would not do: what it gives out under a CUDA graph goes with the graph."""
-    from cuda.bindings import driver
-
+    They are kept for later calls. A CUDA graph fills its own, which live as long as it does.
+    """
+    if torch.cuda.current_device() == device:
+        return _zeros(device, size)
     with torch.cuda.device(device):
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("call flashrnn once with this batch size before capturing it in a CUDA graph")
-        error, address = driver.cuMemAlloc(size)
-        if error == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            torch.cuda.empty_cache()
-            error, address = driver.cuMemAlloc(size)
-        if error != driver.CUresult.CUDA_SUCCESS:
-            raise torch.OutOfMemoryError(f"no {size} bytes on the GPU for states of zero: {error.name}")
-        driver.cuMemsetD8(address, 0, size)
-        torch.cuda.synchronize()  # any stream may read them
-    return int(address)
+        return _zeros(device, size)
 
 
-@cache
-def _stream(handle: int):
-    from cuda.core import Stream
+def _zeros(device: int, size: int) -> Tensor:
+    if torch.cuda.is_current_stream_capturing():
+        return _new_zeros(size)
+    return _kept_zeros(device, current_stream(device), 1 << max(20, (size - 1).bit_length()))
 
-    return Stream.from_handle(handle)
+
+@lru_cache(maxsize=16)
+def _kept_zeros(device: int, stream: int, size: int) -> Tensor:
+    """Return zeros of PyTorch's allocator for one stream: whoever gets their memory next runs later on that stream.
+
+    Another thread allocates them, because this one may allocate from the memory pool of a CUDA graph that it is about
+    to capture, where nothing may stay.
+    """
+
+    def fill(stream: torch.cuda.Stream) -> Tensor:
+        with torch.cuda.stream(stream):
+            return _new_zeros(size)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(fill, torch.cuda.current_stream(device)).result()
+
+
+def _new_zeros(size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device="cuda")
 
 
 def _current_stream(device: int):
-    """PyTorch's current stream as cuda-core has it."""
-    return _stream(torch.cuda.current_stream(device).cuda_stream)
+    """PyTorch's current stream as cuda-core has it. Not kept: the default streams of all GPUs have the same handle."""
+    from cuda.core import Stream
+
+    return Stream.from_handle(current_stream(device))

@@ -8,7 +8,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from flashrnn import FlashRNN, flashrnn, get_cell
-from flashrnn.cuda import backend, concurrent_gradient
+from flashrnn.cuda import backend, concurrent_gradient, launch
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import rows_like
@@ -115,6 +115,52 @@ def test_a_cuda_graph_captures_forward_and_backward(backend, D):
         d_Wx.zero_()
         graph.replay()
         assert torch.equal(d_Wx, expected)
+
+
+def test_a_cuda_graph_captures_a_call_without_states_whose_zeros_nobody_has_made():
+    Wx, R, b, states = on_gpu("cuda_fused", 64, 20, 1, 768)
+    stream, zero = torch.cuda.Stream(), torch.zeros_like(states)
+    with torch.cuda.stream(stream):
+        h, _ = flashrnn(Wx, R, b, zero, LSTM, "cuda_fused")
+        d_h = torch.randn_like(h)
+        (expected,) = torch.autograd.grad(h, Wx, d_h)
+    torch.cuda.current_stream().wait_stream(stream)
+    launch._kept_zeros.cache_clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = flashrnn(Wx, R, b, None, LSTM, "cuda_fused")[0]
+        (d_Wx,) = torch.autograd.grad(captured, Wx, d_h)
+    filler = [torch.full((2**18,), torch.nan, device="cuda") for _ in range(64)]  # where freed zeros could have been
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(captured, h)
+        assert torch.equal(d_Wx, expected)
+    assert len(filler) == 64
+
+
+def test_zeros_of_initial_states_are_memory_of_pytorch_which_it_gets_back():
+    Wx, R, b, _ = on_gpu("cuda_fused", 64, 4, 1, 768)
+    launch._kept_zeros.cache_clear()
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        flashrnn(Wx, R, b, None, LSTM, "cuda_fused")
+    assert torch.cuda.memory_allocated() == before + 2**20  # 64 x 768 x 2 states x 4 bytes are less
+    launch._kept_zeros.cache_clear()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_a_layer_compiled_to_cuda_graphs_makes_its_zeros_outside_of_their_memory():
+    torch.manual_seed(0)
+    layer = FlashRNN(64, 128, num_heads=2, batch_first=True, device="cuda", dtype=torch.bfloat16, backend="cuda_fused")
+    compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    launch._kept_zeros.cache_clear()
+    for _ in range(4):  # as it is, warming up, captured, replayed
+        x = torch.randn(4, 33, 64, device="cuda", dtype=torch.bfloat16)
+        torch.compiler.cudagraph_mark_step_begin()
+        out, expected = compiled(x)[0], layer(x)[0]
+        torch.testing.assert_close(out, expected)
+        gradients = [torch.autograd.grad(y.float().square().sum(), layer.parameters()) for y in (out, expected)]
+        assert_close(*({str(k): g for k, g in enumerate(gs)} for gs in gradients), torch.bfloat16)
 
 
 @pytest.mark.parametrize("time_major", [False, True])
