@@ -13,7 +13,7 @@ from functools import cache
 from math import ceil
 
 from flashrnn.cells.trace import trace
-from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, lookup, maximum, minimum
+from flashrnn.constrint import Expression, Infeasible, Problem, Solution, ceil_div, lookup, maximum, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
@@ -100,9 +100,11 @@ def estimates(spec: KernelSpec) -> Iterator[tuple[float, Tiling]]:
 def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], Tiling]]:
     problem, objective = pose(spec, grid)
     for solution in problem.best(objective):
-        values = {"sequences": 8 * solution["batch_tiles"], **solution}
-        tiling = Tiling(**values, grid=grid)
-        yield tuple(map(solution.value, objective)), tiling
+        yield tuple(map(solution.value, objective)), _as_tiling(solution, grid)
+
+
+def _as_tiling(solution: Solution, grid: bool) -> Tiling:
+    return Tiling(**{"sequences": 8 * solution["batch_tiles"], **solution}, grid=grid)
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
@@ -122,6 +124,14 @@ def _infeasible(spec: KernelSpec, grid: bool) -> Infeasible | None:
     except Infeasible as reason:
         return reason
     return None
+
+
+def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
+    """Whether the tiling is among `tilings`."""
+    problem, _ = pose(spec, tiling.grid)
+    for unknown in problem.variables:
+        problem.add(f"given {unknown}", unknown == getattr(tiling, unknown.name))
+    return any(_as_tiling(solution, tiling.grid) == tiling for solution in problem.solutions())
 
 
 def pose(spec: KernelSpec, grid: bool) -> tuple[Problem, tuple[Expression, ...]]:

@@ -2,21 +2,24 @@
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from flashrnn.cache import cache_folder, store
 from flashrnn.cuda.build import sources_hash
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.tiling import Tiling
+from flashrnn.cuda.tiling import Tiling, is_solution
 
 
 def kept(spec: KernelSpec) -> Tiling | None:
-    """The tiling that was found to be the fastest for the spec's sizes, or None."""
+    """The tiling that was found to be the fastest for the spec's sizes; None if there is none, or if the file has what
+    cannot be one."""
     try:
-        return Tiling(**json.loads(_path(spec).read_text())["tiling"])
+        tiling = Tiling(**json.loads(_path(spec).read_text())["tiling"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    typed = all(type(getattr(tiling, field.name)) is field.type for field in fields(Tiling))
+    return tiling if typed and is_solution(spec, tiling) else None
 
 
 def keep(spec: KernelSpec, tiling: Tiling, us: float) -> None:

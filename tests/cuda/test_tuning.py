@@ -59,6 +59,35 @@ def test_a_corrupt_file_is_as_none(tmp_path, content):
     assert kept(SPEC) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": 1},  # which covers half of the units
+        {"unit_tiles": 0},
+        {"register_fragments": 400},
+        {"sequences": 3},
+        {"stages": 1000},
+        {"grid": True},
+        {"grid": 0},
+        {"k_splits": 1.0},
+        {"batch_tiles": "1"},
+    ],
+    ids=str,
+)
+def test_a_tiling_that_the_solver_would_not_give_is_as_none(change):
+    keep(SPEC, replace(other_tiling(), **change), 0.25)
+    assert kept(SPEC) is None
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_every_candidate_can_be_kept(direction, gpu):
+    spec = replace(SPEC, direction=direction, gpu=named_gpu(gpu))
+    for choice in tuning.candidates(spec, 4):
+        keep(spec, choice, 0.25)
+        assert kept(spec) == choice
+
+
 def test_without_a_gpu_the_command_says_so(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["tune", "--heads", "12", "--head-dim", "64", "--batch", "16"]) == 1
