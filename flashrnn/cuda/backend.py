@@ -15,7 +15,8 @@ from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.concurrent_gradient import SHORTEST, ConcurrentGradient
 from flashrnn.cuda.kernel import compile_best
-from flashrnn.cuda.launch import LoadedKernel, load, zeros
+from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
+from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.source import finite_at_zero, gates_as_inputs
 from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
 from flashrnn.cuda.sum_of_parts import sum_of_parts
@@ -77,9 +78,18 @@ class CudaFused:
         h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
         variant = variant_of(reset, h, aux, training, half_bias=b.dtype.itemsize == 2)
         plan = _plan(self._choose, "forward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        initial = _or_zeros(contiguous(states), last)
-        arguments = (Wx, R.contiguous(), b.contiguous(), initial, contiguous(reset), h, aux, last, gates)
-        plan.launch(arguments, h)
+        arguments = {
+            "x": Wx,
+            "R": R.contiguous(),
+            "bias": b.contiguous(),
+            "initial": _or_zeros(contiguous(states), last),
+            "reset": contiguous(reset),
+            "h": h,
+            "aux": aux,
+            "last": last,
+            "gates": gates,
+        }
+        plan.launch(arguments, h.device)
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
@@ -96,23 +106,28 @@ class CudaFused:
         d_states = empty_states(cell, h)
         d_b = d_states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
         first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
-        known = (
-            R.contiguous(),
-            _or_zeros(contiguous(states), d_states),
-            contiguous(reset),
-            aligned(h),
-            aligned(aux),
-            _or_zeros(first_aux, d_states),
-            aligned(gates),
-            d_h,
-        )
-        d_aux = [None if d is None else _as_plane(d, aux, d_states.dtype) for d in grads.aux] if grads.of_aux else []
-        results = (contiguous(grads.last), d_Wx, d_u, d_b, d_states)
         concurrent = None
         if plan.beside:
             producers = _producers(plan.spec, plan.tiling)
             concurrent = ConcurrentGradient(plan.spec, plan.beside, producers, h, states, reset)
-        plan.launch((*known, *d_aux, *results), h, concurrent.progress if concurrent else None)
+        arguments = {
+            "R": R.contiguous(),
+            "initial": _or_zeros(contiguous(states), d_states),
+            "reset": contiguous(reset),
+            "h": aligned(h),
+            "aux": aligned(aux),
+            "first_aux": _or_zeros(first_aux, d_states),
+            "gates": aligned(gates),
+            "d_h": d_h,
+            **(_d_aux(grads, aux, d_states.dtype) if grads.of_aux else {}),
+            "d_last": contiguous(grads.last),
+            "d_x": d_Wx,
+            "d_u": d_u,
+            "d_bias": d_b,
+            "d_initial": d_states,
+            "progress": concurrent.progress if concurrent else None,
+        }
+        plan.launch(arguments, h.device)
         d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(plan.spec, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, sum_of_parts(d_b, b_dtype or d_b.dtype), d_states)
 
@@ -122,20 +137,18 @@ class _Plan:
     """The launches of a call: all that depends on its sizes alone."""
 
     spec: KernelSpec
-    kernel: LoadedKernel
     tiling: Tiling
-    launches: tuple[tuple[int, int], ...]  # the first group and how many there are
+    launches: tuple[tuple[int, Launch], ...]  # with the number of groups
     workspace: int  # bytes for a group's exchange through global memory
-    sizes: tuple[int, ...]  # B, T and the rows between sequences and between steps
-    steps: tuple[int, ...]  # bytes between steps of Wx, h, aux and gates
     beside: concurrent_gradient.Layout | None = None  # of d_R, where it is made beside the loop
 
-    def launch(self, arguments: tuple[Tensor | int | None, ...], h: Tensor, *progress: Tensor | None) -> None:
-        for first, groups in self.launches:
-            exchange = None
+    def launch(self, arguments: dict[str, Argument], device: torch.device) -> None:
+        for groups, launch in self.launches:
+            workspace = None
             if self.workspace:
-                exchange = torch.empty(groups * self.workspace, dtype=torch.uint8, device=h.device)
-            self.kernel(groups, *arguments, exchange, *progress, *self.sizes, first, *self.steps, next(_LAUNCHES))
+                workspace = torch.empty(groups * self.workspace, dtype=torch.uint8, device=device)
+            arguments["workspace"], arguments["launch"] = workspace, next(_LAUNCHES)
+            launch(groups, arguments)
 
 
 _LAUNCHES = count(secrets.randbits(62))  # for a Meeting: no number that memory would hold by chance
@@ -160,12 +173,24 @@ def _plan(
         kernel, tiling = _kernel(choose, spec, device)
     else:
         kernel, tiling, beside = _backward_kernel(choose, spec, T, device)
-    launches = tuple(kernel.rounds(tiling.batches(B) * N))
     row_b, row_t = (1, B) if time_major else (T, 1)
-    input_bytes, gate_bytes = len(cell.input_gates) * dtype.itemsize, len(cell.gates) * kept_dtype(dtype).itemsize
-    unit_bytes = input_bytes, dtype.itemsize, variant.aux.itemsize if variant.aux else 0, gate_bytes
-    steps = tuple(row_t * N * D * size for size in unit_bytes)
-    return _Plan(spec, kernel, tiling, launches, _workspace(spec, tiling), (B, T, row_b, row_t), steps, beside)
+    sizes = {"B": B, "T": T, "row_b": row_b, "row_t": row_t, **_step_bytes(spec, row_t)}
+    launches = [
+        (groups, kernel.with_known(first_group=first, **sizes))
+        for first, groups in kernel.rounds(tiling.batches(B) * N)
+    ]
+    return _Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), beside)
+
+
+def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
+    """Bytes between steps of Wx, h, aux and gates."""
+    cell, aux, unit = spec.cell, spec.variant.aux, row_t * spec.heads * spec.head_dim
+    return {
+        "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
+        "h_step": unit * spec.dtype.itemsize,
+        "aux_step": unit * aux.itemsize if aux else 0,
+        "gates_step": unit * len(cell.gates) * kept_dtype(spec.dtype).itemsize,
+    }
 
 
 def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
@@ -214,7 +239,8 @@ def _likely(spec: KernelSpec) -> Tiling:
 
 def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
     binary, layout = _chosen(choose, spec)
-    return load(binary, device, layout.threads, tiling.shared_bytes(spec, layout), layout.blocks, layout.grid), layout
+    shared = tiling.shared_bytes(spec, layout)
+    return load(binary, fused(spec), device, layout.threads, shared, layout.blocks, layout.grid), layout
 
 
 @cache
@@ -225,6 +251,11 @@ def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
 def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor:
     """`states`, or at least as many zero bytes as are in `room`."""
     return zeros(room.device.index, room.nbytes) if states is None else states
+
+
+def _d_aux(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    planes = (None if d is None else _as_plane(d, aux, dtype) for d in grads.aux)
+    return {f"d_aux_{i}": plane for i, plane in enumerate(planes)}
 
 
 def _as_plane(d: Tensor, aux: Tensor, dtype: torch.dtype) -> Tensor:

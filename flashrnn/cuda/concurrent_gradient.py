@@ -11,8 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import PART_UNIT, definitions
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.weight_gradient import sizes_and_places
@@ -101,23 +103,31 @@ class ConcurrentGradient:
         self, spec: KernelSpec, layout: Layout, producers: int, h: Tensor, states: Tensor | None, reset: Tensor | None
     ) -> None:
         B, T, N, D = h.shape
-        self._kernel, self._layout = _kernel(spec, layout, h.device.index), layout
-        self._h, self._initial = aligned(h), None if states is None else aligned(states[0].to(h.dtype).contiguous())
-        self._reset = contiguous(reset)
-        self._sizes = producers, B, T, row_strides(h)[1]
+        self._kernel, self._blocks = _kernel(spec, layout, h.device.index), layout.blocks
         self._d_R = h.new_empty(len(spec.cell.recurrent_gates), N, D, D)
         self.progress = torch.zeros(-(-T // PART_UNIT), dtype=torch.int32, device=h.device)
+        self._known = {
+            "h": aligned(h),
+            "initial": None if states is None else aligned(states[0].to(h.dtype).contiguous()),
+            "reset": contiguous(reset),
+            "d_R": self._d_R,
+            "progress": self.progress,
+            "producers": producers,
+            "B": B,
+            "T": T,
+            "row_t": row_strides(h)[1],
+        }
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor) -> Tensor:
-        known = d_Wx, d_u, self._h, self._initial, self._reset
-        self._kernel(self._layout.blocks, *known, self._d_R, self.progress, *self._sizes)
+        self._kernel.launch(self._blocks, {"d_x": d_Wx, "d_u": d_u, **self._known})
         return self._d_R
 
 
 @cache
 def _kernel(spec: KernelSpec, layout: Layout, device: int) -> LoadedKernel:
     # As much shared memory as there is, for multiprocessors that the loop has not taken.
-    return load(compile_kernel(spec, layout), device, THREADS, spec.gpu.shared_per_block, 1, False, beside=True)
+    shape = THREADS, spec.gpu.shared_per_block, 1, False
+    return load(compile_kernel(spec, layout), parameters.concurrent_gradient(spec), device, *shape, beside=True)
 
 
 def compile_kernel(spec: KernelSpec, layout: Layout) -> Binary:
@@ -140,7 +150,7 @@ def prelude(spec: KernelSpec, layout: Layout) -> str:
         "SHARED_BYTES_EXPECTED": spec.gpu.shared_per_block,
     }
     source = definitions(spec.dtype, sizes | constants, places, spec.variant.tf32)
-    return "\n".join((source, *_product_of(layout.columns)))
+    return "\n".join((source, declaration(parameters.concurrent_gradient(spec)), *_product_of(layout.columns)))
 
 
 def _product_of(columns: int) -> tuple[str, str]:

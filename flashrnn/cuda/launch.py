@@ -1,7 +1,6 @@
 """Loads compiled kernels on a GPU and launches them on PyTorch's current stream."""
 
-import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from threading import Lock
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from flashrnn._torch_private import current_stream
 from flashrnn.cuda.build import Binary
+from flashrnn.cuda.parameters import Argument, Packed, Parameters
 from flashrnn.gpu import device_gpu
 
 
@@ -24,6 +24,7 @@ class LoadedKernel:
     def __init__(
         self,
         binary: Binary,
+        parameters: Parameters,
         device: int,
         threads: int,
         shared_bytes: int,
@@ -41,7 +42,8 @@ class LoadedKernel:
             device, threads, shared_bytes, blocks, grid, beside,
         )  # fmt: skip
         self._config = cache(self._make_config)
-        self._arguments, self._packing = _Arguments(), Lock()
+        self._parameters = parameters
+        self.launch = self.with_known()
         self._launch, self._success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
         attribute = driver.CUfunction_attribute
         values = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
@@ -74,18 +76,20 @@ class LoadedKernel:
         together = self.at_once if self.grid else groups
         return ((first, min(together, groups - first)) for first in range(0, groups, together))
 
-    def __call__(self, groups: int, *arguments: Tensor | int | None) -> None:
-        """Launch `groups` groups of blocks; None is a null pointer."""
+    def with_known(self, **arguments: int) -> "Launch":
+        """Return launches that have these arguments, the last ones of the kernel."""
+        return Launch(self, Packed(self._parameters, arguments))
+
+    def run(self, groups: int, arguments: int) -> None:
+        """Launch `groups` groups of blocks; `arguments` is the address of all arguments' addresses."""
         if torch.cuda.current_device() == self.device:
             return self._run(groups, arguments)
         with torch.cuda.device(self.device):
             return self._run(groups, arguments)
 
-    def _run(self, groups: int, arguments: tuple[Tensor | int | None, ...]) -> None:
-        # The driver copies the arguments before it returns, but lets other threads run meanwhile.
+    def _run(self, groups: int, arguments: int) -> None:
         config = self._config(groups, current_stream(self.device))
-        with self._packing:
-            (error,) = self._launch(config, self._kernel.handle, self._arguments.pack(arguments), 0)
+        (error,) = self._launch(config, self._kernel.handle, arguments, 0)
         if error != self._success:
             raise RuntimeError(f"launching {groups} groups of {self.blocks} blocks failed: {error.name}")
 
@@ -120,28 +124,31 @@ class LoadedKernel:
         return attributes
 
 
-class _Arguments:
-    """Room for a kernel's arguments, all of 8 bytes, and for their addresses, as the driver takes them."""
+class Launch:
+    """Launches of a kernel."""
 
-    def __init__(self) -> None:
-        self._size = -1
+    def __init__(self, kernel: LoadedKernel, packed: Packed) -> None:
+        self._kernel, self._packed, self._packing = kernel, packed, Lock()
 
-    def pack(self, arguments: tuple[Tensor | int | None, ...]) -> int:
-        """Return the address of the addresses of `arguments`, which are valid until the next call."""
-        if len(arguments) != self._size:
-            self._size = len(arguments)
-            self._values = (ctypes.c_int64 * self._size)()
-            first = ctypes.addressof(self._values)
-            self._addresses = (ctypes.c_void_p * self._size)(*range(first, first + 8 * self._size, 8))
-        self._values[:] = [a if type(a) is int else 0 if a is None else a.data_ptr() for a in arguments]
-        return ctypes.addressof(self._addresses)
+    def __call__(self, groups: int, arguments: Mapping[str, Argument]) -> None:
+        """Launch `groups` groups of blocks with these arguments, those apart that are known."""
+        with self._packing:  # the driver copies the arguments before it returns, but lets other threads run meanwhile
+            self._packed.pack(arguments)
+            self._kernel.run(groups, self._packed.address)
 
 
 @cache
 def load(
-    binary: Binary, device: int, threads: int, shared_bytes: int, blocks: int, grid: bool, beside: bool = False
+    binary: Binary,
+    parameters: Parameters,
+    device: int,
+    threads: int,
+    shared_bytes: int,
+    blocks: int,
+    grid: bool,
+    beside: bool = False,
 ) -> LoadedKernel:
-    return LoadedKernel(binary, device, threads, shared_bytes, blocks, grid, beside)
+    return LoadedKernel(binary, parameters, device, threads, shared_bytes, blocks, grid, beside)
 
 
 def zeros(device: int, size: int) -> Tensor:

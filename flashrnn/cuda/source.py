@@ -10,6 +10,7 @@ from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import cell_functions
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.trace import trace
+from flashrnn.cuda.parameters import declaration, fused
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.tiling import Tiling
 from flashrnn.products import places, recurrent_only
@@ -51,15 +52,10 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}
-    source = cell_prelude(spec, layout, tables)
-    return "\n".join((source, *_d_aux_parameters(spec)))
-
-
-def _d_aux_parameters(spec: KernelSpec) -> tuple[str, str]:
-    """The backward's parameters for the gradients of the states after the first, and an array of them."""
-    names = [f"d_aux_{i}" for i in range(len(spec.cell.states) - 1)] if spec.variant.d_aux else []
-    parameters = "".join(f" const float* __restrict__ {name}," for name in names)
-    return f"#define D_AUX_PARAMETERS{parameters}", f"#define D_AUX_ARRAY {{{', '.join(names or ['nullptr'])}}}"
+    parameters = fused(spec)
+    d_aux = [one.name for one in parameters if one.name.startswith("d_aux_")]  # of the backward
+    array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
+    return "\n".join((cell_prelude(spec, layout, tables), declaration(parameters), array))
 
 
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}

@@ -14,6 +14,7 @@ from flashrnn.cells import Cell
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.parameters import streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
 from flashrnn.cuda.streaming_layout import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
 from flashrnn.cuda.weight_gradient import weight_gradient
@@ -52,7 +53,7 @@ class CudaStreaming:
         Wx, R, b, states, reset = inputs
         states = initial_states(cell, states, Wx)
         b = b.to(states.dtype)
-        B, T, _, N, D = Wx.shape
+        B, _, _, N, D = Wx.shape
         Wx = as_rows(Wx, Wx)
         h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
         gates, variant = empty_gates(cell, Wx, training), variant_of(reset, h, aux, training)
@@ -61,14 +62,26 @@ class CudaStreaming:
         state = states.clone(memory_format=torch.contiguous_format)
         matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, h), _counters(layout, h)
         exchange[0, :, :, :D] = states[0].transpose(0, 1)
-        arguments = (Wx, matrix, b.contiguous(), contiguous(reset), exchange, counters, h, aux, state, gates)
-        kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
+        arguments = {
+            "x": Wx,
+            "R": matrix,
+            "bias": b.contiguous(),
+            "reset": contiguous(reset),
+            "exchange": exchange,
+            "counters": counters,
+            "h": h,
+            "aux": aux,
+            "state": state,
+            "gates": gates,
+            **_sizes(h),
+        }
+        kernel.launch(_blocks(kernel, layout, h), arguments)
         return States(h, aux, state), gates
 
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, gates, *_ = kept
         states = initial_states(cell, states, h)
-        B, T, N, D = h.shape
+        B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         spec = KernelSpec("backward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
         kernel, layout = _kernel(spec, h.device.index)
@@ -79,9 +92,23 @@ class CudaStreaming:
         if grads.last is not None:
             d_state.copy_(grads.last)
         matrix = in_order(R.permute(1, 3, 0, 2).flatten(2)[:, None], layout)
-        exchanged = contiguous(reset), _exchange(layout, h), _counters(layout, h)
-        arguments = (matrix, *exchanged, states, h, aux, aligned(gates), d_h, d_aux, d_Wx, d_u, d_state)
-        kernel(_blocks(kernel, layout, h), *arguments, B, T, *row_strides(h))
+        arguments = {
+            "R": matrix,
+            "reset": contiguous(reset),
+            "exchange": _exchange(layout, h),
+            "counters": _counters(layout, h),
+            "initial": states,
+            "h": h,
+            "aux": aux,
+            "gates": aligned(gates),
+            "d_h": d_h,
+            "d_aux": d_aux,
+            "d_x": d_Wx,
+            "d_u": d_u,
+            "d_state": d_state,
+            **_sizes(h),
+        }
+        kernel.launch(_blocks(kernel, layout, h), arguments)
         d_R = weight_gradient(spec, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
 
@@ -89,7 +116,7 @@ class CudaStreaming:
 @cache
 def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
     binary, layout = compile_kernel(spec)
-    return load(binary, device, layout.threads, shared_bytes(spec, layout), 1, True), layout
+    return load(binary, streaming(spec), device, layout.threads, shared_bytes(spec, layout), 1, True), layout
 
 
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Layout]:
@@ -119,6 +146,11 @@ def _exchange(layout: Layout, h: Tensor) -> Tensor:
 def _counters(layout: Layout, h: Tensor) -> Tensor:
     """Zeros, one for every group at the beginning of a cache line."""
     return h.new_zeros(layout.groups(h.shape[2], h.shape[0]), 32, dtype=torch.int32)
+
+
+def _sizes(h: Tensor) -> dict[str, int]:
+    (B, T), (row_b, row_t) = h.shape[:2], row_strides(h)
+    return {"B": B, "T": T, "row_b": row_b, "row_t": row_t}
 
 
 def _blocks(kernel: LoadedKernel, layout: Layout, h: Tensor) -> int:

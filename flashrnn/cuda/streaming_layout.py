@@ -13,6 +13,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, minimum
+from flashrnn.cuda.parameters import declaration, streaming
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import places, recurrent_only
@@ -163,7 +164,7 @@ def layout_prelude(spec: KernelSpec, layout: Layout) -> str:
         "SHARED_BYTES_EXPECTED": shared_bytes(spec, layout),
     }
     tables = {"OTHER_OF": places(spec.cell.gates, without_input(spec.cell))}
-    return cell_prelude(spec, constants, tables)
+    return "\n".join((cell_prelude(spec, constants, tables), declaration(streaming(spec))))
 
 
 def without_input(cell: Cell) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.gpu import Gpu, device_gpu
 
@@ -19,13 +21,15 @@ def sum_of_parts(partial: Tensor, dtype: torch.dtype) -> Tensor:
         return partial[0]
     total = partial.new_empty(partial.shape[1:], dtype=dtype)
     pairs = total.numel() // 2
-    _kernel(dtype, partial.device.index)(-(-pairs // THREADS), partial, total, partial.shape[0], pairs)
+    arguments = {"partial": partial, "total": total, "parts": partial.shape[0], "pairs": pairs}
+    _kernel(dtype, partial.device.index).launch(-(-pairs // THREADS), arguments)
     return total
 
 
 @cache
 def _kernel(dtype: torch.dtype, device: int) -> LoadedKernel:
-    return load(compile_kernel(dtype, device_gpu(device)), device, THREADS, 0, 1, False)
+    binary = compile_kernel(dtype, device_gpu(device))
+    return load(binary, parameters.sum_of_parts(dtype), device, THREADS, 0, 1, False)
 
 
 def compile_kernel(dtype: torch.dtype, gpu: Gpu) -> Binary:
@@ -35,4 +39,4 @@ def compile_kernel(dtype: torch.dtype, gpu: Gpu) -> Binary:
 
 def prelude(dtype: torch.dtype) -> str:
     """The source before the header."""
-    return definitions(dtype, {"SUM_THREADS": THREADS}, {})
+    return "\n".join((definitions(dtype, {"SUM_THREADS": THREADS}, {}), declaration(parameters.sum_of_parts(dtype))))

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from flashrnn import products
+from flashrnn.cuda import parameters
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_parts import sum_of_parts
@@ -63,17 +65,28 @@ def weight_gradient(
     partial = torch.empty(parts, *shape, device=h.device) if in_parts else None
     d_R = None if in_parts else h.new_empty(shape)
     initial = None if states is None else states[0].to(h.dtype)
-    known = d_Wx, d_u, aligned(h), contiguous(initial), contiguous(reset)
-    _, row_t = products.row_strides(h)
-    block_rows = -(-B * T // (parts * layout.blocks))
-    kernel(parts * layout.groups, *known, partial, d_R, B, T, row_t, block_rows)
+    arguments = {
+        "d_x": d_Wx,
+        "d_u": d_u,
+        "h": aligned(h),
+        "initial": contiguous(initial),
+        "reset": contiguous(reset),
+        "partial": partial,
+        "d_R": d_R,
+        "B": B,
+        "T": T,
+        "row_t": products.row_strides(h)[1],
+        "block_rows": -(-B * T // (parts * layout.blocks)),
+    }
+    kernel.launch(parts * layout.groups, arguments)
     return sum_of_parts(partial, h.dtype) if in_parts else d_R
 
 
 @cache
 def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
     binary, layout = compile_kernel(spec)
-    return load(binary, device, 32 * layout.warps, layout.shared_bytes, layout.blocks, False), layout
+    shape = 32 * layout.warps, layout.shared_bytes, layout.blocks, False
+    return load(binary, parameters.weight_gradient(spec), device, *shape), layout
 
 
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Layout]:
@@ -93,7 +106,8 @@ def prelude(spec: KernelSpec, layout: Layout) -> str:
         "CLUSTER": layout.blocks,
         "SHARED_BYTES_EXPECTED": layout.shared_bytes,
     }
-    return definitions(spec.dtype, sizes | constants, places)
+    source = definitions(spec.dtype, sizes | constants, places)
+    return "\n".join((source, declaration(parameters.weight_gradient(spec))))
 
 
 def sizes_and_places(spec: KernelSpec) -> tuple[dict[str, int], dict]:

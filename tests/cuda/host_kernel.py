@@ -4,7 +4,7 @@ where ThreadSanitizer sees a race."""
 import re
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from flashrnn.cuda.build import KERNELS
+from flashrnn.cuda.parameters import Argument, Parameters, check
 from tests.cells.test_cuda import HOST
 
 AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
@@ -58,6 +59,7 @@ class HostKernel:
     """As a `LoadedKernel`, on the processor: blocks of a group run together; without groups, all do."""
 
     program: Path
+    parameters: Parameters
     blocks: int | None  # of a group
     threads: int
     shared_bytes: int
@@ -66,7 +68,13 @@ class HostKernel:
     def rounds(self, groups: int) -> Iterator[tuple[int, int]]:
         return iter([(0, groups)])
 
-    def __call__(self, groups: int, *arguments) -> None:
+    def with_known(self, **known: int) -> Callable[[int, Mapping[str, Argument]], None]:
+        return lambda groups, arguments: self.launch(groups, {**arguments, **known})
+
+    def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
+        assert set(by_name) == {one.name for one in self.parameters}
+        check(self.parameters, by_name)
+        arguments = [by_name[one.name] for one in self.parameters]
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         buffers = {t.untyped_storage().data_ptr(): _bytes_of(t) for t in tensors}
         places = list(buffers)

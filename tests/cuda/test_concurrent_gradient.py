@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from flashrnn import get_cell, products
-from flashrnn.cuda import backend
+from flashrnn.cuda import backend, parameters
 from flashrnn.cuda import concurrent_gradient as module
 from flashrnn.cuda.concurrent_gradient import THREADS, ConcurrentGradient, Layout, beside, compile_kernel, prelude
+from flashrnn.cuda.parameters import Parameter
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.tiling import tilings
 from flashrnn.gpu import named_gpu
@@ -30,11 +31,10 @@ LOOP = """
 constexpr int PRODUCERS = 3;
 static int begun = primary_blocks += PRODUCERS;
 static std::atomic<int> readers{0};
-void beside(const scalar* given, scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial,
-            const unsigned char* reset, scalar* d_R, u32* progress, i64 producers, i64 B, i64 T, i64 row_t) {
+void beside(const scalar* given, PARAMETERS) {
   if (blockIdx.x >= PRODUCERS) {
     blockIdx.x -= PRODUCERS, readers++;
-    return flashrnn_concurrent_gradient(d_x, d_u, h, initial, reset, d_R, progress, producers, B, T, row_t);
+    return flashrnn_concurrent_gradient(ARGUMENTS);
   }
   if (threadIdx.x > 0) return;
   if (blockIdx.x == 0) {  // long enough for who would not wait for it
@@ -43,12 +43,12 @@ void beside(const scalar* given, scalar* d_x, const scalar* d_u, const scalar* h
   }
   for (int done = 0, end = 0; done < T; done++) {
     if (done == end) {
-      if (done > 0) signal(progress++);
+      if (done > 0) signal(const_cast<u32*>(progress++));
       end += part_steps(done, T - done);
     }
     for (i64 b = blockIdx.x; b < B; b += PRODUCERS) {
       const i64 row = row_t == 1 ? b * T + T - 1 - done : (T - 1 - done) * B + b, width = GI * HEADS * D;
-      std::copy_n(given + row * width, width, d_x + row * width);
+      std::copy_n(given + row * width, width, const_cast<scalar*>(d_x) + row * width);
     }
   }
   primary_blocks.fetch_sub(1, std::memory_order_release);
@@ -63,9 +63,16 @@ def on_host(monkeypatch, tmp_path):
     def use(given: Tensor) -> None:
         @cache
         def kernel(spec, layout, device):
-            program = compile_for_host("beside", prelude(spec, layout), "concurrent_gradient.cuh", tmp_path, LOOP)
-            loaded = HostKernel(program, None, THREADS, H100.shared_per_block)
-            return lambda blocks, *arguments: loaded(PRODUCERS + blocks, given, *arguments)
+            own = parameters.concurrent_gradient(spec)
+            loop = LOOP.replace("ARGUMENTS", ", ".join(one.name for one in own))
+            program = compile_for_host("beside", prelude(spec, layout), "concurrent_gradient.cuh", tmp_path, loop)
+            with_given = (Parameter("given", "const scalar*", spec.dtype), *own)
+            loaded = HostKernel(program, with_given, None, THREADS, H100.shared_per_block)
+
+            def launch(blocks, by_name):
+                loaded.launch(PRODUCERS + blocks, {"given": given, **by_name})
+
+            return SimpleNamespace(launch=launch)
 
         monkeypatch.setattr(module, "_kernel", kernel)
 

@@ -1,5 +1,6 @@
 """Backend `cuda_fused` without a GPU: its kernels on the processor, against the reference, without races."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -9,6 +10,7 @@ import torch
 from flashrnn import flashrnn, functional, get_cell
 from flashrnn.cuda import backend, spec, tiling
 from flashrnn.cuda.backend import CudaFused
+from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.source import prelude
 from flashrnn.cuda.tiling import Tiling
 from flashrnn.gpu import named_gpu
@@ -25,10 +27,7 @@ def tiled(unit_tiles, k_splits, batch_tiles, sequences, blocks, grid=False, stag
 
 # A thread that reads the results of each part as soon as all blocks have counted it.
 WATCHED = """
-void watched(const scalar* R, const float* initial, const unsigned char* reset, const scalar* h, const aux_number* aux,
-             const aux_number* first_aux, const gate* gates, const scalar* d_h, const float* d_last, scalar* d_x,
-             scalar* d_u, float* d_bias, float* d_initial, u64* parts, u32* progress, i64 B, i64 T, i64 row_b,
-             i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step, u64 launch) {
+void watched(PARAMETERS) {
   std::thread reader;
   if (blockIdx.x == 0 && threadIdx.x == 0)
     reader = std::thread([=] {
@@ -44,20 +43,18 @@ void watched(const scalar* R, const float* initial, const unsigned char* reset, 
       }
       CHECK(counter > progress && sum > 0);
     });
-  flashrnn_backward(R, initial, reset, h, aux, first_aux, gates, d_h, d_last, d_x, d_u, d_bias, d_initial, parts,
-                    progress, B, T, row_b, row_t, first_group, x_step, h_step, aux_step, gates_step, launch);
+  flashrnn_backward(ARGUMENTS);
   if (reader.joinable()) reader.join();
 }
 """
-PROGRESS = 14  # which argument of the backward's
 
 
 class Counting(HostKernel):
     """Gives the loop counters, which end as they should."""
 
-    def __call__(self, groups: int, *arguments) -> None:
+    def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
         counters = torch.zeros(4, dtype=torch.int32)
-        super().__call__(groups, *arguments[:PROGRESS], counters, *arguments[PROGRESS + 1 :])
+        super().launch(groups, {**by_name, "progress": counters})
         assert counters.tolist() == [self.blocks, self.blocks, 0, 0]  # of 16 steps each; the last part has none
 
 
@@ -73,9 +70,12 @@ def on_host(monkeypatch, tmp_path_factory):
             counts = watched and direction == "backward"
             text = prelude(replace(spec, variant=replace(spec.variant, parts=counts)), layout, shared)
             folder = tmp_path_factory.mktemp(direction)
-            entry, more = ("watched", WATCHED) if counts else (f"flashrnn_{direction}", "")
+            parameters = fused(spec)
+            watching = WATCHED.replace("ARGUMENTS", ", ".join(one.name for one in parameters))
+            entry, more = ("watched", watching) if counts else (f"flashrnn_{direction}", "")
             program = compile_for_host(entry, text, f"{direction}.cuh", folder, more)
-            return (Counting if counts else HostKernel)(program, layout.blocks, layout.threads, shared), layout
+            kind = Counting if counts else HostKernel
+            return kind(program, parameters, layout.blocks, layout.threads, shared), layout
 
         monkeypatch.setattr(backend, "_kernel", kernel)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashrnn import Cell, flashrnn, get_cell
-from flashrnn.cuda import spec, streaming
+from flashrnn.cuda import parameters, spec, streaming
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import CudaStreaming, compile_kernel
 from flashrnn.cuda.streaming_layout import Layout, Rows, best_layout, layout_prelude, shared_bytes
@@ -34,7 +34,8 @@ def on_host(monkeypatch, tmp_path_factory):
             direction, layout = spec.direction, layouts[spec.direction]
             folder, entry = tmp_path_factory.mktemp(direction), f"flashrnn_stream_{direction}"
             program = compile_for_host(entry, layout_prelude(spec, layout), f"stream_{direction}.cuh", folder)
-            return HostKernel(program, None, layout.threads, shared_bytes(spec, layout), at_once), layout
+            shape = None, layout.threads, shared_bytes(spec, layout)
+            return HostKernel(program, parameters.streaming(spec), *shape, at_once), layout
 
         monkeypatch.setattr(streaming, "_kernel", kernel)
         monkeypatch.setattr(streaming, "device_gpu", lambda index: H100)

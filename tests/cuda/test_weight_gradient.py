@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashrnn import get_cell, products
-from flashrnn.cuda import sum_of_parts
+from flashrnn.cuda import parameters, sum_of_parts
 from flashrnn.cuda import weight_gradient as module
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.weight_gradient import Layout, compile_kernel, prelude, weight_gradient
@@ -29,7 +29,7 @@ def on_host(monkeypatch, tmp_path_factory):
     def sum_kernel(dtype, device):
         folder, entry = tmp_path_factory.mktemp("sum_of_parts"), "flashrnn_sum_of_parts"
         program = compile_for_host(entry, sum_of_parts.prelude(dtype), "sum_of_parts.cuh", folder)
-        return HostKernel(program, 1, sum_of_parts.THREADS, 0)
+        return HostKernel(program, parameters.sum_of_parts(dtype), 1, sum_of_parts.THREADS, 0)
 
     def use(gpu: str, in_parts: bool) -> Gpu:
         @cache
@@ -37,7 +37,8 @@ def on_host(monkeypatch, tmp_path_factory):
             layout = Layout.of(spec)
             folder = tmp_path_factory.mktemp("weight_gradient")
             program = compile_for_host("flashrnn_weight_gradient", prelude(spec, layout), "weight_gradient.cuh", folder)
-            return HostKernel(program, layout.blocks, 32 * layout.warps, layout.shared_bytes), layout
+            shape = layout.blocks, 32 * layout.warps, layout.shared_bytes
+            return HostKernel(program, parameters.weight_gradient(spec), *shape), layout
 
         monkeypatch.setattr(module, "_kernel", kernel)
         monkeypatch.setattr(sum_of_parts, "_kernel", sum_kernel)

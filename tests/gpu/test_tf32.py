@@ -7,6 +7,7 @@ from flashrnn import flashrnn, get_cell
 from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cuda.build import build
 from flashrnn.cuda.launch import load
+from flashrnn.cuda.parameters import Parameter
 from flashrnn.cuda.source import definitions
 from flashrnn.gpu import device_gpu
 from tests.problems import results
@@ -93,7 +94,10 @@ def test_functions_of_cells_have_errors_below_those_of_products():
     out = torch.empty(4, len(x), device="cuda")
     gpu = device_gpu(0)
     source = definitions(torch.float32, {}, {}, tf32=True) + "\n" + FUNCTIONS
-    load(build(source, "math.cuh", "functions", gpu.arch), 0, 256, 0, 1, False)(1, x, y, out, len(x))
+    arguments = {"x": x, "y": y, "out": out, "count": len(x)}
+    parameters = (*(Parameter(name, "float*", torch.float32) for name in ("x", "y", "out")), Parameter("count", "i64"))
+    binary = build(source, "math.cuh", "functions", gpu.arch)
+    load(binary, parameters, 0, 256, 0, 1, False).launch(1, arguments)
     a, b = x.double(), y.double()
     expected = torch.stack([a.tanh(), a.sigmoid(), a.exp(), a / b])
     assert ((out - expected) / expected).abs().max() <= 2**-20

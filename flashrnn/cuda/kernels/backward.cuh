@@ -284,20 +284,13 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
   }
 }
 
-// As flashrnn_forward, and: first_aux [STATES - 1, B, N, D], the initial states as aux has them; d_h [B, T, N, D] and, with
-// HAS_D_AUX, as many in float for each of the other states (null: zero), d_last as last (null: zero) -> d_x [B, T, GI, N, D],
-// with GATES_IN_PIECES, but not GRID, maybe in the memory of gates; for gates with a recurrent part alone d_u [B, T, GU, N, D]; d_bias
-// [batch tiles, GATES, N, D], d_initial [STATES, B, N, D].
-// With GRID, `parts` is room for the partial sums of every group of the launch, and behind them for a Meeting's words.
+// PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as aux has them; d_h and, with HAS_D_AUX, d_aux_0 and
+// so on of the other states (null: zero), d_last (null: zero) -> d_x, with GATES_IN_PIECES, but not GRID, maybe in the memory of
+// gates; d_u, for gates with a recurrent part alone; d_bias [batch tiles, GATES, N, D], d_initial.
+// With GRID, `workspace` is for the partial sums of every group of the launch, and behind them for a Meeting's words.
 // With PARTS, every block adds one to the word in `progress` of each part of the steps (parts.cuh) but the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initial,
-                  const unsigned char* __restrict__ reset, const scalar* __restrict__ h,
-                  const aux_number* __restrict__ aux, const aux_number* __restrict__ first_aux,
-                  const gate* gates, const scalar* __restrict__ d_h, D_AUX_PARAMETERS
-                  const float* __restrict__ d_last, scalar* d_x, scalar* __restrict__ d_u,
-                  float* __restrict__ d_bias, float* __restrict__ d_initial, u64* parts, u32* progress, i64 B, i64 T, i64 row_b,
-                  i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step, u64 launch) {
+flashrnn_backward(PARAMETERS) {
   if (PARTS) launch_dependents();
   extern __shared__ __align__(128) char memory[];
   char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
@@ -307,13 +300,13 @@ flashrnn_backward(const scalar* __restrict__ R, const float* __restrict__ initia
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
   const Place place(first_group, B);
   const int steps = static_cast<int>(T);
-  const Meeting<BLOCKS> meeting(parts + gridDim.x / BLOCKS * GROUP_PARTS, launch);
+  const Meeting<BLOCKS> meeting(workspace + gridDim.x / BLOCKS * GROUP_PARTS, launch);
   if (GRID) {
-    parts += blockIdx.x / BLOCKS * GROUP_PARTS;
-    clear_parts(parts, place);
+    workspace += blockIdx.x / BLOCKS * GROUP_PARTS;
+    clear_parts(workspace, place);
     meeting.arrive();
   }
-  const Exchange exchange{inbox, barriers, parts, sums};
+  const Exchange exchange{inbox, barriers, workspace, sums};
 
   Weights weights;
   load_weights(weights, fragments, R, place);

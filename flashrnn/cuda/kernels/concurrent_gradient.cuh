@@ -106,14 +106,11 @@ DEVICE void add_rows(Sums& sums, const Source& source, Cursor at, int loads, u32
   __syncthreads();
 }
 
-// d_x [B, T, GI, N, D], d_u [B, T, GU, N, D] (gradients of the gates without input), h [B, T, N, D], initial h [B, N, D] or
-// null, reset [B, T] -> d_R [GR, N, D, D]. Batch and time of d_x, d_u and h may be swapped in memory; row_t rows lie between
-// steps. Each of the loop's `producers` blocks adds one to the word in `progress` of each part that it is done with, but the
+// PARAMETERS: types and shapes are in parameters.py. d_x, d_u (gradients of the gates without input), h, initial h or null,
+// reset -> d_R. Batch and time of d_x, d_u and h may be swapped in memory; row_t rows lie between steps. Each of the loop's `producers` blocks adds one to the word in `progress` of each part that it is done with, but the
 // last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_concurrent_gradient(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial,
-                             const unsigned char* reset, scalar* __restrict__ d_R, const u32* progress, i64 producers, i64 B,
-                             i64 T, i64 row_t) {
+flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];
   const int steps = int(T), sequences = int(B);
   const Rows rows{d_x, d_u, h, initial, reset, sequences, steps, int(row_t)};

@@ -196,16 +196,11 @@ template <>
 struct BiasOf<true> { using type = scalar; };
 using bias_number = BiasOf<HALF_BIAS>::type;
 
-// x [B, T, GI, N, D], R [GR, N, D, D], b [GATES, N, D], initial [STATES, B, N, D], reset [B, T] ->
-// h [B, T, N, D], aux [STATES - 1, B, T, N, D], last [STATES, B, N, D], gates [B, T, N * D * GATES] (cells.cuh).
-// With GRID, `rings` has room for a Ring for every group of the launch, and behind them for a Meeting's words.
+// PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, reset -> h, aux, last, gates (cells.cuh).
+// With GRID, `workspace` has room for a Ring for every group of the launch, and behind them for a Meeting's words.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, const bias_number* __restrict__ bias,
-                 const float* __restrict__ initial, const unsigned char* __restrict__ reset, scalar* __restrict__ h,
-                 aux_number* __restrict__ aux, float* __restrict__ last, gate* __restrict__ gates, uint4* rings, i64 B,
-                 i64 T, i64 row_b, i64 row_t, i64 first_group, i64 x_step, i64 h_step, i64 aux_step, i64 gates_step,
-                 u64 launch) {
+flashrnn_forward(PARAMETERS) {
   extern __shared__ __align__(128) char memory[];
   char* state = memory;
   char* inputs = memory + 2 * STATE_BYTES;
@@ -216,8 +211,8 @@ flashrnn_forward(const scalar* __restrict__ x, const scalar* __restrict__ R, con
   const Place place(first_group, B);
   const int steps = static_cast<int>(T);
   const Steps step{x_step, h_step, aux_step, gates_step};
-  const Ring ring(rings, place);
-  const Meeting<BLOCKS> meeting(rings + gridDim.x / BLOCKS * RING_VECTORS, launch);
+  const Ring ring(workspace, place);
+  const Meeting<BLOCKS> meeting(workspace + gridDim.x / BLOCKS * RING_VECTORS, launch);
   if (GRID && steps > 1) {
     for (int i = 0; i < 3; i++) ring.clear(i);
     meeting.arrive();

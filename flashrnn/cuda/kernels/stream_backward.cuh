@@ -4,15 +4,10 @@
 #include "stream.cuh"
 static_assert(ROWS == UNITS && K == GR * D);
 
-// As flashrnn_stream_forward, and: initial [STATES, B, N, D]; d_h (may be null) as h, d_aux as aux, but in float -> d_x [B, T, GI, N, D]
-// and, for gates without an input, d_u [B, T, GATES - GI, N, D]. d_state [STATES, B, N, D]: the gradient of the last
-// states, in the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
+// PARAMETERS as of flashrnn_stream_forward, and: initial; d_h (may be null), d_aux -> d_x and, for gates without an input,
+// d_u. d_state: the gradient of the last states, in the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_stream_backward(const uint4* __restrict__ R, const unsigned char* __restrict__ reset, scalar* exchange,
-                         u32* counters, const float* __restrict__ initial, const scalar* __restrict__ h,
-                         const aux_number* __restrict__ aux, const UnitGates* __restrict__ gates,
-                         const scalar* __restrict__ d_h, const float* __restrict__ d_aux, scalar* __restrict__ d_x,
-                         scalar* __restrict__ d_u, float* __restrict__ d_state, i64 B, i64 T, i64 row_b, i64 row_t) {
+flashrnn_stream_backward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];
   const int items = Item::count(B), first = blockIdx.x;
   Stream stream(R, Item(first));

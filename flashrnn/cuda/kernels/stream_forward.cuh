@@ -3,15 +3,12 @@
 #include "stream.cuh"
 static_assert(ROWS == GR * UNITS && K == D);
 
-// x [B, T, GI, N, D], R in the order of Stream, bias [GATES, N, D], reset [B, T] -> h [B, T, N, D], aux [STATES - 1, B, T, N, D].
-// state [STATES, B, N, D]: the initial states, in the end the last ones. exchange [2, N, B, PADDED_K]: h before the first
-// step, zeros where it is padding. counters [groups, 32]: zeros. gates [B, T, N, D], if KEEP_GATES: what cell_forward saw.
+// PARAMETERS: types and shapes are in parameters.py. x, R in the order of Stream, bias, reset -> h, aux. state: the initial
+// states, in the end the last ones. exchange [2, N, B, PADDED_K]: h before the first step, zeros where it is padding.
+// counters [groups, 32]: zeros. gates, if KEEP_GATES: what cell_forward saw.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_stream_forward(const scalar* __restrict__ x, const uint4* __restrict__ R, const float* __restrict__ bias,
-                        const unsigned char* __restrict__ reset, scalar* exchange, u32* counters, scalar* __restrict__ h,
-                        aux_number* __restrict__ aux, float* __restrict__ state, UnitGates* __restrict__ gates, i64 B, i64 T,
-                        i64 row_b, i64 row_t) {
+flashrnn_stream_forward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];
   const int items = Item::count(B), first = blockIdx.x;
   Stream stream(R, Item(first));

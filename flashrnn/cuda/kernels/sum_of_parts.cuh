@@ -6,9 +6,9 @@ DEVICE void round(PairOf<float>& pair, float low, float high) { pair.low = low, 
 template <class S>
 DEVICE void round(PairOf<S>& pair, float low, float high) { pair.word = pack(low, high); }
 
-// partial [parts, pairs of numbers] -> total, their sum over parts.
+// PARAMETERS: types and shapes are in parameters.py. partial -> total, the sum over parts.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
-flashrnn_sum_of_parts(const float2* __restrict__ partial, Pair* __restrict__ total, i64 parts, i64 pairs) {
+flashrnn_sum_of_parts(PARAMETERS) {
   const i64 i = i64(blockIdx.x) * SUM_THREADS + threadIdx.x;
   if (i >= pairs) return;
   float2 sum = make_float2(0, 0);

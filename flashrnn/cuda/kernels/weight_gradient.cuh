@@ -67,13 +67,12 @@ struct Source {
   }
 };
 
-// d_x [B, T, GI, N, D], d_u [B, T, GU, N, D] (gradients of the gates without input), h [B, T, N, D], initial h [B, N, D] or
-// null, reset [B, T] -> partial [parts, GR, N, D, D], or, where it is null because there is one part, d_R [GR, N, D, D]. Batch
-// and time may be swapped in memory; row_t rows lie between steps. Clusters are parts x gate groups x head groups, and each of
-// a cluster's blocks goes over `block_rows` rows.
+// PARAMETERS: types and shapes are in parameters.py. d_x, d_u (gradients of the gates without input), h, initial h or null,
+// reset -> partial [parts, GR, N, D, D], or, where it is null because there is one part, d_R. Batch and time may be swapped in
+// memory; row_t rows lie between steps. Clusters are parts x gate groups x head groups, and each of a cluster's blocks goes
+// over `block_rows` rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
-flashrnn_weight_gradient(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, const unsigned char* reset,
-                         float* __restrict__ partial, u32* __restrict__ d_R, i64 B, i64 T, i64 row_t, i64 block_rows) {
+flashrnn_weight_gradient(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
   const int cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, first_head = cluster % HEAD_GROUPS * HEADS_AT_ONCE;
   const int first_gate = cluster / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, part = cluster / HEAD_GROUPS / GATE_GROUPS;

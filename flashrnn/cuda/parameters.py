@@ -1,0 +1,255 @@
+"""The parameters of kernels, named once: printed for the compiler, checked, and packed for the driver.
+
+They are printed as a list. Of pointers in a struct the compiler does not believe that nobody else writes there: kernels
+whose registers are full then spill up to four times as much (docs/log.md).
+"""
+
+import ctypes
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.problem import kept_dtype
+from flashrnn.products import recurrent_only
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel's parameter, of 8 bytes: a number, or a pointer to a tensor."""
+
+    name: str
+    type: str  # in CUDA
+    dtype: torch.dtype | None = None  # of a tensor; None for a number
+    shape: tuple[int | str, ...] = ()  # of a tensor, with numbers among the parameters by name; (): not checked
+
+
+Parameters = tuple[Parameter, ...]
+Argument = Tensor | int | None  # a number or an address; None is a null pointer
+
+
+def declaration(parameters: Parameters) -> str:
+    """Return the parameters as kernels' sources take them."""
+    return f"#define PARAMETERS {', '.join(f'{one.type} {one.name}' for one in parameters)}"
+
+
+def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
+    """Raise TypeError for a tensor that is not what its parameter says; one without elements, or of bytes, may be any."""
+    for one in parameters:
+        x = arguments[one.name]
+        if not isinstance(x, Tensor) or not x.numel() or x.dtype == torch.uint8:
+            continue
+        shape = [arguments[size] if isinstance(size, str) else size for size in one.shape]
+        if x.dtype != one.dtype or (shape and x.numel() != prod(shape)):
+            wanted = f"{one.dtype} {shape or ''}".strip()
+            raise TypeError(f"the kernel's {one.name} ({one.type}) is {wanted}; got {x.dtype} {list(x.shape)}")
+
+
+class Packed:
+    """A kernel's arguments in memory, as the driver takes them; those at the end may be known beforehand."""
+
+    def __init__(self, parameters: Parameters, known: Mapping[str, int]) -> None:
+        names = [one.name for one in parameters]
+        self._parameters, self._known, self._checked = parameters, dict(known), False
+        self._names = tuple(names[: len(names) - len(known)])
+        if set(names[len(self._names) :]) != set(known):
+            raise TypeError(f"known beforehand can be the last of {names}, not {list(known)}")
+        self._values = (ctypes.c_int64 * len(names))(*(known.get(name, 0) for name in names))
+        first = ctypes.addressof(self._values)
+        self._pointers = (ctypes.c_void_p * len(names))(*range(first, first + 8 * len(names), 8))
+        self._pack = struct.Struct(f"{len(self._names)}q").pack_into
+        self.address = ctypes.addressof(self._pointers)  # of the addresses of all arguments
+
+    def pack(self, arguments: Mapping[str, Argument]) -> None:
+        """Take the arguments that are not known beforehand; types are checked the first time."""
+        if tuple(arguments) != self._names:
+            arguments = self._in_order(arguments)
+        if not self._checked:
+            check(self._parameters, {**arguments, **self._known})
+            self._checked = True
+        values = [a if type(a) is int else 0 if a is None else a.data_ptr() for a in arguments.values()]
+        self._pack(self._values, 0, *values)
+
+    def _in_order(self, arguments: Mapping[str, Argument]) -> Mapping[str, Argument]:
+        if wrong := set(self._names).symmetric_difference(arguments):
+            raise TypeError(f"the kernel takes {self._names}; missing or unknown: {sorted(wrong)}")
+        return {name: arguments[name] for name in self._names}
+
+
+def fused(spec: KernelSpec) -> Parameters:
+    """Return those of kernels/forward.cuh and kernels/backward.cuh."""
+    return _fused_forward(spec) if spec.direction == "forward" else _fused_backward(spec)
+
+
+def streaming(spec: KernelSpec) -> Parameters:
+    """Return those of kernels/stream_forward.cuh and kernels/stream_backward.cuh."""
+    return _stream_forward(spec) if spec.direction == "forward" else _stream_backward(spec)
+
+
+def _numbers(*names: str) -> Parameters:
+    return tuple(Parameter(name, "i64") for name in names)
+
+
+class _Of:
+    """Makes the tensors among a kernel's parameters, of numbers by their names in kernels/common.cuh."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self._dtypes = {
+            "scalar": spec.dtype,
+            "gate": kept_dtype(spec.dtype),
+            "aux_number": spec.variant.aux,
+            "bias_number": spec.dtype if spec.variant.half_bias else torch.float32,
+            "float": torch.float32,
+            "unsigned char": torch.bool,
+        }
+
+    def reads(self, name: str, number: str, *shape: int | str) -> Parameter:
+        """A tensor that is not written to while the kernel runs."""
+        return Parameter(name, f"const {number}* __restrict__", self._dtypes[number], shape)
+
+    def writes(self, name: str, number: str, *shape: int | str) -> Parameter:
+        """A tensor in memory of its own."""
+        return Parameter(name, f"{number}* __restrict__", self._dtypes[number], shape)
+
+    def shares(self, name: str, number: str, *shape: int | str) -> Parameter:
+        """A tensor that others write to as well."""
+        return Parameter(name, f"{number}*", self._dtypes[number.removeprefix("const ")], shape)
+
+
+B, T = "B", "T"
+# Bytes between steps are among the arguments because what lies in constant memory is not computed anew in the loop.
+_OF_FUSED = _numbers("B", "T", "row_b", "row_t", "first_group", "x_step", "h_step", "aux_step", "gates_step")
+
+
+def _fused_forward(spec: KernelSpec) -> Parameters:
+    of, (S, G, GI, GR, _), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    return (
+        of.reads("x", "scalar", B, T, GI, N, D),
+        of.reads("R", "scalar", GR, N, D, D),
+        of.reads("bias", "bias_number", G, N, D),
+        of.reads("initial", "float", S, B, N, D),
+        of.reads("reset", "unsigned char", B, T),
+        of.writes("h", "scalar", B, T, N, D),
+        of.writes("aux", "aux_number", S - 1, B, T, N, D),
+        of.writes("last", "float", S, B, N, D),
+        of.writes("gates", "gate", B, T, N, D, G),
+        Parameter("workspace", "uint4*", torch.uint8),
+        Parameter("launch", "u64"),
+        *_OF_FUSED,
+    )
+
+
+def _fused_backward(spec: KernelSpec) -> Parameters:
+    of, (S, G, GI, GR, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    of_states = range(S - 1) if spec.variant.d_aux else ()
+    return (
+        of.reads("R", "scalar", GR, N, D, D),
+        of.reads("initial", "float", S, B, N, D),
+        of.reads("reset", "unsigned char", B, T),
+        of.reads("h", "scalar", B, T, N, D),
+        of.reads("aux", "aux_number", S - 1, B, T, N, D),
+        of.reads("first_aux", "aux_number", S - 1, B, N, D),
+        of.shares("gates", "const gate", B, T, N, D, G),
+        of.reads("d_h", "scalar", B, T, N, D),
+        *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
+        of.reads("d_last", "float", S, B, N, D),
+        of.shares("d_x", "scalar", B, T, GI, N, D),  # maybe in the memory of gates
+        of.writes("d_u", "scalar", B, T, GU, N, D),
+        of.writes("d_bias", "float"),
+        of.writes("d_initial", "float", S, B, N, D),
+        Parameter("progress", "u32*", torch.int32),
+        Parameter("workspace", "u64*", torch.uint8),
+        Parameter("launch", "u64"),
+        *_OF_FUSED,
+    )
+
+
+def _stream_forward(spec: KernelSpec) -> Parameters:
+    of, (S, G, GI, _, _), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    return (
+        of.reads("x", "scalar", B, T, GI, N, D),
+        Parameter("R", "const uint4* __restrict__", spec.dtype),
+        of.reads("bias", "float", G, N, D),
+        of.reads("reset", "unsigned char", B, T),
+        of.shares("exchange", "scalar"),
+        Parameter("counters", "u32*", torch.int32),
+        of.writes("h", "scalar", B, T, N, D),
+        of.writes("aux", "aux_number", S - 1, B, T, N, D),
+        of.writes("state", "float", S, B, N, D),
+        Parameter("gates", "UnitGates* __restrict__", kept_dtype(spec.dtype), (B, T, N, D, G)),
+        *_numbers("B", "T", "row_b", "row_t"),
+    )
+
+
+def _stream_backward(spec: KernelSpec) -> Parameters:
+    of, (S, G, GI, _, _), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    return (
+        Parameter("R", "const uint4* __restrict__", spec.dtype),
+        of.reads("reset", "unsigned char", B, T),
+        of.shares("exchange", "scalar"),
+        Parameter("counters", "u32*", torch.int32),
+        of.reads("initial", "float", S, B, N, D),
+        of.reads("h", "scalar", B, T, N, D),
+        of.reads("aux", "aux_number", S - 1, B, T, N, D),
+        Parameter("gates", "const UnitGates* __restrict__", kept_dtype(spec.dtype), (B, T, N, D, G)),
+        of.reads("d_h", "scalar", B, T, N, D),
+        of.reads("d_aux", "float", S - 1, B, T, N, D),
+        of.writes("d_x", "scalar", B, T, GI, N, D),
+        of.writes("d_u", "scalar", B, T, G - GI, N, D),
+        of.writes("d_state", "float", S, B, N, D),
+        *_numbers("B", "T", "row_b", "row_t"),
+    )
+
+
+def weight_gradient(spec: KernelSpec) -> Parameters:
+    """Return those of kernels/weight_gradient.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    return (
+        *_gradient_rows(spec),
+        _Of(spec).writes("partial", "float"),
+        Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
+        *_numbers("B", "T", "row_t", "block_rows"),
+    )
+
+
+def concurrent_gradient(spec: KernelSpec) -> Parameters:
+    """Return those of kernels/concurrent_gradient.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    return (
+        *_gradient_rows(spec),
+        _Of(spec).writes("d_R", "scalar", GR, N, D, D),
+        Parameter("progress", "const u32*", torch.int32),
+        *_numbers("producers", "B", "T", "row_t"),
+    )
+
+
+def _gradient_rows(spec: KernelSpec) -> Parameters:
+    """The rows that d_R is summed over: gradients of the gates, and h before the first step or null."""
+    of, (_, _, GI, _, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    return (
+        of.shares("d_x", "const scalar", B, T, GI, N, D),
+        of.shares("d_u", "const scalar", B, T, GU, N, D),
+        of.shares("h", "const scalar", B, T, N, D),
+        of.shares("initial", "const scalar", B, N, D),
+        of.shares("reset", "const unsigned char", B, T),
+    )
+
+
+def sum_of_parts(dtype: torch.dtype) -> Parameters:
+    """Return those of kernels/sum_of_parts.cuh."""
+    return (
+        Parameter("partial", "const float2* __restrict__", torch.float32, ("parts", "pairs", 2)),
+        Parameter("total", "Pair* __restrict__", dtype, ("pairs", 2)),
+        *_numbers("parts", "pairs"),
+    )
+
+
+def _counts(spec: KernelSpec) -> tuple[int, int, int, int, int]:
+    """S states, G gates, GI with an input, GR with a recurrent part, GU with a recurrent part alone."""
+    cell = spec.cell
+    kinds = cell.states, cell.gates, cell.input_gates, cell.recurrent_gates, recurrent_only(cell)
+    return tuple(map(len, kinds))

@@ -1,0 +1,70 @@
+"""A kernel's arguments go by name, and are what its parameters say."""
+
+import ctypes
+
+import pytest
+import torch
+
+from flashrnn import get_cell
+from flashrnn.cuda.parameters import Argument, Packed, Parameter, check, declaration, fused
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.gpu import named_gpu
+
+PARAMETERS = (
+    Parameter("x", "const float* __restrict__", torch.float32, ("B", 3)),
+    Parameter("y", "float*", torch.float32),
+    Parameter("launch", "u64"),
+    Parameter("B", "i64"),
+)
+X, Y = torch.zeros(2, 3), torch.zeros(5)
+
+
+def in_memory(packed: Packed, arguments: dict[str, Argument]) -> list[int]:
+    """What a kernel gets."""
+    packed.pack(arguments)
+    addresses = (ctypes.c_void_p * len(PARAMETERS)).from_address(packed.address)
+    return [ctypes.c_int64.from_address(address).value for address in addresses]
+
+
+def test_arguments_are_packed_by_name():
+    packed = Packed(PARAMETERS, {"B": 2})
+    assert in_memory(packed, {"x": X, "y": None, "launch": 2**62}) == [X.data_ptr(), 0, 2**62, 2]
+    assert in_memory(packed, {"launch": 7, "y": Y, "x": 64}) == [64, Y.data_ptr(), 7, 2]
+
+
+@pytest.mark.parametrize("arguments", [{"x": X, "y": Y}, {"x": X, "y": Y, "launch": 1, "b": 2}], ids=list)
+def test_other_names_are_refused(arguments):
+    with pytest.raises(TypeError, match=r"missing or unknown: \['(launch|b)'\]"):
+        Packed(PARAMETERS, {"B": 2}).pack(arguments)
+
+
+@pytest.mark.parametrize("known", [{"b": 2}, {"launch": 2}], ids=["unknown", "not the last"])
+def test_what_is_known_beforehand_are_the_last(known):
+    with pytest.raises(TypeError, match="known beforehand can be the last of"):
+        Packed(PARAMETERS, known)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (X.double(), r"x \(const float\* __restrict__\) is torch.float32 \[2, 3\]; got torch.float64 \[2, 3\]"),
+        (X[:, :2], r"is torch.float32 \[2, 3\]; got torch.float32 \[2, 2\]"),
+    ],
+    ids=["dtype", "shape"],
+)
+def test_a_tensor_that_is_not_what_the_kernel_reads_is_refused(x, expected):
+    with pytest.raises(TypeError, match=expected):
+        Packed(PARAMETERS, {"B": 2}).pack({"x": x, "y": Y, "launch": 0})
+
+
+def test_a_tensor_without_elements_stands_for_nothing():
+    check(PARAMETERS, {"x": torch.empty(0, dtype=torch.float16), "y": Y, "launch": 0, "B": 2})
+
+
+def test_gradients_of_other_states_are_parameters_where_there_are_any():
+    variant = Variant(aux=torch.float32, training=True)
+    spec = KernelSpec("backward", get_cell("slstm"), 1, 64, 16, torch.bfloat16, named_gpu("H100"), variant)
+    with_gradients = KernelSpec(**{**vars(spec), "variant": Variant(aux=torch.float32, training=True, d_aux=True)})
+    added = [one.name for one in fused(with_gradients) if one not in fused(spec)]
+    assert added == ["d_aux_0", "d_aux_1", "d_aux_2"]
+    assert "const float* __restrict__ d_aux_2, const float* __restrict__ d_last" in declaration(fused(with_gradients))
