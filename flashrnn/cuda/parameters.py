@@ -38,7 +38,7 @@ def declaration(parameters: Parameters) -> str:
 
 
 def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
-    """Raise TypeError for a tensor that is not what its parameter says; one without elements, or of bytes, may be any."""
+    """Raise TypeError for a tensor that is not what its parameter says; one of bytes or without elements may be any."""
     for one in parameters:
         x = arguments[one.name]
         if not isinstance(x, Tensor) or not x.numel() or x.dtype == torch.uint8:

@@ -57,7 +57,8 @@ def weight_gradient(
 ) -> Tensor:
     """As `products.weight_gradient_of_states`, after the backward of that spec."""
     cell, (B, T, N, D) = spec.cell, h.shape
-    if h.itemsize != 2 or D % 4 or D > WIDEST:
+    other_gates = d_u.shape[2] > len(products.recurrent_only(cell))  # with a bias alone, as backend `cuda` has there
+    if h.itemsize != 2 or D % 4 or D > WIDEST or other_gates:
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
     kernel, layout = _kernel(spec, h.device.index)
     parts = max(1, min(spec.gpu.multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)) // layout.blocks)
