@@ -31,11 +31,21 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def previous_h(h: Tensor, initial: Tensor | float, reset: Tensor | None) -> Tensor:
-    """h before every step, [B, T, N, D] in the memory order of h."""
+    """Return h before every step, [B, T, N, D] in the memory order of h."""
     before = rows_like(h, *h.shape[2:])
-    before[:, 0] = initial
-    before[:, 1:] = h[:, :-1]
-    return before if reset is None else before.masked_fill_(reset[:, :, None, None], 0)
+    write_previous(before, h, initial, reset, slice(0, h.shape[1]))
+    return before
+
+
+def write_previous(out: Tensor, state: Tensor, initial: Tensor | float, reset: Tensor | None, steps: slice) -> None:
+    """Write to `out` [B, len(steps), N, D] a state before each of `steps`, from that after every step [B, T, N, D] and
+    that before the first one [B, N, D]; zeros where `reset` [B, T] is set."""
+    first = int(steps.start == 0)
+    if first:
+        out[:, 0] = initial
+    out[:, first:] = state[:, steps.start + first - 1 : steps.stop - 1]
+    if reset is not None:
+        out.masked_fill_(reset[:, steps, None, None], 0)
 
 
 def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
@@ -61,7 +71,8 @@ def weight_gradient_of_states(
 ) -> Tensor:
     """As `weight_gradient`, from h after every step and the initial states [S, B, N, D], None: zeros.
 
-    h before a step stands a row in front of it, so h is read where it is; a copy is made where `reset` changes it.
+    h before a step is the row before that of the step, so h is read where it is; `previous_h` is made where `reset`
+    changes it.
     """
     if reset is not None:
         return weight_gradient(cell, d_Wx, d_u, previous_h(h, 0 if states is None else states[0], reset))

@@ -30,6 +30,7 @@ from flashrnn.problem import (
     saturated,
     state_dtype,
 )
+from flashrnn.products import write_previous
 
 logger = logging.getLogger("flashrnn")
 
@@ -224,15 +225,6 @@ def _previous_states(states: Tensor, reset: Tensor | None, h: Tensor, aux: Tenso
     """The states before each of `steps`, [S, N, t, B, D]."""
     S, B, N, D = states.shape
     result = states.new_empty(S, N, steps.stop - steps.start, B, D)
-    first = int(steps.start == 0)  # the sequence's first step has the initial states before it
-    result[:, :, :first] = states.transpose(1, 2)[:, :, None]
-    for room, every in zip(result, (h, *aux), strict=True):
-        room[:, first:] = every[:, steps.start + first - 1 : steps.stop - 1].permute(2, 1, 0, 3)
-    if reset is not None:
-        result.masked_fill_(reset[:, steps].T[:, :, None], 0.0)
+    for out, state, initial in zip(result, (h, *aux), states, strict=True):
+        write_previous(out.permute(2, 1, 0, 3), state, initial, reset, steps)
     return result
-
-
-def _per_state(cell: Cell, grads: StateGradients) -> list[Tensor | None]:
-    aux = [None] * (len(cell.states) - 1) if grads.aux is None else list(grads.aux.unbind())
-    return [grads.h, *aux]

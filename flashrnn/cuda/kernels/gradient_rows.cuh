@@ -2,6 +2,7 @@
 // them: rows of the gates' gradients, and of h before the step.
 #pragma once
 #include "parts.cuh"
+#include "previous_h.cuh"
 #include "warpgroup.cuh"
 
 constexpr int TOGETHER = ROWS / PART_UNIT;  // blocks of PART_UNIT rows that a load takes
@@ -103,8 +104,7 @@ struct Source {
       auto h_before = [&](int row) -> const scalar* {
         const i64 index = first + offset(row), sequence = batch_outside ? at.block + row / PART_UNIT : index;
         const bool first_step = batch_outside ? at.step + row % PART_UNIT == 0 : index < rows.sequences;
-        if (!first_step) return rows.h + (index - rows.row_t) * ROW;
-        return rows.initial ? rows.initial + sequence * ROW : nullptr;
+        return previous_h(rows.h, rows.initial, index, i64(rows.row_t), first_step, [&] { return sequence; });
       };
       constexpr int UNROLLED = BYTES == 2 ? 1 : ROWS;  // registers have no index
 #pragma unroll UNROLLED

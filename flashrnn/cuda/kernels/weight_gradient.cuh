@@ -3,6 +3,7 @@
 // CLUSTER blocks of a cluster add up theirs.
 #pragma once
 #include "cluster.cuh"
+#include "previous_h.cuh"
 
 constexpr int PADDED = (D + 15) / 16 * 16, HEAD_TILES = GATES_AT_ONCE * PADDED / 16;  // of 16 units of a gate
 constexpr int TILES = HEAD_TILES % 2 ? 1 : 2;                                         // of a warp, all of one head
@@ -41,8 +42,7 @@ struct Source {
     const bool batch_outside = row_t == 1;
     if (RESET && reset[batch_outside ? row : i64(row % row_t) * T + row / row_t]) return nullptr;
     const bool first_step = batch_outside ? row % T == 0 : row < row_t;
-    if (!first_step) return h + i64(row - row_t) * (HEADS * D);
-    return initial ? initial + i64(batch_outside ? row / T : row) * (HEADS * D) : nullptr;
+    return previous_h(h, initial, row, row_t, first_step, [&] { return batch_outside ? row / T : row; });
   }
   // Rows from `row` to before `end` on their way to shared memory, zeros behind them.
   DEVICE void copy(u32 to, int row, int end) const {
