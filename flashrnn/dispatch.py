@@ -1,8 +1,10 @@
 """From a problem to the backend that serves it, or to the reasons why none does."""
 
 import logging
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,16 @@ from flashrnn.cells import Cell, cell_of_key
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cuda.backend import CudaFused
 from flashrnn.cuda.streaming import CudaStreaming
-from flashrnn.problem import Backend, Problem, tf32_allowed
+from flashrnn.problem import (
+    Backend,
+    Inputs,
+    Kept,
+    KernelUnavailable,
+    Problem,
+    States,
+    aux_dtype,
+    tf32_allowed,
+)
 from flashrnn.reference import Reference
 from flashrnn.triton.backend import TritonFused
 
@@ -46,12 +57,17 @@ def choose(name: str, problem: Problem) -> Backend:
     return _choose(BACKENDS, name, problem)
 
 
-@lru_cache(maxsize=4096)  # a call asks twice, and an answer can take as long as a short kernel
+@lru_cache(maxsize=4096)  # an answer can take as long as a short kernel
+def _refusal(backend: Backend, problem: Problem) -> str | None:
+    return backend.supports(problem)
+
+
+@lru_cache(maxsize=4096)
 def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Backend:
     reasons = {}
     for backend in candidates:
         if name in ("auto", backend.name):
-            reason = backend.supports(problem)
+            reason = _refusal(backend, problem)
             if reason is None:
                 if name == "auto":
                     _log_choice(backend.name, problem)
@@ -60,15 +76,77 @@ def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Bac
     raise UnsupportedProblem("; ".join(f"backend {b!r}: {reason}" for b, reason in reasons.items()))
 
 
-def choose_for(name: str, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Backend:
-    """The backend of that name for a call with such `rows` [B, T, ..., N, D].
+def run_forward(
+    name: str, cell: Cell, inputs: Inputs, all_states: bool, training: bool
+) -> tuple[Backend, States, Tensor]:
+    """The backend of that name, and the results of its `forward`.
 
-    For the backward the same as for the forward before it, or, where PyTorch's setting for TF32 has changed since, one
-    that reads what the other has kept.
+    "auto" is the first that serves the problem and whose kernels can be made: a warning says why others are not taken.
+
+    Raises KernelUnavailable if the backend was named.
     """
-    tf32 = tf32_allowed(rows.dtype, rows.device)
-    sizes = cell, *rows.shape[-2:]
-    return choose(name, Problem(*sizes, rows.dtype, rows.device, training, reset is not None, tf32=tf32))
+    Wx, _, _, _, reset = inputs
+    while True:
+        call = _Call.of(cell, Wx, reset, training, aux_dtype(cell, Wx.dtype, all_states))
+        chosen = _choose_for(name, call)
+        try:
+            return chosen, *chosen.forward(cell, inputs, all_states, training)
+        except KernelUnavailable as reason:
+            if name != "auto":
+                raise
+            _FAILED.setdefault(call.without_tf32, set()).add(chosen)
+            _warn_of_fallback(chosen.name, str(reason))
+
+
+def backward_of(name: str, cell: Cell, kept: Kept, taken: Backend | None = None) -> Backend:
+    """The backend for the backward of a call of backend `name`: the one that the forward has `taken`, or would take.
+
+    Where PyTorch's setting for TF32 has changed since, so that this one does not serve the problem any more, it is
+    another one, which reads what the other has kept.
+    """
+    call = _Call.of(cell, kept.h, kept.reset, True, kept.aux.dtype)
+    if taken and _refusal(taken, call.problem) is None:
+        return taken
+    return _choose_for(name, call)
+
+
+class _Call(NamedTuple):
+    """What forward and backward of a call both know of it; enough to tell what its kernels have in common."""
+
+    problem: Problem
+    batch: int
+    aux: torch.dtype
+
+    @classmethod
+    def of(cls, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool, aux: torch.dtype) -> "_Call":
+        """The call with such `rows` [B, T, ..., N, D]."""
+        tf32 = tf32_allowed(rows.dtype, rows.device)
+        sizes = cell, *rows.shape[-2:]
+        problem = Problem(*sizes, rows.dtype, rows.device, training, reset is not None, tf32=tf32)
+        return cls(problem, rows.shape[0], aux)
+
+    @property
+    def without_tf32(self) -> "_Call":
+        """The same for either setting, which may change between forward and backward."""
+        return self._replace(problem=self.problem._replace(tf32=False))
+
+
+_FAILED: dict[_Call, set[Backend]] = {}  # backends whose kernels could not be made
+
+
+def _choose_for(name: str, call: _Call) -> Backend:
+    if name == "auto" and _FAILED and (failed := _FAILED.get(call.without_tf32)):
+        return _choose(tuple(backend for backend in BACKENDS if backend not in failed), name, call.problem)
+    return choose(name, call.problem)
+
+
+@cache
+def _warn_of_fallback(backend: str, reason: str) -> None:
+    warnings.warn(
+        f"backend {backend!r} is not available, so that 'auto' takes the next one, which may be slower: {reason}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 @constant_when_compiled

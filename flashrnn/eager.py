@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flashrnn import op
 from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
-from flashrnn.dispatch import choose_for, no_autocast
+from flashrnn.dispatch import backward_of, no_autocast, run_forward
 from flashrnn.problem import Inputs, Kept, StateGradients, as_planes, as_rows, state_dtype
 
 _DEVICES = ("cpu", "cuda")
@@ -32,8 +32,7 @@ def recurrence(
         return h, last, tuple(others)
     cast = _cast(dtype, *inputs)
     with no_autocast(cast.Wx):
-        chosen = choose_for(backend, cell, cast.Wx, cast.reset, training=False)
-        (h, aux, last), _ = chosen.forward(cell, cast, return_states, training=False)
+        _, (h, aux, last), _ = run_forward(backend, cell, cast, return_states, training=False)
     return h, last, aux.unbind() if return_states else ()
 
 
@@ -53,28 +52,27 @@ class _Recurrence(torch.autograd.Function):
     def forward(ctx, Wx, R, b, states, reset, cell, backend, dtype, return_states):
         inputs = _cast(dtype, Wx, R, b, states, reset)
         with no_autocast(Wx):
-            chosen = choose_for(backend, cell, inputs.Wx, reset, training=True)
-            (h, aux, last), gates = chosen.forward(cell, inputs, return_states, training=True)
+            taken, (h, aux, last), gates = run_forward(backend, cell, inputs, return_states, training=True)
         others = _apart(aux) if return_states else ()
         ctx.save_for_backward(inputs.R, inputs.states, reset, h, gates, *(others or (aux,)))
         ctx.set_materialize_grads(False)
-        ctx.call = cell, backend, return_states, [None if x is None else x.dtype for x in (Wx, R, b, states)]
+        ctx.call = cell, backend, taken, return_states, [None if x is None else x.dtype for x in (Wx, R, b, states)]
         return h, last, *others
 
     @staticmethod
     def backward(ctx, d_h, d_last, *d_others):
-        cell, backend, return_states, dtypes = ctx.call
+        cell, backend, taken, return_states, dtypes = ctx.call
         R, states, reset, h, gates, *saved = ctx.saved_tensors
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
         # what keeps saved tensors (hooks) may change their layout
         donated = not graph_is_retained()
         kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h), donated, dtypes[2])
+        chosen = backward_of(backend, cell, kept, taken)
         if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
-            gradients = op.backward(cell, backend, kept, d_h, d_others, d_last)
+            gradients = op.backward(cell, chosen.name, kept, d_h, d_others, d_last)
         else:
             grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
             with no_autocast(h):
-                chosen = choose_for(backend, cell, h, reset, training=True)
                 gradients = chosen.backward(cell, kept, grads)
         d_inputs = [None if dtype is None else _as(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True)]
         return *d_inputs, *(None,) * 5

@@ -37,7 +37,8 @@ def flashrnn(
         b: [G, N, D] biases; zeros if None.
         states: [S, B, N, D] initial states; zeros if None.
         function: a registered cell's name or a `flashrnn.Cell`.
-        backend: a backend's name, or "auto" for the fastest that serves the problem.
+        backend: a backend's name, or "auto" for the fastest that serves the problem and whose kernels can be made on
+            this machine; a warning says why if that is not the fastest that serves it.
         dtype: of the computation's inputs and outputs; if None, that of autocast where it is on, else that of Wx. If
             it is a half type, states across time and sums are float32.
         reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
@@ -53,6 +54,7 @@ def flashrnn(
     Raises:
         ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
         UnsupportedProblem: the named backend cannot serve the problem; the message says why.
+        RuntimeError: the kernels of the named backend cannot be made on this machine; the message says why.
     """
     cell = get_cell(function)
     check_backend(backend)

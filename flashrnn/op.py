@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flashrnn._torch_private import dynamo_at_work, transforms_active
 from flashrnn.cells import Cell, cell_of_key
-from flashrnn.dispatch import choose_for, no_autocast
+from flashrnn.dispatch import backward_of, no_autocast, run_forward
 from flashrnn.problem import (
     Inputs,
     Kept,
@@ -92,10 +92,10 @@ def _run_forward(
     all_states: bool,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    definition = cell_of_key(cell)
-    chosen = choose_for(backend, definition, Wx, reset, training)
     with no_autocast(Wx):
-        results, gates = chosen.forward(definition, Inputs(Wx, R, b, states, reset), all_states, training)
+        _, results, gates = run_forward(
+            backend, cell_of_key(cell), Inputs(Wx, R, b, states, reset), all_states, training
+        )
     return *results, gates
 
 
@@ -127,7 +127,7 @@ def _run_backward(
     grads = StateGradients(d_h, (None,) * aux.shape[0] if d_aux is None else d_aux.unbind(), d_last)
     definition = cell_of_key(cell)
     with no_autocast(h):
-        return tuple(choose_for(backend, definition, h, reset, True).backward(definition, kept, grads))
+        return tuple(backward_of(backend, definition, kept).backward(definition, kept, grads))
 
 
 _backward = _operator(_run_backward)

@@ -1,5 +1,7 @@
 """What a backend is asked to do, and what it gives back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -101,6 +103,21 @@ class Gradients(NamedTuple):
     states: Tensor
 
 
+class KernelUnavailable(RuntimeError):
+    """A backend serves the problem, but its kernels cannot be made on this machine, or find no room on its GPU."""
+
+
+@contextmanager
+def making_kernels(failure: str) -> Iterator[None]:
+    """Raise KernelUnavailable, which says `failure` and why, for any error but that there is no memory left."""
+    try:
+        yield
+    except (KernelUnavailable, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # compilers and drivers have many
+        raise KernelUnavailable(f"{failure}: {error}") from error
+
+
 class Backend(Protocol):
     """One way to run the recurrence."""
 
@@ -110,7 +127,11 @@ class Backend(Protocol):
         """None if this backend serves the problem, otherwise the reason why not."""
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
-        """The states, and the gates for `backward`: `empty_aux` and `empty_gates` say what of them is wanted."""
+        """The states, and the gates for `backward`: `empty_aux` and `empty_gates` say what of them is wanted.
+
+        Raises KernelUnavailable before it computes anything. With `training` it looks for what `backward` needs, too,
+        as far as that may be missing where the forward has all: no other backend reads what this one keeps.
+        """
 
     def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
         """`kept` is of a `forward` with `training`."""

@@ -47,6 +47,8 @@ class CpuFused:
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
+        for direction in ("forward", "backward") if training else ("forward",):
+            _kernel(direction, cell, Wx.shape[4], Wx.dtype)
         states = initial_states(cell, states, Wx)
         b = b.to(states.dtype)
         h = rows_like(Wx, *Wx.shape[3:])
@@ -78,6 +80,24 @@ def _installed() -> bool:
     return find_spec("numba") is not None
 
 
+class _Kernel(NamedTuple):
+    """The compiled parts of a kernel."""
+
+    loop: build.Part
+    multiply: build.Part
+    cell: build.Part
+
+
+@cache
+def _kernel(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> _Kernel:
+    layout = build.layout(head_dim)
+    return _Kernel(
+        build.time_loop(direction, dtype),
+        build.matrix_product(layout.width, dtype),
+        build.cell_step(direction, cell, layout.stride, dtype),
+    )
+
+
 def _columns(R: Tensor) -> Tensor:
     """R [Gr, N, D, D] -> [Gr, N, D, width], filled with zeros to the width that is computed with."""
     return pad(R, (0, build.layout(R.shape[3]).width - R.shape[3])).contiguous()
@@ -101,7 +121,7 @@ def _run(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **others: 
     """Runs the kernel on every head of every part of the batch; `others` go by their names in the kernels."""
     B, T, N, D = h.shape
     reset = h.new_zeros(B, T, dtype=torch.bool) if reset is None else reset
-    layout, dtype, parts = build.layout(D), h.dtype, _parts(h)
+    layout, kernel, parts = build.layout(D), _kernel(direction, cell, D, h.dtype), _parts(h)
     tasks = parts.count * N
     buffers = len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)
     threads_with_room = min(tasks, torch.get_num_threads())
@@ -120,15 +140,14 @@ def _run(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **others: 
         "matrices": len(cell.recurrent_gates),
         "input_of": torch.tensor(places(cell.gates, cell.input_gates)),
         "recurrent_of": torch.tensor(places(cell.gates, cell.recurrent_gates)),
-        "multiply": build.matrix_product(layout.width, dtype).address,
-        "cell": build.cell_step(direction, cell, layout.stride, dtype).address,
+        "multiply": kernel.multiply.address,
+        "cell": kernel.cell.address,
         **{"reset": as_rows(reset, h), "h": h},
         **others,
     }
-    loop = build.time_loop(direction, dtype)
-    words = [_word(arguments[name]) for name in loop.module.FIELDS]
+    words = [_word(arguments[name]) for name in kernel.loop.module.FIELDS]
     tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
-    threads.run(loop.address, threads.Data(torch.tensor(words), tensors), tasks)
+    threads.run(kernel.loop.address, threads.Data(torch.tensor(words), tensors), tasks)
 
 
 def _word(value: Tensor | int | None) -> int:

@@ -19,7 +19,7 @@ from flashrnn.cache import cache_folder, store, warn_not_kept
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.numba import cell_loop, product
 from flashrnn.forking import lock_that_forks_wait_for
-from flashrnn.problem import dtype_name
+from flashrnn.problem import dtype_name, making_kernels
 
 _KERNELS = Path(__file__).parent / "kernels"
 _ELEMENTS = 2048  # of a gate that are worked on at a time: all gates and states fit the second cache
@@ -72,8 +72,8 @@ _COMPILING = lock_that_forks_wait_for()
 
 
 def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
-    """The C function `kernel` of the module that consists of `parts`."""
-    with _COMPILING:
+    """The C function `kernel` of the module that consists of `parts`, or KernelUnavailable."""
+    with making_kernels("numba cannot compile the kernels for the CPU"), _COMPILING:
         return _compiled_once(name, dtype, *parts)
 
 

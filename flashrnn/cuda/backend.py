@@ -21,7 +21,7 @@ from flashrnn.cuda.source import finite_at_zero, gates_as_inputs
 from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
 from flashrnn.cuda.sum_of_parts import sum_of_parts
 from flashrnn.cuda.tiling import Tiling
-from flashrnn.cuda.weight_gradient import weight_gradient
+from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import (
     Gradients,
@@ -171,6 +171,9 @@ def _plan(
     beside = None
     if direction == "forward":
         kernel, tiling = _kernel(choose, spec, device)
+        if variant.training:
+            without_bias = replace(variant, half_bias=False)
+            _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
     else:
         kernel, tiling, beside = _backward_kernel(choose, spec, T, device)
     row_b, row_t = (1, B) if time_major else (T, 1)
@@ -215,7 +218,9 @@ def _backward_kernel(
         layout = concurrent_gradient.beside(spec, _producers(spec, loop))
         if layout and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
             return kernel, loop, layout
-    return *_kernel(choose, spec, device), None
+    kernel, loop = _kernel(choose, spec, device)
+    prepare_weight_gradient(spec, device)
+    return kernel, loop, None
 
 
 def counting_parts(spec: KernelSpec, steps: int) -> KernelSpec:

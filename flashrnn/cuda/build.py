@@ -16,6 +16,7 @@ from pathlib import Path
 
 from flashrnn.cache import cache_folder, store
 from flashrnn.forking import lock_that_forks_wait_for
+from flashrnn.problem import KernelUnavailable, making_kernels
 
 KERNELS = Path(__file__).parent / "kernels"
 _OPTIONS = {
@@ -66,17 +67,16 @@ _IMPORTING = lock_that_forks_wait_for()  # cuda.core cannot be imported by two t
 
 
 def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
-    with _IMPORTING:
-        from cuda.core import Program, ProgramOptions
+    with making_kernels(f"{entry} does not compile for {arch} with {_compiler()}"):
+        with _IMPORTING:
+            from cuda.core import Program, ProgramOptions
 
-    headers, log = [str(KERNELS), *_cuda_headers()], io.StringIO()
-    # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the log.
-    options = {**_OPTIONS, "no_cache": True} if nvrtc_version() >= (12, 9) else _OPTIONS
-    try:
+        headers, log = [str(KERNELS), *_cuda_headers()], io.StringIO()
+        # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the
+        # log.
+        options = {**_OPTIONS, "no_cache": True} if nvrtc_version() >= (12, 9) else _OPTIONS
         program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=headers, **options))
         return program.compile("cubin", logs=log).code, log.getvalue()
-    except Exception as error:
-        raise RuntimeError(f"{entry} does not compile for {arch} with {_compiler()}: {error}") from error
 
 
 def _cuda_headers() -> list[str]:
@@ -84,7 +84,7 @@ def _cuda_headers() -> list[str]:
 
     folder = find_nvidia_header_directory("cudart")
     if folder is None:
-        raise RuntimeError(
+        raise KernelUnavailable(
             "no CUDA headers (cuda_bf16.h) found: they come with PyTorch's CUDA wheels; "
             "without those, pip install nvidia-cuda-runtime"
         )
@@ -99,7 +99,8 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def _compiler() -> str:
-    return f"nvrtc {'.'.join(map(str, nvrtc_version()))}, cuda-core {version('cuda-core')}"
+    with making_kernels("no NVRTC: it comes with PyTorch's CUDA wheels; without those, pip install nvidia-cuda-nvrtc"):
+        return f"nvrtc {'.'.join(map(str, nvrtc_version()))}, cuda-core {version('cuda-core')}"
 
 
 @cache

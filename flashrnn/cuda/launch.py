@@ -12,6 +12,7 @@ from flashrnn._torch_private import current_stream
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.parameters import Argument, Packed, Parameters
 from flashrnn.gpu import device_gpu
+from flashrnn.problem import KernelUnavailable, making_kernels
 
 
 class LoadedKernel:
@@ -35,7 +36,8 @@ class LoadedKernel:
         from cuda.bindings import driver
         from cuda.core import Device, ObjectCode
 
-        with torch.cuda.device(device):  # which puts back the caller's
+        refusal = f"{binary.entry} cannot be loaded on {device_gpu(device).name}"
+        with making_kernels(refusal), torch.cuda.device(device):  # which puts back the caller's
             Device(device).set_current()
             self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
         self.device, self.threads, self.shared_bytes, self.blocks, self.grid, self.beside = (
@@ -52,13 +54,13 @@ class LoadedKernel:
         for name, value in values.items():
             (error,) = driver.cuKernelSetAttribute(name, value, self._kernel.handle, device)
             if error != driver.CUresult.CUDA_SUCCESS:
-                raise RuntimeError(f"{binary.entry}: the driver refuses {name.name} = {value}: {error.name}")
+                raise KernelUnavailable(f"{binary.entry}: the driver refuses {name.name} = {value}: {error.name}")
         with torch.cuda.device(device):
             self.at_once = self._groups_at_once()
         if not self.at_once:
-            raise RuntimeError(
+            raise KernelUnavailable(
                 f"{binary.entry}: this GPU has no room for {blocks} blocks with {shared_bytes} bytes of shared memory "
-                "each at a time; another process or a partition (MIG) may hold part of it. Use backend='vanilla'"
+                "each at a time; another process or a partition (MIG) may hold part of it"
             )
 
     def _groups_at_once(self) -> int:

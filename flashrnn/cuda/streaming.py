@@ -4,6 +4,7 @@ Besides inputs and results a call takes room for R once more, in the order in wh
 as [B, T, N, D, G].
 """
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -17,7 +18,7 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
 from flashrnn.cuda.streaming_layout import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
-from flashrnn.cuda.weight_gradient import weight_gradient
+from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import (
     Gradients,
@@ -115,6 +116,10 @@ class CudaStreaming:
 
 @cache
 def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
+    if spec.direction == "backward":
+        prepare_weight_gradient(spec, device)
+    elif spec.variant.training:
+        _kernel(replace(spec, direction="backward"), device)
     binary, layout = compile_kernel(spec)
     return load(binary, streaming(spec), device, layout.threads, shared_bytes(spec, layout), 1, True), layout
 

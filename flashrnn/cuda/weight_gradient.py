@@ -58,7 +58,7 @@ def weight_gradient(
     """As `products.weight_gradient_of_states`, after the backward of that spec."""
     cell, (B, T, N, D) = spec.cell, h.shape
     other_gates = d_u.shape[2] > len(products.recurrent_only(cell))  # with a bias alone, as backend `cuda` has there
-    if h.itemsize != 2 or D % 4 or D > WIDEST or other_gates:
+    if other_gates or not _has_kernel(spec):
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
     kernel, layout = _kernel(spec, h.device.index)
     parts = max(1, min(spec.gpu.multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)) // layout.blocks)
@@ -81,6 +81,16 @@ def weight_gradient(
     }
     kernel.launch(parts * layout.groups, arguments)
     return sum_of_parts(partial, h.dtype) if in_parts else d_R
+
+
+def _has_kernel(spec: KernelSpec) -> bool:
+    return spec.dtype.itemsize == 2 and spec.head_dim % 4 == 0 and spec.head_dim <= WIDEST
+
+
+def prepare_weight_gradient(spec: KernelSpec, device: int) -> None:
+    """Make what `weight_gradient` will need."""
+    if _has_kernel(spec):
+        _kernel(spec, device)
 
 
 @cache

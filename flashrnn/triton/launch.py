@@ -17,7 +17,7 @@ from flashrnn.cells import Cell
 from flashrnn.cells.printers.functions import functions
 from flashrnn.cells.printers.triton import cell_functions
 from flashrnn.gpu import Gpu, nvidia_gpu
-from flashrnn.problem import kept_dtype
+from flashrnn.problem import kept_dtype, making_kernels
 from flashrnn.products import places, recurrent_only, row_strides
 from flashrnn.triton.kernels import Constants
 
@@ -32,7 +32,8 @@ def launch(direction: str, cell: Cell, h: Tensor, *arguments: Tensor | None, d_a
     interpret = triton.knobs.runtime.interpret
     constants = kernel_constants(direction, cell, N, D, stages, interpret)
     kernel = getattr(_kernels(interpret), direction)[(N * -(-B // SEQUENCES),)]
-    with torch.cuda.device(h.device) if h.is_cuda else nullcontext():
+    device = torch.cuda.device(h.device) if h.is_cuda else nullcontext()
+    with making_kernels(f"the {direction} of cell {cell.name!r} cannot be made by Triton"), device:
         kernel(*arguments, B, T, *row_strides(h), **constants, num_warps=num_warps(padded(D), warp))
 
 

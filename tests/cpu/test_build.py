@@ -6,10 +6,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from flashrnn import Cell, flashrnn, get_cell
-from flashrnn.cpu import build
+from flashrnn import Cell, dispatch, flashrnn, get_cell
+from flashrnn.cpu import backend, build
 from flashrnn.dispatch import BACKENDS
-from tests.problems import random_inputs
+from flashrnn.problem import KernelUnavailable
+from tests.problems import random_inputs, results
 from tests.suite import Case, problem
 
 RUN = """
@@ -64,6 +65,29 @@ def test_of_many_threads_one_compiles(monkeypatch):
         parts = list(threads.map(lambda _: build.cell_step("forward", cell, 64, torch.float32), range(4)))
     assert len(executed) == 1
     assert len({part.address for part in parts}) == 1
+
+
+@pytest.mark.parametrize("passes", ["forward", "backward"])
+def test_where_numba_fails_auto_takes_vanilla_and_cpu_fused_says_why(monkeypatch, passes):
+    """Before anything is kept for a backward that no other backend could make."""
+    execute = build._execute
+
+    def fail(code, module, path):
+        if passes in ("forward", path.name.split("-")[1]):
+            raise RuntimeError("LLVM has no such target")
+        execute(code, module, path)
+
+    monkeypatch.setattr(build, "_execute", fail)
+    monkeypatch.setattr(dispatch, "_FAILED", {})
+    for cached in (build._compiled_once, build.time_loop, build.cell_step, backend._kernel, dispatch._warn_of_fallback):
+        cached.cache_clear()
+    inputs = random_inputs(get_cell("elman"), 2, 3, 1, 6, torch.float32)
+    with pytest.raises(KernelUnavailable, match=r"^numba cannot compile the kernels for the CPU: LLVM has no such"):
+        flashrnn(*inputs, function="elman", backend="cpu_fused")
+    with pytest.warns(RuntimeWarning, match=r"'cpu_fused' is not available, .*LLVM has no such target"):
+        found = results(flashrnn, inputs, function="elman")
+    expected = results(flashrnn, inputs, function="elman", backend="vanilla")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_importing_flashrnn_leaves_numba_alone():

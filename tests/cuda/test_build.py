@@ -13,6 +13,7 @@ import pytest
 
 from flashrnn.cuda import build as module
 from flashrnn.cuda.build import Binary, build, cache_folder
+from flashrnn.problem import KernelUnavailable
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 
@@ -184,7 +185,17 @@ def test_unknown_architecture_is_named(folder):
 
 def test_missing_headers_say_which_package_has_them(folder, monkeypatch):
     monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda name: None)
-    with pytest.raises(RuntimeError, match=r"no CUDA headers \(cuda_bf16.h\) .* pip install nvidia-cuda-runtime"):
+    with pytest.raises(KernelUnavailable, match=r"no CUDA headers \(cuda_bf16.h\) .* pip install nvidia-cuda-runtime"):
+        twice()
+
+
+def test_missing_nvrtc_says_which_package_has_it(folder, monkeypatch):
+    def missing():
+        raise RuntimeError("Failure finding libnvrtc.so")
+
+    monkeypatch.setattr(module, "nvrtc_version", missing)
+    expected = r"^no NVRTC: .* pip install nvidia-cuda-nvrtc: Failure finding libnvrtc.so$"
+    with pytest.raises(KernelUnavailable, match=expected):
         twice()
 
 

@@ -4,14 +4,15 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.gpu import named_gpu
-from flashrnn.problem import Problem
-from flashrnn.triton import backend
+from flashrnn.problem import KernelUnavailable, Problem
+from flashrnn.triton import backend, launch
 from flashrnn.triton.backend import TritonFused
 from tests.problems import BUILT_IN, CELLS, random_inputs, results
 from tests.suite import Case, check, check_numbers_beyond_float16
@@ -47,6 +48,21 @@ def test_float32(case):
 def test_float16(case):
     check("triton_fused", case, torch.float16, "cpu")
     check("triton_fused", case, torch.float16, "cpu", flashrnn)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_kernel_that_triton_cannot_make_says_so(monkeypatch):
+    class Failing:
+        def __getitem__(self, grid):
+            return self
+
+        def __call__(self, *arguments, **constants):
+            raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(launch, "_kernels", lambda interpret: SimpleNamespace(forward=Failing()))
+    expected = r"^the forward of cell 'lstm' cannot be made by Triton: Failed to find C compiler$"
+    with pytest.raises(KernelUnavailable, match=expected):
+        flashrnn(*random_inputs(LSTM, 3, 4, 1, 16, torch.float32), backend="triton_fused")
 
 
 @pytest.mark.usefixtures("interpreted")
