@@ -46,7 +46,8 @@ class LoadedKernel:
         self._config = cache(self._make_config)
         self._parameters = parameters
         self.launch = self.with_known()
-        self._launch, self._success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
+        self._launch, results = driver.cuLaunchKernelEx, driver.CUresult
+        self._success, self._no_context = results.CUDA_SUCCESS, results.CUDA_ERROR_INVALID_CONTEXT
         attribute = driver.CUfunction_attribute
         values = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
         if blocks > 8 and not grid:
@@ -92,8 +93,17 @@ class LoadedKernel:
     def _run(self, groups: int, arguments: int) -> None:
         config = self._config(groups, current_stream(self.device))
         (error,) = self._launch(config, self._kernel.handle, arguments, 0)
+        if error == self._no_context:
+            self._enter_context()
+            (error,) = self._launch(config, self._kernel.handle, arguments, 0)
         if error != self._success:
             raise RuntimeError(f"launching {groups} groups of {self.blocks} blocks failed: {error.name}")
+
+    def _enter_context(self) -> None:
+        """For a thread that has not used the GPU yet, as autograd's may not when memory comes from PyTorch's cache."""
+        from cuda.core import Device
+
+        Device(self.device).set_current()
 
     def _make_config(self, groups: int, stream: int):
         from cuda.bindings import driver

@@ -1,6 +1,7 @@
 """What users of the CUDA kernels rely on besides right results."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -93,6 +94,14 @@ def test_two_streams_at_once_for_a_long_time(backend):
     torch.cuda.synchronize()
     assert torch.equal(first, expected[0])
     assert torch.equal(last, expected[1])
+
+
+def test_a_thread_that_has_not_used_the_gpu():
+    """Its memory may come from PyTorch's cache, so that the kernel's launch is the first that the driver hears of it."""
+    inputs = on_gpu("cuda_fused", B=3, T=5, N=2, D=64)
+    expected = flashrnn(*inputs)[0].clone()
+    with ThreadPoolExecutor(1) as thread:
+        assert torch.equal(thread.submit(lambda: flashrnn(*inputs)[0]).result(), expected)
 
 
 @pytest.mark.parametrize("D", [64, 1024])
