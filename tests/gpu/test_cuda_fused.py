@@ -97,7 +97,7 @@ def test_two_streams_at_once_for_a_long_time(backend):
 
 
 def test_a_thread_that_has_not_used_the_gpu():
-    """Its memory may come from PyTorch's cache, so that the kernel's launch is the first that the driver hears of it."""
+    """Where memory comes from PyTorch's cache, the kernel's launch is the first that the driver hears of it."""
     inputs = on_gpu("cuda_fused", B=3, T=5, N=2, D=64)
     expected = flashrnn(*inputs)[0].clone()
     with ThreadPoolExecutor(1) as thread:
