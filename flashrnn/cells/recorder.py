@@ -118,7 +118,8 @@ class _Recorder(TorchDispatchMode):
     def _node(self, name: str, args: tuple, options: dict, result: Tensor) -> int | None:
         """What the operator does to numbers; None if that is nothing a graph has."""
         if name in OPERATORS:
-            operands, others = [self.operand(a) for a in args], dict(options)
+            operands = [self.operand(a) for a in args]
+            others = {key: value for key, value in options.items() if value is not None}
             if "alpha" in others:
                 operands[1] = self.graph.add("mul", operands[1], self.graph.const(others.pop("alpha")))
             if not others:
@@ -128,7 +129,7 @@ class _Recorder(TorchDispatchMode):
                 return self.graph.const(args[1])
             case "scalar_tensor":
                 return self.graph.const(args[0])
-            case "zeros_like" | "ones_like":
+            case "zeros" | "zeros_like" | "ones_like":
                 return self.graph.const(name == "ones_like")
             case "empty" | "empty_permuted":
                 return self.graph.const(math.nan)  # overwritten before it is read

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -21,6 +22,7 @@ from flashrnn.problem import kept_dtype, making_kernels
 from flashrnn.products import places, recurrent_only, row_strides
 from flashrnn.triton.kernels import Constants
 
+_MATH = Path(__file__).with_name("math.py")
 SEQUENCES = 16  # of a program: the least that tensor cores of all vendors multiply at once
 
 
@@ -111,7 +113,9 @@ def _functions(cell: Cell, interpret: bool) -> dict[str, Callable]:
 
 
 def load(source: str, label: str, names: Sequence[str]) -> list[Callable]:
-    """The functions `names` of a module's text for Triton, which reads it again, through `inspect` and linecache."""
+    """The functions `names` of a printed text, behind that of math.py, for Triton, which reads both again, through
+    `inspect` and linecache."""
+    source = _MATH.read_text() + "\n\n" + source
     module = f"flashrnn.triton.{label}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     filename = f"<{module}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)

@@ -43,7 +43,7 @@ def every_operator() -> Graph:
             value = graph.add(op, truths["ne"])
         elif op == "where":
             value = graph.add(op, truths["gt"], x, c)
-        elif op in ("add", "sub", "mul", "div", "max", "min"):
+        elif op in ("add", "sub", "mul", "div", "max", "min", "fmod", "copysign"):
             value = graph.add("add", graph.add(op, x, c), graph.add(op, c, y))
         elif op in ("pow", "log", "sqrt", "rsqrt"):
             value = graph.add(op, *((positive, y) if op == "pow" else (positive,)))

@@ -32,7 +32,14 @@ DEVICE float op_sqrt(float x) { return std::sqrt(x); }
 DEVICE float op_rsqrt(float x) { return 1.0f / std::sqrt(x); }
 DEVICE float op_sin(float x) { return std::sin(x); }
 DEVICE float op_cos(float x) { return std::cos(x); }
+DEVICE float op_exp2(float x) { return std::exp2(x); }
+DEVICE float op_atan(float x) { return std::atan(x); }
 DEVICE float op_erf(float x) { return std::erf(x); }
+DEVICE float op_erfc(float x) { return std::erfc(x); }
+DEVICE float op_floor(float x) { return std::floor(x); }
+DEVICE float op_round(float x) { return std::nearbyint(x); }
+DEVICE float op_fmod(float a, float b) { return std::fmod(a, b); }
+DEVICE float op_copysign(float a, float b) { return std::copysign(a, b); }
 DEVICE float op_abs(float x) { return std::fabs(x); }
 DEVICE float op_sign(float x) { return float(x > 0) - float(x < 0); }
 DEVICE float op_max(float a, float b) { return a > b || std::isnan(a) ? a : b; }

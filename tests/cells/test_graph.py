@@ -9,7 +9,26 @@ from flashrnn.cells.graph import OPERATORS, TRUTH, Graph
 from flashrnn.cells.printers.pytorch import torch_function
 
 ARITY = {"where": 3} | dict.fromkeys(
-    ("add", "sub", "mul", "div", "pow", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "and", "or"), 2
+    (
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "pow",
+        "fmod",
+        "copysign",
+        "max",
+        "min",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "and",
+        "or",
+    ),
+    2,
 )
 INPUTS = {"x": torch.tensor([0.7, -1.3, 0.0, 2.1]), "y": torch.tensor([-0.4, 0.7, 0.0, 1.6])}
 INPUTS = {name: value.double() for name, value in INPUTS.items()}

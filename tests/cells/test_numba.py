@@ -11,7 +11,8 @@ from flashrnn.cpu.backend import CpuFused
 from flashrnn.problem import Inputs
 
 FUNCTIONS = (
-    "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "rsqrt", "abs", "sign", "sin", "cos", "erf"
+    "exp", "exp2", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "rsqrt", "abs", "sign", "sin", "cos", "atan",
+    "erf", "erfc", "floor", "round"
 )  # fmt: skip
 LARGE = [10.0**k for k in range(-45, 39)]
 POINTS = torch.tensor([0.0, *LARGE, *(-x for x in LARGE), math.inf, -math.inf, math.nan])

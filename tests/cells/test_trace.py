@@ -67,6 +67,14 @@ ACTIVATIONS = {
     "square": torch.square, "power": lambda x: (x * x + 1) ** x, "base": lambda x: (2.0**x) + x**3,
     "clamp": lambda x: x.clamp(-0.5, 0.5), "clamp_min": lambda x: x.clamp(min=0.1),
     "clamp_max": lambda x: x.clamp(max=0.1),
+    "exp2": torch.exp2, "log2": lambda x: torch.log2(x * x + 1), "sinh": torch.sinh, "cosh": torch.cosh,
+    "tan": torch.tan, "atan": torch.atan, "asin": lambda x: torch.asin(torch.tanh(x)), "erfc": torch.erfc,
+    "acos": lambda x: torch.acos(torch.tanh(x)), "atan2": lambda x: torch.atan2(x, x * x - 1),
+    "hypot": lambda x: torch.hypot(x, x * x - 1), "copysign": lambda x: torch.copysign(x * x, x - 0.1),
+    "floor": lambda x: torch.floor(x) * x, "ceil": lambda x: torch.ceil(x) * x, "trunc": lambda x: torch.trunc(x) * x,
+    "round": lambda x: torch.round(3 * x) * x, "fmod": lambda x: torch.fmod(x, 0.3) + torch.fmod(x, x * x - 1),
+    "remainder": lambda x: x % 0.3 + x % -0.7 + torch.remainder(x, x * x - 1),
+    "quotient": lambda x: x * torch.div(x, 0.3, rounding_mode="floor") + x * torch.div(x, 0.3, rounding_mode="trunc"),
     "maximum": lambda x: torch.maximum(x, 0.3 * x), "minimum": lambda x: torch.minimum(x, 0.3 * x),
     "where": lambda x: torch.where((x > 0) & ~(x > 1) | (x < -1), x, 0.1), "xor": lambda x: ((x > 0) ^ (x > 1)) * x,
     "truth_times_number": lambda x: (x > 0) * x, "truth_as_number": lambda x: (x > 0).to(x.dtype) - x,
@@ -152,10 +160,9 @@ def test_a_trace_is_the_same_wherever_it_is_made(context):
     ("activation", "operator"),
     [
         (torch.lgamma, "aten.lgamma.default"),
-        (lambda x: torch.div(x, 0.3, rounding_mode="floor"), "aten.div.Tensor_mode{'rounding_mode': 'floor'}"),
         (lambda x: x + x.to(torch.int64), "aten._to_copy.default{'dtype': torch.int64}"),
     ],
-    ids=["lgamma", "floor_division", "integers"],
+    ids=["lgamma", "integers"],
 )
 def test_operator_without_a_scalar_form_is_named(activation, operator):
     with pytest.raises(UntraceableCell) as error:

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashrnn import Cell
+from flashrnn.cells.graph import OPERATORS, Graph
 from flashrnn.cells.printers.functions import Function, functions
 from flashrnn.cells.printers.triton import cell_functions, device_function
 from flashrnn.triton.launch import load
@@ -34,7 +35,7 @@ def in_triton(function: Function, values: Tensor) -> Tensor:
     columns = torch.ones(arguments, size)
     columns[:, : len(values)] = values.T
     out = columns.new_empty(results, size)
-    (printed,) = load(f"import triton.language as tl\n{device_function(function)}", "test", [function.name])
+    (printed,) = load(device_function(function), "test", [function.name])
     triton.jit(apply)[(1,)](columns, out, printed, arguments, results, size)
     return out[:, : len(values)].T
 
@@ -64,6 +65,20 @@ def test_every_operator_and_constant():
     out = in_triton(Function("operators", graph, {"a": ("x", "y")}, {"out": names}), operands())
     expected = by_graph(graph, "xy", names, operands())
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("op", ["atan", "erfc", "exp", "exp2", "expm1", "log1p", "sigmoid", "tanh"])
+def test_errors_are_relative(op):
+    """Also of the smallest results, which are the difference of two numbers near 1."""
+    graph = Graph()
+    graph.outputs = {"out": graph.add(op, graph.input("x"))}
+    sizes = torch.logspace(-30, 0.9, 1000)
+    x = torch.cat([-sizes, sizes])
+    x = x[x > -1] if op == "log1p" else x
+    out = in_triton(Function("of_one", graph, {"a": ("x",)}, {"out": ("out",)}), x[:, None])[:, 0]
+    exact = OPERATORS[op](x.double())
+    torch.testing.assert_close(out.double(), exact, rtol=6e-6 if op == "erfc" else 2**-19, atol=0)
 
 
 @pytest.mark.usefixtures("interpreted")

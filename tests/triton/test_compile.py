@@ -89,7 +89,7 @@ def test_every_operator(target):
     """Those that the interpreter computes are there on GPUs too."""
     graph = every_operator()
     function = Function("operators", graph, {"a": ("x", "y")}, {"out": tuple(graph.outputs)})
-    (printed,) = load(f"import triton.language as tl\n{device_function(function)}", "test", [function.name])
+    (printed,) = load(device_function(function), "test", [function.name])
     constants = {"function": printed, "ARGUMENTS": 2, "RESULTS": len(graph.outputs), "SIZE": 32}
     signature = {"values": "*fp32", "results": "*fp32"} | dict.fromkeys(constants, "constexpr")
     places = {(k,): constants[name] for k, name in enumerate(signature) if name in constants}

@@ -10,6 +10,7 @@ from flashrnn.cells.printers.printing import PYTHON, operations, python_function
 
 _FORMULA = PYTHON | {"pow": "{0} ** {1}", "max": "torch.maximum({0}, {1})", "min": "torch.minimum({0}, {1})"}
 _CLAMP = {"max": "min", "min": "max"}  # the argument of clamp that a constant operand is
+_TENSOR_FIRST = ("fmod", "copysign")  # whose second operand alone may be a number
 
 
 def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str]) -> Callable:
@@ -18,10 +19,15 @@ def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str
     An output that is a constant is returned as a float.
     """
 
+    def as_tensor(number: str) -> str:
+        return f"{inputs[arguments[0]]}.new_full((), {number})"
+
     def text_of(node: Node, args: list[str]) -> str:
         is_constant = [graph.constant(a) is not None for a in node.args]
-        if node.op == "where" and is_constant[1:] == [True, True]:
-            args[1] = f"{inputs[arguments[0]]}.new_full((), {args[1]})"  # two numbers would give the default dtype
+        if node.op == "where" and is_constant[1:] == [True, True]:  # two numbers would give the default dtype
+            args[1] = as_tensor(args[1])
+        if node.op in _TENSOR_FIRST and is_constant[0]:
+            args[0] = as_tensor(args[0])
         if node.op in _CLAMP and any(is_constant):
             constant = is_constant.index(True)
             return f"torch.clamp({args[1 - constant]}, {_CLAMP[node.op]}={args[constant]})"

@@ -47,8 +47,38 @@ def op_cos(x):
 
 
 @function
+def op_atan(x):
+    return F(math.atan(x))
+
+
+@function
 def op_erf(x):
     return F(math.erf(x))
+
+
+@function
+def op_erfc(x):
+    return F(math.erfc(np.float64(x)))  # that of the C library for float32 is less accurate
+
+
+@function
+def op_floor(x):
+    return np.floor(x)
+
+
+@function
+def op_round(x):
+    return np.rint(x)
+
+
+@function
+def op_fmod(x, y):
+    return np.fmod(x, y)
+
+
+@function
+def op_copysign(x, y):
+    return np.copysign(x, y)
 
 
 @function

@@ -15,20 +15,39 @@ def _power_of_two(integer):
 
 @function
 def _reduce(x):
-    """x = n ln 2 + r with |r| <= ln 2 / 2 -> (n + _ROUND, exp(r) - 1), the latter by its Taylor series."""
+    """x = n ln 2 + r with |r| <= ln 2 / 2 -> (n + _ROUND, exp(r) - 1)."""
     n = x * F(1 / np.log(2)) + _ROUND
     whole = n - _ROUND
     r = x - whole * F(0.693359375) - whole * F(np.log(2) - 0.693359375)  # the first factor's products are exact
+    return n, _small_expm1(r)
+
+
+@function
+def _small_expm1(r):
+    """exp(r) - 1 for |r| <= ln 2 / 2, by its Taylor series."""
     series = F(1 / 24) + r * (F(1 / 120) + r * (F(1 / 720) + r * F(1 / 5040)))
-    return n, r + r * r * (F(1 / 2) + r * (F(1 / 6) + r * series))
+    return r + r * r * (F(1 / 2) + r * (F(1 / 6) + r * series))
+
+
+@function
+def _scaled(n, fraction):
+    """(1 + fraction) 2^n from n + _ROUND, where 2^n itself may be out of range."""
+    half = (n - _ROUND) * F(0.5) + _ROUND
+    rest = (n - _ROUND) - (half - _ROUND) + _ROUND
+    return (F(1) + fraction) * _power_of_two(half) * _power_of_two(rest)
 
 
 @function
 def op_exp(x):
     n, fraction = _reduce(op_min(F(89), op_max(F(-104), x)))
-    half = (n - _ROUND) * F(0.5) + _ROUND  # 2^n itself may be out of range where exp(x) is not
-    rest = (n - _ROUND) - (half - _ROUND) + _ROUND
-    return (F(1) + fraction) * _power_of_two(half) * _power_of_two(rest)
+    return _scaled(n, fraction)
+
+
+@function
+def op_exp2(x):
+    x = op_min(F(129), op_max(F(-151), x))
+    n = x + _ROUND
+    return _scaled(n, _small_expm1((x - (n - _ROUND)) * F(np.log(2))))
 
 
 @function

@@ -7,6 +7,11 @@ def op_exp(x):
 
 
 @function
+def op_exp2(x):
+    return np.exp2(x)
+
+
+@function
 def op_expm1(x):
     return math.expm1(x)
 

@@ -39,6 +39,7 @@ DEVICE float op_sigmoid(float x) {
   return fmaf(op_tanh(0.5f * x), 0.5f, 0.5f);
 }
 DEVICE float op_exp(float x) { return ACCURATE && !TF32 ? expf(x) : exp2_fast(x * 1.4426950408889634f); }
+DEVICE float op_exp2(float x) { return ACCURATE && !TF32 ? exp2f(x) : exp2_fast(x); }
 DEVICE float op_log(float x) { return ACCURATE ? logf(x) : log2_fast(x) * 0.6931471805599453f; }
 DEVICE float op_log1p(float x) { return ACCURATE ? log1pf(x) : op_log(1.0f + x); }
 DEVICE float op_expm1(float x) { return expm1f(x); }
@@ -55,7 +56,13 @@ DEVICE float op_sqrt(float x) { return sqrtf(x); }
 DEVICE float op_rsqrt(float x) { return rsqrtf(x); }
 DEVICE float op_sin(float x) { return ACCURATE ? sinf(x) : __sinf(x); }
 DEVICE float op_cos(float x) { return ACCURATE ? cosf(x) : __cosf(x); }
+DEVICE float op_atan(float x) { return atanf(x); }
 DEVICE float op_erf(float x) { return erff(x); }
+DEVICE float op_erfc(float x) { return erfcf(x); }
+DEVICE float op_floor(float x) { return floorf(x); }
+DEVICE float op_round(float x) { return rintf(x); }
+DEVICE float op_fmod(float a, float b) { return fmodf(a, b); }
+DEVICE float op_copysign(float a, float b) { return copysignf(a, b); }
 DEVICE float op_abs(float x) { return fabsf(x); }
 DEVICE float op_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f; }
 
