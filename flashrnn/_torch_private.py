@@ -121,3 +121,11 @@ except ImportError:
 
         def __exit__(self, *_) -> None:
             pass
+
+
+class DispatchMode(TorchDispatchMode):
+    """A context in which `__torch_dispatch__` sees every operator; TorchDynamo is not imported for it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import it

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashrnn._torch_private import OpOverload, TorchDispatchMode, decompositions
+from flashrnn._torch_private import DispatchMode, OpOverload, decompositions
 from flashrnn.cells.definition import Cell
 from flashrnn.cells.graph import TRUTH, Graph, UntraceableCell
 from flashrnn.cells.operators import OPERATORS, PARTS
@@ -60,7 +60,7 @@ def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
     return function.decompose(*args, **options)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Writes PyTorch's operators on 0-dimensional tensors down in a graph, those of the backward pass too."""
 
     def __init__(self, cell: Cell) -> None:
@@ -89,13 +89,9 @@ class _Recorder(TorchDispatchMode):
             )
         return self.graph.const(value.item())
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import it
-
     def __torch_dispatch__(self, function: OpOverload, types: Any, args: tuple = (), options: Any = None) -> Any:
         options, name = options or {}, function.overloadpacket.__name__
-        if function._schema.is_mutable and name.endswith("_") and name != "copy_":
+        if name.endswith("_") and not name.endswith("__") and name != "copy_":
             with self:
                 return args[0].copy_(getattr(_aten, name[:-1])(*args, **options))
         result = function(*args, **options)
