@@ -4,7 +4,6 @@ import logging
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,16 +84,15 @@ def run_forward(
 
     Raises KernelUnavailable if the backend was named.
     """
-    Wx, _, _, _, reset = inputs
+    problem, aux = _problem(cell, inputs.Wx, inputs.reset, training), aux_dtype(cell, inputs.Wx.dtype, all_states)
     while True:
-        call = _Call.of(cell, Wx, reset, training, aux_dtype(cell, Wx.dtype, all_states))
-        chosen = _choose_for(name, call)
+        chosen = _choose_for(name, problem, inputs.Wx, aux)
         try:
             return chosen, *chosen.forward(cell, inputs, all_states, training)
         except KernelUnavailable as reason:
             if name != "auto":
                 raise
-            _FAILED.setdefault(call.without_tf32, set()).add(chosen)
+            _FAILED.setdefault(_kernels_key(problem, inputs.Wx, aux), set()).add(chosen)
             _warn_of_fallback(chosen.name, str(reason))
 
 
@@ -104,40 +102,32 @@ def backward_of(name: str, cell: Cell, kept: Kept, taken: Backend | None = None)
     Where PyTorch's setting for TF32 has changed since, so that this one does not serve the problem any more, it is
     another one, which reads what the other has kept.
     """
-    call = _Call.of(cell, kept.h, kept.reset, True, kept.aux.dtype)
-    if taken and _refusal(taken, call.problem) is None:
+    if taken and kept.h.dtype != torch.float32:
         return taken
-    return _choose_for(name, call)
+    problem = _problem(cell, kept.h, kept.reset, training=True)
+    if taken and _refusal(taken, problem) is None:
+        return taken
+    return _choose_for(name, problem, kept.h, kept.aux.dtype)
 
 
-class _Call(NamedTuple):
-    """What forward and backward of a call both know of it; enough to tell what its kernels have in common."""
-
-    problem: Problem
-    batch: int
-    aux: torch.dtype
-
-    @classmethod
-    def of(cls, cell: Cell, rows: Tensor, reset: Tensor | None, training: bool, aux: torch.dtype) -> "_Call":
-        """The call with such `rows` [B, T, ..., N, D]."""
-        tf32 = tf32_allowed(rows.dtype, rows.device)
-        sizes = cell, *rows.shape[-2:]
-        problem = Problem(*sizes, rows.dtype, rows.device, training, reset is not None, tf32=tf32)
-        return cls(problem, rows.shape[0], aux)
-
-    @property
-    def without_tf32(self) -> "_Call":
-        """The same for either setting, which may change between forward and backward."""
-        return self._replace(problem=self.problem._replace(tf32=False))
+def _problem(cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Problem:
+    """The problem of a call with such `rows` [B, T, ..., N, D]."""
+    tf32, (N, D) = tf32_allowed(rows.dtype, rows.device), rows.shape[-2:]
+    return Problem(cell, N, D, rows.dtype, rows.device, training, reset is not None, tf32=tf32)
 
 
-_FAILED: dict[_Call, set[Backend]] = {}  # backends whose kernels could not be made
+def _choose_for(name: str, problem: Problem, rows: Tensor, aux: torch.dtype) -> Backend:
+    if _FAILED and name == "auto" and (failed := _FAILED.get(_kernels_key(problem, rows, aux))):
+        return _choose(tuple(backend for backend in BACKENDS if backend not in failed), name, problem)
+    return choose(name, problem)
 
 
-def _choose_for(name: str, call: _Call) -> Backend:
-    if name == "auto" and _FAILED and (failed := _FAILED.get(call.without_tf32)):
-        return _choose(tuple(backend for backend in BACKENDS if backend not in failed), name, call.problem)
-    return choose(name, call.problem)
+_FAILED: dict[tuple, set[Backend]] = {}  # by `_kernels_key`, backends whose kernels could not be made
+
+
+def _kernels_key(problem: Problem, rows: Tensor, aux: torch.dtype) -> tuple:
+    """What forward and backward of a call have in common; their setting for TF32 may differ."""
+    return problem._replace(tf32=False), rows.shape[0], aux
 
 
 @cache
