@@ -1,13 +1,16 @@
 """Modules: `Recurrence`, the recurrent part alone, and `FlashRNN`, for use in place of nn.LSTM."""
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from flashrnn.cells import Cell, get_cell
-from flashrnn.dispatch import check_backend
+from flashrnn.cpu.backend import CpuFused
+from flashrnn.cpu.step import Step
+from flashrnn.dispatch import check_backend, choose_for
 from flashrnn.functional import check_reset, dtype_under_autocast, flashrnn
 from flashrnn.initialization import BIAS, RECURRENT, check_init, init_bias, init_input, init_recurrent
 
@@ -76,6 +79,25 @@ class Recurrence(nn.Module):
         """Run over a sequence: arguments, results and errors are those of `flashrnn.flashrnn`."""
         options = {"reset": reset, "return_states": return_states}
         return flashrnn(Wx, self.R, self.b, states, self.cell, self.backend, **options)
+
+    def stepper(self, states: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Return a function that runs one time step after another in less time than `forward` takes to start.
+
+        Args:
+            states: [S, B, N, D], contiguous, as `forward` returns them: the function changes them in place.
+
+        Returns:
+            A function of Wx [B, Gi, N, D] that returns h [B, N, D], in memory of its own that the next call writes to.
+            Its weights are copies of those of now, and there are no gradients. None where `forward` starts as fast or
+            where its backend is another one: there is such a function for backend `cpu_fused`.
+        """
+        plain = states.device.type == "cpu" and states.dtype == self.R.dtype == dtype_under_autocast(self.R)
+        if not plain or not states.is_contiguous():
+            return None
+        rows = states.new_empty(0, 0, *states.shape[2:])
+        if choose_for(self.backend, self.cell, rows, None, training=False).name != CpuFused.name:
+            return None
+        return Step(self.cell, self.R, self.b, states)
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, num_heads={self.num_heads}, function={self.cell.name!r}, backend={self.backend!r}"

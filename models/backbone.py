@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from models.block import Block
 from models.loss import linear_cross_entropy
+from models.mixers.clock import Clock
 
 States = list[tuple[Tensor, ...]]  # one tuple per block, as its mixer defines it
 
@@ -128,6 +129,38 @@ class SequenceModel(nn.Module):
         loss, right = linear_cross_entropy(x.flatten(0, 1), self.head.weight, labels.flatten())
         return loss, right.view_as(labels)
 
+    @torch.no_grad()
+    def read(
+        self, input_ids: Tensor, states: States | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, States]:
+        """Logits of the last position alone [B, num_classes], and the states: `forward` for prompts, without gradients.
+
+        A long prompt is read in pieces, so that it takes the memory of a piece, unless a mixer has said that it goes on
+        from a state more slowly than it starts (`reads_whole`).
+        """
+        B, T = input_ids.shape
+        whole = any(getattr(block.mixer, "reads_whole", False) for block in self.blocks)
+        for start in range(0, T, piece := T if whole else _tokens_of_piece(B)):
+            part = slice(start, start + piece)
+            x, states = self.features(input_ids[:, part], states, None if reset is None else reset[:, part])
+        return self.head(x[:, -1]), states
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, states: States, clock: Clock) -> tuple[Tensor, States]:
+        """Logits [B, num_classes] of one more token of each sequence, and the new states.
+
+        Args:
+            tokens: int64 [B].
+            states: as a mixer's `step` takes them (models/mixers).
+            clock: where each sequence is.
+        """
+        x = self.embedding(tokens)
+        new_states = []
+        for block, state in zip(self.blocks, states, strict=True):
+            x, state = block.step(x, state, clock)
+            new_states.append(state)
+        return self.head(self.norm(x)), new_states
+
     def flops_per_token(self, T: int) -> float:
         """Floating-point operations per token of one forward and backward pass over sequences of T tokens.
 
@@ -158,3 +191,8 @@ class SequenceModel(nn.Module):
                 raise TypeError(f"the state of {mixer} is a {kind}: expected a tuple of tensors, for one (tensor,)")
             new_states.append(state)
         return self.norm(x), new_states
+
+
+def _tokens_of_piece(batch: int) -> int:
+    """How many positions are read at once: enough work for a GPU, and tens of MiB of activations for a batch of one."""
+    return max(128, min(2048, 16384 // batch))

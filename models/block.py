@@ -1,6 +1,9 @@
 """The pre-norm residual block of the backbone."""
 
+import torch
 from torch import Tensor, nn
+
+from models.mixers.clock import Clock
 
 
 class MLP(nn.Module):
@@ -34,3 +37,16 @@ class Block(nn.Module):
         if self.mlp is not None:
             x = x + self.mlp(self.mlp_norm(x))
         return x, state
+
+    def step(self, x: Tensor, state: tuple[Tensor, ...], clock: Clock) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One token of each sequence, x [B, d], without gradients: the same as `forward`, in few kernels."""
+        x, state = self.mixer.step(self.mixer_norm(x), state, clock, x)
+        if self.mlp is not None:
+            x = _add_linear(x, self.mlp.act(self.mlp.up(self.mlp_norm(x))), self.mlp.down)
+        return x, state
+
+
+def _add_linear(x: Tensor, y: Tensor, linear: nn.Module) -> Tensor:
+    """x + linear(y), in place where the product can add to what is there: one kernel less."""
+    plain = type(linear) is nn.Linear and linear.bias is None and not torch.is_autocast_enabled(x.device.type)
+    return x.addmm_(y, linear.weight.t()) if plain else x + linear(y)

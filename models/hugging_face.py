@@ -4,6 +4,7 @@ Importing this module registers the classes with AutoConfig and AutoModelForCaus
 and JSON, and no code comes with a model: its config names one of `models.mixers`.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,14 +12,32 @@ from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedConfig,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import Cache
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from flashrnn import get_cell
 from models.backbone import SequenceModel, States
+from models.generation import noise
+from models.generation.decoder import unsteppable
+from models.generation.decoders import Decoders
+from models.generation.loop import complete
+from models.generation.request import Request, request
+
+logger = logging.getLogger(__name__)
 
 MIXERS = "models.mixers"
 
@@ -157,6 +176,15 @@ def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | 
     return starts if starts.any() else None
 
 
+def _without_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    """The prompts' own tokens; `attention_mask` may be of a longer text, whose end they are."""
+    rows = input_ids.tolist()
+    if mask is None:
+        return rows
+    kept = mask[:, -input_ids.shape[1] :].bool().tolist()
+    return [[token for token, keep in zip(*pair, strict=True) if keep] for pair in zip(rows, kept, strict=True)]
+
+
 class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     """A SequenceModel with the interface of transformers' causal language models."""
 
@@ -168,6 +196,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: FlashRNNConfig) -> None:
         super().__init__(config)
         self.model = config.build()
+        self._decoders = Decoders()
         self.post_init()
 
     @classmethod
@@ -247,6 +276,56 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: BaseStreamer | None = None,
+        **inputs: Any,
+    ) -> GenerateDecoderOnlyOutput | Tensor:
+        """The loop of greedy decoding and of sampling that `generate` calls: by a Decoder, or that of transformers."""
+        asked = request(logits_processor, stopping_criteria, generation_config, inputs)
+        reason = asked if isinstance(asked, str) else unsteppable(self.model)
+        if reason is None and (synced_gpus or self.device.type not in ("cpu", "cuda")):
+            reason = "several GPUs" if synced_gpus else f"device {self.device.type}"
+        if reason is None:
+            return self._decode(input_ids, asked, generation_config, streamer, inputs)
+        logger.info("generating by the loop of transformers: %s", reason)
+        options = {"synced_gpus": synced_gpus, "streamer": streamer, **inputs}
+        return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **options)
+
+    def _decode(
+        self,
+        input_ids: Tensor,
+        asked: Request,
+        config: GenerationConfig,
+        streamer: BaseStreamer | None,
+        inputs: dict[str, Any],
+    ) -> GenerateDecoderOnlyOutput | Tensor:
+        output = self._prefill(input_ids, config, inputs)
+        cache = output.past_key_values
+        ids, logits = input_ids.to(self.device), output.logits[:, -1]
+        keys = None
+        if asked.choice.sample:
+            seed = int(torch.randint(2**62, ()))  # of PyTorch's generator: torch.manual_seed decides
+            keys = noise.keys(seed, _without_padding(input_ids, inputs.get("attention_mask")))
+        length = cache.length + asked.max_length - ids.shape[1]
+        decoder = self._decoders.get(self.model, asked.choice, cache.states, len(ids), length)
+        first = decoder.load(range(len(ids)), logits, cache.states, cache.length, keys, asked.penalized(ids))
+        returned = config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
+        padding = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+        text = complete(decoder, first, ids, asked, padding, streamer, exact=bool(returned))
+        if returned:
+            read = text.shape[1] - 1 - ids.shape[1]  # the last token has not been read
+            cache.states, cache.length = decoder.states(len(ids)), cache.length + read
+        text = text.to(input_ids.device)
+        if config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=text, past_key_values=cache)
+        return text
 
     @contextmanager
     def _inputs_of_blocks(self, asked: bool) -> Iterator[list[Tensor]]:

@@ -53,7 +53,7 @@ class CpuFused:
         b = b.to(states.dtype)
         h = rows_like(Wx, *Wx.shape[3:])
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        given = {"x": as_rows(Wx, Wx), "weights": _columns(R.transpose(2, 3)), "b": b.contiguous()}
+        given = {"x": as_rows(Wx, Wx), "weights": columns(R.transpose(2, 3)), "b": b.contiguous()}
         last = torch.empty_like(states)
         _run("forward", cell, h, reset, initial=states, aux=aux, pre=gates, **given, last=last)
         return States(h, aux, last), gates
@@ -62,7 +62,7 @@ class CpuFused:
         R, states, reset, h, aux, gates, *_ = kept
         states = initial_states(cell, states, h)
         given = {
-            "R": _columns(R),
+            "R": columns(R),
             "d_h": None if grads.h is None else as_rows(grads.h, h),
             "d_aux": aux_gradient(grads, aux, states.dtype),
         }
@@ -98,7 +98,7 @@ def _kernel(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> _K
     )
 
 
-def _columns(R: Tensor) -> Tensor:
+def columns(R: Tensor) -> Tensor:
     """R [Gr, N, D, D] -> [Gr, N, D, width], filled with zeros to the width that is computed with."""
     return pad(R, (0, build.layout(R.shape[3]).width - R.shape[3])).contiguous()
 
@@ -117,8 +117,25 @@ def _parts(h: Tensor) -> _Parts:
     return _Parts(-(-B // size), size)
 
 
+class Call(NamedTuple):
+    """A kernel on every head of every part of a batch, with its arguments."""
+
+    function: int
+    data: threads.Data
+    tasks: int
+    fields: tuple[str, ...]  # what the words of the data are
+    counters: Tensor  # zeros before the call
+
+    def run(self) -> None:
+        threads.run(self.function, self.data, self.tasks)
+
+
 def _run(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **others: Tensor | None) -> None:
-    """Runs the kernel on every head of every part of the batch; `others` go by their names in the kernels."""
+    prepared(direction, cell, h, reset, **others).run()
+
+
+def prepared(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **others: Tensor | None) -> Call:
+    """Return the call of a direction's kernel; `others` go by their names in the kernels."""
     B, T, N, D = h.shape
     reset = h.new_zeros(B, T, dtype=torch.bool) if reset is None else reset
     layout, kernel, parts = build.layout(D), _kernel(direction, cell, D, h.dtype), _parts(h)
@@ -147,7 +164,8 @@ def _run(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **others: 
     }
     words = [_word(arguments[name]) for name in kernel.loop.module.FIELDS]
     tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
-    threads.run(kernel.loop.address, threads.Data(torch.tensor(words), tensors), tasks)
+    data = threads.Data(torch.tensor(words), tensors)
+    return Call(kernel.loop.address, data, tasks, kernel.loop.module.FIELDS, arguments["counters"])
 
 
 def _word(value: Tensor | int | None) -> int:

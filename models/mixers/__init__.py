@@ -7,7 +7,16 @@ A mixer is an nn.Module built as `Mixer(d_model, num_heads=..., block_index=...,
 `state` is a tuple of tensors with the batch first: what the mixer remembers of earlier calls. Feeding a sequence in
 pieces, each with the state that the previous piece returned, gives the same as feeding it at once. `reset` [B, T] is
 True where a new document starts: nothing from before such a step is seen at it or after it. A mixer that cannot be
-trained with `reset` says so by a class variable, `trains_with_resets = False`.
+trained with `reset` says so by a class variable, `trains_with_resets = False`; one that starts a sequence faster than
+it goes on with one by `reads_whole = True`: prompts are not read in pieces then.
+
+Text is generated in CUDA graphs by models whose mixers have a method for one token, without gradients,
+
+    step(x [B, d], state, clock, residual [B, d]) -> (residual + y [B, d], new_state)
+
+with the results of `forward` for T = 1. `models.mixers.stepwise.step_by_forward` is such a method for any mixer whose
+state has the same size at all times. One that looks back at tokens keeps them in a cache of fixed size (see
+`AttentionMixer.empty_cache`) and finds positions in `clock`, a `models.mixers.clock.Clock`.
 """
 
 from models.mixers.attention import AttentionMixer

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from models.mixers.clock import Clock, rotary_frequencies
+
 # cuDNN plans anew for every length, and a cache grows by a token at a time: 50 ms per token in place of 12 on an H100.
 _BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -17,9 +19,8 @@ def rotary_angles(first_position: int, T: int, D: int, base: float, device: torc
     element anew; and no buffer, because that is lost when a model is built on the meta device. All layers of a compiled
     model share one call.
     """
-    frequencies = base ** (-torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
     positions = torch.arange(first_position, first_position + T, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)
+    angles = torch.outer(positions, rotary_frequencies(D, base, device))
     return torch.stack((angles.cos(), angles.sin()))
 
 
@@ -29,7 +30,8 @@ def _(first_position: int, T: int, D: int, base: float, device: torch.device) ->
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary embedding of x [B, N, T, D] by `angles` [2, T, D/2]; computed in float32, in the dtype of x after that."""
+    """Rotary embedding of x [B, N, T, D] by `angles` [2, T, D/2], or by others that fit x; computed in float32, in the
+    dtype of x after that."""
     cos, sin = angles
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
@@ -82,6 +84,54 @@ class AttentionMixer(nn.Module):
             with sdpa_kernel(_BACKENDS_FOR_CACHE):
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v) if resets is None else (k, v, resets)
+
+    def step(
+        self, x: Tensor, state: tuple[Tensor, ...], clock: Clock, residual: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As any mixer's `step`, on a state of `empty_cache`, which is changed in place."""
+        keys, values = state
+        (B, d), N, place = x.shape, self.num_heads, clock.position[:, None, None, None]
+        heads = self.qkv(x).view(B, 3 * N, d // N)
+        q, k = rotate(heads[:, : 2 * N], clock.angles(d // N, self.rope_base)).view(B, 2, N, 1, d // N).unbind(1)
+        place = place.expand_as(k)
+        keys.scatter_(2, place, k)
+        values.scatter_(2, place, heads[:, 2 * N :].unsqueeze(2))
+        with sdpa_kernel(_BACKENDS_FOR_CACHE):
+            y = F.scaled_dot_product_attention(
+                q, keys[:, :, : clock.window], values[:, :, : clock.window], attn_mask=clock.visible()
+            )
+        return residual + self.out(y.view(B, d)), state
+
+    @staticmethod
+    def empty_cache(state: tuple[Tensor, ...], rows: int, capacity: int) -> tuple[Tensor, ...]:
+        """Return keys and values [rows, N, capacity, D] of no token, for `step`, like those of a state."""
+        _, N, _, D = state[0].shape
+        return tuple(part.new_zeros(rows, N, capacity, D) for part in state[:2])
+
+    @staticmethod
+    def load_cache(buffers: tuple[Tensor, ...], rows: Tensor, state: tuple[Tensor, ...]) -> None:
+        """Put the state of some sequences into these `rows` (int64) of the buffers."""
+        for buffer, part in zip(buffers, state[:2], strict=True):
+            buffer[:, :, : part.shape[2]].index_copy_(0, rows, part)
+
+    @staticmethod
+    def cached_state(buffers: tuple[Tensor, ...], rows: int, clock: Clock) -> tuple[Tensor, ...]:
+        """Return the state of the first `rows` rows, which have read as many tokens each, as `forward` has it."""
+        length = int(clock.position[0])
+        state = tuple(buffer[:rows, :, :length].clone() for buffer in buffers)
+        first = clock.first[:rows]
+        if not first.any():
+            return state
+        places = torch.arange(length, device=first.device)
+        return (*state, (places == first[:, None]) & (first[:, None] > 0))
+
+    @staticmethod
+    def first_visible(state: tuple[Tensor, ...]) -> Tensor | None:
+        """Return where the last document of each sequence starts, int64 [B]; None where that is 0 for all."""
+        if len(state) < 3:
+            return None
+        places = torch.arange(state[2].shape[1], device=state[2].device)
+        return (places * state[2]).amax(1)
 
     def flops_per_token(self, T: int) -> float:
         """Of scores and weighted sums over T tokens, forward and backward; causality is not deducted, as in PaLM."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer as MambaLayer
 
-from models.mixers.stepwise import stepwise
+from models.mixers.stepwise import step_by_forward, stepwise
 
 
 class MambaMixer(nn.Module):
@@ -30,6 +30,8 @@ class MambaMixer(nn.Module):
     """
 
     trains_with_resets = False
+    reads_whole = True
+    step = step_by_forward
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import mlstm_chunkwise_native_autograd
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer as MLSTMLayer
 
-from models.mixers.stepwise import stepwise
+from models.mixers.stepwise import step_by_forward, stepwise
 
 CHUNK = 64
 # Gates of a padded step: keep everything, add nothing. exp(-60) is nothing in float32 beside exp(-15), the smallest
@@ -61,6 +61,8 @@ class MLSTMMixer(nn.Module):
         block_index: place in the backbone, part of the mixer interface, unused here.
         num_blocks: number of such places, by which the output map is initialised.
     """
+
+    step = step_by_forward
 
     def __init__(self, d_model: int, num_heads: int = 4, block_index: int = 0, num_blocks: int = 1) -> None:
         super().__init__()

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.mixers.stepwise import step_by_forward
+
 
 class NNLSTMMixer(nn.Module):
     """y = norm(nn.LSTM(x)): the blocks of RNNMixer(function="lstm") with one head, by PyTorch; 8 d² parameters.
@@ -19,6 +21,7 @@ class NNLSTMMixer(nn.Module):
     """
 
     trains_with_resets = False
+    step = step_by_forward
 
     def __init__(self, d_model: int, num_heads: int = 1, block_index: int = 0, num_blocks: int = 1) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashrnn import Cell, Recurrence, get_cell
+from models.mixers.clock import Clock
 
 # Which gates the causal convolution feeds. xLSTM feeds the input and forget gates of its sLSTM, which decide what is
 # kept, and leaves the values to be stored and read out (z, o) raw; the GRU's counterparts are r and z.
@@ -39,6 +40,11 @@ class CausalConv(nn.Module):
             steps_of_state = torch.arange(T - past, T, device=x.device)
             state = state * (steps_of_state >= start[:, -1:])[..., None]
         return F.silu(y), state
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One input x [B, d] -> its output [B, d] and the new state."""
+        inputs = torch.cat((state, x[:, None]), dim=1)
+        return F.silu(torch.linalg.vecdot(inputs.mT, self.weight) + self.bias), inputs[:, 1:]
 
 
 class RNNMixer(nn.Module):
@@ -115,10 +121,35 @@ class RNNMixer(nn.Module):
         else:
             convolved, conv_state = self.conv(x, None if state is None else state[1], reset)
             new_state = (conv_state,)
-            weights = self.gates.weight.view(-1, d, d)
-            inputs = (convolved if fed else x for fed in self.conv_fed)
-            gates = torch.cat([F.linear(i, w) for i, w in zip(inputs, weights, strict=True)], dim=-1)
+            gates = self._gates_of(x, convolved)
         recurrent = None if state is None else state[0].transpose(0, 1)
         h, last = self.recurrence(gates.view(B, T, -1, N, D), recurrent, reset)
         y = F.layer_norm(h, (D,)) * self.norm_weight.view(N, D)
         return y.reshape(B, T, d), (last.transpose(0, 1), *new_state)
+
+    def step(
+        self, x: Tensor, state: tuple[Tensor, ...], clock: Clock, residual: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        (B, d), N = x.shape, self.num_heads
+        new_state = ()
+        if self.conv is None:
+            gates = self.gates(x)
+        else:
+            convolved, conv_state = self.conv.step(x, state[1])
+            new_state = (conv_state,)
+            gates = self._gates_of(x, convolved)
+        gates, new = gates.view(B, -1, N, d // N), state[0]
+        if (stepper := clock.once(self, lambda: self.recurrence.stepper(new.transpose(0, 1)))) is not None:
+            h = stepper(gates)  # which changes the state in place
+        else:
+            h, last = self.recurrence(gates.unsqueeze(1), new.transpose(0, 1))
+            new = last.transpose(0, 1)
+        normed = F.layer_norm(h, (d // N,)).view(B, d)
+        return torch.addcmul(residual, normed, self.norm_weight), (new, *new_state)
+
+    def _gates_of(self, x: Tensor, convolved: Tensor) -> Tensor:
+        """Inputs of all gates, some of them fed by the convolution: two [..., d] -> [..., Gi d]."""
+        d = x.shape[-1]
+        inputs = (convolved if fed else x for fed in self.conv_fed)
+        weights = self.gates.weight.view(-1, d, d)
+        return torch.cat([F.linear(i, w) for i, w in zip(inputs, weights, strict=True)], dim=-1)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from models.mixers.clock import Clock
+
 State = tuple[Tensor, ...]
 
 
@@ -19,3 +21,11 @@ def stepwise(
         y, state = step(x[:, t : t + 1], state)
         outputs.append(y)
     return torch.cat(outputs, dim=1), state
+
+
+def step_by_forward(
+    self: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, clock: Clock, residual: Tensor
+) -> tuple[Tensor, State]:
+    """A mixer's method `step` by its `forward`, for states of fixed size."""
+    y, state = self(x[:, None], state)
+    return residual + y[:, 0], state

@@ -1,0 +1,213 @@
+"""The step of a model on buffers of fixed addresses: on a GPU one CUDA graph for a token of every row."""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.backbone import SequenceModel, States
+from models.generation.buffers import buffers, first_visible, load, looks_back, unload
+from models.generation.choice import Choice, Chooser
+from models.mixers.clock import Clock
+
+LOOK = 8  # tokens between two looks of the host
+_SHORTEST_WINDOW = 256
+
+
+def unsteppable(model: SequenceModel) -> str | None:
+    """Return why a Decoder cannot run the model; None if it can."""
+    without = {type(block.mixer).__name__ for block in model.blocks if not hasattr(block.mixer, "step")}
+    if without:
+        return f"{', '.join(sorted(without))} has no method step"
+    hooked = (m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m))
+    if (module := next(hooked, None)) is not None:
+        return f"{type(module).__name__} has forward hooks, which a step does not call"
+    return None
+
+
+def rows_for(batch: int) -> int:
+    """Return the rows of a Decoder for a batch on a GPU: graphs are captured for few sizes."""
+    return 1 << (batch - 1).bit_length() if batch <= 64 else -(-batch // 64) * 64
+
+
+class Tokens:
+    """Tokens of some steps on their way to the host."""
+
+    def __init__(self, tokens: Tensor, arrived: torch.cuda.Event | None) -> None:
+        self._tokens, self._arrived = tokens, arrived
+
+    def read(self) -> Tensor:
+        """Return them, int64 [steps, rows], when they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tokens
+
+
+class Decoder:
+    """Chooses token after token for `rows` rows, each of which can be loaded with a sequence at any time.
+
+    Args:
+        model: one that is not `unsteppable`.
+        choice: how tokens are chosen.
+        like: states of some sequences, which the buffers are to hold.
+        rows: sequences at a time.
+        capacity: tokens of the longest one, prompt included, and those that are chosen before the host has seen its
+            end; only mixers that look back care.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: SequenceModel, choice: Choice, like: States, rows: int, capacity: int) -> None:
+        self.model, self.rows, self.capacity = model, rows, capacity
+        self.device = like[0][0].device
+        on_gpu = self.device.type == "cuda"
+        self._mixers = [block.mixer for block in model.blocks]
+        self._states = [buffers(m, state, rows, capacity) for m, state in zip(self._mixers, like, strict=True)]
+        self._clock = Clock(rows, capacity, self.device)
+        self._looks_back = any(map(looks_back, self._mixers))
+        self._steps = 0
+        self._leads: dict[int, int] = {}  # by how much a row's position is more than the number of steps
+        self._token = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self._chooser = Chooser(choice, rows, model.num_classes, self.device)
+        self._recent = torch.zeros(2 * LOOK, rows, dtype=torch.int64, device=self.device)
+        self._cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._arrivals = torch.zeros(2 * LOOK, rows, dtype=torch.int64, pin_memory=on_gpu)
+        self._half = 0
+        # Autocast keeps casts of weights from one operator to the next, which a graph would not see again.
+        captured = on_gpu and not torch.is_autocast_enabled("cuda")
+        self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if captured else None
+
+    @torch.inference_mode()
+    def load(
+        self,
+        rows: Sequence[int],
+        logits: Tensor,
+        states: States,
+        length: int,
+        keys: Sequence[int] | None = None,
+        seen: Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
+        """Put sequences that have been read into these rows, and choose the first new token of each.
+
+        Args:
+            rows: one for each sequence.
+            logits: [B, num_classes] of the last position.
+            states: those of `SequenceModel.read`.
+            length: tokens that were read, with padding.
+            keys: of `noise.keys`, where the choice draws.
+            seen: the tokens of each that are penalized, where the choice penalizes.
+
+        Returns:
+            int64 [B] on the device.
+        """
+        index = torch.tensor(rows, device=self.device)
+        for mixer, into, state in zip(self._mixers, self._states, states, strict=True):
+            load(mixer, into, index, state)
+        firsts = (first_visible(mixer, state) for mixer, state in zip(self._mixers, states, strict=True))
+        self._clock.position[index] = length
+        self._clock.first[index] = next((first for first in firsts if first is not None), torch.zeros_like(index))
+        for row in rows:
+            self._leads[row] = length - self._steps
+        chooser = self._chooser.blank(len(rows))
+        chooser.begin(keys, seen)
+        tokens = chooser(logits)
+        self._token[index] = tokens
+        self._chooser.put(index, chooser)
+        return tokens
+
+    def free(self, *rows: int) -> None:
+        """Nobody reads the tokens of these rows any more."""
+        for row in rows:
+            self._leads.pop(row, None)
+
+    @torch.inference_mode()
+    def advance(self, steps: int) -> Tokens:
+        """Choose the next `steps` tokens of all rows, at most LOOK; on a GPU the host does not wait for them."""
+        self._half = LOOK - self._half
+        part = slice(self._half, self._half + steps)
+        self._cursor.fill_(self._half)
+        for _ in range(steps):
+            self._run()
+            self._steps += 1
+        if self.device.type != "cuda":
+            return Tokens(self._recent[part].clone(), None)
+        self._arrivals[part].copy_(self._recent[part], non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return Tokens(self._arrivals[part], arrived)
+
+    def states(self, batch: int) -> States:
+        """Return copies of the states of the first `batch` rows, as SequenceModel.forward has them."""
+        return [unload(m, s, batch, self._clock) for m, s in zip(self._mixers, self._states, strict=True)]
+
+    def _run(self) -> None:
+        window = self._window()
+        if self._graphs is not None and window not in self._graphs:
+            self._capture(window)
+        if self._graphs is None:
+            self._step(window)
+        else:
+            self._graphs[window].replay()
+
+    def _window(self) -> int:
+        """How many positions the next step looks at: a power of two, so that few graphs serve a text of any length."""
+        if not self._looks_back:
+            return self.capacity
+        position = self._steps + max(self._leads.values(), default=-self._steps)
+        return min(self.capacity, max(_SHORTEST_WINDOW, 1 << position.bit_length()))
+
+    def _step(self, window: int) -> None:
+        self._clock.begin(window)
+        logits, states = self.model.step(self._token, self._states, self._clock)
+        self._store(states)
+        if self._looks_back:
+            self._clock.tick()
+        self._token.copy_(self._chooser(logits))
+        self._recent.index_copy_(0, self._cursor, self._token[None])
+        self._cursor.add_(1)
+
+    def _store(self, states: States) -> None:
+        """Copy what a step has not changed in place; on a GPU one kernel for all blocks."""
+        parts = [
+            pair
+            for into, state in zip(self._states, states, strict=True)
+            for pair in zip(into, state, strict=True)
+            if pair[0] is not pair[1]
+        ]
+        if parts:
+            torch._foreach_copy_(*map(list, zip(*parts, strict=True)))
+
+    def _capture(self, window: int) -> None:
+        """Capture a step; what it needs at first, such as kernels that are compiled, is made on copies before that."""
+        try:
+            if not self._graphs:
+                self._warm_up(window)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads, such as those that load data, may go on to allocate memory.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._step(window)
+            self._graphs[window] = graph
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"no CUDA graph of a step, which is slower without: {reason}", stacklevel=2)
+            self._graphs = None
+
+    def _warm_up(self, window: int) -> None:
+        """Run a step, and put back all that it has changed."""
+        self._pool = torch.cuda.graph_pool_handle()
+        tensors = self._changing()
+        before = [tensor.clone() for tensor in tensors]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._step(window)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch._foreach_copy_(tensors, before)
+
+    def _changing(self) -> list[Tensor]:
+        """All that a step changes."""
+        own = [self._token, self._cursor, self._recent, self._clock.position]
+        of_chooser = [part for part in (self._chooser.keys, self._chooser.seen) if part is not None]
+        return [*own, *of_chooser, *(part for state in self._states for part in state)]

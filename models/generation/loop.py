@@ -1,0 +1,86 @@
+"""Generating for one batch: tokens of a Decoder until all of its sequences have ended."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers.generation import BaseStreamer
+
+from models.generation.decoder import LOOK, Decoder
+from models.generation.request import Request
+
+
+def tokens(decoder: Decoder, steps: int, exact: bool = False) -> Iterator[Tensor]:
+    """Yield the next tokens of all rows, int64 [some steps, rows] on the host, until there are `steps` of them.
+
+    On a GPU the host sees tokens when the next LOOK are under way: whoever stops early leaves states that have read on.
+    Where these matter, `exact` has the host wait for every token, as it does on a CPU, where nothing runs meanwhile.
+    """
+    exact = exact or _waits(decoder.device)
+    before = None
+    while steps > 0:
+        number = 1 if exact else min(LOOK, steps)
+        steps -= number
+        now = decoder.advance(number)
+        if exact:
+            yield now.read()
+            continue
+        if before is not None:
+            yield before.read()
+        before = now
+    if before is not None:
+        yield before.read()
+
+
+def _waits(device: torch.device) -> bool:
+    """Whether a step has been done when the host goes on."""
+    return device.type == "cpu"
+
+
+def complete(
+    decoder: Decoder,
+    first: Tensor,
+    input_ids: Tensor,
+    request: Request,
+    padding: int,
+    streamer: BaseStreamer | None,
+    exact: bool,
+) -> Tensor:
+    """Return prompts with what is generated after them, as transformers' loop does, int64 [B, length].
+
+    Args:
+        decoder: has been loaded with the prompts, in its first rows.
+        first: int64 [B], the tokens that it chose then.
+        input_ids: int64 [B, T], the prompts.
+        request: when to end.
+        padding: the token that a text is filled up with after its end.
+        streamer: gets the tokens of every step.
+        exact: stop the decoder where the text ends.
+    """
+    B, T = input_ids.shape
+    ends, going, columns = set(request.ends), set(range(B)), []
+    given = input_ids if request.others else None  # on the device, where criteria of users may have their tensors
+    for column in _columns(decoder, first, request.max_length - T, exact):
+        if len(going) < B and ends:
+            column = [token if row in going else padding for row, token in enumerate(column)]
+        columns.append(column)
+        if streamer is not None:
+            streamer.put(torch.tensor(column))
+        if ends:
+            going -= {row for row in going if column[row] in ends}
+        if request.others:
+            given = torch.cat((given, torch.tensor(column, device=given.device)[:, None]), dim=1)
+            going -= set(request.others(given, None).nonzero()[:, 0].tolist())
+        if not going:
+            break
+    if streamer is not None:
+        streamer.end()
+    return torch.cat((input_ids, torch.tensor(columns, device=input_ids.device).T), dim=1)
+
+
+def _columns(decoder: Decoder, first: Tensor, steps: int, exact: bool) -> Iterator[list[int]]:
+    """The tokens of the first rows, as many as in `first`, step by step."""
+    B = len(first)
+    yield first.tolist()
+    for chosen in tokens(decoder, steps - 1, exact):
+        yield from chosen[:, :B].tolist()

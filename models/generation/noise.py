@@ -1,0 +1,61 @@
+"""Random numbers for sampling that depend on a row's own key alone: the same in any batch, on any device, in a graph.
+
+A row has a 32-bit key, which moves on by a constant with every token (a Weyl sequence). The number of a vocabulary
+entry is a hash of that key and of the entry's own constant.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_WEYL = 0x9E3779B9 - 2**32
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # Wellons' multipliers for a hash of 32 bits (lowbias32)
+
+
+def keys(seed: int, prompts: Sequence[Sequence[int]], earlier: dict[bytes, int] | None = None) -> list[int]:
+    """Return each prompt's key: of the seed, its tokens, and how often it has been there before.
+
+    Args:
+        seed: any integer.
+        prompts: tokens, without padding.
+        earlier: how often each prompt has been there; updated here.
+    """
+    earlier = {} if earlier is None else earlier
+    found = []
+    for prompt in prompts:
+        digest = hashlib.blake2b(repr(list(prompt)).encode(), digest_size=16).digest()
+        times = earlier[digest] = earlier.get(digest, -1) + 1
+        word = hashlib.blake2b(repr((seed, times)).encode() + digest, digest_size=4).digest()
+        found.append(int.from_bytes(word, "little", signed=True))
+    return found
+
+
+def constants(vocabulary: int, device: torch.device) -> Tensor:
+    """Return a constant of 31 bits for each entry, int32 [vocabulary], no two alike."""
+    # An odd multiple modulo 2^31 is another number for each; what is made of it below mixes all of its bits.
+    entries = torch.arange(1, vocabulary + 1, dtype=torch.int64, device=device)
+    return (entries * 0x2C1B3C6D % 2**31).to(torch.int32)
+
+
+def next_keys_(row_keys: Tensor) -> None:
+    """Move the rows' keys on by one token, in place."""
+    row_keys.add_(_WEYL)
+
+
+def exponential(row_keys: Tensor, entries: Tensor) -> Tensor:
+    """Return a number of the exponential distribution for each row and entry, float32 [B, K].
+
+    Args:
+        row_keys: int32 [B, 1].
+        entries: `constants` of entries, int32 [K] or [B, K].
+    """
+    x = row_keys ^ entries
+    for shift, factor in ((16, _FIRST), (15, _SECOND)):
+        x ^= x >> shift
+        x *= factor
+    x ^= x >> 16
+    x &= 0x7FFFFFFF
+    uniform = x.to(torch.float32).add_(0.5).mul_(2.0**-31)  # dense near zero, where a race is won
+    return uniform.neg_().log1p_().neg_()

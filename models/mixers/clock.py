@@ -1,0 +1,62 @@
+"""What mixers share while a batch is generated token by token: where its rows are, and what stays from step to step."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def rotary_frequencies(D: int, base: float, device: torch.device) -> Tensor:
+    """Return the angles of a rotary embedding between two positions, float32 [D/2]."""
+    return base ** (-torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
+
+
+class Clock:
+    """The positions of a batch while it is generated token by token, in tensors that stay where they are.
+
+    Attributes:
+        position: int64 [rows], where a row's next token stands; counted from 0, with padding before the prompt.
+        first: int64 [rows], the first token that a row may look at: what is before it is padding, or another document.
+        capacity: how many positions there are; a row that has ended stays at the last of them.
+        window: how many positions a step looks at, from the first one; at least what the rows have reached.
+    """
+
+    def __init__(self, rows: int, capacity: int, device: torch.device) -> None:
+        self.position = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.first = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.capacity = self.window = capacity
+        self._places = torch.arange(capacity, device=device)
+        self._of_step: dict[tuple, Tensor] = {}  # what all blocks share
+        self._of_all_steps: dict[Hashable, Any] = {}
+
+    def begin(self, window: int) -> None:
+        """A step begins, which looks at that many positions."""
+        self.window = window
+        self._of_step.clear()
+
+    def tick(self) -> None:
+        """All rows have read a token."""
+        torch.clamp(self.position + 1, max=self.capacity - 1, out=self.position)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make` has returned for this key in the first step."""
+        if key not in self._of_all_steps:
+            self._of_all_steps[key] = make()
+        return self._of_all_steps[key]
+
+    def angles(self, D: int, base: float) -> Tensor:
+        """Return cosines and sines of the rotary embedding at each row's position, float32 [2, rows, 1, D/2]."""
+        if (D, base) not in self._of_step:
+            frequencies = rotary_frequencies(D, base, self.position.device)
+            angles = torch.outer(self.position.float(), frequencies)[:, None]
+            self._of_step[D, base] = torch.stack((angles.cos(), angles.sin()))
+        return self._of_step[D, base]
+
+    def visible(self) -> Tensor:
+        """Return which positions a row's token attends to, its own included, bool [rows, 1, 1, window]."""
+        if () not in self._of_step:
+            places = self._places[: self.window]
+            visible = (places <= self.position[:, None]) & (places >= self.first[:, None])
+            self._of_step[()] = visible[:, None, None]
+        return self._of_step[()]

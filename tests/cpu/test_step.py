@@ -1,0 +1,28 @@
+"""A prepared step of the CPU's kernel is the step of the time loop."""
+
+import pytest
+import torch
+
+from flashrnn import Recurrence
+from tests.problems import CELLS, cell_name, random_inputs
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+def test_runs_step_after_step_in_place(cell):
+    module = Recurrence(6, num_heads=2, function=cell, bias_init="standard")
+    Wx, _, _, states = random_inputs(module.cell, 3, 4, 2, 3, dtype=torch.float32)
+    h, last = module(Wx, states)
+    stepper = module.stepper(states)
+    for t in range(4):
+        torch.testing.assert_close(stepper(Wx[:, t]), h[:, t].detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(states, last.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_is_for_backend_cpu_fused():
+    assert Recurrence(6, backend="vanilla").stepper(torch.zeros(2, 1, 1, 6)) is None
+
+
+def test_refuses_other_shapes():
+    stepper = Recurrence(6).stepper(torch.zeros(2, 1, 1, 6))
+    with pytest.raises(ValueError, match=r"Wx is \[2, 4, 1, 6\] in torch.float32, expected \[1, 4, 1, 6\]"):
+        stepper(torch.zeros(2, 4, 1, 6))
