@@ -246,6 +246,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             output_hidden_states: return what goes into each block, and what comes out of the last norm, each
                 [B, T, d_model]; None: config.output_hidden_states.
             logits_to_keep: give the logits of that many last positions only; 0: of all; a tensor: of these positions.
+                With 1, and without gradients, a long prompt takes the memory of a piece of it.
 
         Returns:
             loss, logits [B, T, vocab_size], past_key_values and hidden_states.
@@ -259,10 +260,20 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         reset = None if attention_mask is None else document_starts(attention_mask, T, cache.length)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        with self._inputs_of_blocks(output_hidden_states) as hidden_states:
-            features, states = self.model.features(input_ids, cache.states, reset)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.model.head(features[:, kept])
+        hidden_states = None
+        if (
+            isinstance(logits_to_keep, int)
+            and logits_to_keep == 1
+            and not (output_hidden_states or torch.is_grad_enabled())
+        ):
+            logits, states = self.model.read(input_ids, cache.states, reset)
+            logits = logits.unsqueeze(1)
+        else:
+            with self._inputs_of_blocks(output_hidden_states) as inputs:
+                features, states = self.model.features(input_ids, cache.states, reset)
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.model.head(features[:, kept])
+            hidden_states = (*inputs, features) if output_hidden_states else None
         if use_cache:
             cache.states, cache.length = states, cache.length + T
         loss = None
@@ -272,7 +283,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits,
             past_key_values=cache if use_cache else None,
-            hidden_states=(*hidden_states, features) if output_hidden_states else None,
+            hidden_states=hidden_states,
         )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
@@ -311,8 +322,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         ids, logits = input_ids.to(self.device), output.logits[:, -1]
         keys = None
         if asked.choice.sample:
-            seed = int(torch.randint(2**62, ()))  # of PyTorch's generator: torch.manual_seed decides
-            keys = noise.keys(seed, _without_padding(input_ids, inputs.get("attention_mask")))
+            keys = noise.keys(noise.new_seed(), _without_padding(input_ids, inputs.get("attention_mask")))
         length = cache.length + asked.max_length - ids.shape[1]
         decoder = self._decoders.get(self.model, asked.choice, cache.states, len(ids), length)
         first = decoder.load(range(len(ids)), logits, cache.states, cache.length, keys, asked.penalized(ids))

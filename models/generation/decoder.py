@@ -34,8 +34,15 @@ def rows_for(batch: int) -> int:
 class Tokens:
     """Tokens of some steps on their way to the host."""
 
-    def __init__(self, tokens: Tensor, arrived: torch.cuda.Event | None) -> None:
-        self._tokens, self._arrived = tokens, arrived
+    def __init__(self, tokens: Tensor) -> None:
+        self._arrived = None
+        if tokens.device.type == "cpu":
+            self._tokens = tokens.clone()
+            return
+        self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self._tokens.copy_(tokens, non_blocking=True)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record()
 
     def read(self) -> Tensor:
         """Return them, int64 [steps, rows], when they have arrived."""
@@ -71,11 +78,15 @@ class Decoder:
         self._chooser = Chooser(choice, rows, model.num_classes, self.device)
         self._recent = torch.zeros(2 * LOOK, rows, dtype=torch.int64, device=self.device)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._arrivals = torch.zeros(2 * LOOK, rows, dtype=torch.int64, pin_memory=on_gpu)
         self._half = 0
         # Autocast keeps casts of weights from one operator to the next, which a graph would not see again.
         captured = on_gpu and not torch.is_autocast_enabled("cuda")
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if captured else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether steps have been done when `advance` returns."""
+        return self.device.type == "cpu"
 
     @torch.inference_mode()
     def load(
@@ -86,7 +97,7 @@ class Decoder:
         length: int,
         keys: Sequence[int] | None = None,
         seen: Sequence[Sequence[int]] | None = None,
-    ) -> Tensor:
+    ) -> Tokens:
         """Put sequences that have been read into these rows, and choose the first new token of each.
 
         Args:
@@ -98,7 +109,7 @@ class Decoder:
             seen: the tokens of each that are penalized, where the choice penalizes.
 
         Returns:
-            int64 [B] on the device.
+            the first tokens, int64 [1, B].
         """
         index = torch.tensor(rows, device=self.device)
         for mixer, into, state in zip(self._mixers, self._states, states, strict=True):
@@ -113,7 +124,7 @@ class Decoder:
         tokens = chooser(logits)
         self._token[index] = tokens
         self._chooser.put(index, chooser)
-        return tokens
+        return Tokens(tokens[None])
 
     def free(self, *rows: int) -> None:
         """Nobody reads the tokens of these rows any more."""
@@ -129,12 +140,7 @@ class Decoder:
         for _ in range(steps):
             self._run()
             self._steps += 1
-        if self.device.type != "cuda":
-            return Tokens(self._recent[part].clone(), None)
-        self._arrivals[part].copy_(self._recent[part], non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return Tokens(self._arrivals[part], arrived)
+        return Tokens(self._recent[part])
 
     def states(self, batch: int) -> States:
         """Return copies of the states of the first `batch` rows, as SequenceModel.forward has them."""

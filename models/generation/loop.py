@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers.generation import BaseStreamer
 
-from models.generation.decoder import LOOK, Decoder
+from models.generation.decoder import LOOK, Decoder, Tokens
 from models.generation.request import Request
 
 
@@ -14,9 +14,9 @@ def tokens(decoder: Decoder, steps: int, exact: bool = False) -> Iterator[Tensor
     """Yield the next tokens of all rows, int64 [some steps, rows] on the host, until there are `steps` of them.
 
     On a GPU the host sees tokens when the next LOOK are under way: whoever stops early leaves states that have read on.
-    Where these matter, `exact` has the host wait for every token, as it does on a CPU, where nothing runs meanwhile.
+    Where these matter, `exact` has the host wait for every token, as it does where nothing runs meanwhile.
     """
-    exact = exact or _waits(decoder.device)
+    exact = exact or decoder.waits
     before = None
     while steps > 0:
         number = 1 if exact else min(LOOK, steps)
@@ -32,14 +32,9 @@ def tokens(decoder: Decoder, steps: int, exact: bool = False) -> Iterator[Tensor
         yield before.read()
 
 
-def _waits(device: torch.device) -> bool:
-    """Whether a step has been done when the host goes on."""
-    return device.type == "cpu"
-
-
 def complete(
     decoder: Decoder,
-    first: Tensor,
+    first: Tokens,
     input_ids: Tensor,
     request: Request,
     padding: int,
@@ -50,7 +45,7 @@ def complete(
 
     Args:
         decoder: has been loaded with the prompts, in its first rows.
-        first: int64 [B], the tokens that it chose then.
+        first: the tokens that it chose then.
         input_ids: int64 [B, T], the prompts.
         request: when to end.
         padding: the token that a text is filled up with after its end.
@@ -60,7 +55,7 @@ def complete(
     B, T = input_ids.shape
     ends, going, columns = set(request.ends), set(range(B)), []
     given = input_ids if request.others else None  # on the device, where criteria of users may have their tensors
-    for column in _columns(decoder, first, request.max_length - T, exact):
+    for column in _columns(decoder, first, B, request.max_length - T, exact):
         if len(going) < B and ends:
             column = [token if row in going else padding for row, token in enumerate(column)]
         columns.append(column)
@@ -78,9 +73,8 @@ def complete(
     return torch.cat((input_ids, torch.tensor(columns, device=input_ids.device).T), dim=1)
 
 
-def _columns(decoder: Decoder, first: Tensor, steps: int, exact: bool) -> Iterator[list[int]]:
-    """The tokens of the first rows, as many as in `first`, step by step."""
-    B = len(first)
-    yield first.tolist()
+def _columns(decoder: Decoder, first: Tokens, batch: int, steps: int, exact: bool) -> Iterator[list[int]]:
+    """The tokens of the first `batch` rows, step by step."""
+    yield from first.read().tolist()
     for chosen in tokens(decoder, steps - 1, exact):
-        yield from chosen[:, :B].tolist()
+        yield from chosen[:, :batch].tolist()

@@ -5,6 +5,7 @@ entry is a hash of that key and of the entry's own constant.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -14,19 +15,19 @@ _WEYL = 0x9E3779B9 - 2**32
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # Wellons' multipliers for a hash of 32 bits (lowbias32)
 
 
-def keys(seed: int, prompts: Sequence[Sequence[int]], earlier: dict[bytes, int] | None = None) -> list[int]:
-    """Return each prompt's key: of the seed, its tokens, and how often it has been there before.
+def new_seed() -> int:
+    """Return a seed for a call, drawn from PyTorch's generator: torch.manual_seed decides what it is."""
+    return int(torch.randint(2**62, ()))
 
-    Args:
-        seed: any integer.
-        prompts: tokens, without padding.
-        earlier: how often each prompt has been there; updated here.
-    """
-    earlier = {} if earlier is None else earlier
+
+def keys(seed: int, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Return a key for each prompt, tokens without padding: of the seed, of these, and of how many before are alike."""
+    before: Counter[bytes] = Counter()
     found = []
     for prompt in prompts:
         digest = hashlib.blake2b(repr(list(prompt)).encode(), digest_size=16).digest()
-        times = earlier[digest] = earlier.get(digest, -1) + 1
+        times = before[digest]
+        before[digest] += 1
         word = hashlib.blake2b(repr((seed, times)).encode() + digest, digest_size=4).digest()
         found.append(int.from_bytes(word, "little", signed=True))
     return found

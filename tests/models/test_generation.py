@@ -19,6 +19,7 @@ from models.backbone import SequenceModel
 from models.generation import decoder, noise
 from models.generation.choice import Choice, Chooser
 from models.generation.decoder import Decoder
+from models.generation.slots import Ends, Prompt, answers
 from models.mixers import AttentionMixer, RNNMixer
 from tests.models import test_hugging_face
 from tests.models.test_hugging_face import MIXERS, VOCABULARY, tokens
@@ -100,7 +101,7 @@ class TestGreedyTokens:
         ids = tokens(2, 5)
         options = {"max_new_tokens": 21, "do_sample": False, "eos_token_id": [3, 4], "pad_token_id": 0}
         expected = model.generate(ids, **options)
-        monkeypatch.setattr("models.generation.loop._waits", lambda device: False)
+        monkeypatch.setattr(Decoder, "waits", False)
         assert torch.equal(model.generate(ids, **options), expected)
 
     def test_of_bfloat16_are_likeliest(self):
@@ -278,18 +279,38 @@ def test_a_row_takes_another_sequence_in_the_midst_of_others():
     logits, states = model.read(first)
     alone = Decoder(model, Choice(), states, 2, 64)
     begun = alone.load([0, 1], logits, states, 7)
-    expected = torch.cat((begun[None], *(alone.advance(1).read() for _ in range(12))))
+    expected = torch.cat((begun.read(), *(alone.advance(1).read() for _ in range(12))))
 
     shared = Decoder(model, Choice(), states, 2, 64)
     shared.load([0, 1], logits, states, 7)
     shared.advance(5)
     logits, states = model.read(second)
-    replaced = [shared.load([1], logits, states, 4)]
+    replaced = shared.load([1], logits, states, 4).read()[0]
     following = torch.cat([shared.advance(7).read()])
     assert torch.equal(following[:, 0], expected[6:, 0])
-    text = torch.cat((second[0], replaced[0], following[:, 1]))
+    text = torch.cat((second[0], replaced, following[:, 1]))
     for length in range(4, len(text)):
         assert model(text[None, :length])[0, -1].argmax() == text[length]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("mixer", ["slstm", "transformer", "mamba"])
+def test_every_prompt_gets_the_text_that_it_gets_alone(mixer, waits, monkeypatch):
+    """Whatever the slots, and also when the host looks now and then, as on a GPU."""
+    model = build(MIXERS[mixer])
+    prompts = [tokens(1, length)[0].tolist() for length in (5, 2, 9, 1, 7, 7)]
+    ends = Ends(20, frozenset({3, 11}))
+    choice = Choice(sample=True, top_k=12, repetition_penalty=1.2)
+    asked = [Prompt(p, key, p) for p, key in zip(prompts, noise.keys(5, prompts), strict=True)]
+    monkeypatch.setattr(Decoder, "waits", waits)
+    found = {answer.index: answer for answer in answers(model.model, asked, choice, ends, 2)}
+    monkeypatch.setattr("models.generation.noise.new_seed", lambda: 5)
+    options = {"do_sample": True, "top_k": 12, "repetition_penalty": 1.2, "eos_token_id": [3, 11], "pad_token_id": 0}
+    for index, prompt in enumerate(prompts[:5]):  # the last one is there twice
+        alone = model.generate(torch.tensor([prompt]), max_new_tokens=20, **options)[0, len(prompt) :].tolist()
+        assert found[index].tokens == alone
+        assert found[index].reason == ("end_of_text" if alone[-1] in (3, 11) else "length")
+    assert len(found) == 6
 
 
 def test_a_window_grows_with_the_text(monkeypatch):

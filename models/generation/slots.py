@@ -1,0 +1,143 @@
+"""Many prompts: a row of the batch whose text has ended takes the next prompt at once."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch.nn import functional as F
+
+from models.backbone import SequenceModel
+from models.generation.choice import Choice
+from models.generation.decoder import LOOK, Decoder, Tokens
+
+END_OF_TEXT, STOP_STRING, LENGTH = "end_of_text", "stop_string", "length"
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What ends a text.
+
+    Args:
+        max_new_tokens: its length.
+        tokens: any of these tokens.
+        stop: called with all new tokens of a text and how many of them it has seen before, returns after how many of
+            them the text ends, or None.
+    """
+
+    max_new_tokens: int
+    tokens: frozenset[int] = frozenset()
+    stop: Callable[[list[int], int], int | None] | None = None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's tokens, its key of `noise.keys`, and the tokens that are penalized, where the choice asks for them."""
+
+    tokens: Sequence[int]
+    key: int = 0
+    seen: Sequence[int] = ()
+
+
+@dataclass
+class Answer:
+    """What was generated for the prompt at `index`: new tokens, with the one that ended the text, and why it ended."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None  # END_OF_TEXT, STOP_STRING or LENGTH; None: it goes on
+
+    def extend(self, tokens: list[int], ends: Ends) -> None:
+        """Add tokens, up to the end."""
+        before = len(self.tokens)
+        self.tokens += tokens[: ends.max_new_tokens - before]
+        if len(self.tokens) == ends.max_new_tokens:
+            self.reason = LENGTH
+        end = next((n for n, t in enumerate(self.tokens[before:], before + 1) if t in ends.tokens), None)
+        if end is not None:
+            self.tokens, self.reason = self.tokens[:end], END_OF_TEXT
+        if ends.stop is not None and (end := ends.stop(self.tokens, before)) is not None:
+            self.tokens, self.reason = self.tokens[:end], STOP_STRING
+
+
+def answers(
+    model: SequenceModel, prompts: Sequence[Prompt], choice: Choice, ends: Ends, slots: int
+) -> Iterator[Answer]:
+    """Yield the answer to each prompt when it has ended.
+
+    Args:
+        model: one that is not `unsteppable`.
+        prompts: in the order in which they are begun.
+        choice: how tokens are chosen.
+        ends: when texts end.
+        slots: how many texts are generated at a time.
+    """
+    if not prompts:
+        return
+    return (yield from _Slots(model, prompts, choice, ends, min(slots, len(prompts))).run())
+
+
+class _Slots:
+    def __init__(self, model: SequenceModel, prompts: Sequence[Prompt], choice: Choice, ends: Ends, slots: int) -> None:
+        self.model, self.choice, self.ends, self.slots = model, choice, ends, slots
+        self.device = model.embedding.weight.device
+        self.capacity = max(len(prompt.tokens) for prompt in prompts) + ends.max_new_tokens
+        self.waiting = deque(enumerate(prompts))
+        self.free = list(range(slots))
+        self.going: dict[int, Answer] = {}  # by row
+        self.coming: deque[tuple[Tokens, dict[int, Answer]]] = deque()  # with the column that is each text's
+        self.decoder: Decoder | None = None
+        self.pads = all(getattr(block.mixer, "trains_with_resets", True) for block in model.blocks)
+
+    def run(self) -> Iterator[Answer]:
+        while self.waiting or self.going:
+            # Reading a prompt takes as long as many steps, for one prompt as for a few.
+            if self.waiting and (not self.going or len(self.free) >= max(1, self.slots // 8)):
+                self._fill()
+            waits = self.decoder.waits
+            self.coming.append((self.decoder.advance(1 if waits else LOOK), dict(self.going)))
+            while len(self.coming) > (0 if waits else 1):  # the last ones come while the host looks at those before
+                yield from self._look()
+
+    def _fill(self) -> None:
+        """Put waiting prompts into free rows."""
+        number = min(len(self.free), len(self.waiting))
+        begun = [(self.free.pop(), *self.waiting.popleft()) for _ in range(number)]
+        if self.pads:
+            self._read(begun)
+            return
+        begun.sort(key=lambda one: len(one[2].tokens))
+        for _, alike in groupby(begun, key=lambda one: len(one[2].tokens)):
+            self._read(list(alike))
+
+    def _read(self, begun: list[tuple[int, int, Prompt]]) -> None:
+        """Read prompts together, padded on the left, and load them into their rows."""
+        rows, indices, prompts = zip(*begun, strict=True)
+        length = max(len(prompt.tokens) for prompt in prompts)
+        padding = torch.tensor([length - len(prompt.tokens) for prompt in prompts])
+        ids = torch.tensor([[0] * (length - len(prompt.tokens)) + list(prompt.tokens) for prompt in prompts])
+        reset = F.one_hot(padding, length).bool().to(self.device) if padding.any() else None
+        logits, states = self.model.read(ids.to(self.device), reset=reset)
+        if self.decoder is None:
+            self.decoder = Decoder(self.model, self.choice, states, self.slots, self.capacity)
+        keys = [prompt.key for prompt in prompts] if self.choice.sample else None
+        seen = [prompt.seen for prompt in prompts] if self.choice.penalizes else None
+        first = self.decoder.load(rows, logits, states, length, keys, seen)
+        texts = [Answer(index) for index in indices]
+        self.going.update(zip(rows, texts, strict=True))
+        self.coming.append((first, dict(enumerate(texts))))
+
+    def _look(self) -> Iterator[Answer]:
+        """Give the oldest tokens on their way to their texts, and free the rows of those that end."""
+        tokens, texts = self.coming.popleft()
+        columns = tokens.read().T.tolist()
+        for column, text in texts.items():
+            if text.reason is None:
+                text.extend(columns[column], self.ends)
+                if text.reason is not None:
+                    row = next(row for row, other in self.going.items() if other is text)
+                    del self.going[row]
+                    self.decoder.free(row)
+                    self.free.append(row)
+                    yield text

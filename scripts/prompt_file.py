@@ -1,0 +1,78 @@
+"""A file of prompts and the file of their answers, which grows line by line in the order of the prompts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+EXPECTED = 'expected {"prompt": "..."}'
+
+
+def read_prompts(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file, JSON objects with a string "prompt"; raise a ValueError that names another one."""
+    return [_prompt(file, number, line) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)]
+
+
+def _prompt(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        content = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}, line {number} is no JSON ({error}): {EXPECTED}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("prompt"), str):
+        raise ValueError(f"{file}, line {number}: {EXPECTED}, found {line[:80]}")
+    return content
+
+
+class AnswerFile:
+    """Answers to prompts, written when those to all prompts before them are there.
+
+    Beside the file stand the settings that made it, so that nobody adds answers of other settings to it.
+
+    Args:
+        file: may have the first answers already, of a run that was broken off.
+        prompts: all lines of the prompt file.
+        settings: what decides about texts.
+    """
+
+    def __init__(self, file: Path, prompts: list[dict[str, Any]], settings: dict[str, Any]) -> None:
+        self._file, self._prompts = file, prompts
+        self._early: dict[int, dict[str, Any]] = {}
+        self._check_settings(Path(f"{file}.settings.json"), settings)
+        self.answered = self._begun()
+        """How many answers there are."""
+
+    def _check_settings(self, beside: Path, settings: dict[str, Any]) -> None:
+        if not self._file.exists():
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps(settings, indent=1) + "\n")
+            return
+        if not beside.exists():
+            raise ValueError(f"out={self._file} is there, but not from this command: give another out")
+        before = json.loads(beside.read_text())
+        if other := [f"{key}={before.get(key)}" for key in settings if before.get(key) != settings[key]]:
+            raise ValueError(f"out={self._file} was begun with {' '.join(other)}: give the same, or another out")
+
+    def _begun(self) -> int:
+        """Count the answers that are there, and cut off one that is not whole."""
+        if not self._file.exists():
+            self._file.touch()
+            return 0
+        content = self._file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            with self._file.open("r+b") as file:
+                file.truncate(len(whole))
+        lines = whole.decode("utf-8").splitlines()
+        for number, (line, prompt) in enumerate(zip(lines, self._prompts, strict=False), 1):
+            if json.loads(line).get("prompt") != prompt["prompt"]:
+                raise ValueError(f"{self._file}, line {number} answers another prompt: give another out")
+        if len(lines) > len(self._prompts):
+            raise ValueError(f"{self._file} has {len(lines)} answers to {len(self._prompts)} prompts: give another out")
+        return len(lines)
+
+    def add(self, index: int, answer: dict[str, Any]) -> None:
+        """Take the answer to a prompt, and write all whose turn it is."""
+        self._early[index] = self._prompts[index] | answer
+        with self._file.open("a", encoding="utf-8") as file:
+            while self.answered in self._early:
+                file.write(json.dumps(self._early.pop(self.answered), ensure_ascii=False) + "\n")
+                self.answered += 1
