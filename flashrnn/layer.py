@@ -10,9 +10,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from flashrnn.cells import Cell, get_cell
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.step import Step
-from flashrnn.dispatch import check_backend, choose_for
+from flashrnn.dispatch import check_backend, choose
 from flashrnn.functional import check_reset, dtype_under_autocast, flashrnn
 from flashrnn.initialization import BIAS, RECURRENT, check_init, init_bias, init_input, init_recurrent
+from flashrnn.problem import Problem
 
 
 class Recurrence(nn.Module):
@@ -94,8 +95,9 @@ class Recurrence(nn.Module):
         plain = states.device.type == "cpu" and states.dtype == self.R.dtype == dtype_under_autocast(self.R)
         if not plain or not states.is_contiguous():
             return None
-        rows = states.new_empty(0, 0, *states.shape[2:])
-        if choose_for(self.backend, self.cell, rows, None, training=False).name != CpuFused.name:
+        sizes = states.shape[2:]
+        problem = Problem(self.cell, *sizes, states.dtype, states.device, training=False, reset=False)
+        if choose(self.backend, problem).name != CpuFused.name:
             return None
         return Step(self.cell, self.R, self.b, states)
 
