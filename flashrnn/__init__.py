@@ -3,7 +3,8 @@
 from flashrnn.cells import Cell, get_cell, register, registered_cells
 from flashrnn.dispatch import UnsupportedProblem, backends
 from flashrnn.functional import flashrnn
-from flashrnn.layer import FlashRNN, Recurrence
+from flashrnn.layer import FlashRNN
+from flashrnn.recurrence import Recurrence
 
 __all__ = [
     "Cell",
