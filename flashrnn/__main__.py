@@ -11,7 +11,7 @@ from itertools import islice
 import torch
 
 from flashrnn import Cell, UnsupportedProblem, dispatch, doctor, get_cell, limits
-from flashrnn.cuda.backend import CudaFused
+from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.gpu import NAMED, nvidia_gpu
 from flashrnn.plan import plans
 from flashrnn.problem import Backend, Problem, dtype_name, tf32_allowed
@@ -87,7 +87,7 @@ def print_tilings(given: argparse.Namespace) -> int:
 
 
 def print_tuning(given: argparse.Namespace) -> int:
-    from flashrnn.cuda import tuning
+    from flashrnn.cuda.resident import tuning
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu", 0)
     sizes = given.cell, given.heads, given.head_dim, getattr(torch, given.dtype)

@@ -11,8 +11,8 @@ from torch import Tensor
 from flashrnn._torch_private import constant_when_compiled
 from flashrnn.cells import Cell, cell_of_key
 from flashrnn.cpu.backend import CpuFused
-from flashrnn.cuda.backend import CudaFused
-from flashrnn.cuda.streaming import CudaStreaming
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.streaming.backend import CudaStreaming
 from flashrnn.problem import (
     Backend,
     Inputs,

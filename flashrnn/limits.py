@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from flashrnn.cells import Cell, get_cell, registered_cells
-from flashrnn.cuda import tiling
+from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
 from flashrnn.problem import dtype_name

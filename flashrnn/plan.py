@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flashrnn.cells import Cell, get_cell
-from flashrnn.cuda import tiling
+from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.dispatch import UnsupportedProblem, choose, units_to_add
 from flashrnn.gpu import Gpu

@@ -18,7 +18,7 @@ from flashrnn.cache import cache_folder, store
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import KernelUnavailable, making_kernels
 
-KERNELS = Path(__file__).parent / "kernels"
+SOURCES = Path(__file__).parent  # of kernels: what they include is named from here
 _OPTIONS = {
     "std": "c++17",
     "device_as_default_execution_space": True,
@@ -40,7 +40,7 @@ class Binary:
 
 @cache
 def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") -> Binary:
-    """The kernel `entry` of kernels/`header`, compiled after `prelude` for `arch`, from the cache if it is there.
+    """The kernel `entry` of the file `header`, compiled after `prelude` for `arch`, from the cache if it is there.
 
     `made_for` stands in the record, for whoever reads it; the same binary may serve others.
     """
@@ -71,7 +71,7 @@ def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
         with _IMPORTING:
             from cuda.core import Program, ProgramOptions
 
-        headers, log = [str(KERNELS), *_cuda_headers()], io.StringIO()
+        headers, log = [str(SOURCES), *_cuda_headers()], io.StringIO()
         # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the
         # log.
         options = {**_OPTIONS, "no_cache": True} if nvrtc_version() >= (12, 9) else _OPTIONS
@@ -106,8 +106,8 @@ def _compiler() -> str:
 @cache
 def sources_hash() -> str:
     digest = hashlib.sha256()
-    for path in sorted(KERNELS.glob("*.cuh")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(SOURCES.rglob("*.cuh")):
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -81,12 +81,12 @@ class Packed:
 
 
 def fused(spec: KernelSpec) -> Parameters:
-    """Return those of kernels/forward.cuh and kernels/backward.cuh."""
+    """Return those of {forward,backward}.cuh in resident/kernels."""
     return _fused_forward(spec) if spec.direction == "forward" else _fused_backward(spec)
 
 
 def streaming(spec: KernelSpec) -> Parameters:
-    """Return those of kernels/stream_forward.cuh and kernels/stream_backward.cuh."""
+    """Return those of {forward,backward}.cuh in streaming/kernels."""
     return _stream_forward(spec) if spec.direction == "forward" else _stream_backward(spec)
 
 
@@ -217,7 +217,7 @@ def weight_gradient(spec: KernelSpec) -> Parameters:
 
 
 def concurrent_gradient(spec: KernelSpec) -> Parameters:
-    """Return those of kernels/concurrent_gradient.cuh."""
+    """Return those of resident/kernels/concurrent_gradient.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     return (
         *_gradient_rows(spec),

@@ -103,7 +103,7 @@ def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Layout]:
     """The kernel for the products of parts and the layout; needs no GPU."""
     layout, entry = Layout.of(spec), "flashrnn_weight_gradient"
-    return build(prelude(spec, layout), "weight_gradient.cuh", entry, spec.gpu.arch, str(spec)), layout
+    return build(prelude(spec, layout), "kernels/weight_gradient.cuh", entry, spec.gpu.arch, str(spec)), layout
 
 
 def prelude(spec: KernelSpec, layout: Layout) -> str:

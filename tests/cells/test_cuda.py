@@ -120,9 +120,9 @@ def test_math_cuh_has_every_operator():
     graph = every_operator()
     function = device_function(graph, "operators", {"a": "xy"}, {"out": list(graph.outputs)})
     size = len(graph.outputs)
-    kernel = f"""#include "math.cuh"
+    kernel = f"""#include "kernels/math.cuh"
 {function}
 extern "C" __global__ void all_operators(const float (*a)[2], float (*out)[{size}]) {{
   operators(a[threadIdx.x], out[threadIdx.x]);
 }}"""
-    assert build(kernel, "math.cuh", "all_operators", "sm_90a").spilled == 0
+    assert build(kernel, "kernels/math.cuh", "all_operators", "sm_90a").spilled == 0

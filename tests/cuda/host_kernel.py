@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flashrnn.cuda.build import KERNELS
+from flashrnn.cuda.build import SOURCES
 from flashrnn.cuda.parameters import Argument, Parameters, check
 from tests.cells.test_cuda import HOST
 
@@ -23,17 +23,20 @@ REPLACED = {
     r'asm volatile\("ld\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\)\);$': r"load_fragment(a, \1);",
 }
 # In gpu_on_host.h and HOST:
-BY_DEFINITION = ("common.cuh", "memory.cuh", "cluster.cuh", "grid.cuh", "math.cuh", "warpgroup.cuh")
+BY_DEFINITION = (
+    *(f"kernels/{name}.cuh" for name in ("common", "memory", "cluster", "math")),
+    *(f"resident/kernels/{name}.cuh" for name in ("grid", "warpgroup")),
+)
 
 
 def compile_for_host(entry: str, prelude: str, header: str, folder: Path, more: str = "") -> Path:
-    """A program that runs the kernel `entry` of kernels/`header`, or of `more` behind it."""
+    """A program that runs the kernel `entry` of the file `header`, or of `more` behind it."""
     scalar, constants = prelude.split("\n", 1)
     main = f"int main(int, char** names) {{ return launch_from(names[1], {entry}); }}"
     kernel = _included(header, set(BY_DEFINITION))
     for pattern, replacement in REPLACED.items():
         kernel = re.sub(pattern, replacement, kernel, flags=re.MULTILINE | re.DOTALL)
-    constants = constants.replace('#include "math.cuh"\n', "")
+    constants = constants.replace('#include "kernels/math.cuh"\n', "")
     parts = [scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, more, main]
     text = "\n".join(parts)
     source, program = folder / f"{entry}.cpp", folder / entry
@@ -50,7 +53,7 @@ def _included(header: str, known: set[str]) -> str:
     if header in known:
         return ""
     known.add(header)
-    text = (KERNELS / header).read_text().replace("#pragma once", "")
+    text = (SOURCES / header).read_text().replace("#pragma once", "")
     return re.sub(r'#include "(.*\.cuh)"', lambda found: _included(found[1], known), text)
 
 

@@ -19,7 +19,7 @@ KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 
 
 def twice(prelude: str = KERNEL, arch: str = "sm_90a") -> Binary:
-    return build(prelude, "common.cuh", "twice", arch)
+    return build(prelude, "kernels/common.cuh", "twice", arch)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_binary_and_record(folder):
     assert sorted(folder.iterdir()) == [binary.path, binary.path.with_suffix(".json")]
     assert binary.path.read_bytes() == binary.code
     record = json.loads(binary.path.with_suffix(".json").read_text())
-    assert record["source"] == f'{KERNEL}\n#include "common.cuh"\n'
+    assert record["source"] == f'{KERNEL}\n#include "kernels/common.cuh"\n'
     assert (record["arch"], record["registers"], record["spilled"]) == ("sm_90a", binary.registers, 0)
     assert record["compiler"].startswith("nvrtc ")
 
@@ -108,9 +108,9 @@ def test_everything_that_shapes_a_binary_is_in_its_name(folder, tmp_path, monkey
         paths["compiler"] = twice().path
     new_process()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "KERNELS", tmp_path / "kernels")
-        shutil.copytree(Path(module.__file__).parent / "kernels", module.KERNELS)
-        (module.KERNELS / "cluster.cuh").open("a").write("// changed\n")
+        patch.setattr(module, "SOURCES", tmp_path / "cuda")
+        shutil.copytree(Path(module.__file__).parent, module.SOURCES)
+        (module.SOURCES / "kernels" / "cluster.cuh").open("a").write("// changed\n")
         module.sources_hash.cache_clear()
         paths["kernels"] = twice().path
     module.sources_hash.cache_clear()
@@ -125,7 +125,7 @@ sys.path.insert(0, {str(Path(module.__file__).parent)!r})  # as a module of its 
 import build, cuda.core
 print("ready", flush=True)
 input()
-binary = build.build({KERNEL!r}, "common.cuh", "twice", "sm_90a")
+binary = build.build({KERNEL!r}, "kernels/common.cuh", "twice", "sm_90a")
 print(hashlib.sha256(binary.code).hexdigest(), binary.registers)
 """
 

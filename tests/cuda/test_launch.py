@@ -12,8 +12,9 @@ import torch
 from cuda.bindings import driver
 
 from flashrnn import get_cell
-from flashrnn.cuda import backend, launch, tiling
+from flashrnn.cuda import launch
 from flashrnn.cuda.build import Binary
+from flashrnn.cuda.resident import backend, tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import KernelUnavailable

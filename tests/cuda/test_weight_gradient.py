@@ -14,7 +14,7 @@ from flashrnn.cuda.weight_gradient import Layout, compile_kernel, prelude, weigh
 from flashrnn.gpu import Gpu, named_gpu
 from flashrnn.problem import rows_like
 from tests.cuda.host_kernel import HostKernel, compile_for_host
-from tests.cuda.test_kernels import GPUS
+from tests.cuda.resident.test_kernels import GPUS
 from tests.problems import random_reset
 from tests.suite import Case
 
@@ -28,7 +28,7 @@ def on_host(monkeypatch, tmp_path_factory):
     @cache
     def sum_kernel(dtype, device):
         folder, entry = tmp_path_factory.mktemp("sum_of_parts"), "flashrnn_sum_of_parts"
-        program = compile_for_host(entry, sum_of_parts.prelude(dtype), "sum_of_parts.cuh", folder)
+        program = compile_for_host(entry, sum_of_parts.prelude(dtype), "kernels/sum_of_parts.cuh", folder)
         return HostKernel(program, parameters.sum_of_parts(dtype), 1, sum_of_parts.THREADS, 0)
 
     def use(gpu: str, in_parts: bool) -> Gpu:
@@ -36,7 +36,8 @@ def on_host(monkeypatch, tmp_path_factory):
         def kernel(spec, device):
             layout = Layout.of(spec)
             folder = tmp_path_factory.mktemp("weight_gradient")
-            program = compile_for_host("flashrnn_weight_gradient", prelude(spec, layout), "weight_gradient.cuh", folder)
+            entry, header = "flashrnn_weight_gradient", "kernels/weight_gradient.cuh"
+            program = compile_for_host(entry, prelude(spec, layout), header, folder)
             shape = layout.blocks, 32 * layout.warps, layout.shared_bytes
             return HostKernel(program, parameters.weight_gradient(spec), *shape), layout
 

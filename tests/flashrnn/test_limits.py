@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from flashrnn import get_cell, registered_cells
-from flashrnn.cuda import tiling
-from flashrnn.cuda.backend import CudaFused
+from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.streaming import CudaStreaming
+from flashrnn.cuda.streaming.backend import CudaStreaming
 from flashrnn.gpu import NAMED, named_gpu
 from flashrnn.limits import DTYPES, STEP, largest_head, limit
 from flashrnn.problem import Problem

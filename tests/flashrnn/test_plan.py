@@ -7,8 +7,8 @@ import torch
 
 from flashrnn import Cell, UnsupportedProblem, get_cell
 from flashrnn.__main__ import main
+from flashrnn.cuda.resident.tiling import tilings
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.tiling import tilings
 from flashrnn.gpu import named_gpu
 from flashrnn.plan import auto_backend, plans
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from flashrnn import get_cell, gpu
-from flashrnn.cuda import backend, build, launch, streaming
+from flashrnn.cuda import build, launch
+from flashrnn.cuda.resident import backend
+from flashrnn.cuda.streaming import backend as streaming
 from tests.suite import Case, check
 
 pytestmark = [

@@ -9,7 +9,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from flashrnn import FlashRNN, flashrnn, get_cell
-from flashrnn.cuda import backend, concurrent_gradient, launch
+from flashrnn.cuda import launch
+from flashrnn.cuda.resident import backend, concurrent_gradient
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import rows_like

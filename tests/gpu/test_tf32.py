@@ -77,7 +77,7 @@ def test_the_setting_may_change_before_the_backward(function, D, allowed_in):
     assert_close(out, reference, torch.float32, tf32=True)
 
 
-FUNCTIONS = """#include "math.cuh"
+FUNCTIONS = """#include "kernels/math.cuh"
 extern "C" __global__ void functions(const float* x, const float* y, float* out, i64 count) {
   for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
     out[i] = op_tanh(x[i]), out[count + i] = op_sigmoid(x[i]), out[2 * count + i] = op_exp(x[i]);
@@ -96,7 +96,7 @@ def test_functions_of_cells_have_errors_below_those_of_products():
     source = definitions(torch.float32, {}, {}, tf32=True) + "\n" + FUNCTIONS
     arguments = {"x": x, "y": y, "out": out, "count": len(x)}
     parameters = (*(Parameter(name, "float*", torch.float32) for name in ("x", "y", "out")), Parameter("count", "i64"))
-    binary = build(source, "math.cuh", "functions", gpu.arch)
+    binary = build(source, "kernels/math.cuh", "functions", gpu.arch)
     load(binary, parameters, 0, 256, 0, 1, False).launch(1, arguments)
     a, b = x.double(), y.double()
     expected = torch.stack([a.tanh(), a.sigmoid(), a.exp(), a / b])

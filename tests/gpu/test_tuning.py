@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from flashrnn import get_cell
+from flashrnn.cuda.resident.tuned import kept
+from flashrnn.cuda.resident.tuning import tune
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.tuned import kept
-from flashrnn.cuda.tuning import tune
 from flashrnn.gpu import device_gpu
 from tests.suite import Case, check
 

@@ -1,6 +1,6 @@
 // Thread-block clusters (sm_90 and later): stores into another block's shared memory that complete on its barrier.
 #pragma once
-#include "common.cuh"
+#include "kernels/common.cuh"
 
 DEVICE u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 

@@ -1,6 +1,6 @@
 // Element-wise functions of the printed cells. Errors are absolute for results of size 1 unless said otherwise.
 #pragma once
-#include "common.cuh"
+#include "kernels/common.cuh"
 
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)

@@ -1,6 +1,6 @@
 // Memory that blocks of one launch, or of two, share while all of them run.
 #pragma once
-#include "common.cuh"
+#include "kernels/common.cuh"
 
 // 16 bytes that are read once and never written: past the first-level cache.
 DEVICE uint4 load_once(const uint4* from) {

@@ -1,6 +1,6 @@
 // h before a step, for the kernels that make d_R of rows: a row is a step of a sequence.
 #pragma once
-#include "common.cuh"
+#include "kernels/common.cuh"
 
 // h [.., N, D] before row `row` of the sequence sequence(); null for zeros. Batch and time may be swapped in memory: row_t rows
 // lie between steps. initial [B, N, D] or null.

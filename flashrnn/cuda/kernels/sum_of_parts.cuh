@@ -1,6 +1,6 @@
 // The sum of what several blocks have added up.
 #pragma once
-#include "common.cuh"
+#include "kernels/common.cuh"
 
 DEVICE void round(PairOf<float>& pair, float low, float high) { pair.low = low, pair.high = high; }
 template <class S>

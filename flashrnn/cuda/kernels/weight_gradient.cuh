@@ -2,8 +2,8 @@
 // block holds the results of GATES_AT_ONCE gates and HEADS_AT_ONCE heads in registers and goes over a part of the rows; the
 // CLUSTER blocks of a cluster add up theirs.
 #pragma once
-#include "cluster.cuh"
-#include "previous_h.cuh"
+#include "kernels/cluster.cuh"
+#include "kernels/previous_h.cuh"
 
 constexpr int PADDED = (D + 15) / 16 * 16, HEAD_TILES = GATES_AT_ONCE * PADDED / 16;  // of 16 units of a gate
 constexpr int TILES = HEAD_TILES % 2 ? 1 : 2;                                         // of a warp, all of one head

@@ -1,0 +1,271 @@
+"""Backend `cuda_fused`: the whole time loop in one kernel, R on the chip."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
+from flashrnn.cuda.available import unavailable
+from flashrnn.cuda.build import Binary
+from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
+from flashrnn.cuda.parameters import Argument, fused
+from flashrnn.cuda.resident import concurrent_gradient, tiling
+from flashrnn.cuda.resident.concurrent_gradient import SHORTEST, ConcurrentGradient
+from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.resident.source import gates_as_inputs
+from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.source import finite_at_zero
+from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
+from flashrnn.cuda.sum_of_parts import sum_of_parts
+from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
+from flashrnn.gpu import device_gpu
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Kept,
+    Problem,
+    StateGradients,
+    States,
+    aligned,
+    as_rows,
+    contiguous,
+    empty_aux,
+    empty_gates,
+    empty_states,
+    is_time_major,
+    kept_dtype,
+    rows_like,
+    saturated,
+)
+from flashrnn.products import recurrent_only
+
+Choose = Callable[[KernelSpec], tuple[Binary, Tiling]]
+
+
+class CudaFused:
+    """`choose` gives the kernel and the tiling of a call, as compile_best does."""
+
+    name = "cuda_fused"
+
+    def __init__(self, choose: Choose = compile_best) -> None:
+        self._choose = choose
+
+    def supports(self, problem: Problem) -> str | None:
+        if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
+            return reason
+        if problem.head_dim % 2:
+            return f"head sizes must be even, got {problem.head_dim}"
+        for spec in specs_of(problem):
+            if reason := tiling.infeasible(spec):
+                return f"{spec.direction} does not fit on the chip: {reason.summary}"
+        return None
+
+    def padding(self, problem: Problem) -> int:
+        """Units to add to a head of an odd size, for rows that copies of 16 bytes can start from; 0 where that is not
+        served, or would let units that are not finite meet the others."""
+        units = -problem.head_dim % 8
+        wider = problem._replace(head_dim=problem.head_dim + units)
+        return units if self.supports(wider) is None and finite_at_zero(problem.cell) else 0
+
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
+        Wx, R, b, states, reset = inputs
+        Wx = aligned(as_rows(Wx, Wx))
+        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
+        h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
+        variant = variant_of(reset, h, aux, training, half_bias=b.dtype.itemsize == 2)
+        plan = _plan(self._choose, "forward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
+        arguments = {
+            "x": Wx,
+            "R": R.contiguous(),
+            "bias": b.contiguous(),
+            "initial": _or_zeros(contiguous(states), last),
+            "reset": contiguous(reset),
+            "h": h,
+            "aux": aux,
+            "last": last,
+            "gates": gates,
+        }
+        plan.launch(arguments, h.device)
+        return States(h, aux, last), gates
+
+    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, gates, donated, b_dtype = kept
+        B, _, N, D = h.shape
+        variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
+        plan = _plan(self._choose, "backward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
+        if donated and not plan.tiling.grid and gates_as_inputs(plan.spec):
+            d_Wx = gates.view(h.dtype)
+        else:
+            d_Wx = rows_like(h, len(cell.input_gates), N, D)
+        d_u = rows_like(h, len(recurrent_only(cell)), N, D)
+        d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
+        d_states = empty_states(cell, h)
+        d_b = d_states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
+        first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
+        concurrent = None
+        if plan.beside:
+            producers = _producers(plan.spec, plan.tiling)
+            concurrent = ConcurrentGradient(plan.spec, plan.beside, producers, h, states, reset)
+        arguments = {
+            "R": R.contiguous(),
+            "initial": _or_zeros(contiguous(states), d_states),
+            "reset": contiguous(reset),
+            "h": aligned(h),
+            "aux": aligned(aux),
+            "first_aux": _or_zeros(first_aux, d_states),
+            "gates": aligned(gates),
+            "d_h": d_h,
+            **(_d_aux(grads, aux, d_states.dtype) if grads.of_aux else {}),
+            "d_last": contiguous(grads.last),
+            "d_x": d_Wx,
+            "d_u": d_u,
+            "d_bias": d_b,
+            "d_initial": d_states,
+            "progress": concurrent.progress if concurrent else None,
+        }
+        plan.launch(arguments, h.device)
+        d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(plan.spec, d_Wx, d_u, h, states, reset)
+        return Gradients(d_Wx, d_R, sum_of_parts(d_b, b_dtype or d_b.dtype), d_states)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """The launches of a call: all that depends on its sizes alone."""
+
+    spec: KernelSpec
+    tiling: Tiling
+    launches: tuple[tuple[int, Launch], ...]  # with the number of groups
+    workspace: int  # bytes for a group's exchange through global memory
+    beside: concurrent_gradient.Layout | None = None  # of d_R, where it is made beside the loop
+
+    def launch(self, arguments: dict[str, Argument], device: torch.device) -> None:
+        for groups, launch in self.launches:
+            workspace = None
+            if self.workspace:
+                workspace = torch.empty(groups * self.workspace, dtype=torch.uint8, device=device)
+            arguments["workspace"], arguments["launch"] = workspace, next(_LAUNCHES)
+            launch(groups, arguments)
+
+
+_LAUNCHES = count(secrets.randbits(62))  # for a Meeting: no number that memory would hold by chance
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    choose: Choose,
+    direction: str,
+    cell: Cell,
+    shape: torch.Size,
+    time_major: bool,
+    dtype: torch.dtype,
+    variant: Variant,
+    device: int,
+) -> _Plan:
+    """The plan of that direction of a call with h of that shape."""
+    B, T, N, D = shape
+    spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant)
+    beside = None
+    if direction == "forward":
+        kernel, tiling = _kernel(choose, spec, device)
+        if variant.training:
+            without_bias = replace(variant, half_bias=False)
+            _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
+    else:
+        kernel, tiling, beside = _backward_kernel(choose, spec, T, device)
+    row_b, row_t = (1, B) if time_major else (T, 1)
+    sizes = {"B": B, "T": T, "row_b": row_b, "row_t": row_t, **_step_bytes(spec, row_t)}
+    launches = [
+        (groups, kernel.with_known(first_group=first, **sizes))
+        for first, groups in kernel.rounds(tiling.batches(B) * N)
+    ]
+    return _Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), beside)
+
+
+def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
+    """Bytes between steps of Wx, h, aux and gates."""
+    cell, aux, unit = spec.cell, spec.variant.aux, row_t * spec.heads * spec.head_dim
+    return {
+        "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
+        "h_step": unit * spec.dtype.itemsize,
+        "aux_step": unit * aux.itemsize if aux else 0,
+        "gates_step": unit * len(cell.gates) * kept_dtype(spec.dtype).itemsize,
+    }
+
+
+def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
+    """Bytes for a group's exchange through global memory."""
+    if not tiling.grid:
+        return 0
+    tile = tiling.padded * 8 * tiling.batch_tiles
+    if spec.direction == "forward":  # three steps of h: Ring in resident/kernels/forward.cuh
+        exchanged = 3 * spec.planes * tile * 2
+    else:  # two buffers of partial sums, from every block of a group to every block: resident/kernels/partial_sums.cuh
+        exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize
+    return exchanged + 8 * tiling.blocks  # and a word for each block: Meeting in resident/kernels/grid.cuh
+
+
+def _backward_kernel(
+    choose: Choose, spec: KernelSpec, steps: int, device: int
+) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Layout | None]:
+    """The kernel, its tiling, and, where d_R can be made beside it, the layout of that."""
+    counting = counting_parts(spec, steps)
+    if counting.variant.parts:
+        kernel, loop = _kernel(choose, counting, device)
+        layout = concurrent_gradient.beside(spec, _producers(spec, loop))
+        if layout and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
+            return kernel, loop, layout
+    kernel, loop = _kernel(choose, spec, device)
+    prepare_weight_gradient(spec, device)
+    return kernel, loop, None
+
+
+def counting_parts(spec: KernelSpec, steps: int) -> KernelSpec:
+    """The spec of a backward that counts parts if its likely tiling leaves room for d_R beside it."""
+    if steps < SHORTEST:
+        return spec
+    layout = concurrent_gradient.beside(spec, _producers(spec, _likely(spec.of_all_variants)))
+    return replace(spec, variant=replace(spec.variant, parts=layout is not None))
+
+
+def _producers(spec: KernelSpec, tiling: Tiling) -> int:
+    """The loop's blocks."""
+    return tiling.batches(spec.batch) * spec.heads * tiling.blocks
+
+
+@cache
+def _likely(spec: KernelSpec) -> Tiling:
+    """The tiling, unless another is tuned or spills less."""
+    return next(tiling.tilings(spec))
+
+
+def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
+    binary, layout = _chosen(choose, spec)
+    shared = tiling.shared_bytes(spec, layout)
+    return load(binary, fused(spec), device, layout.threads, shared, layout.blocks, layout.grid), layout
+
+
+@cache
+def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
+    return choose(spec)
+
+
+def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor:
+    """`states`, or at least as many zero bytes as are in `room`."""
+    return zeros(room.device.index, room.nbytes) if states is None else states
+
+
+def _d_aux(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    planes = (None if d is None else _as_plane(d, aux, dtype) for d in grads.aux)
+    return {f"d_aux_{i}": plane for i, plane in enumerate(planes)}
+
+
+def _as_plane(d: Tensor, aux: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient [B, T, N, D] of one of the states in aux, in memory as that."""
+    if d.dtype == dtype and d.stride() == aux.stride()[1:]:
+        return aligned(d)
+    return torch.empty_like(aux[0], dtype=dtype).copy_(d)

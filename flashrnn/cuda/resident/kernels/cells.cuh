@@ -1,0 +1,171 @@
+// What a lane has of its cells, and how it goes to and from memory.
+#pragma once
+#include "resident/kernels/tiles.cuh"
+
+// Cells are read and written in pairs of two units that lie side by side, or one by one where a lane has one cell.
+constexpr int PAIR = CELLS % 2 == 0 ? 2 : 1;
+constexpr int PAIRS = CELLS / PAIR;
+
+DEVICE float2 to_pair(const float* from) { return *reinterpret_cast<const float2*>(from); }
+DEVICE float2 to_pair(const __half* from) { return unpack_halves(*reinterpret_cast<const u32*>(from)); }
+DEVICE float2 to_pair(const __nv_bfloat16* from) { return unpack_bfloats(*reinterpret_cast<const u32*>(from)); }
+
+// One value per cell of the lane from row `row` of a tile that a TileLoader has filled.
+template <class T>
+DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const Place& place) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    const T* from = tile + (row * SEQS + tile_row(place.sequence(p * PAIR))) * 16 + place.unit(p * PAIR) - place.tile_unit;
+    if constexpr (PAIR == 2) {
+      float2 pair = to_pair(from);
+      v[2 * p] = pair.x, v[2 * p + 1] = pair.y;
+    } else {
+      v[p] = float(*from);
+    }
+  }
+}
+
+DEVICE void store_pair(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = make_float2(a, b); }
+DEVICE void store_pair(__half* to, float a, float b) { *reinterpret_cast<u32*>(to) = pack_gates(a, b); }
+
+template <class T>
+DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    T* at = to[p] + offset;
+    if constexpr (PAIR == 2) {
+      if (valid[2 * p]) store_pair(at, v[2 * p], v[2 * p + 1]);
+    } else {
+      if (valid[p]) to_gate(*at, v[p]);
+    }
+  }
+}
+
+// One value per cell of the lane, rounded to what `scalar` can hold.
+template <class S>
+struct RoundedCells {
+  u32 pairs[PAIRS];
+  DEVICE PairOf<S> pair(int p) const { return {pairs[p]}; }
+  DEVICE void round(const float (&v)[CELLS]) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) pairs[p] = pack(v[p * PAIR], PAIR == 2 ? v[p * PAIR + PAIR - 1] : 0.0f);
+  }
+  DEVICE void get(float (&v)[CELLS]) const {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) {
+      float2 pair = unpack(pairs[q / PAIR]);
+      v[q] = q % PAIR ? pair.y : pair.x;
+    }
+  }
+  DEVICE void store_global(S* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) const {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+      S* at = to[p] + offset;
+      if constexpr (PAIR == 2) {
+        if (valid[2 * p]) *reinterpret_cast<u32*>(at) = pairs[p];
+      } else {
+        if (valid[p]) *reinterpret_cast<u16*>(at) = static_cast<u16>(pairs[p]);
+      }
+    }
+  }
+};
+template <>
+struct RoundedCells<float> {
+  float values[CELLS];
+  DEVICE PairOf<float> pair(int p) const { return {values[p * PAIR], PAIR == 2 ? values[p * PAIR + PAIR - 1] : 0.0f}; }
+  DEVICE void round(const float (&v)[CELLS]) {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) values[q] = v[q];
+  }
+  DEVICE void get(float (&v)[CELLS]) const {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) v[q] = values[q];
+  }
+  DEVICE void store_global(float* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) const {
+    store_cells(values, to, offset, valid);
+  }
+};
+using StoredCells = RoundedCells<scalar>;
+
+// The gates of a pair of cells as they are kept for the backward: [units of the pair][GATES], moved in one piece if they
+// are whole words. A row of all units is [HEADS][D][GATES]. With GATES_IN_PIECES the [D][GATES] gates of a head lie in GATES
+// pieces of D instead, in those places of [GATES][HEADS][D] that are the head's. The gradients of its inputs, which have
+// that layout, may be written over them: when a block writes those of a step, all of its cluster have loaded the gates. (The
+// blocks of a grid have too, but nothing orders their reads before its writes.)
+constexpr int PAIR_GATES = PAIR * GATES;
+static_assert(!GATES_IN_PIECES || (D % 8 == 0 && D % PAIR_GATES == 0 && GATES == GI));
+constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
+constexpr int PAIR_WORDS = (PAIR_GATES * sizeof(gate) + 3) / 4;
+struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates {
+  u32 words[PAIR_WORDS];
+  DEVICE void round(const float (&numbers)[PAIR_GATES]) {
+#pragma unroll
+    for (int i = 0; i < PAIR_WORDS; i++) {
+      if constexpr (sizeof(gate) == 4) words[i] = __float_as_uint(numbers[i]);
+      else words[i] = pack_gates(numbers[2 * i], 2 * i + 1 < PAIR_GATES ? numbers[2 * i + 1] : 0);
+    }
+  }
+  DEVICE void get(float (&numbers)[PAIR_GATES]) const {
+#pragma unroll
+    for (int i = 0; i < PAIR_GATES; i++) {
+      if constexpr (sizeof(gate) == 4) numbers[i] = __uint_as_float(words[i]);
+      else numbers[i] = i % 2 ? unpack_halves(words[i / 2]).y : unpack_halves(words[i / 2]).x;
+    }
+  }
+  DEVICE void store(gate* to) const {
+    if constexpr (WHOLE_WORDS) *reinterpret_cast<KeptGates*>(to) = *this;
+    else
+#pragma unroll
+      for (int i = 0; i < PAIR_GATES; i++) reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[i / 2] >> i % 2 * 16);
+  }
+  DEVICE void load(const gate* from) {
+    if constexpr (WHOLE_WORDS) *this = *reinterpret_cast<const KeptGates*>(from);
+    else
+#pragma unroll
+      for (int i = 0; i < PAIR_WORDS; i++) {
+        u32 low = reinterpret_cast<const u16*>(from)[2 * i];
+        words[i] = 2 * i + 1 < PAIR_GATES ? low | reinterpret_cast<const u16*>(from)[2 * i + 1] << 16 : low;
+      }
+  }
+};
+
+// Whether the lane's cells keep their state before a step, read a step before it is asked for.
+struct ResetMask {
+  const unsigned char* rows[PAIRS];  // [T] of the pair's sequence
+  u32 resets[PAIRS] = {};
+  DEVICE ResetMask(const unsigned char* reset, i64 T, const int (&sequence)[CELLS]) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) rows[p] = reset + sequence[p * PAIR] * T;
+  }
+  DEVICE void load(int t, const bool (&valid)[CELLS]) {
+    if (!RESET) return;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++)
+      if (valid[p * PAIR]) resets[p] = rows[p][t];
+  }
+  DEVICE bool keep(int q) const { return !RESET || !resets[q / PAIR]; }
+};
+
+// Stores values of cells into an operand tile of UNITS_OF_TILE units, `offset` bytes behind `to` of operand_addresses.
+template <int UNITS_OF_TILE>
+DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 offset) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    Pair pair = cells.pair(p);
+#pragma unroll
+    for (int plane = 0; plane < PLANES; plane++) {
+      u32 word = pair.next_plane(), at = to[p] + offset + plane * UNITS_OF_TILE * SEQS * 2;
+      if constexpr (PAIR == 2) store_shared(at, word);
+      else store_shared(at, static_cast<u16>(word));
+    }
+  }
+}
+
+// Where the pairs of the lane's cells stand in an operand tile at `address` whose first unit is `first`.
+DEVICE void operand_addresses(u32 (&to)[PAIRS], u32 address, int first, const Place& place) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    to[p] = address + operand_offset(place.unit(p * PAIR) - first, place.sequence(p * PAIR)) * 2;
+    keep(to[p]);
+  }
+}

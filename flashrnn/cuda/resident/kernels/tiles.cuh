@@ -1,0 +1,117 @@
+// How one head is laid over warps and blocks, and the tiles that forward and backward share.
+//
+// A group of BLOCKS blocks runs one head for a tile of SEQS sequences: one block, a cluster, or with GRID blocks anywhere
+// on the GPU. A block owns UNIT_TILES tiles of 16 units, a tile is worked on by K_SPLITS warps. In the matrix products,
+// row g of a 16-row fragment stands for unit 2g of its tile and row g + 8 for unit 2g + 1, so that lane (g, t) holds units
+// 2g, 2g + 1 of sequences 2t, 2t + 1: a "cell" is one such unit of one sequence. Cell q of a lane: unit 2g + q % 2,
+// sequence 8 (q / 4) + 2t + q / 2 % 2.
+#pragma once
+#include "kernels/cluster.cuh"
+#include "resident/kernels/grid.cuh"
+#include "kernels/math.cuh"
+
+constexpr bool CLUSTERED = BLOCKS > 1 && !GRID;
+constexpr int SEQS = 8 * BATCH_TILES;               // of which SEQUENCES are used: the others are not handed around
+constexpr int UNITS = 16 * UNIT_TILES;              // of a block
+constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
+constexpr int WARPS = UNIT_TILES * K_SPLITS;
+constexpr int THREADS = 32 * WARPS;
+constexpr int TILE_THREADS = 32 * K_SPLITS;         // threads that work on one unit tile
+constexpr int LANE_CELLS = 4 * BATCH_TILES;         // cells in a lane's fragment
+constexpr int CELL_SPLITS = K_SPLITS < LANE_CELLS ? K_SPLITS : LANE_CELLS;  // warps of a tile that compute its cells
+constexpr int CELLS = LANE_CELLS / CELL_SPLITS;     // cells whose element-wise step a lane of these computes
+constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
+constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
+constexpr int BARRIER_BYTES = 64;                           // room for the barriers of a cluster's exchange
+static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
+static_assert(LANE_CELLS % CELL_SPLITS == 0 && (CELLS == 1 || CELLS % 2 == 0));
+
+// Bytes from a time step to the next in what has a row for every step. They are arguments of the kernels, because what
+// lies in constant memory is not computed anew in the loop.
+struct Steps {
+  i64 x, h, aux, gates;
+};
+
+// Where a thread stands.
+struct Place {
+  int warp, lane, g, t, unit_tile, split, tile_thread;
+  int rank;  // block in its group
+  i64 head;
+  int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
+  int tile_unit;                         // first unit of the unit tile, in the head
+  DEVICE Place(i64 first_group, i64 B) {
+    warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    unit_tile = warp / K_SPLITS, split = warp % K_SPLITS, tile_thread = threadIdx.x % TILE_THREADS;
+    int group = static_cast<int>(first_group) + blockIdx.x / BLOCKS;
+    rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
+    head = group % HEADS, batch_tile = group / HEADS;
+    sequence0 = batch_tile * SEQUENCES, sequences = static_cast<int>(B) - sequence0;
+    if (SEQUENCES < SEQS) sequences = min(sequences, SEQUENCES);
+    tile_unit = rank * UNITS + unit_tile * 16;
+  }
+  DEVICE bool has_cells() const { return CELL_SPLITS == K_SPLITS || split < CELL_SPLITS; }
+  // The unit (in the head) and the sequence (in the tile) of the lane's cell number q < CELLS.
+  DEVICE int unit(int q) const { return tile_unit + 2 * g + (split * CELLS + q) % 2; }
+  DEVICE int sequence(int q) const {
+    int cell = split * CELLS + q;
+    return cell / 4 * 8 + 2 * t + cell / 2 % 2;
+  }
+};
+
+// Rows of 16 units of a unit tile, one per sequence. Sequences 2t and 2t + 1 of four lanes t lie 4 rows apart, which
+// keeps the lanes of a warp on different banks.
+DEVICE constexpr int tile_row(int sequence) { return sequence / 8 * 8 + sequence % 8 / 2 + sequence % 2 * 4; }
+
+// Numbers between two such rows, with NUMBERS for each unit: an odd multiple of 32 or 64 bytes, for the same reason.
+DEVICE constexpr int pitch(int numbers) { return 16 * (numbers | 1); }
+
+// Where number i of a head stands in a row [..][HEADS][D], from the head's first unit on, if its numbers lie in pieces of D.
+DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
+
+// A tile [units / 8][SEQS][8 units]: the right operand of mma, k contiguous in eights.
+DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * SEQS + sequence) * 8 + k % 8; }
+
+// Copies a tile of one step after the other: ROWS x SEQS rows of the unit tile's 16 units, NUMBERS of ELEMENT (2 or 4)
+// bytes for each. In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows lie ROW_STRIDE bytes
+// apart. IN_PIECES: the head's numbers lie there as `in_pieces` says.
+template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS = 1, bool IN_PIECES = false>
+struct TileLoader {
+  static constexpr int PITCH = pitch(NUMBERS);
+  static constexpr int ALIGNED = D * NUMBERS % 8 == 0 ? 8 : D * NUMBERS % 4 == 0 ? 4 : 2;
+  static constexpr int WIDTH = ELEMENT == 4 && ALIGNED > 4 ? 4 : ALIGNED;               // numbers of a copy
+  static constexpr int LENGTH = 16 * NUMBERS;                                           // of a sequence
+  static constexpr int PER_ROW = SEQS * LENGTH / WIDTH;                                 // copies
+  static constexpr int TOGETHER = PER_ROW < TILE_THREADS ? TILE_THREADS / PER_ROW : 1;  // rows
+  static constexpr int PARTS = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, for each thread
+  const char* from[PARTS];
+  u32 to[PARTS];
+  bool valid[PARTS];
+  int first_row;
+
+  // source(sequence) points at the first unit of the head in the first step's row 0.
+  template <class Source>
+  DEVICE void start(u32 tile, const Place& place, Source source) {
+    first_row = place.tile_thread / PER_ROW % TOGETHER;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+      int copy = (i * TILE_THREADS + place.tile_thread) % PER_ROW;  // two threads may make the same
+      int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
+      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && sequence < place.sequences;
+      from[i] = reinterpret_cast<const char*>(source(valid[i] ? place.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
+      const int number = place.tile_unit * NUMBERS + column;
+      from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
+      to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
+    }
+  }
+  // Starts the copies of a step into the stage at `offset` bytes, and moves on by `step` bytes.
+  DEVICE void load(u32 offset, i64 step) {
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+#pragma unroll
+      for (int row = 0; row < ROWS; row += TOGETHER)
+        if (ROWS % TOGETHER == 0 || row + first_row < ROWS)
+          copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i]);
+      from[i] += step;
+    }
+  }
+};

@@ -1,0 +1,49 @@
+"""The text that stands before a fused kernel's source."""
+
+from flashrnn.cuda.parameters import declaration, fused
+from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.source import cell_prelude, finite_at_zero
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.products import places, recurrent_only
+
+PART_UNIT = 16  # steps: parts of the backward's loop (resident/kernels/parts.cuh) are multiples of so many
+
+
+def gates_as_inputs(spec: KernelSpec) -> bool:
+    """Whether the kept gates of a head lie in the memory of the gradients of its inputs, so that a backward may write
+    these over them.
+
+    Not in float32, in which backend `cuda` may have to read them.
+    """
+    cell, head_dim = spec.cell, spec.head_dim
+    whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0  # what a thread moves is in one piece
+    return whole and cell.input_gates == cell.gates and spec.dtype.itemsize == 2
+
+
+def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
+    """The source before a fused kernel's header: constants and the cell's functions.
+
+    The kernel computes its shared memory itself and compares with `shared_bytes`, which it will be launched with.
+    """
+    cell, variant = spec.cell, spec.variant
+    layout = {
+        "UNIT_TILES": tiling.unit_tiles,
+        "K_SPLITS": tiling.k_splits,
+        "BATCH_TILES": tiling.batch_tiles,
+        "SEQUENCES": tiling.sequences,
+        "BLOCKS": tiling.blocks,
+        "GRID": tiling.grid,
+        "STAGES": tiling.stages,
+        "REGISTER_FRAGMENTS": tiling.register_fragments,
+        "GATES_IN_PIECES": len(cell.gates) > 1 and gates_as_inputs(spec),
+        "HALF_BIAS": variant.half_bias,
+        "FINITE_AT_ZERO": finite_at_zero(cell),
+        "PARTS": variant.parts,
+        "PART_UNIT": PART_UNIT,
+        "SHARED_BYTES_EXPECTED": shared_bytes,
+    }
+    tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}
+    parameters = fused(spec)
+    d_aux = [one.name for one in parameters if one.name.startswith("d_aux_")]  # of the backward
+    array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
+    return "\n".join((cell_prelude(spec, layout, tables), declaration(parameters), array))

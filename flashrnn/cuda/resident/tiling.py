@@ -1,0 +1,294 @@
+"""The tiling of a kernel as an integer constraint problem: what fits on the chip, and what of it is fastest.
+
+The unknowns are those of `Tiling`. Constraints are the GPU's limits and what the kernels' sources (tiles.cuh,
+forward.cuh, backward.cuh) take for granted; the objective is an estimate of the time of the whole loop, in clock cycles
+per step, from the rates below. The register need of a kernel is known only once it is compiled: `register_need` is an
+estimate for the first guess, and a kernel that spills gives way to the next best solution.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
+
+from flashrnn.cells.trace import trace
+from flashrnn.constrint import Expression, Infeasible, Problem, Solution, ceil_div, lookup, maximum, minimum
+from flashrnn.constrint.expressions import Operand
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.gpu import Gpu
+from flashrnn.problem import kept_dtype
+
+# Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/log.md).
+_MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores
+_ALONE = (
+    90,
+    235,
+)  # tenths: a tile of R by one, by two tiles of sequences, for a warp that has nobody to take turns with
+_READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
+_BOTH = 7  # tenths of the shorter of products and reads, which do not quite hide each other
+_WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, apart from those of its cells
+_CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
+_SECOND_TILE = 59  # what two batch tiles in one block cost besides the work of both
+_BESIDE = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
+_REDUCE = 114  # adding up the sums of a tile's warps, for each of them; a grid's exchange hides that
+_EXCHANGE = {"forward": 86, "backward": 193}  # a step's results from block to block of a cluster
+_EXCHANGE_UNIT = {"forward": 127, "backward": 131}  # hundredths, for every unit and eight sequences
+_RANK = 9  # what another block of the cluster has sent
+_GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same through L2
+_GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths
+_LOOK = 450  # at what eight other blocks have sent to a warp
+_GRADIENT = 36  # multiprocessors, for d_R beside the backward's loop
+_AFTER = 350  # what d_R costs where a loop of one wave leaves it no room
+_BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in resident/kernels/tiles.cuh
+_GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one head is laid over warps and blocks; names and meaning as in resident/kernels/tiles.cuh.
+
+    While the problem is posed its fields are the unknowns, and what follows from them is an expression.
+    """
+
+    unit_tiles: int
+    k_splits: int
+    batch_tiles: int
+    sequences: int
+    blocks: int
+    grid: bool
+    stages: int
+    register_fragments: int
+
+    @property
+    def units(self) -> int:
+        """Units of a block."""
+        return 16 * self.unit_tiles
+
+    @property
+    def padded(self) -> int:
+        """Units of a head, padding included."""
+        return self.units * self.blocks
+
+    @property
+    def warps(self) -> int:
+        return self.unit_tiles * self.k_splits
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def batches(self, batch: int) -> int:
+        """Groups of blocks that a batch takes, for every head."""
+        return -(-batch // self.sequences)
+
+
+def tilings(spec: KernelSpec) -> Iterator[Tiling]:
+    """Tilings that fit, the one that should be fastest first. Raises Infeasible, which names what does not fit."""
+    return (tiling for _, tiling in estimates(spec))
+
+
+def estimates(spec: KernelSpec) -> Iterator[tuple[float, Tiling]]:
+    """The same tilings with the estimated clock cycles of a time step of the whole batch."""
+    if reason := infeasible(spec):
+        raise reason
+    found = (_solutions(spec, grid) for grid in (False, True) if not _infeasible(_of_any_batch(spec), grid=grid))
+    for (eighths, *_), tiling in heapq.merge(*found, key=lambda solution: solution[0]):
+        yield eighths / 8, tiling
+
+
+def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], Tiling]]:
+    problem, objective = pose(spec, grid)
+    for solution in problem.best(objective):
+        yield tuple(map(solution.value, objective)), _as_tiling(solution, grid)
+
+
+def _as_tiling(solution: Solution, grid: bool) -> Tiling:
+    return Tiling(**{"sequences": 8 * solution["batch_tiles"], **solution}, grid=grid)
+
+
+def infeasible(spec: KernelSpec) -> Infeasible | None:
+    """Why no tiling fits, or None if one does; the batch does not matter, there can always be more tiles of it."""
+    spec = _of_any_batch(spec)
+    return _infeasible(spec, grid=False) and _infeasible(spec, grid=True)
+
+
+def _of_any_batch(spec: KernelSpec) -> KernelSpec:
+    return replace(spec.of_all_variants, batch=8)
+
+
+@cache
+def _infeasible(spec: KernelSpec, grid: bool) -> Infeasible | None:
+    try:
+        pose(spec, grid)[0].solve()
+    except Infeasible as reason:
+        return reason
+    return None
+
+
+def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
+    """Whether the tiling is among `tilings`."""
+    problem, _ = pose(spec, tiling.grid)
+    for unknown in problem.variables:
+        problem.add(f"given {unknown}", unknown == getattr(tiling, unknown.name))
+    return any(_as_tiling(solution, tiling.grid) == tiling for solution in problem.solutions())
+
+
+def pose(spec: KernelSpec, grid: bool) -> tuple[Problem, tuple[Expression, ...]]:
+    """The problem, and what to minimise: first, eighths of a clock cycle per time step."""
+    gpu, p = spec.gpu, Problem(f"{spec.direction} of {spec.cell.name}, head size {spec.head_dim}, on {spec.gpu.name}")
+    at_once = _groups_at_once(gpu, grid)
+    tiling = _unknowns(p, spec, grid, at_once)
+    blocks, k_splits, warps = tiling.blocks, tiling.k_splits, tiling.warps
+
+    p.add("units of the head", tiling.padded >= spec.head_dim)
+    p.add("threads", tiling.threads <= gpu.threads_per_block)
+    p.add("whole fragments", (blocks * tiling.unit_tiles) % k_splits == 0)
+    p.add("fragments of R", tiling.register_fragments <= spec.planes * tiles_of_warp(spec, tiling))
+    p.add("barriers of unit tiles", (k_splits == 1) | (tiling.unit_tiles <= 15))
+    if spec.direction == "backward":
+        p.add("units per warp", blocks % k_splits == 0)
+    if grid:
+        p.add("no idle block", tiling.units * (blocks - k_splits) < spec.head_dim)
+    registers, shared = _registers(spec, tiling), _shared_bytes(spec, tiling)
+    p.add("registers per thread", registers <= gpu.registers_per_thread, unit="registers")
+    p.add("registers", registers * 32 * warps <= gpu.registers, unit="registers")
+    p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
+
+    groups = spec.heads * ceil_div(spec.batch, tiling.sequences)
+    waves = ceil_div(groups, lookup(blocks, at_once))
+    fit = minimum(gpu.registers // (registers * 32 * warps), gpu.shared_per_block // maximum(shared, 1))
+    alone = lookup(blocks, {size: int(size == 1) for size in at_once})
+    beside = alone * (minimum(fit, 2) - 1)  # whether a second block fits beside one that is a group by itself
+    step = _step_cycles(spec, tiling)
+    if idle := _idle(spec):
+        free = gpu.multiprocessors - groups * blocks
+        step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
+    cycles = (8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step
+    return p, (cycles, warps * blocks, -tiling.register_fragments)
+
+
+def _groups_at_once(gpu: Gpu, grid: bool) -> dict[int, int]:
+    """Groups that run at the same time, by how many blocks they may have."""
+    if grid:
+        return {size: gpu.multiprocessors // size for size in range(2, gpu.multiprocessors + 1)}
+    return {size: gpu.clusters_at_once(size) for size in gpu.cluster_sizes}
+
+
+def _unknowns(p: Problem, spec: KernelSpec, grid: bool, at_once: Mapping[int, int]) -> Tiling:
+    blocks = p.variable("blocks", [size for size in at_once if at_once[size]], "blocks that share a head")
+    unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
+    k_splits = p.variable("k_splits", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
+    batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
+    sequences = 8 * batch_tiles  # of a group
+    if not grid and len(at_once) > 1:
+        fewer = minimum(sequences, lookup(blocks, {size: _spread(spec, size, at_once[size]) for size in at_once}))
+        sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
+        p.add("sequences of a group", sequences == fewer)
+    stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
+    register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
+    return Tiling(unit_tiles, k_splits, batch_tiles, sequences, blocks, grid, stages, register_fragments)
+
+
+def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """The estimate of a step's time, in clock cycles.
+
+    It is that of the tiling alone, because units that are padding take as long as others. So a head is never slower, by
+    the estimate, than a larger one, whose tilings hold it too.
+    """
+    direction, planes, warps, batch_tiles = spec.direction, spec.planes, tiling.warps, tiling.batch_tiles
+    tiles = tiles_of_warp(spec, tiling)
+    per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
+    alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
+    products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
+    reads = maximum(planes * tiles - tiling.register_fragments, 0) * warps * _READ // 10
+    step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
+    cell_warps = tiling.unit_tiles * minimum(tiling.k_splits, 4 * batch_tiles)
+    step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(tiling) * _CELL[direction])
+    step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
+    if direction == "forward" and not tiling.grid:
+        step += minimum(tiling.k_splits - 1, 1) * tiling.k_splits * _REDUCE
+    return step
+
+
+def _grid_cycles(direction: str, tiling: Tiling) -> Expression:
+    """What a step's exchange through L2 takes, which hides what a second batch tile costs."""
+    cycles = _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * tiling.padded * tiling.batch_tiles // 100
+    return cycles + ceil_div(tiling.blocks // tiling.k_splits, 8) * _LOOK if direction == "backward" else cycles
+
+
+def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """What a step's exchange takes between the blocks of a cluster, of which there may be but one."""
+    direction, batch_tiles = spec.direction, tiling.batch_tiles
+    exchange = _EXCHANGE_UNIT[direction] * tiling.padded * tiling.sequences // (800 * batch_tiles)
+    exchange += _EXCHANGE[direction]
+    if direction == "backward":
+        exchange += _RANK * tiling.blocks
+    several = lookup(tiling.blocks, {size: int(size > 1) for size in spec.gpu.cluster_sizes})
+    return _SECOND_TILE * (batch_tiles - 1) + several * exchange
+
+
+def _cells_of_lane(tiling: Tiling) -> Expression:
+    """Cells whose element-wise step a lane computes."""
+    return maximum(4 * tiling.batch_tiles // tiling.k_splits, 1)
+
+
+def _idle(spec: KernelSpec) -> int:
+    """Multiprocessors that a loop should leave idle: those on which d_R is made beside the backward's, on Hopper."""
+    hopper = spec.gpu.capability[0] == 9 and spec.gpu.multiprocessors > _GRADIENT
+    return _GRADIENT if spec.direction == "backward" and hopper else 0
+
+
+def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
+    """Sequences for each of the clusters of `size` blocks that run at once, an even number. Blocks of a cluster take
+    longer to hand each other what more sequences have. Of those that leave room for d_R, if every head has one of them.
+    """
+    if size == 1:
+        return 16
+    leaving_room = (spec.gpu.multiprocessors - _idle(spec)) // size
+    groups = min(at_once, leaving_room) // spec.heads or at_once // spec.heads
+    fewest = ceil(spec.batch / groups) if groups else 16
+    return min(fewest + fewest % 2, 16)
+
+
+def tiles_of_warp(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Tiles of R, 16 x 16, that a warp multiplies, in either direction."""
+    return len(spec.cell.recurrent_gates) * (tiling.blocks * tiling.unit_tiles // tiling.k_splits)
+
+
+def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Registers of a thread, about: R, addresses, tiles of sums, values of cells."""
+    gates, states, cells = len(spec.cell.gates), len(spec.cell.states), _cells_of_lane(tiling)
+    if spec.direction == "forward":
+        sums, values = len(spec.cell.recurrent_gates), 1 + (gates + 2 * states) * cells + cells // 4 * 34
+    else:
+        sums = maximum(4, minimum(tiling.blocks // tiling.k_splits, 8))
+        values = (2 * gates + 3 * states) * cells
+    slack = _GRID_SLACK[spec.direction] * tiling.grid
+    return tiling.register_fragments * 4 + 38 + 8 * spec.planes + 4 * (sums * tiling.batch_tiles) + values + slack
+
+
+def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
+    """Dynamic shared memory of a block."""
+    return _shared_bytes(spec, tiling).evaluate({})
+
+
+def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """As SHARED_BYTES in resident/kernels/{forward,backward}.cuh."""
+    cell, planes, size = spec.cell, spec.planes, spec.dtype.itemsize
+    gates, others = len(cell.recurrent_gates), len(cell.states) - 1
+    seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
+    from_memory = planes * tiles_of_warp(spec, tiling) - tiling.register_fragments
+    several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_splits - 1, 1)
+    sums = several_warps * warps * tiling.batch_tiles * 512  # of one gate
+    if spec.direction == "forward":
+        operand, row = planes * tiling.padded * seqs * 2, len(cell.input_gates) * size
+        exchange = gates * sums + several_blocks * (planes * units * seqs * 2)
+    else:
+        uses_h = cell.states[0] in trace(cell).factors.inputs
+        operand = planes * gates * units * seqs * 2
+        kept = (len(cell.gates) | 1) * kept_dtype(spec.dtype).itemsize  # gates' rows lie an odd number of units apart
+        row = kept + (1 + uses_h) * size + others * 4
+        exchange = sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size)
+    inputs = units * seqs * row
+    return 2 * operand + tiling.stages * inputs + exchange + warps * maximum(from_memory, 0) * 512 + _BARRIERS

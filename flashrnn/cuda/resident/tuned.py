@@ -1,0 +1,33 @@
+"""Tilings that `resident.tuning` found to be the fastest: kept on disk, until the kernels' sources change."""
+
+import hashlib
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from flashrnn.cache import cache_folder, store
+from flashrnn.cuda.build import sources_hash
+from flashrnn.cuda.resident.tiling import Tiling, is_solution
+from flashrnn.cuda.spec import KernelSpec
+
+
+def kept(spec: KernelSpec) -> Tiling | None:
+    """The tiling that was found to be the fastest for the spec's sizes; None if there is none, or if the file has what
+    cannot be one."""
+    try:
+        tiling = Tiling(**json.loads(_path(spec).read_text())["tiling"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    typed = all(type(getattr(tiling, field.name)) is field.type for field in fields(Tiling))
+    return tiling if typed and is_solution(spec, tiling) else None
+
+
+def keep(spec: KernelSpec, tiling: Tiling, us: float) -> None:
+    """`us`: what it was measured to take, for whoever reads the file."""
+    content = {"tiling": asdict(tiling), "us": us, "spec": str(spec)}
+    store({_path(spec): json.dumps(content, indent=2).encode()})
+
+
+def _path(spec: KernelSpec) -> Path:
+    identity = repr((str(spec), spec.cell.key, spec.gpu, spec.variant.tf32, sources_hash()))
+    return cache_folder() / f"tuned-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"

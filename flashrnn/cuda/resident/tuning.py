@@ -1,0 +1,118 @@
+"""Tilings chosen by measuring: the best few by estimate are timed on the GPU, and the fastest is kept on disk.
+
+A kept tiling is taken by later processes, for all calls of its sizes on that model of GPU.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from flashrnn.cells import Cell
+from flashrnn.cuda.build import Binary
+from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident.backend import CudaFused, counting_parts
+from flashrnn.cuda.resident.kernel import compile_best, compile_tiling
+from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.resident.tuned import keep
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.gpu import device_gpu
+from flashrnn.problem import Inputs, Kept, StateGradients, aux_dtype, state_dtype, tf32_allowed
+
+_STEPS, _REPEATS = 256, 7
+_LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
+
+
+class Trial(NamedTuple):
+    direction: str
+    tiling: Tiling
+    us: float  # of a time step, with what stands around the kernel; infinite if it cannot run
+
+
+def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, count: int = 8) -> Iterator[Trial]:
+    """Times `count` tilings of each direction on the current GPU, and keeps the fastest.
+
+    Those of float32 are for PyTorch's present setting for TF32.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    aux = aux_dtype(cell, dtype, all_states=False) if len(cell.states) > 1 else None
+    variant = Variant(aux=aux, training=True, tf32=tf32_allowed(dtype, device))
+    inputs = _random_inputs(cell, heads, head_dim, batch, dtype, device)
+    for direction in ("forward", "backward"):
+        spec = KernelSpec(direction, cell, heads, head_dim, batch, dtype, device_gpu(device.index), variant)
+        choices = candidates(spec, count)
+        _compile_all(spec, choices)
+        trials = []
+        for choice in choices:
+            trials.append(Trial(direction, choice, _measure(spec, choice, inputs)))
+            yield trials[-1]
+        best = min(trials, key=lambda trial: trial.us)
+        if math.isfinite(best.us):
+            keep(spec, best.tiling, best.us)
+
+
+def candidates(spec: KernelSpec, count: int) -> list[Tiling]:
+    """The best tilings by estimate that differ in layout, or in registers by what the compiler may need."""
+    found: dict[tuple, list[Tiling]] = {}
+    order = []
+    for choice in itertools.islice(tiling.tilings(spec), _LOOKED_AT):
+        layout = astuple(replace(choice, stages=0, register_fragments=0))
+        same = found.setdefault(layout, [])
+        if len(same) < 2 and all(choice.register_fragments < other.register_fragments for other in same):
+            same.append(choice)
+            order.append(choice)
+        if len(order) == count:
+            break
+    return order
+
+
+def _compile_all(spec: KernelSpec, choices: list[Tiling]) -> None:
+    spec = counting_parts(spec, _STEPS) if spec.direction == "backward" else spec
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(partial(compile_tiling, spec), choices))
+
+
+def _random_inputs(cell: Cell, N: int, D: int, B: int, dtype: torch.dtype, device: torch.device) -> Inputs:
+    Wx = torch.randn(B, _STEPS, len(cell.input_gates), N, D, device=device).to(dtype)
+    R = (torch.randn(len(cell.recurrent_gates), N, D, D, device=device) / D**0.5).to(dtype)
+    b = torch.zeros(len(cell.gates), N, D, device=device, dtype=state_dtype(dtype))
+    return Inputs(Wx, R, b, None, None)
+
+
+def _measure(spec: KernelSpec, choice: Tiling, inputs: Inputs) -> float:
+    cell, backend = spec.cell, CudaFused(partial(_take, spec.direction, choice))
+    try:
+        run = partial(backend.forward, cell, inputs, all_states=False, training=True)
+        states, gates = run()
+        if spec.direction == "forward":
+            return _us(run)
+        kept = Kept(inputs.R, None, None, states.h, states.aux, gates)
+        grads = StateGradients(torch.randn_like(states.h), (None,) * (len(cell.states) - 1), None)
+        return _us(partial(backend.backward, cell, kept, grads))
+    except RuntimeError:  # no room for its blocks
+        return float("inf")
+
+
+def _take(direction: str, choice: Tiling, spec: KernelSpec) -> tuple[Binary, Tiling]:
+    """As compile_best, but the given tiling for one direction."""
+    return (compile_tiling(spec, choice), choice) if spec.direction == direction else compile_best(spec)
+
+
+def _us(run: Callable[[], object]) -> float:
+    """Microseconds per time step, the median."""
+    run()
+    times = []
+    for _ in range(_REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / _STEPS)
+    return statistics.median(times)

@@ -1,0 +1,171 @@
+"""Backend `cuda`: any head size. The whole time loop in one kernel that reads R anew at every step.
+
+Besides inputs and results a call takes room for R once more, in the order in which the kernel reads it. Gates are kept
+as [B, T, N, D, G].
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flashrnn.cells import Cell
+from flashrnn.cuda.available import unavailable
+from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.parameters import streaming
+from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
+from flashrnn.cuda.streaming.tiling import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
+from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
+from flashrnn.gpu import device_gpu
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Kept,
+    Problem,
+    StateGradients,
+    States,
+    aligned,
+    as_rows,
+    aux_gradient,
+    contiguous,
+    empty_aux,
+    empty_gates,
+    initial_states,
+    rows_like,
+)
+from flashrnn.products import row_strides
+
+
+class CudaStreaming:
+    name = "cuda"
+
+    def supports(self, problem: Problem) -> str | None:
+        if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
+            return reason
+        for spec in specs_of(problem):
+            if reason := infeasible(spec):
+                return f"{spec.direction} does not fit: {reason}"
+        return None
+
+    def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
+        Wx, R, b, states, reset = inputs
+        states = initial_states(cell, states, Wx)
+        b = b.to(states.dtype)
+        B, _, _, N, D = Wx.shape
+        Wx = as_rows(Wx, Wx)
+        h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
+        gates, variant = empty_gates(cell, Wx, training), variant_of(reset, h, aux, training)
+        spec = KernelSpec("forward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
+        kernel, layout = _kernel(spec, h.device.index)
+        state = states.clone(memory_format=torch.contiguous_format)
+        matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, h), _counters(layout, h)
+        exchange[0, :, :, :D] = states[0].transpose(0, 1)
+        arguments = {
+            "x": Wx,
+            "R": matrix,
+            "bias": b.contiguous(),
+            "reset": contiguous(reset),
+            "exchange": exchange,
+            "counters": counters,
+            "h": h,
+            "aux": aux,
+            "state": state,
+            "gates": gates,
+            **_sizes(h),
+        }
+        kernel.launch(_blocks(kernel, layout, h), arguments)
+        return States(h, aux, state), gates
+
+    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, gates, *_ = kept
+        states = initial_states(cell, states, h)
+        B, _, N, D = h.shape
+        variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
+        spec = KernelSpec("backward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
+        kernel, layout = _kernel(spec, h.device.index)
+        d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
+        d_h = None if grads.h is None else as_rows(grads.h, h)
+        d_aux = aux_gradient(grads, aux, states.dtype)
+        d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
+        if grads.last is not None:
+            d_state.copy_(grads.last)
+        matrix = in_order(R.permute(1, 3, 0, 2).flatten(2)[:, None], layout)
+        arguments = {
+            "R": matrix,
+            "reset": contiguous(reset),
+            "exchange": _exchange(layout, h),
+            "counters": _counters(layout, h),
+            "initial": states,
+            "h": h,
+            "aux": aux,
+            "gates": aligned(gates),
+            "d_h": d_h,
+            "d_aux": d_aux,
+            "d_x": d_Wx,
+            "d_u": d_u,
+            "d_state": d_state,
+            **_sizes(h),
+        }
+        kernel.launch(_blocks(kernel, layout, h), arguments)
+        d_R = weight_gradient(spec, d_Wx, d_u, h, states, reset)
+        return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
+
+
+@cache
+def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
+    if spec.direction == "backward":
+        prepare_weight_gradient(spec, device)
+    elif spec.variant.training:
+        _kernel(replace(spec, direction="backward"), device)
+    binary, layout = compile_kernel(spec)
+    return load(binary, streaming(spec), device, layout.threads, shared_bytes(spec, layout), 1, True), layout
+
+
+def compile_kernel(spec: KernelSpec) -> tuple[Binary, Layout]:
+    """The kernel and its layout; needs no GPU."""
+    layout = best_layout(spec)
+    header, entry = f"streaming/kernels/{spec.direction}.cuh", f"flashrnn_stream_{spec.direction}"
+    return build(layout_prelude(spec, layout), header, entry, spec.gpu.arch, str(spec)), layout
+
+
+def in_order(rows: Tensor, layout: Layout) -> Tensor:
+    """[N, rows per unit, D, K] -> [N, unit blocks, vectors, rows of a block, numbers in a vector], zeros for padding.
+
+    A warp that multiplies by a vector of every row reads consecutive memory.
+    """
+    N, _, D, K = rows.shape
+    blocks, length = layout.unit_blocks(D), layout.padded(rows.dtype)
+    padded = pad(rows, (0, length - K, 0, blocks * layout.units - D))
+    tiles = padded.view(N, -1, blocks, layout.units, layout.vectors, length // layout.vectors)
+    return tiles.permute(0, 2, 4, 1, 3, 5).contiguous()
+
+
+def _exchange(layout: Layout, h: Tensor) -> Tensor:
+    """Two buffers of the vectors that a step multiplies: [2, N, B, length], zeros."""
+    return h.new_zeros(2, h.shape[2], h.shape[0], layout.padded(h.dtype))
+
+
+def _counters(layout: Layout, h: Tensor) -> Tensor:
+    """Zeros, one for every group at the beginning of a cache line."""
+    return h.new_zeros(layout.groups(h.shape[2], h.shape[0]), 32, dtype=torch.int32)
+
+
+def _sizes(h: Tensor) -> dict[str, int]:
+    (B, T), (row_b, row_t) = h.shape[:2], row_strides(h)
+    return {"B": B, "T": T, "row_b": row_b, "row_t": row_t}
+
+
+def _blocks(kernel: LoadedKernel, layout: Layout, h: Tensor) -> int:
+    """One for every item, as far as they can run at the same time, because they wait for each other."""
+    B, _, N, D = h.shape
+    return min(layout.groups(N, B) * layout.unit_blocks(D), kernel.at_once)
+
+
+def _bias_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, dtype: torch.dtype) -> Tensor:
+    """d_b [G, N, D]: the sums of the gates' gradients over sequences and steps."""
+    sums = torch.cat([d_gates.sum((0, 1), dtype=dtype) for d_gates in (d_Wx, d_u)])
+    names = cell.input_gates + without_input(cell)
+    return torch.stack([sums[names.index(gate)] for gate in cell.gates])

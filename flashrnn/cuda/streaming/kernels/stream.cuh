@@ -1,0 +1,188 @@
+// A time loop that reads R anew at every step, for heads that no chip holds: what both directions share.
+//
+// The work of a step is split into items: UNITS units of one head for SEQS sequences, always by the same block. All
+// blocks run at once (a cooperative launch); a block with several items takes them in turn. The items of one head and the
+// same sequences are a group: at every step each of them multiplies its ROWS rows of a matrix made of R by the vectors of
+// K numbers that all items of its group wrote at the step before, and counts its group's counter up when it has written.
+//
+// R comes in the order in which it is multiplied, straight into registers, DEPTH vectors of 64 bytes per row ahead. It
+// waits for nobody: while a block waits for its group, the first vectors of its next item are on their way.
+#pragma once
+#include "kernels/math.cuh"
+#include "kernels/memory.cuh"
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int SEQS = 16 * SEQ_TILES;
+constexpr int ROW_TILES = ROWS / 8;
+constexpr int VECTOR = 64 / sizeof(scalar);                    // numbers of a row that four lanes read at once
+constexpr int PADDED_K = WARPS * WARP_VECTORS * VECTOR;        // in turn, a vector for every warp
+constexpr int UNIT_BLOCKS = (D + UNITS - 1) / UNITS;           // items of a group
+constexpr int CELLS = (SEQS * UNITS + THREADS - 1) / THREADS;  // units of one sequence, of a thread
+constexpr int NO_INPUT = GATES - GI;
+constexpr i64 ROW = i64(HEADS) * D;                            // units of all heads
+constexpr int AHEAD = 4;                                       // steps
+constexpr int GATE_BYTES = GATES * sizeof(gate);               // of a unit
+// Rows of sums lie so that the lanes of half a warp, four rows of four pairs, write to different banks.
+constexpr int SUM_STRIDE = ROWS + (40 - ROWS % 32) % 32;
+static_assert(ROWS % 8 == 0 && DEPTH <= WARP_VECTORS && PADDED_K >= K);
+static_assert(WARPS * SEQS * SUM_STRIDE * 4 == SHARED_BYTES_EXPECTED, "streaming/tiling.py counts shared memory differently");
+
+// The gates of a unit at one step, as the forward keeps them for the backward, aligned for few and wide accesses.
+struct alignas((GATE_BYTES & -GATE_BYTES) < 16 ? GATE_BYTES & -GATE_BYTES : 16) UnitGates {
+  gate of[GATES];
+};
+
+// What one block does at every step.
+struct Item {
+  int head, unit0, counter;  // counter: of its group, each in a cache line of its own
+  i64 sequence0, matrix;     // matrix: where its rows begin, in steps of 16 bytes
+  DEVICE Item(int index) {
+    int block = index % UNIT_BLOCKS, group = index / UNIT_BLOCKS;
+    counter = group * 32, head = group % HEADS, sequence0 = i64(group / HEADS) * SEQS, unit0 = block * UNITS;
+    matrix = i64(head * UNIT_BLOCKS + block) * (WARPS * WARP_VECTORS * ROW_TILES * 32);
+  }
+  DEVICE static int count(i64 B) { return int((B + SEQS - 1) / SEQS) * HEADS * UNIT_BLOCKS; }
+};
+
+// One unit of one sequence: number i < CELLS of a thread.
+struct CellPlace {
+  int row, column;  // unit in the item, sequence in the item
+  bool valid;
+  i64 sequence, element;  // element of [N, D]
+  DEVICE CellPlace(const Item& item, int i, i64 B) {
+    int cell = threadIdx.x + i * THREADS;
+    row = cell % UNITS, column = cell / UNITS;
+    sequence = item.sequence0 + column, element = item.head * D + item.unit0 + row;
+    valid = cell < SEQS * UNITS && item.unit0 + row < D && sequence < B;
+  }
+  // Where its value `k` of a vector stands among the vectors [HEADS, B, PADDED_K] that a group exchanges.
+  DEVICE i64 exchanged(const Item& item, i64 B, int k) const {
+    return (item.head * B + sequence) * PADDED_K + k * D + item.unit0 + row;
+  }
+};
+
+// c += vectors times rows, for one vector of each: v[m] are 16 bytes of the sequences g and g + 8 of tile m, r[n] of row g
+// of tile n. The lane's place in a vector, 4 or 8 numbers from t on, is the same in both, so any order of k will do.
+DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_TILES][2], const uint4 (&r)[ROW_TILES]) {
+  if constexpr (sizeof(scalar) == 2) {
+#pragma unroll
+    for (int m = 0; m < SEQ_TILES; m++) {
+      const u32 first[4] = {v[m][0].x, v[m][1].x, v[m][0].y, v[m][1].y};
+      const u32 second[4] = {v[m][0].z, v[m][1].z, v[m][0].w, v[m][1].w};
+#pragma unroll
+      for (int n = 0; n < ROW_TILES; n++) mma(c[m][n], first, r[n].x, r[n].y);
+#pragma unroll
+      for (int n = 0; n < ROW_TILES; n++) mma(c[m][n], second, r[n].z, r[n].w);
+    }
+  } else {
+    auto split = [](u32* to, int stride, u32 low, u32 high) {
+      PairOf<float> pair{__uint_as_float(low), __uint_as_float(high)};
+#pragma unroll
+      for (int plane = 0; plane < PLANES; plane++) to[plane * stride] = pair.next_plane();
+    };
+    u32 a[SEQ_TILES][PLANES][4];
+#pragma unroll
+    for (int m = 0; m < SEQ_TILES; m++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        split(&a[m][0][half], 4, v[m][half].x, v[m][half].y);
+        split(&a[m][0][half + 2], 4, v[m][half].z, v[m][half].w);
+      }
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+      u32 b[PLANES][2];
+      split(&b[0][0], 2, r[n].x, r[n].y);
+      split(&b[0][1], 2, r[n].z, r[n].w);
+#pragma unroll
+      for (int m = 0; m < SEQ_TILES; m++) {
+        // Tensor cores cut off what they add up; sums over many vectors are left to rounded additions.
+        float sum[4] = {};
+#pragma unroll
+        for (int order = PLANES - 1; order >= 0; order--)
+#pragma unroll
+          for (int plane = 0; plane <= order; plane++) mma(sum, a[m][plane], b[order - plane][0], b[order - plane][1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) c[m][n][i] += sum[i];
+      }
+    }
+  }
+}
+
+// R on its way through the registers of a warp.
+struct Stream {
+  const uint4* R;  // the lane's first 16 bytes
+  uint4 ahead[DEPTH][ROW_TILES];
+
+  DEVICE Stream(const uint4* R_of_all, const Item& first) {
+    R = R_of_all + threadIdx.x / 32 * ROW_TILES * 32 + threadIdx.x % 32;
+#pragma unroll
+    for (int slot = 0; slot < DEPTH; slot++) load(slot, first, slot);
+  }
+  DEVICE void load(int slot, const Item& item, int k) {
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
+  }
+
+  // This warp's part of the sums of an item: c of tile (m, n) has its vectors' sequences as rows. `vectors`: of the head.
+  DEVICE void product(float (&c)[SEQ_TILES][ROW_TILES][4], const Item& item, const Item& next, const scalar* vectors, i64 B) {
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + g) * PADDED_K) + warp * 4 + t;
+    uint4 v[DEPTH][SEQ_TILES][2];
+    auto load_vectors = [&](int slot, int k) {
+#pragma unroll
+      for (int m = 0; m < SEQ_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          int sequence = m * 16 + half * 8;
+          const uint4* from = lane_vectors + sequence * (PADDED_K / VECTOR * 4) + k * WARPS * 4;
+          v[slot][m][half] = load_exchanged(from, item.sequence0 + sequence + g < B);
+        }
+    };
+#pragma unroll
+    for (int slot = 0; slot < DEPTH; slot++) load_vectors(slot, slot);
+#pragma unroll
+    for (int m = 0; m < SEQ_TILES; m++)
+#pragma unroll
+      for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) c[m][n][i] = 0;
+#pragma unroll 1
+    for (int first = 0; first < WARP_VECTORS; first += DEPTH)
+#pragma unroll
+      for (int slot = 0; slot < DEPTH; slot++) {
+        const int k = first + slot, later = k + DEPTH;
+        if (WARP_VECTORS % DEPTH != 0 && k >= WARP_VECTORS) break;
+        multiply(c, v[slot], ahead[slot]);
+        if (later < WARP_VECTORS) load_vectors(slot, later), load(slot, item, later);
+        else load(slot, next, slot);
+      }
+  }
+};
+
+// Waits for the group's vectors of the step before, and leaves every warp's part of the item's sums in shared memory.
+DEVICE void step_sums(float* sums, Stream& stream, const Item& item, const Item& next, const scalar* vectors,
+                      const u32* counters, u32 step, i64 B) {
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  if (threadIdx.x == 0) await(counters + item.counter, step * UNIT_BLOCKS);
+  __syncthreads();  // and everyone has read the sums before
+  float c[SEQ_TILES][ROW_TILES][4];
+  stream.product(c, item, next, vectors + item.head * B * PADDED_K, B);
+#pragma unroll
+  for (int m = 0; m < SEQ_TILES; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int n = 0; n < ROW_TILES; n++) {
+        float* to = sums + (warp * SEQS + m * 16 + half * 8 + g) * SUM_STRIDE + n * 8 + 2 * t;
+        *reinterpret_cast<float2*>(to) = make_float2(c[m][n][2 * half], c[m][n][2 * half + 1]);
+      }
+  __syncthreads();
+}
+
+// The sum of row `row` of the item, for the cell's sequence.
+DEVICE float sum_of(const float* sums, const CellPlace& cell, int row) {
+  float sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < WARPS; warp++) sum += sums[(warp * SEQS + cell.column) * SUM_STRIDE + row];
+  return sum;
+}

@@ -1,0 +1,173 @@
+"""How the work of a step is laid over blocks where R is read at every step, as an integer constraint problem.
+
+The unknowns are those of `Layout`. A step costs what its busiest multiprocessor has to read, rows of R and, for each of
+its items, the vectors of all sequences, and how often a warp waits for it.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from flashrnn.cells import Cell
+from flashrnn.cells.trace import trace
+from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, minimum
+from flashrnn.cuda.parameters import declaration, streaming
+from flashrnn.cuda.source import cell_prelude
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.products import places, recurrent_only
+
+# Clock cycles of an H100, by its data sheet and by what docs/kernels.md reports of other kernels; not fitted.
+_BYTES = 40  # that a multiprocessor reads from the second-level cache in a cycle
+_LATENCY = 600  # of a read from there
+_ITEM = 600  # waiting for vectors, barriers, adding up
+_CELL = 100  # the element-wise step of one cell of every thread
+_SUM = 2  # reading and adding the sum of one warp
+
+_READ_AT_ONCE = 64  # bytes of a row, by four lanes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and meaning as in streaming/kernels/stream.cuh. While the problem is posed its fields are expressions."""
+
+    units: int
+    seq_tiles: int
+    warps: int
+    warp_vectors: int
+    depth: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def vectors(self) -> int:
+        """Of 64 bytes in a row of R, padding included."""
+        return self.warps * self.warp_vectors
+
+    def padded(self, dtype: torch.dtype) -> int:
+        """Numbers in a row."""
+        return self.vectors * _READ_AT_ONCE // dtype.itemsize
+
+    def unit_blocks(self, head_dim: int) -> int:
+        return math.ceil(head_dim / self.units)
+
+    def groups(self, heads: int, batch: int) -> int:
+        return heads * math.ceil(batch / (16 * self.seq_tiles))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The matrix that a step multiplies by: of the forward [Gr*D, D], of the backward [D, Gr*D]."""
+
+    per_unit: int
+    length: int
+
+    @staticmethod
+    def of(spec: KernelSpec) -> "Rows":
+        gates = len(spec.cell.recurrent_gates)
+        return Rows(gates, spec.head_dim) if spec.direction == "forward" else Rows(1, gates * spec.head_dim)
+
+
+def infeasible(spec: KernelSpec) -> str | None:
+    """Why no layout fits, or None if one does; heads and batch do not matter."""
+    return _infeasible(replace(spec.of_all_variants, heads=1, batch=1))
+
+
+@cache
+def _infeasible(spec: KernelSpec) -> str | None:
+    try:
+        pose(spec)[0].solve()
+    except Infeasible as reason:
+        return reason.summary
+    return None
+
+
+def best_layout(spec: KernelSpec) -> Layout:
+    """The layout that should be fastest. Raises Infeasible, which names what does not fit."""
+    return _best_layout(spec.of_all_variants)
+
+
+@cache
+def _best_layout(spec: KernelSpec) -> Layout:
+    problem, objective = pose(spec)
+    problem.solve()
+    found = next(problem.best(objective))
+    warp_vectors = math.ceil(_vectors(spec) / found["warps"])
+    return Layout(found["units"], found["seq_tiles"], found["warps"], warp_vectors, found["depth"])
+
+
+def pose(spec: KernelSpec) -> tuple[Problem, tuple[Expression, ...]]:
+    """The problem, and what to minimize."""
+    gpu, head_dim, batch, rows = spec.gpu, spec.head_dim, spec.batch, Rows.of(spec)
+    p = Problem(f"{spec.direction} of {spec.cell.name}, head size {head_dim}, R read at every step, on {gpu.name}")
+    step = 8 // math.gcd(8, rows.per_unit)
+    units = p.variable("units", range(step, max(step, 32) + 1, step), "units per item")
+    seq_tiles = p.variable("seq_tiles", [1, 2, 4], "tiles of 16 sequences per item")
+    warps = p.variable("warps", range(4, 17), "warps, between which rows are split")
+    depth = p.variable("depth", range(1, 9), "vectors of every row that a warp reads ahead", prefer="largest")
+    warp_vectors = ceil_div(_vectors(spec), warps)
+    cells = ceil_div(16 * seq_tiles * units, 32 * warps)
+
+    p.add("vectors read ahead", depth <= warp_vectors)
+    need = _registers(spec, Layout(units, seq_tiles, warps, warp_vectors, depth), cells)
+    p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
+    p.add("registers", need * 32 * (4 * ceil_div(warps, 4)) <= gpu.registers, unit="registers")  # in four parts
+    stride = rows.per_unit * units + 32  # at most, see SUM_STRIDE
+    p.add("shared memory", warps * 16 * seq_tiles * stride * 4 <= gpu.shared_per_block, unit="bytes")
+
+    items = spec.heads * ceil_div(batch, 16 * seq_tiles) * ceil_div(head_dim, units)
+    read = _READ_AT_ONCE * (warps * warp_vectors) * (rows.per_unit * units + minimum(16 * seq_tiles, batch))
+    wait = ceil_div(warp_vectors, depth) * _LATENCY
+    item = read // _BYTES + wait + _ITEM + cells * (_CELL + _SUM * rows.per_unit * warps)
+    return p, (ceil_div(items, gpu.multiprocessors) * item, warps, -depth)
+
+
+def _vectors(spec: KernelSpec) -> int:
+    return math.ceil(Rows.of(spec).length * spec.dtype.itemsize / _READ_AT_ONCE)
+
+
+def _registers(spec: KernelSpec, layout: Layout, cells: Expression) -> Expression:
+    """Registers of a thread, about: sums, what is read ahead, values of cells, addresses."""
+    cell, planes, seq_tiles = spec.cell, spec.planes, layout.seq_tiles
+    row_tiles = layout.units * Rows.of(spec).per_unit // 8
+    gates, states = len(cell.gates), len(cell.states)
+    if spec.direction == "forward":
+        values = len(cell.input_gates) + gates + 2 * states
+    else:
+        values = len(trace(cell).factors.outputs) + 2 * states + gates
+    split = (6 * planes + 2 + row_tiles) * seq_tiles if planes > 1 else 0
+    return (
+        4 * row_tiles * seq_tiles + 4 * layout.depth * (row_tiles + 2 * seq_tiles) + (values + 4) * cells + split + 60
+    )
+
+
+def shared_bytes(spec: KernelSpec, layout: Layout) -> int:
+    """Dynamic shared memory of a block: the sums of every warp, with rows as SUM_STRIDE in stream.cuh."""
+    rows = Rows.of(spec).per_unit * layout.units
+    return layout.warps * 16 * layout.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
+
+
+def layout_prelude(spec: KernelSpec, layout: Layout) -> str:
+    """The source before a streaming kernel's header."""
+    rows = Rows.of(spec)
+    constants = {
+        "UNITS": layout.units,
+        "SEQ_TILES": layout.seq_tiles,
+        "WARPS": layout.warps,
+        "WARP_VECTORS": layout.warp_vectors,
+        "DEPTH": layout.depth,
+        "ROWS": rows.per_unit * layout.units,
+        "K": rows.length,
+        "SHARED_BYTES_EXPECTED": shared_bytes(spec, layout),
+    }
+    tables = {"OTHER_OF": places(spec.cell.gates, without_input(spec.cell))}
+    return "\n".join((cell_prelude(spec, constants, tables), declaration(streaming(spec))))
+
+
+def without_input(cell: Cell) -> tuple[str, ...]:
+    """The gates whose gradients are not in d_Wx: first those with a recurrent part, as in `products.gate_views`."""
+    only = recurrent_only(cell)
+    return only + tuple(gate for gate in cell.gates if gate not in (*only, *cell.input_gates))

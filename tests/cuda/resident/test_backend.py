@@ -1,0 +1,79 @@
+"""What `cuda_fused` does without a GPU: reasons why it cannot serve, and the products around its kernels."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashrnn import Cell, get_cell
+from flashrnn.cuda import available
+from flashrnn.cuda.resident import backend
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import Problem
+
+CUDA, H100 = torch.device("cuda"), named_gpu("H100")
+PROBLEM = Problem(get_cell("lstm"), 12, 64, torch.bfloat16, CUDA, True, False, H100)
+
+
+def reason(**changes) -> str | None:
+    return CudaFused().supports(PROBLEM._replace(**changes))
+
+
+def test_a_problem_that_is_served():
+    assert reason() is None
+    assert reason(dtype=torch.float16, head_dim=22, heads=1) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"device": torch.device("cpu")}, "it runs on CUDA GPUs, not on cpu"),
+        ({"head_dim": 63}, "head sizes must be even, got 63"),
+        ({"dtype": torch.float64}, "it computes in bfloat16, float16 and float32, not in torch.float64"),
+    ],
+    ids=["device", "head size", "dtype"],
+)
+def test_reasons_of_the_problem(changes, expected):
+    assert reason(**changes) == expected
+
+
+@pytest.mark.parametrize("missing", ["cuda", "cuda.core", "cuda.bindings"])
+def test_packages_that_are_not_installed(monkeypatch, missing):
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    if missing == "cuda":
+        monkeypatch.setitem(sys.modules, "cuda", None)  # a package that is not there
+    else:
+        find_spec = available.find_spec
+        monkeypatch.setattr(available, "find_spec", lambda name: None if name == missing else find_spec(name))
+    assert reason() == "cuda-core is not installed: pip install '.[cuda]' in a clone of flashrnn-lm"
+
+
+def test_gpu_that_is_too_old():
+    v100 = replace(named_gpu("A100"), name="V100", capability=(7, 0))
+    assert reason(assumed_gpu=v100) == "it needs compute capability 8.0, V100 has 7.0"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_cell_without_a_scalar_graph(training):
+    cell = Cell("sorted", lambda g, h: torch.lgamma(g + h), ("h",))
+    assert reason(cell=cell, training=training).startswith("cell 'sorted' uses the operator aten.lgamma.default")
+
+
+def test_head_that_does_not_fit_says_what_is_missing():
+    lines = reason(head_dim=4096).split("\n")
+    assert lines[0].startswith("forward does not fit on the chip: no solution")
+    assert any(line.startswith("  shared memory: needs at least ") for line in lines[1:])
+    assert all(line.startswith("  ") for line in lines[1:])
+
+
+TOO_WIDE = SimpleNamespace(summary="too wide")
+
+
+def test_only_training_needs_the_backward_to_fit(monkeypatch):
+    monkeypatch.setattr(backend.tiling, "infeasible", lambda spec: TOO_WIDE if spec.direction == "backward" else None)
+    assert reason() == "backward does not fit on the chip: too wide"
+    assert reason(training=False) is None

@@ -1,0 +1,169 @@
+"""Backend `cuda_fused` without a GPU: its kernels on the processor, against the reference, without races."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from flashrnn import flashrnn, functional, get_cell
+from flashrnn.cuda import spec
+from flashrnn.cuda.parameters import Argument, fused
+from flashrnn.cuda.resident import backend, tiling
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.source import prelude
+from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.gpu import named_gpu
+from flashrnn.products import weight_gradient_of_states
+from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.suite import Case, check, check_tf32, inputs_for, tf32_on_the_processor
+
+LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+
+
+def tiled(unit_tiles, k_splits, batch_tiles, sequences, blocks, grid=False, stages=4, register_fragments=4) -> Tiling:
+    return Tiling(unit_tiles, k_splits, batch_tiles, sequences, blocks, grid, stages, register_fragments)
+
+
+# A thread that reads the results of each part as soon as all blocks have counted it.
+WATCHED = """
+void watched(PARAMETERS) {
+  std::thread reader;
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    reader = std::thread([=] {
+      u32 sum = 0, *counter = progress;
+      for (int done = 0, end; (end = done + part_steps(done, T - done)) < T; done = end) {
+        await(counter++, BLOCKS);
+        for (int step = done; step < end; step++)
+          for (i64 b = 0; b < B; b++) {
+            const i64 row = b * row_b + (T - 1 - step) * row_t;
+            for (i64 i = 0; i < GI * ROW; i++) sum += d_x[row * GI * ROW + i].bits;
+            for (i64 i = 0; i < GU * ROW; i++) sum += d_u[row * GU * ROW + i].bits;
+          }
+      }
+      CHECK(counter > progress && sum > 0);
+    });
+  flashrnn_backward(ARGUMENTS);
+  if (reader.joinable()) reader.join();
+}
+"""
+
+
+class Counting(HostKernel):
+    """Gives the loop counters, which end as they should."""
+
+    def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
+        counters = torch.zeros(4, dtype=torch.int32)
+        super().launch(groups, {**by_name, "progress": counters})
+        assert counters.tolist() == [self.blocks, self.blocks, 0, 0]  # of 16 steps each; the last part has none
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path_factory):
+    """Lets backend `cuda_fused` run on the processor with these tilings; `watched`: its loop counts parts."""
+
+    def use(tilings: dict[str, Tiling], watched: bool = False) -> None:
+        @cache
+        def kernel(choose, spec, device):
+            direction, layout = spec.direction, tilings[spec.direction]
+            shared = tiling.shared_bytes(spec, layout)
+            counts = watched and direction == "backward"
+            text = prelude(replace(spec, variant=replace(spec.variant, parts=counts)), layout, shared)
+            folder = tmp_path_factory.mktemp(direction)
+            parameters = fused(spec)
+            watching = WATCHED.replace("ARGUMENTS", ", ".join(one.name for one in parameters))
+            entry, more = ("watched", watching) if counts else (f"flashrnn_{direction}", "")
+            program = compile_for_host(entry, text, f"resident/kernels/{direction}.cuh", folder, more)
+            kind = Counting if counts else HostKernel
+            return kind(program, parameters, layout.blocks, layout.threads, shared), layout
+
+        monkeypatch.setattr(backend, "_kernel", kernel)
+        monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
+        monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
+        monkeypatch.setattr(
+            backend, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
+        )
+        monkeypatch.setattr(backend, "sum_of_parts", lambda partial, dtype: partial.sum(0).to(dtype))
+        monkeypatch.setattr(CudaFused, "supports", lambda self, problem: None)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "forward", "backward"),
+    [
+        (Case(LSTM, B=3, T=4, N=2, D=30), torch.bfloat16, tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
+        (Case(SLSTM, B=9, T=5, N=1, D=32, reset=True), torch.float32, tiled(1, 2, 1, 2, 2), tiled(1, 2, 2, 16, 2)),
+        (
+            Case(GRU, B=5, T=6, N=1, D=64),
+            torch.float16,
+            tiled(2, 1, 1, 4, 2),
+            tiled(1, 4, 1, 4, 4, stages=2, register_fragments=0),
+        ),
+        (Case(LSTM, B=3, T=6, N=1, D=192), torch.bfloat16, tiled(3, 1, 1, 4, 4), tiled(3, 2, 1, 8, 4)),
+        (
+            Case(LSTM, B=9, T=8, N=1, D=64),
+            torch.bfloat16,
+            tiled(1, 2, 1, 8, 4, grid=True),
+            tiled(1, 4, 2, 16, 4, grid=True),
+        ),
+    ],
+    ids=["one block", "cluster float32", "cluster float16", "cluster in slices", "grid"],
+)
+def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
+    on_host({"forward": forward, "backward": backward})
+    check("cuda_fused", case, dtype, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "backward"),
+    [
+        (Case(LSTM, B=3, T=6, N=2, D=30), tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
+        (Case(SLSTM, B=9, T=5, N=1, D=32, reset=True), tiled(1, 2, 1, 2, 2), tiled(1, 2, 2, 16, 2)),
+        (Case(GRU, B=9, T=8, N=1, D=64), tiled(1, 2, 1, 8, 4, grid=True), tiled(1, 4, 2, 16, 4, grid=True)),
+    ],
+    ids=["one block", "cluster", "grid"],
+)
+def test_kernels_with_tf32_on_the_processor(on_host, case, forward, backward):
+    on_host({"forward": forward, "backward": backward})
+    check_tf32("cuda_fused", case, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "backward"),
+    [
+        (Case(LSTM, B=3, T=35, N=1, D=30), tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
+        (
+            Case(GRU, B=4, T=35, N=1, D=64),
+            tiled(2, 1, 1, 4, 2),
+            tiled(1, 4, 1, 4, 4, stages=2, register_fragments=0),
+        ),
+        (Case(LSTM, B=9, T=35, N=1, D=64), tiled(1, 2, 1, 8, 4, grid=True), tiled(1, 4, 2, 16, 4, grid=True)),
+    ],
+    ids=["one block", "cluster", "grid"],
+)
+def test_parts_are_counted_when_their_results_are_there(on_host, case, forward, backward):
+    on_host({"forward": forward, "backward": backward}, watched=True)
+    check("cuda_fused", case, torch.bfloat16, "cpu", flashrnn)
+
+
+def test_heads_of_odd_size_with_the_units_that_are_added(on_host, monkeypatch):
+    monkeypatch.setattr(functional, "padding", lambda name, cell, heads, head_dim, *others: -head_dim % 8)
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    check("cuda_fused", Case(LSTM, B=3, T=4, N=2, D=27, time_major=True), torch.bfloat16, "cpu")
+
+
+def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
+    """The gradient of Wx is written over them where nobody goes through the graph again."""
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    inputs = inputs_for("cuda_fused", Case(LSTM, B=3, T=4, N=2), torch.bfloat16, torch.device("cpu"))
+    h, last = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
+    gates = h.grad_fn.saved_tensors[4]
+    kept = gates.clone()
+    loss = h.float().square().sum() + last.sum()
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    assert torch.equal(gates, kept)
+    second = torch.autograd.grad(loss, inputs)
+    assert not torch.equal(gates, kept)
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))

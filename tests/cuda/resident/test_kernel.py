@@ -1,0 +1,71 @@
+"""Which tiling is taken, by what the compiler says of it."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashrnn import get_cell
+from flashrnn.cuda.build import Binary
+from flashrnn.cuda.resident import kernel
+from flashrnn.cuda.resident.kernel import SPILLED, compile_best
+from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.gpu import named_gpu
+
+VARIANT = Variant(aux=torch.float16, training=True)
+SPEC = KernelSpec("forward", get_cell("lstm"), 1, 768, 16, torch.bfloat16, named_gpu("H100"), VARIANT)
+WIDE = Tiling(
+    unit_tiles=3, k_splits=2, batch_tiles=1, sequences=8, blocks=16, grid=False, stages=8, register_fragments=44
+)
+OTHER = replace(WIDE, k_splits=4)
+
+
+@pytest.fixture
+def compile_(monkeypatch):
+    """A choice among `tilings` of which the compiler says that they spill so many bytes; and how many it compiled."""
+
+    def choose(spills: list[tuple[Tiling, int]]) -> tuple[Tiling, int]:
+        compiled = []
+
+        def build(source: str, *_) -> Binary:
+            compiled.append(source)
+            return Binary(b"", "", 255, dict(spills)[tilings[source]], Path())
+
+        tilings = {str(choice): choice for choice, _ in spills}
+        monkeypatch.setattr(kernel.tiling, "tilings", lambda *_: (choice for choice, _ in spills))
+        monkeypatch.setattr(kernel, "prelude", lambda spec, choice, *_: str(choice))
+        monkeypatch.setattr(kernel, "build", build)
+        _, choice = compile_best(SPEC)
+        return choice, len(compiled)
+
+    return choose
+
+
+def with_registers(choice: Tiling, register_fragments: int) -> Tiling:
+    return replace(choice, register_fragments=register_fragments)
+
+
+def test_the_first_that_does_not_spill_is_taken(compile_):
+    assert compile_([(WIDE, 0), (OTHER, 0)]) == (WIDE, 1)
+    assert compile_([(WIDE, SPILLED), (OTHER, 0)]) == (WIDE, 1)
+    assert compile_([(WIDE, SPILLED + 1), (OTHER, 0)]) == (OTHER, 2)
+
+
+def test_what_would_spill_as_well_is_not_compiled(compile_):
+    fewer_stages, more = replace(WIDE, stages=4), with_registers(WIDE, 48)
+    less = with_registers(WIDE, 40)
+    assert compile_([(WIDE, 300), (fewer_stages, 0), (more, 0), (less, 8), (OTHER, 0)]) == (less, 2)
+
+
+def test_after_six_the_one_that_spills_least_is_taken(compile_):
+    spills = [(with_registers(WIDE, 44 - 4 * k), 500 - 10 * k if k != 3 else 400) for k in range(7)]
+    assert compile_(spills) == (with_registers(WIDE, 32), 6)
+
+
+def test_the_choice_is_logged(compile_, caplog):
+    with caplog.at_level(logging.INFO, "flashrnn"):
+        compile_([(WIDE, 200), (OTHER, 0)])
+    assert caplog.messages == [f"forward of lstm 1 x 768, batch 16, bfloat16 on H100: {OTHER}, compiled 2"]

@@ -1,0 +1,128 @@
+"""Every kernel compiles for every architecture, and keeps its values in registers."""
+
+import itertools
+import struct
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashrnn import get_cell
+from flashrnn.cuda.build import Binary
+from flashrnn.cuda.resident.kernel import SPILLED, compile_best
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.gpu import named_gpu
+from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
+
+GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
+BUILT_IN = ("elman", "gru", "lstm", "slstm")
+DIRECTIONS = ("forward", "backward")
+TRAINING = Variant(aux=torch.float16, training=True)
+COUNTING = replace(TRAINING, parts=True)
+
+
+def compiled(
+    direction: str, cell, head_dim: int, gpu: str = "H100", dtype=torch.bfloat16, variant: Variant = TRAINING
+) -> Binary:
+    """The kernel of a model of width 768 at a batch of 16, as the backend takes it."""
+    sizes = max(1, 768 // head_dim), head_dim, 16, dtype
+    return compile_best(KernelSpec(direction, get_cell(cell), *sizes, named_gpu(gpu), variant))[0]
+
+
+def sizes() -> list[tuple[str, str, int]]:
+    """GPU, cell and head size."""
+    every = itertools.product(GPUS, BUILT_IN, (16, 64, 128, 256))
+    return [(gpu, cell, D) for gpu, cell, D in every]
+
+
+@pytest.mark.parametrize(("gpu", "cell", "head_dim"), sizes())
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_nothing_is_spilled(direction, gpu, cell, head_dim):
+    binary = compiled(direction, cell, head_dim, gpu)
+    assert GPUS[gpu] in binary.path.name
+    assert binary.spilled == 0
+
+
+@pytest.mark.parametrize("cell", BUILT_IN)
+@pytest.mark.parametrize("gpu", ["H100", "B200"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_wide_heads_spill_before_the_time_loop_alone(direction, gpu, cell):
+    """Registers are full of R. What is put aside is put aside once, and hardly any of it is read in the loop."""
+    assert_spills_before_the_loop(compiled(direction, cell, 768, gpu), loads=0 if direction == "forward" else 4)
+
+
+@pytest.mark.parametrize("cell", BUILT_IN)
+def test_counting_parts_takes_no_registers(cell):
+    assert compiled("backward", cell, 64, variant=COUNTING).spilled == 0
+    assert_spills_before_the_loop(compiled("backward", cell, 768, variant=COUNTING), loads=4)
+
+
+def assert_spills_before_the_loop(binary: Binary, loads: int) -> None:
+    assert binary.spilled <= SPILLED
+    operations = machine_operations(binary.code)
+    products = [k for k, operation in enumerate(operations) if operation == MMA]
+    loop = operations[products[0] : products[-1]]
+    assert STORE_LOCAL not in loop
+    assert loop.count(LOAD_LOCAL) <= loads
+
+
+VARIANTS = {
+    "inference": replace(TRAINING, aux=None, training=False),
+    "reset": replace(TRAINING, reset=True),
+    "gradients of all states": replace(TRAINING, aux=torch.float32, d_aux=True),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_variants(direction, variant):
+    assert compiled(direction, "slstm", 64, variant=variant).spilled == 0
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_float16(direction, head_dim):
+    assert compiled(direction, "lstm", head_dim, dtype=torch.float16).spilled == 0
+
+
+WITH_TF32 = replace(TRAINING, aux=torch.float32, tf32=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("cell", BUILT_IN)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_float32_with_tf32(direction, cell, head_dim):
+    assert compiled(direction, cell, head_dim, dtype=torch.float32, variant=WITH_TF32).spilled == 0
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_wide_heads_of_float32_with_tf32_spill_before_the_time_loop_alone(direction):
+    binary = compiled(direction, "lstm", 768, dtype=torch.float32, variant=WITH_TF32)
+    assert_spills_before_the_loop(binary, loads=0 if direction == "forward" else 4)
+
+
+@pytest.mark.parametrize("cell", [MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN], ids=cell_name)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_cells_of_users(direction, cell):
+    assert compiled(direction, cell, 64).spilled == 0
+
+
+@pytest.mark.parametrize("head_dim", [2, 22, 100])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_head_sizes_off_the_tiles(direction, head_dim):
+    assert compiled(direction, "gru", head_dim).spilled == 0
+
+
+# Operation codes: the lower 12 bits of an instruction's 16 bytes, the same from sm_80 to sm_100.
+MMA, LOAD_LOCAL, STORE_LOCAL = 0x23C, 0x983, 0x387
+
+
+def machine_operations(cubin: bytes) -> list[int]:
+    """The operation codes of the one kernel in an ELF file, in the order of its instructions."""
+    (sections,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, sections + k * size) for k in range(count)]
+    for name, _, _, _, offset, length in headers:
+        if cubin.startswith(b".text.flashrnn", headers[names][4] + name):
+            return [struct.unpack_from("<H", cubin, at)[0] & 0xFFF for at in range(offset, offset + length, 16)]
+    raise AssertionError("no kernel in this file")

@@ -1,0 +1,190 @@
+"""The tilings of the fused kernels: the same answers as CP-SAT's, sooner, and reasons where there is none."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+
+from flashrnn import get_cell
+from flashrnn.constrint import Expression, Infeasible, Problem
+from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.gpu import named_gpu
+from tests.constrint.cp_sat import solve_with_cp_sat
+
+HEAD_DIMS = (16, 22, 64, 96, 128, 256, 512, 768, 1024, 2048)
+HEADS_AND_BATCH = ((12, 16), (1, 1), (12, 64), (1, 65), (48, 16))
+CELLS = ("elman", "gru", "lstm", "slstm")
+GPUS = ("H100", "A100", "RTX 4090")
+LIMIT_MS = 20
+RUNS = 3
+BF16 = torch.bfloat16
+
+Posed = tuple[Problem, tuple[Expression, ...]]
+
+
+def spec_of(
+    direction: str, cell: str, heads: int, head_dim: int, batch: int, gpu: str = "H100", dtype=BF16, tf32: bool = False
+) -> KernelSpec:
+    return KernelSpec(direction, get_cell(cell), heads, head_dim, batch, dtype, named_gpu(gpu), Variant(tf32=tf32))
+
+
+def cases() -> list[tuple]:
+    """All cells, directions and GPUs at every head size, the heads and batch sizes in turn."""
+    sizes = itertools.product(GPUS, CELLS, ("forward", "backward"), HEAD_DIMS)
+    return [(*size, *rest) for size, rest in zip(sizes, itertools.cycle(HEADS_AND_BATCH))]
+
+
+def pose(gpu: str, cell: str, direction: str, head_dim: int, heads: int, batch: int) -> Posed:
+    """A cluster where one can hold the head, otherwise a grid."""
+    grid = head_dim > (768 if gpu == "H100" else 128)
+    return tiling.pose(spec_of(direction, cell, heads, head_dim, batch, gpu), grid)
+
+
+def by_constrint(posed: Posed) -> tuple[int, ...] | None:
+    problem, objective = posed
+    solution = next(problem.best(objective), None)
+    return None if solution is None else tuple(map(solution.value, objective))
+
+
+def by_cp_sat(posed: Posed) -> tuple[int, ...] | None:
+    problem, objective = posed
+    solution = solve_with_cp_sat(problem, objective)
+    return None if solution is None else tuple(map(solution.value, objective))
+
+
+def cpu_ms(solve: Callable[[Posed], object], posed: Posed) -> float:
+    start = time.process_time()
+    solve(posed)
+    return 1e3 * (time.process_time() - start)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case)))
+def test_same_optimum_as_cp_sat_in_less_time(case, record_property):
+    assert by_constrint(pose(*case)) == by_cp_sat(pose(*case))
+    # Turn by turn, so that a busy machine slows both; each run starts from a problem not yet compiled.
+    pairs = [(cpu_ms(by_constrint, pose(*case)), cpu_ms(by_cp_sat, pose(*case))) for _ in range(RUNS)]
+    ours, theirs = (median(times) for times in zip(*pairs, strict=True))
+    record_property("constrint_ms", ours)
+    record_property("cp_sat_ms", theirs)
+    assert ours <= LIMIT_MS
+    assert ours < theirs
+
+
+def largest_head_dim(gpu: str, cell: str, direction: str) -> int:
+    sizes = range(64, 4097, 64)
+    fits = [D for D in sizes if not tiling.infeasible(spec_of(direction, cell, 1, D, 16, gpu))]
+    assert fits == list(range(64, fits[-1] + 1, 64)), "a head size between others does not fit"
+    return fits[-1]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_head_size_up_to_the_largest_fits(gpu, cell):
+    largest = {direction: largest_head_dim(gpu, cell, direction) for direction in ("forward", "backward")}
+    assert min(largest.values()) >= {"H100": 2048, "A100": 1664, "RTX 4090": 1536}[gpu], largest
+
+
+def test_head_that_does_not_fit_names_what_is_missing():
+    spec = spec_of("forward", "lstm", 1, 4096, 16)
+    with pytest.raises(Infeasible, match="shared memory") as error:
+        next(tiling.tilings(spec))
+    assert set(error.value.conflict) == {"units of the head", "registers", "shared memory"}
+    first, *others = tiling.infeasible(spec).summary.split("\n")
+    assert first == "no solution; these 3 constraints exclude each other:"
+    assert others[0] == "  units of the head: reaches at most 2112, needs at least 4096"
+    assert others[2] == "  shared memory: needs at least 1012.6 KiB, at most 227 KiB"
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_tilings_come_one_by_one_the_best_first(direction):
+    spec = spec_of(direction, "lstm", 12, 64, 16)
+    found = list(itertools.islice(tiling.tilings(spec), 50))
+    assert len(set(found)) == 50
+    problem, objective = tiling.pose(spec, grid=False)
+    values = [tuple(map(solution.value, objective)) for solution in itertools.islice(problem.best(objective), 50)]
+    assert values == sorted(values)
+    assert found[0] == tiling.Tiling(**next(problem.best(objective)), grid=False)
+
+
+@pytest.mark.parametrize("gpu", ["A100", "RTX 4090"])
+def test_no_clusters_on_gpus_that_have_none(gpu):
+    for direction, cell in itertools.product(("forward", "backward"), CELLS):
+        for D in (96, 512):
+            found = tiling.tilings(spec_of(direction, cell, 4, D, 16, gpu))
+            assert {choice.grid or choice.blocks == 1 for choice in itertools.islice(found, 20)} == {True}
+
+
+def test_no_cluster_that_a_small_gpu_cannot_run():
+    """A slice of an H100 (MIG) with 16 multiprocessors has room for a cluster of 8, not of 16."""
+    part = replace(named_gpu("H100"), name="a seventh of an H100", multiprocessors=16)
+    found = tiling.tilings(replace(spec_of("forward", "elman", 1, 512, 8), gpu=part))
+    sizes = {choice.blocks for choice in found if not choice.grid}
+    assert max(sizes) == 8
+
+
+@pytest.mark.parametrize(("batch", "sequences"), [(2, 2), (16, 4), (32, 6), (56, 8)])
+def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
+    """Seven clusters of 16 blocks on an H100."""
+    choice = next(tiling.tilings(spec_of("forward", "lstm", 1, 768, batch)))
+    assert (choice.blocks, choice.grid, choice.sequences) == (16, False, sequences)
+    assert choice.batches(batch) <= 7
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_narrow_heads_share_a_multiprocessor(direction):
+    """192 blocks of 8 sequences on 132 multiprocessors, in place of 96 of 16: 0.36 ms for 0.57 (docs/log.md)."""
+    choice = next(tiling.tilings(spec_of(direction, "lstm", 12, 64, 128)))
+    assert (choice.blocks, choice.sequences) == (1, 8)
+
+
+def best_estimates(direction: str, sizes: Iterable[tuple[int, int, int]]) -> list[float]:
+    """Cycles of the best tilings of LSTMs of these heads, head sizes and batches on an H100."""
+    return [next(tiling.estimates(spec_of(direction, "lstm", *size)))[0] for size in sizes]
+
+
+@pytest.mark.parametrize("heads", [1, 12])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_no_head_is_slower_than_a_larger_one(direction, heads):
+    """By the estimate: a head whose size fits no cluster well takes a larger head's tiling, padded."""
+    cycles = best_estimates(direction, [(heads, D, 16) for D in range(8, 1537, 8)])
+    assert cycles == sorted(cycles)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(12, 64), (1, 768)])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_no_batch_is_slower_than_a_larger_one(direction, heads, head_dim):
+    cycles = best_estimates(direction, [(heads, head_dim, B) for B in range(1, 301)])
+    assert cycles == sorted(cycles)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
+    """Two parts of a float in place of three: heads that did not fit do, and a step takes less of the tensor cores."""
+    for direction in ("forward", "backward"):
+        specs = [spec_of(direction, cell, 1, 256, 16, dtype=torch.float32, tf32=tf32) for tf32 in (False, True)]
+        posed = [tiling.pose(spec, grid=False) for spec in specs]
+        exact, coarse = map(by_constrint, posed)
+        assert coarse < exact
+        largest, larger = (largest_head_of_float32(direction, cell, tf32) for tf32 in (False, True))
+        assert larger >= min(1.15 * largest, 2112)  # 16 units on each of 132 multiprocessors
+    assert coarse == by_cp_sat(posed[1])
+
+
+def largest_head_of_float32(direction: str, cell: str, tf32: bool) -> int:
+    def fits(D: int) -> bool:
+        return not tiling.infeasible(spec_of(direction, cell, 1, D, 16, dtype=torch.float32, tf32=tf32))
+
+    return max(filter(fits, range(64, 2560, 64)))
+
+
+def test_shared_memory_is_what_the_problem_counts():
+    """`shared_bytes` of a solution stays within the limit that the problem set (the kernels compare it with theirs)."""
+    for direction, cell in itertools.product(("forward", "backward"), CELLS):
+        spec = spec_of(direction, cell, 1, 768, 16)
+        for choice in itertools.islice(tiling.tilings(spec), 20):
+            assert 0 < tiling.shared_bytes(spec, choice) <= spec.gpu.shared_per_block

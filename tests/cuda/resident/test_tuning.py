@@ -1,0 +1,95 @@
+"""Which tilings are tried, and that the fastest is taken from then on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashrnn import get_cell
+from flashrnn.__main__ import main
+from flashrnn.cuda.resident import tiling, tuned, tuning
+from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.resident.tuned import keep, kept
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.gpu import named_gpu
+
+SPEC = KernelSpec("forward", get_cell("elman"), 12, 64, 16, torch.bfloat16, named_gpu("H100"))
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
+
+
+def other_tiling():
+    """Not the one that the estimate prefers."""
+    found = tiling.tilings(SPEC)
+    first = next(found)
+    return next(choice for choice in found if choice.unit_tiles != first.unit_tiles)
+
+
+def test_candidates_differ_in_more_than_what_is_loaded_ahead():
+    found = tuning.candidates(SPEC, 6)
+    assert len(found) == 6
+    assert found[0] == next(tiling.tilings(SPEC))
+    assert len({replace(choice, stages=0) for choice in found}) == 6
+
+
+def test_what_is_kept_is_taken_for_these_sizes_alone():
+    other = other_tiling()
+    keep(SPEC, other, 0.25)
+    assert kept(SPEC) == other
+    assert kept(replace(SPEC, direction="backward")) is None
+    assert kept(replace(SPEC, batch=32)) is None
+    assert kept(replace(SPEC, variant=Variant(tf32=True))) is None
+    assert compile_best(replace(SPEC, variant=Variant(reset=True, training=True)))[1] == other
+
+
+def test_other_kernels_need_other_measurements(monkeypatch):
+    keep(SPEC, other_tiling(), 0.25)
+    monkeypatch.setattr(tuned, "sources_hash", lambda: "other")
+    assert kept(SPEC) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"tiling": {"blocks": 1}}'], ids=["empty", "list", "incomplete"])
+def test_a_corrupt_file_is_as_none(tmp_path, content):
+    keep(SPEC, other_tiling(), 0.25)
+    (file,) = tmp_path.glob("tuned-*")
+    file.write_bytes(content)
+    assert kept(SPEC) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": 1},  # which covers half of the units
+        {"unit_tiles": 0},
+        {"register_fragments": 400},
+        {"sequences": 3},
+        {"stages": 1000},
+        {"grid": True},
+        {"grid": 0},
+        {"k_splits": 1.0},
+        {"batch_tiles": "1"},
+    ],
+    ids=str,
+)
+def test_a_tiling_that_the_solver_would_not_give_is_as_none(change):
+    keep(SPEC, replace(other_tiling(), **change), 0.25)
+    assert kept(SPEC) is None
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_every_candidate_can_be_kept(direction, gpu):
+    spec = replace(SPEC, direction=direction, gpu=named_gpu(gpu))
+    for choice in tuning.candidates(spec, 4):
+        keep(spec, choice, 0.25)
+        assert kept(spec) == choice
+
+
+def test_without_a_gpu_the_command_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["tune", "--heads", "12", "--head-dim", "64", "--batch", "16"]) == 1
+    expected = "error: backend cuda_fused does not serve this: it runs on CUDA GPUs, not on cpu\n"
+    assert capsys.readouterr().err == expected

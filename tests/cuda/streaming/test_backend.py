@@ -1,0 +1,198 @@
+"""Backend `cuda` without a GPU: its kernels on the processor, against the reference, without races; binaries."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from flashrnn import Cell, flashrnn, get_cell
+from flashrnn.cuda import parameters, spec
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.cuda.streaming import backend as streaming
+from flashrnn.cuda.streaming.backend import CudaStreaming, compile_kernel
+from flashrnn.cuda.streaming.tiling import Layout, Rows, best_layout, layout_prelude, shared_bytes
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import Problem
+from flashrnn.products import weight_gradient_of_states
+from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
+from tests.suite import Case, check, check_numbers_beyond_float16, check_tf32, tf32_on_the_processor
+
+LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+H100, A100, B200 = map(named_gpu, ("H100", "A100", "B200"))
+SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
+TRAINING = Variant(aux=torch.float16, training=True)
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path_factory):
+    """Lets backend `cuda` run on the processor with the layouts given, `at_once` blocks at a time."""
+
+    def use(layouts: dict[str, Layout], at_once: int) -> None:
+        @cache
+        def kernel(spec, device):
+            direction, layout = spec.direction, layouts[spec.direction]
+            folder, entry = tmp_path_factory.mktemp(direction), f"flashrnn_stream_{direction}"
+            header = f"streaming/kernels/{direction}.cuh"
+            program = compile_for_host(entry, layout_prelude(spec, layout), header, folder)
+            shape = None, layout.threads, shared_bytes(spec, layout)
+            return HostKernel(program, parameters.streaming(spec), *shape, at_once), layout
+
+        monkeypatch.setattr(streaming, "_kernel", kernel)
+        monkeypatch.setattr(streaming, "device_gpu", lambda index: H100)
+        monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
+        monkeypatch.setattr(
+            streaming, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
+        )
+        monkeypatch.setattr(CudaStreaming, "supports", lambda self, problem: None)
+
+    torch.use_deterministic_algorithms(True)  # which fills new tensors with NaN
+    yield use
+    torch.use_deterministic_algorithms(False)
+
+
+def layouts(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps: int, depth: int) -> dict[str, Layout]:
+    """For both directions, with as many vectors as it takes."""
+    found = {}
+    for direction in ("forward", "backward"):
+        vectors = -(-Rows.of(KernelSpec(direction, cell, 1, D, 1, dtype, H100)).length * dtype.itemsize // 64)
+        warp_vectors = -(-vectors // warps)
+        found[direction] = Layout(units, seq_tiles, warps, warp_vectors, min(depth, warp_vectors))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "layout", "at_once"),
+    [
+        # padding in every direction; more vectors than are read ahead, and not a multiple
+        (Case(LSTM, B=3, T=5, N=2, D=37), torch.float16, (8, 1, 1, 2), 100),
+        # blocks with several items, of several groups; several cells per thread
+        (Case(GRU, B=19, T=4, N=2, D=23, reset=True), torch.float16, (8, 1, 1, 1), 3),
+        (Case(SLSTM, B=18, T=3, N=1, D=16, reset=True), torch.float32, (8, 2, 1, 1), 1),
+        (Case(MINIMAL_GATED, B=3, T=4, N=2, D=11, time_major=True), torch.bfloat16, (8, 1, 2, 1), 2),
+        (Case(PEEPHOLE_LSTM, B=2, T=3, N=1, D=20), torch.float32, (8, 1, 2, 2), 100),
+        (Case(LEAKY_ELMAN, B=2, T=3, N=2, D=9, reset=True, time_major=True), torch.float32, (16, 1, 1, 1), 2),
+    ],
+    ids=str,
+)
+def test_kernels_on_the_processor(on_host, case, dtype, layout, at_once):
+    on_host(layouts(case.cell, case.D, dtype, *layout), at_once)
+    check("cuda", case, dtype, "cpu")
+    check("cuda", case, dtype, "cpu", flashrnn)
+
+
+def test_kernels_with_tf32_on_the_processor(on_host):
+    case = Case(SLSTM, B=18, T=5, N=1, D=21, reset=True)
+    on_host(layouts(case.cell, case.D, torch.float32, 8, 2, 2, 1), at_once=2)
+    check_tf32("cuda", case, "cpu")
+
+
+def test_numbers_beyond_float16(on_host):
+    on_host(layouts(SLSTM, 16, torch.float16, 8, 1, 2, 1), at_once=100)
+    check_numbers_beyond_float16("cuda", "cpu")
+
+
+def test_inference_on_the_processor(on_host):
+    """Kernels that keep neither gates nor states give the states that training gives."""
+    case = Case(SLSTM, B=3, T=4, N=2, D=11)
+    on_host(layouts(case.cell, case.D, torch.float32, 8, 1, 2, 1), at_once=100)
+    inputs = random_inputs(case.cell, case.B, case.T, case.N, case.D).to(torch.float32)
+    trained = flashrnn(*inputs, case.cell, "cuda")
+    with torch.no_grad():
+        inferred = flashrnn(*inputs, case.cell, "cuda")
+    for found, expected in zip(inferred, trained, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_rows_come_in_the_order_in_which_they_are_multiplied():
+    """Vector after vector: of every row of a block, padded with zeros, the numbers of that vector."""
+    N, gates, D, K = 2, 3, 5, 40
+    layout = Layout(units=4, seq_tiles=1, warps=2, warp_vectors=2, depth=1)
+    rows = torch.randn(N, gates, D, K, generator=torch.Generator().manual_seed(0))
+    found = streaming.in_order(rows, layout)
+    assert found.shape == (N, 2, 4, gates, 4, 16)
+    assert torch.equal(found[1, 0, 2, 1, 3], torch.cat([rows[1, 1, 3, 32:], torch.zeros(8)]))
+    assert torch.equal(found[1, 1, 1, 2, 0], rows[1, 2, 4, 16:32])
+    assert not found[:, 1, :, :, 1:].any()
+    assert not found[:, :, 3].any()
+
+
+def binaries() -> list[tuple]:
+    """GPU, cell, heads, head size, batch, dtype."""
+    cells = [(H100, cell, 1, 1024, 16, torch.bfloat16) for cell in CELLS]
+    sizes = [(H100, LSTM, *size, torch.bfloat16) for size in ((12, 64, 16), (1, 4096, 16), (4, 2048, 256), (3, 33, 1))]
+    floats = [(H100, cell, 1, 1024, batch, torch.float32) for cell, batch in ((LSTM, 16), (SLSTM, 64))]
+    return [*cells, *sizes, *floats, (A100, LSTM, 1, 768, 64, torch.float16), (B200, SLSTM, 1, 2048, 64, torch.float32)]
+
+
+def name(value) -> str:
+    return str(getattr(value, "name", value))
+
+
+@pytest.mark.parametrize(("gpu", "cell", "heads", "head_dim", "batch", "dtype"), binaries(), ids=name)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
+    binary, _ = compile_kernel(KernelSpec(direction, cell, heads, head_dim, batch, dtype, gpu, TRAINING))
+    assert gpu.arch in binary.path.name
+    assert binary.spilled <= SPILLED
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        replace(TRAINING, aux=None, training=False),
+        replace(TRAINING, reset=True),
+        replace(TRAINING, aux=torch.float32, d_aux=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_variants(direction, variant):
+    spec = KernelSpec(direction, SLSTM, 1, 1024, 16, torch.bfloat16, H100, variant)
+    assert compile_kernel(spec)[0].spilled <= SPILLED
+
+
+@pytest.mark.parametrize(("gpu", "cell", "batch"), [(H100, LSTM, 16), (H100, SLSTM, 64), (A100, LSTM, 16)], ids=name)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_binaries_with_tf32(direction, gpu, cell, batch):
+    variant = replace(TRAINING, aux=torch.float32, tf32=True)
+    spec = KernelSpec(direction, cell, 1, 1024, batch, torch.float32, gpu, variant)
+    assert compile_kernel(spec)[0].spilled <= SPILLED
+
+
+@pytest.mark.parametrize("gpu", [H100, A100, B200], ids=name)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_work_is_spread_over_the_whole_gpu(direction, gpu):
+    """What a step takes is rounds of items over the multiprocessors: at least six in ten have something to do."""
+    for heads, D, batch in ((12, 64, 16), (1, 768, 16), (1, 1024, 64), (1, 4096, 16), (4, 2048, 16), (1, 8192, 256)):
+        layout = best_layout(KernelSpec(direction, LSTM, heads, D, batch, torch.bfloat16, gpu))
+        items = layout.groups(heads, batch) * layout.unit_blocks(D)
+        rounds = -(-items // gpu.multiprocessors)
+        assert items >= 0.6 * rounds * gpu.multiprocessors, (heads, D, batch, layout)
+
+
+PROBLEM = Problem(LSTM, 1, 4096, torch.bfloat16, torch.device("cuda"), True, False, H100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"head_dim": 1001, "dtype": torch.float32}, None),
+        ({"device": torch.device("cpu")}, "it runs on CUDA GPUs, not on cpu"),
+        ({"dtype": torch.float64}, "it computes in bfloat16, float16 and float32, not in torch.float64"),
+    ],
+    ids=["served", "odd float32", "device", "dtype"],
+)
+def test_reasons(changes, expected):
+    assert CudaStreaming().supports(PROBLEM._replace(**changes)) == expected
+
+
+def test_a_cell_of_too_many_gates_says_what_is_missing():
+    names = [f"g{k}" for k in range(57)]
+    scope = {}
+    exec(f"def step({', '.join(names)}, h): return {' + '.join(names)}", scope)
+    reason = CudaStreaming().supports(PROBLEM._replace(cell=Cell("many", scope["step"], ("h",))))
+    assert reason.startswith("forward does not fit: no solution")
+    assert "registers" in reason
