@@ -19,7 +19,7 @@ from torch import Tensor
 from data.atomic_file import replacing
 from flashrnn import get_cell
 from models.mixers import RNNMixer
-from scripts.process import one_line_errors
+from training.command_line import one_line_errors
 
 # The package gives its fgate to the cell's input gate and its igate to the forget gate. The names are wrong, and stay
 # so for the sake of trained models (https://github.com/NX-AI/xlstm/issues/98).

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from scripts.checks import check_nulls
-from scripts.config import CONFIGS
-from scripts.overrides import check_overrides
-from scripts.process import one_line_errors
+from training.command_line import one_line_errors
+from training.config_checks import check_nulls
+from training.configuration import CONFIGS
+from training.overrides import check_overrides
 
 if TYPE_CHECKING:
     from data.text import Text

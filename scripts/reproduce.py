@@ -12,15 +12,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.process import one_line_errors
-from scripts.reproduction import ENTRIES
+from reproduction import ENTRIES
+from training.command_line import one_line_errors
 
 if TYPE_CHECKING:
-    from scripts.reproduction.result import Reproduction
+    from reproduction.result import Reproduction
 
 
 def load(name: str) -> "Reproduction":
-    return getattr(import_module(f"scripts.reproduction.{ENTRIES[name].module}"), name.upper())
+    return getattr(import_module(f"reproduction.{ENTRIES[name].module}"), name.upper())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,9 +81,9 @@ def main() -> None:
     if asked.name is None:
         parser.error("which NAME? --list shows them")
     _check(parser, asked)
-    from scripts.benchmarks.results import checkout
-    from scripts.reproduction.result import Options, write
-    from scripts.reproduction.runs import OUTPUTS
+    from benchmarks.results import checkout
+    from reproduction.result import Options, write
+    from reproduction.runs import OUTPUTS
 
     reproduction, out = load(asked.name), asked.out or (OUTPUTS / "quick" if asked.quick else Options.out)
     with one_line_errors():

@@ -17,10 +17,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from scripts.checks import check_buildable, check_callbacks, check_seed, check_sweep, check_trainer
-from scripts.config import CONFIGS
-from scripts.overrides import check_overrides, overrides_of_run
-from scripts.process import one_line_errors, prepare_process
+from training.command_line import one_line_errors, prepare_process
+from training.config_checks import check_buildable, check_callbacks, check_seed, check_sweep, check_trainer
+from training.configuration import CONFIGS
+from training.overrides import check_overrides, overrides_of_run
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer
@@ -47,7 +47,7 @@ def build_trainer(config: DictConfig, samples: bool) -> "Trainer":
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
     from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 
-    from scripts import callbacks, checkpoint
+    from training import callbacks, checkpoint
 
     data_wait = callbacks.DataWait()
     ends = [callbacks.GracefulStop(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
@@ -79,9 +79,9 @@ def train(config: DictConfig) -> dict:
     from lightning import seed_everything
     from lightning.pytorch.utilities import rank_zero_only
 
-    from models.lightning_module import SequenceModule
-    from scripts import checkpoint, report
-    from scripts.evaluate import evaluate
+    from training import checkpoint, results
+    from training.evaluation import evaluate
+    from training.lightning_module import TrainingModule
 
     prepare_process(config.threads)
     check_seed(config.seed)
@@ -112,7 +112,7 @@ def train(config: DictConfig) -> dict:
 
     if config.compile:
         torch.compiler.reset()  # the jobs of a sweep are one function of many models, and PyTorch compiles it for few
-    module = SequenceModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
+    module = TrainingModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
     if steps_left:
         trainer.fit(module, datamodule=datamodule, ckpt_path=resume or None, weights_only=True)
         step = trainer.global_step
@@ -124,8 +124,8 @@ def train(config: DictConfig) -> dict:
         parameters = sum(parameter.numel() for parameter in module.model.parameters())
         seconds = time.perf_counter() - start  # with loading libraries and data, training, evaluation
         made = {"parameters": parameters, "step": step, "devices": trainer.world_size}
-        places = report.save(folder, result, config, trainer.strategy.root_device, **made, seconds=seconds)
-        report.show(result, {"checkpoint": checkpoint.find(config.run_dir), "logs": folder, **places})
+        places = results.save(folder, result, config, trainer.strategy.root_device, **made, seconds=seconds)
+        results.show(result, {"checkpoint": checkpoint.find(config.run_dir), "logs": folder, **places})
     return result
 
 

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 
@@ -17,3 +19,35 @@ def interpreted():
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.interpret = True
         yield
+
+
+@pytest.fixture
+def tiny_config(tmp_path, monkeypatch):
+    """tiny_config("parity", "model=gru", run="a"): the config of a tiny run in tmp_path/outputs/parity/a."""
+    from tests.tiny_runs import SHORT, TINY, config  # not for tests of kernels: it loads Hydra
+
+    monkeypatch.chdir(tmp_path)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(40):
+        texts.joinpath(f"{number}.txt").write_text(f"the {number}th of forty texts says {number} and {number**3}. " * 9)
+
+    def build(experiment="parity", *overrides, run="run"):
+        folder = tmp_path / "outputs" / experiment / run
+        source = [f"data.source={texts}/*.txt"] if experiment == "text_tiny" else []
+        folders = [f"experiment={experiment}", f"run_dir={folder}", *source]
+        return config(*folders, *TINY[experiment], *SHORT, *overrides)
+
+    return build
+
+
+@pytest.fixture
+def change_texts(tmp_path):
+    """change_texts(): the texts of tiny_config("text_tiny") become other ones, and what was prepared is gone."""
+
+    def change():
+        for file in tmp_path.glob("texts/*.txt"):
+            file.write_text(f"{file.stem} quite other words about something else, {file.stem * 3}. " * 9)
+        shutil.rmtree(tmp_path / "corpora")
+
+    return change

@@ -12,7 +12,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {"flashrnn": ("cpu", "cuda"), "models": ("train",), "data": ("train",), "scripts": ("train", "cuda", "docs")}
+EXTRAS = {
+    "flashrnn": ("cpu", "cuda"),
+    **dict.fromkeys(("models", "data", "training", "reproduction", "scripts"), ("train",)),
+    "benchmarks": ("train", "cuda"),
+    "docs": ("train", "docs"),
+}
 NOT_REQUIRED = {
     "triton",  # comes with PyTorch wherever there is a GPU that it serves
     "lm_eval",  # scripts/lm_eval.py says how to get it

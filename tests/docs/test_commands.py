@@ -13,9 +13,9 @@ import torch
 
 from scripts.train import train
 from tests.docs import fresh, pages
-from tests.scripts.conftest import SHORT, TINY, config
 from tests.scripts.test_import_xlstm import slstm_layer
 from tests.scripts.test_lm_eval import HARNESS
+from tests.tiny_runs import SHORT, TINY, config
 
 TEXT = ["data.source=texts/*.jsonl", "data.val_fraction=0.3", "data.tokenizer=bpe:300", "data.context_length=8"]
 SMALL = {

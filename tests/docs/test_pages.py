@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import checkpoint
-from scripts.overrides import check_overrides
 from scripts.train import train
 from tests.docs.pages import PAGES, has_code
-from tests.scripts.conftest import SHORT, TINY, config
+from tests.tiny_runs import SHORT, TINY, config
+from training import checkpoint
+from training.overrides import check_overrides
 
 TUTORIAL = "docs/tutorial_cell.md"  # has a test file of its own
 

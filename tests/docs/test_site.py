@@ -6,7 +6,7 @@ import sys
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from scripts.config_reference import CONFIGS, page
+from docs.tools.config_reference import CONFIGS, page
 from tests.docs.pages import PAGES, ROOT
 
 

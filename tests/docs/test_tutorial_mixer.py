@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from scripts import evaluate
 from scripts.train import train
-from tests.scripts.conftest import SHORT, TINY, config
+from tests.tiny_runs import SHORT, TINY, config
+from training import evaluation
 
 
 def test_the_mixer_trains_by_its_file(run_page, tmp_path):
     run_page("docs/tutorial_mixer.md")
     reader = f"hydra.searchpath=[file://{Path.cwd()}/configs]"
     trained = train(config("model=average", *TINY["parity"], *SHORT, f"run_dir={tmp_path}", reader))
-    assert evaluate.main(str(tmp_path), [])["ranges"] == trained["ranges"]
+    assert evaluation.main(str(tmp_path), [])["ranges"] == trained["ranges"]

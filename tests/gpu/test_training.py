@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from scripts.report import environment
-from tests.models.test_lightning_module import batch, loader, tiny_module, tiny_trainer
+from tests.training.test_lightning_module import batch, loader, tiny_module, tiny_trainer
+from training.results import environment
 
 pytestmark = [
     pytest.mark.gpu,

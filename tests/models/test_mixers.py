@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import flashrnn
 from models.backbone import SequenceModel
 from models.mixers import AttentionMixer, NNLSTMMixer, RNNMixer
-from models.optim import adamw_cosine
+from training.optim import adamw_cosine
 
 B, T, d, N = 3, 11, 16, 2
 

@@ -1,27 +1,15 @@
 """The commands as a user types them."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from scripts import checkpoint
-from scripts.overrides import check_overrides, overrides_of_run
 from scripts.train import train
-from tests.scripts.conftest import SHORT, TINY
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(module, *arguments, folder):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+from tests.tiny_runs import SHORT, TINY, run
+from training import checkpoint
+from training.overrides import check_overrides, overrides_of_run
 
 
 def test_train_several_models_then_evaluate_one(tmp_path):

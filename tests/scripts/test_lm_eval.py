@@ -1,6 +1,6 @@
 """The harness is started as by its own command, and knows our models. Not being required, it is stood in for."""
 
-from tests.scripts.test_command_line import run
+from tests.tiny_runs import run
 
 HARNESS = """
 import sys

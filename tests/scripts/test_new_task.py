@@ -4,8 +4,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.scripts.conftest import SHORT, TINY
-from tests.scripts.test_command_line import ROOT, run
+from tests.tiny_runs import ROOT, SHORT, TINY, run
 
 SUM_MODULO_3 = '''
 
@@ -26,7 +25,7 @@ def test_a_task_without_results_breaks_nothing(tmp_path, monkeypatch):
     with (tmp_path / "data" / "tasks.py").open("a") as file:
         file.write(SUM_MODULO_3)
 
-    files = ["tests/data/test_tasks.py", "tests/scripts/test_readme.py"]
+    files = ["tests/data/test_tasks.py", "tests/docs/tools/test_readme.py"]
     pytest = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     tested = subprocess.run([*pytest, *files], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert tested.returncode == 0, tested.stdout + tested.stderr

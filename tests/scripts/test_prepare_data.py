@@ -17,8 +17,8 @@ from hydra.utils import instantiate
 
 from data import preparation, tokenization
 from data.manifest import Manifest
-from scripts.config import CONFIGS
 from scripts.prepare_data import prepare_data
+from training.configuration import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}

@@ -1,6 +1,5 @@
 """A run leaves what it promises, goes on where it was cut off, and says clearly what is wrong."""
 
-import csv
 import itertools
 import json
 import math
@@ -13,18 +12,11 @@ import torch
 from lightning import Callback
 from omegaconf import OmegaConf
 
-from scripts import checkpoint
-from scripts.evaluate import main as evaluate_main
-from scripts.process import one_line_errors
 from scripts.train import name_wandb_run, train
-
-
-def metrics(folder):
-    return list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
-
-
-def losses(folder):
-    return {int(row["step"]): row["train/loss"] for row in metrics(folder) if row["train/loss"]}
+from tests.tiny_runs import losses, metrics
+from training import checkpoint
+from training.command_line import one_line_errors
+from training.evaluation import main as evaluate_main
 
 
 @pytest.mark.parametrize("model", ["slstm", "transformer"])

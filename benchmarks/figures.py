@@ -1,0 +1,136 @@
+"""Figures of kernel times, from the files of results alone."""
+
+import json
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks import floors
+from benchmarks.cases import FORWARD, MODES, SWEEPS, TRAINING, Job, network
+from benchmarks.ours import NAME as OURS
+from benchmarks.ours import OTHERS
+from benchmarks.results import by_job
+from benchmarks.table import RATIO_BARS, recurrent_peers, times
+
+_COLORED = (
+    OURS, "flashrnn_1.0.8", "cudnn_fp16", "cudnn_bf16", "cudnn_fp32", "attention", *OTHERS, "pytorch_loop",
+    "compiled_loop",
+)  # fmt: skip
+_COLORS = {name: f"C{k}" for k, name in enumerate(_COLORED)}
+_OTHER = "black"  # an eleventh color would be the first again
+
+
+def read(path: Path) -> dict:
+    """The content of a file of `kernels`."""
+    content = json.loads(path.read_text())
+    if "suite" not in content:
+        raise ValueError(f"{path} holds no results of kernels")
+    return content
+
+
+def draw(content: dict, path: Path) -> Path:
+    """Draws curves of a sweep, or ratios to the peers, to `path`."""
+    suite, jobs, gpu = content["suite"], by_job(content["rows"]), content["runs"][-1]["machine"]["gpu"]
+    if suite in SWEEPS:
+        figure = _sweep(jobs, *SWEEPS[suite], with_floor=floors.GPU in gpu)
+    else:
+        figure = _backends(jobs) if suite == "backends" else _ratios(jobs)
+    _add_legend(figure)
+    figure.suptitle(f"{gpu}, {suite}")
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor: bool) -> Figure:
+    """Time per step over what the suite varies: a row of panels for forward and for forward+backward."""
+    panels: dict[tuple[str, str], dict[Job, dict[str, dict]]] = {}
+    for job, rows in jobs.items():
+        panels.setdefault((job.mode, network(job.case, field)), {})[job] = rows
+    columns = list(dict.fromkeys(name for _, name in panels))
+    figure = Figure(figsize=(1 + 4.5 * len(columns), 8), layout="constrained")
+    axes = figure.subplots(len(MODES), len(columns), squeeze=False, sharex=True)
+    for (mode, name), panel in panels.items():
+        ax = axes[MODES.index(mode)][columns.index(name)]
+        _curves(ax, panel, field)
+        if with_floor and mode == FORWARD and name.startswith("lstm"):
+            _floor(ax, panel, field)
+        ax.set(title=f"{name}, {mode}", xlabel=label, ylabel="µs per time step")
+    return figure
+
+
+def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for job, rows in jobs.items():
+        for name, ms in times(rows).items():
+            curves.setdefault(name, []).append((getattr(job.case, field), 1000 * ms / job.case.T))
+    for name, points in curves.items():
+        ax.plot(*zip(*sorted(points), strict=True), "o-", label=name, color=_COLORS.get(name, _OTHER))
+    ticks = sorted({getattr(job.case, field) for job in jobs})
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(ticks, labels=map(str, ticks))
+    ax.grid(alpha=0.3)
+
+
+def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
+    """What a bare step takes, and the share of it in our time."""
+    least = sorted((getattr(job.case, field), floors.forward_floor(job.case), job) for job in jobs)
+    ax.plot([x for x, *_ in least], [us for _, us, _ in least], "k--", label="bare step, and its share of our time")
+    for x, us, job in least:
+        if ours := times(jobs[job]).get(OURS):
+            share = f"{us * job.case.T / (1000 * ours):.0%}"
+            ax.annotate(share, (x, us), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
+
+
+def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
+    """Time per step of every implementation that has any."""
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows)))
+    colors = {name: f"C{k}" for k, name in enumerate(names)}
+    for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
+        found = {job.case: times(rows) for job, rows in jobs.items() if job.mode == mode}
+        for row, (case, ms) in enumerate(found.items()):
+            height = 0.8 / max(len(ms), 1)
+            for k, (name, value) in enumerate(ms.items()):
+                ax.barh(row + (k - (len(ms) - 1) / 2) * height, 1000 * value / case.T, height, color=colors[name])
+        for name in names:
+            ax.barh(0, 0, color=colors[name], label=name)
+        ax.set_yticks(range(len(found)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in found])
+        ax.invert_yaxis()
+        ax.set(title=mode, xlabel="µs per time step", xscale="log")
+    return figure
+
+
+def _add_legend(figure: Figure) -> None:
+    """One for all panels, which would cover curves and bars inside of them."""
+    shown = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in figure.axes]
+    labels = {label: handle for panel in shown for handle, label in panel}
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=int(figure.get_figwidth() // 2.5))
+
+
+def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
+    """How many times faster than each recurrent peer, and the bar that is set for forward and backward."""
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
+        ratios = {
+            job.case: {name: ms / times(rows)[OURS] for name, ms in recurrent_peers(times(rows)).items()}
+            for job, rows in jobs.items()
+            if job.mode == mode and "ms" in rows.get(OURS, {})
+        }
+        ratios = {case: found for case, found in ratios.items() if found}
+        peers = list(dict.fromkeys(name for found in ratios.values() for name in found))
+        for row, (case, found) in enumerate(ratios.items()):
+            height = 0.8 / len(found)
+            for k, (name, ratio) in enumerate(found.items()):
+                ax.barh(row + (k - (len(found) - 1) / 2) * height, ratio, height, color=_COLORS.get(name, _OTHER))
+            bar, _ = RATIO_BARS.get((case.N, case.D, case.B), (None, None))
+            if bar and case.function == "lstm" and mode == TRAINING:
+                ax.plot([bar, bar], [row - 0.45, row + 0.45], color="black")
+        for name in peers:
+            ax.barh(0, 0, color=_COLORS.get(name, _OTHER), label=name)
+        ax.axvline(1, color="gray", linestyle="--")
+        ax.set_yticks(range(len(ratios)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in ratios])
+        ax.invert_yaxis()
+        ax.set(title=mode, xlabel="their time / ours (black: the least we want)")
+    return figure

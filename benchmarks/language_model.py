@@ -1,0 +1,136 @@
+"""Time and memory of a training step of the language models: forward, backward, clipping, optimizer."""
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.timing import quantiles
+from models.backbone import SequenceModel
+from training.compiled_loss import CompiledLoss
+from training.configuration import CONFIGS
+
+MODELS = (
+    "model=transformer",
+    "model=lstm model.num_heads=12",
+    "model=slstm model.num_heads=12",
+    "model=lstm model.num_heads=1",
+)
+_CONTEXT, _WARMUP, _STEPS = 1024, 4, 20
+
+
+def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequence[int]) -> Iterator[dict]:
+    """Milliseconds of a training step (median, p20 and p80), tokens per second, and the peak of GPU memory in GiB.
+
+    A model is what experiment=slimpajama_160m makes of the overrides, compiled unless they have compile=false, on
+    random tokens. Under torchrun, on one host, its gradients are those of all devices (DistributedDataParallel); the
+    batch size is that of each device, the tokens per second those of all. A step takes `accumulate` batches; the
+    devices reduce gradients once, with the last.
+    """
+    devices = int(os.environ.get("WORLD_SIZE", 1))
+    if devices > 1:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl")
+    for batch_size, accumulate in itertools.product(batch_sizes, accumulated):
+        transformer = None
+        for overrides in models:
+            row = {"model": overrides, "batch_size": batch_size, "devices": devices, "accumulate": accumulate}
+            row |= _measure(overrides.split(), batch_size, devices, accumulate)
+            if overrides == "model=transformer":
+                transformer = row.get("ms")
+            if transformer and "ms" in row:
+                row["over_transformer"] = round(row["ms"] / transformer, 3)
+            yield row
+
+
+class _Loss(nn.Module):
+    """The loss of a model, as Lightning's strategies see it: what is called is outside of what is compiled."""
+
+    def __init__(self, model: SequenceModel, compile: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = CompiledLoss(model.loss) if compile else model.loss
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.loss(ids[:, :-1], ids[:, 1:].contiguous(), None)[0]
+
+
+def _measure(overrides: list[str], batch_size: int, devices: int, accumulate: int) -> dict:
+    torch.compiler.reset()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        return _train(build(overrides), _config(overrides).compile, batch_size, devices, accumulate)
+    except torch.cuda.OutOfMemoryError:
+        return {"error": "out of memory"}
+
+
+def _config(overrides: Sequence[str] = ()) -> DictConfig:
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        return compose("train", overrides=["experiment=slimpajama_160m", *overrides])
+
+
+def build(overrides: Sequence[str]) -> SequenceModel:
+    """The model of experiment=slimpajama_160m with these overrides, on the GPU."""
+    from hydra.utils import instantiate
+
+    return instantiate(_config(overrides).model).cuda()
+
+
+def data_parallel_options() -> dict[str, Any]:
+    """What experiment=slimpajama_160m gives to DistributedDataParallel, by way of Lightning's DDPStrategy."""
+    return {key: value for key, value in _config().trainer.strategy.items() if key != "_target_"}
+
+
+def _train(model: SequenceModel, compile: bool, batch_size: int, devices: int, accumulate: int) -> dict:
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    loss_of = _Loss(model, compile)
+    if devices > 1:
+        loss_of = DistributedDataParallel(loss_of, device_ids=[torch.cuda.current_device()], **data_parallel_options())
+    ids = torch.randint(0, model.vocab_size, (batch_size, _CONTEXT + 1), device="cuda")
+
+    def step() -> None:
+        for _ in range(accumulate - 1):
+            with loss_of.no_sync() if devices > 1 else nullcontext():
+                loss_of(ids).backward()
+        loss_of(ids).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(_WARMUP):
+        step()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(_STEPS + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **_speed(times, batch_size, devices, accumulate),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+    }
+
+
+def _speed(times: Sequence[float], batch_size: int, devices: int, accumulate: int) -> dict:
+    """Of training steps that took `times` milliseconds."""
+    ms = quantiles(times, digits=2)
+    return {
+        "ms": ms["p50"],
+        "p20_ms": ms["p20"],
+        "p80_ms": ms["p80"],
+        "tokens_per_s": round(1e3 * devices * accumulate * batch_size * _CONTEXT / ms["p50"]),
+    }

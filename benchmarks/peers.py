@@ -1,0 +1,138 @@
+"""What others offer for the same sizes: cuDNN's recurrent networks, PyPI's flashrnn, and attention."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from zipfile import ZipFile
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks import ROOT
+from benchmarks.cases import TRAINING, Case, Job
+from benchmarks.timing import Effort, measure
+from benchmarks.worker import Worker
+from flashrnn import get_cell
+
+CUDNN = {"lstm": nn.LSTM, "gru": nn.GRU, "elman": nn.RNN}
+
+
+def cudnn_supports(case: Case) -> bool:
+    return case.N == 1 and case.function in CUDNN
+
+
+def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
+    """PyTorch's layer in `dtype`, time first as cuDNN has it."""
+    products = torch.backends.cuda.matmul
+    allowed, products.allow_tf32 = products.allow_tf32, torch.backends.cudnn.allow_tf32  # the layer's own are cuDNN's
+    try:
+        return layer(job, effort, CUDNN[job.case.function], dtype)
+    finally:
+        products.allow_tf32 = allowed
+
+
+def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype: torch.dtype) -> dict:
+    """A layer of that kind, of one head, and the product with the inputs that its time includes."""
+    case, training = job.case, job.mode == TRAINING
+    gates = len(get_cell(case.function).input_gates)
+    x = torch.randn(case.T, case.B, case.D, device="cuda", dtype=dtype, requires_grad=True)
+    # In training mode a layer keeps what a backward pass needs, whether or not there will be one.
+    rnn = kind(case.D, case.D).to("cuda", dtype).train(training)
+    linear = nn.Linear(case.D, gates * case.D, device="cuda", dtype=dtype)
+    whole = measure(lambda: rnn(x)[0], [x, *rnn.parameters()], training, effort)
+    product = measure(lambda: linear(x), [x, *linear.parameters()], training, effort)
+    return whole | {"input_ms": product["ms"]}
+
+
+def attention_supports(case: Case) -> bool:
+    return 16 <= case.D <= 256
+
+
+def attention(job: Job, effort: Effort) -> dict:
+    """Causal attention with the case's heads: no recurrence, but what a Transformer has in its place."""
+    case, options = job.case, {"device": "cuda", "dtype": getattr(torch, job.case.dtype), "requires_grad": True}
+    qkv = [torch.randn(case.B, case.T, case.N, case.D, **options) for _ in range(3)]
+
+    def forward() -> torch.Tensor:
+        return scaled_dot_product_attention(*(x.transpose(1, 2) for x in qkv), is_causal=True)
+
+    return measure(forward, qkv, job.mode == TRAINING, effort)
+
+
+FLASHRNN = {"flashrnn_1.0.8": "cuda_fused", "flashrnn_1.0.8_cuda": "cuda"}
+"""PyPI's flashrnn as implementations, and the backend of it that each one is."""
+
+
+@dataclass(frozen=True)
+class PyPIFlashRNN:
+    """A backend of flashrnn 1.0.8.
+
+    It compiles for every cell, batch and head size. Compilation takes minutes and may end in another binary than is in
+    its cache, so a process builds, waits for the others to be ready, and then measures with what it has loaded.
+    """
+
+    wheel: Path
+    name: str = "flashrnn_1.0.8"
+    parallel: int = max(1, (os.cpu_count() or 1) * 3 // 4)  # builds at a time
+    build_seconds: float = 300
+    measure_seconds: float = 120
+    command: Sequence[str] = (sys.executable, "-m", "benchmarks.pypi_flashrnn")
+    folder: Path = Path(tempfile.gettempdir()) / "flashrnn_1.0.8"  # what is built there serves later runs
+
+    def supports(self, case: Case) -> bool:
+        return case.function in ("lstm", "slstm")
+
+    def measure(self, jobs: Iterable[Job], effort: Effort) -> Iterator[tuple[Job, dict]]:
+        builds: dict[Case, list[Job]] = {}
+        for job in jobs:
+            builds.setdefault(replace(job.case, T=0), []).append(job)
+        package, environment = self._unpack(), self._environment(min(self.parallel, len(builds)))
+        start = partial(Worker, [*self.command, str(package)], cwd=ROOT, env=environment)
+        groups = [list(builds.values())[k : k + self.parallel] for k in range(0, len(builds), self.parallel)]
+        for group in groups:
+            with ThreadPoolExecutor(self.parallel) as pool, ExitStack() as stack:
+                workers = [stack.enter_context(start()) for _ in group]
+                built = list(pool.map(self._build, workers, group))
+                for worker, result, same in zip(workers, built, group, strict=True):
+                    with worker:  # its memory is needed for the next
+                        for job in same:
+                            yield job, result if "error" in result else result | self._measure(worker, job, effort)
+
+    def _build(self, worker: Worker, jobs: list[Job]) -> dict:
+        return worker.ask(self.build_seconds, do="build", **self._sizes(jobs[0].case))
+
+    def _measure(self, worker: Worker, job: Job, effort: Effort) -> dict:
+        options = {"training": job.mode == TRAINING, "effort": effort}
+        return worker.ask(self.measure_seconds, do="measure", **self._sizes(job.case), **options)
+
+    def _unpack(self) -> Path:
+        """Once, because the compiler looks at the age of the sources."""
+        package = self.folder / self.wheel.stem
+        if not package.exists():
+            self.folder.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder) as unpacked, ZipFile(self.wheel) as wheel:
+                wheel.extractall(Path(unpacked) / "package")
+                os.rename(Path(unpacked) / "package", package)
+        return package
+
+    def _environment(self, builds: int) -> dict[str, str]:
+        """For so many builds at a time."""
+        extensions = self.folder / "extensions"
+        for lock in extensions.glob("*/lock"):
+            lock.unlink()  # of a run that was killed; the next one would wait for it without end
+        return os.environ | {
+            "TORCH_EXTENSIONS_DIR": str(extensions),
+            "MAX_JOBS": str(max(1, (os.cpu_count() or 1) // max(1, builds))),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # ninja is beside Python
+        }
+
+    def _sizes(self, case: Case) -> dict:
+        sizes = {"function": case.function, "shapes": case.shapes(), "dtype": case.dtype}
+        return {"backend": FLASHRNN[self.name], **sizes}

@@ -1,0 +1,152 @@
+"""Files of results, and what somebody needs to judge and to repeat them."""
+
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from importlib.metadata import distributions
+from pathlib import Path
+
+import torch
+
+from benchmarks.cases import Case, Job
+from benchmarks.ours import is_ours
+from data.atomic_file import replacing
+from training import provenance
+
+
+def checkout() -> str:
+    """The commit of this checkout, and whether it has changes; to be asked for before anything is measured."""
+    found = provenance.commit()
+    if found is None:
+        raise ValueError(
+            "there is no git history here to tell what is measured: work in a clone, or give scripts.benchmark --commit"
+        )
+    return found
+
+
+def head(commit: str | None = None) -> dict:
+    """Command, commit (of this checkout, if None), versions and machine."""
+    gpu = torch.cuda.is_available()
+    libraries = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} | _packages() if gpu else {}
+    return {
+        "command": shlex.join(["python", "-m", "scripts.benchmark", *sys.argv[1:]]),
+        "commit": commit or checkout(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__} | libraries,
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if gpu else None,
+        },
+    }
+
+
+def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
+    """Measures `rows`, which are shown as they come, and writes them with what was measured.
+
+    Until the last one they are in <name>.partial.json, which stays if the run is broken off.
+    """
+    partial, found = path.with_suffix(".partial.json"), []
+    described = {"what": " ".join(what.split())} | head(commit)
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        found.append(row)
+        with replacing(partial) as file:
+            file.write(f"{json.dumps(described | {'rows': found}, indent=1)}\n".encode())
+    partial.replace(path)
+    print(path)
+
+
+def _packages() -> dict[str, str]:
+    """Versions of what compiles and times kernels, as far as it is installed."""
+    found = {name: list(distributions(name=name)) for name in ("triton", "cuda-core", "nvidia-cuda-nvrtc")}
+    return {name: installed[0].version for name, installed in found.items() if installed}
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return models[0] if models else platform.processor()
+
+
+def gpu_slug() -> str:
+    """The GPU's name as part of a file's: h100_80gb_hbm3."""
+    if not torch.cuda.is_available():
+        raise ValueError("this is measured on an NVIDIA GPU, and torch sees none")
+    return slug(torch.cuda.get_device_name())
+
+
+def slug(gpu: str) -> str:
+    """A GPU's name as part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "_", gpu.removeprefix("NVIDIA ").lower())
+
+
+def device_slug() -> str:
+    """What runs here, as part of a file's name: that of the GPU, or cpu."""
+    return gpu_slug() if torch.cuda.is_available() else "cpu"
+
+
+def milliseconds(row: dict) -> float:
+    """Median time of the recurrence: less that of the product with the inputs, where a row includes it."""
+    return row["ms"]["p50"] - row.get("input_ms", {"p50": 0.0})["p50"]
+
+
+class KernelResults:
+    """The rows of `kernels` in one file, which always holds what has been measured so far.
+
+    A row names the run that measured it. Runs add rows; they repeat rows of ours that come from another commit.
+    """
+
+    def __init__(self, path: Path, head: dict, run: dict) -> None:
+        self.path = path
+        content = json.loads(path.read_text()) if path.exists() else head | {"runs": [], "rows": []}
+        self._content = content | {"runs": [*content["runs"], run]}
+        self._rows = {split(row): row for row in content["rows"]}
+
+    @property
+    def rows(self) -> list[dict]:
+        return list(self._rows.values())
+
+    def missing(self, job: Job, implementation: str) -> bool:
+        row = self._rows.get((job, implementation))
+        if row is None:
+            return True
+        runs = self._content["runs"]
+        return is_ours(implementation) and runs[row["run"]]["commit"] != runs[-1]["commit"]
+
+    def add(self, job: Job, implementation: str, measured: dict) -> dict:
+        """The row, which is in the file on return."""
+        run = {"run": len(self._content["runs"]) - 1}
+        row = vars(job.case) | {"mode": job.mode, "implementation": implementation} | measured | run
+        self._rows[job, implementation] = row
+        with replacing(self.path) as file:
+            file.write(self._text().encode())
+        return row
+
+    def _text(self) -> str:
+        """JSON with one line for each row."""
+        head = json.dumps(self._content | {"rows": []}, indent=1).removesuffix("]\n}")
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in self.rows)
+        return f"{head}\n{rows}\n ]\n}}\n"
+
+
+def split(row: dict) -> tuple[Job, str]:
+    """What a row is about: the job and the implementation."""
+    return Job(case_of(row), row["mode"]), row["implementation"]
+
+
+def case_of(row: dict) -> Case:
+    return Case(*(row[field] for field in Case.__dataclass_fields__))
+
+
+def by_job(rows: list[dict]) -> dict[Job, dict[str, dict]]:
+    """Rows by job and implementation."""
+    jobs: dict[Job, dict[str, dict]] = {}
+    for row in rows:
+        job, implementation = split(row)
+        jobs.setdefault(job, {})[implementation] = row
+    return jobs

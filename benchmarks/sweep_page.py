@@ -1,0 +1,108 @@
+"""Page and figure of the sweep, from its file alone: time and estimate over sizes, and the cliffs."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.cases import MODES, Job
+from benchmarks.cliffs import Cliff, Misranked, cliffs, misranked
+from benchmarks.markdown import Table, markdown
+from benchmarks.ours import NAME
+from benchmarks.results import by_job, milliseconds
+from benchmarks.sweep_cases import SERIES, Series
+
+WHAT = """LSTM, bfloat16, 512 time steps: milliseconds over head size and over batch size, by what "auto" takes. A cliff
+is a size that takes more than 1.08 times (over batch size 1.05 times) as long as a larger one. The estimate is what the
+solver expects of the time loops alone, at 1.98 GHz; outside of the loops there is, for example, the gradient of R."""
+
+Curves = Mapping[int, float]
+
+
+def write(path: Path) -> list[Path]:
+    """Makes the page and the figure of a file of the sweep, beside it."""
+    content = json.loads(path.read_text())
+    jobs = by_job(content["rows"])
+    page, figure = path.with_suffix(".md"), path.with_suffix(".png")
+    draw(jobs, content["runs"][-1]["machine"]["gpu"], figure)
+    paragraphs = [
+        "# Time over head size and batch size",
+        WHAT,
+        f"![time over sizes]({figure.name})",
+        "## Cliffs",
+        _table(["over", "network", "mode", "size", "ms", "larger size", "its ms", "ratio"], _cliff_rows(jobs)),
+        "## Neighbours that the estimate ranks wrongly",
+        _table(["over", "network", "mode", "sizes", "ratio by estimate", "measured"], _misranked_rows(jobs)),
+        f"Data, with command, commit and machine: [{path.name}]({path.name}). "
+        f"`python -m scripts.benchmark figures {path.name}` makes page and figure from it.",
+    ]
+    page.write_text("\n\n".join(paragraphs) + "\n")
+    return [page, figure]
+
+
+def _table(header: list[str], rows: Iterator[list[str]]) -> str:
+    table: Table = [header, *rows]
+    return markdown(table) if len(table) > 1 else "None."
+
+
+def panels(jobs: dict[Job, dict[str, dict]]) -> Iterator[tuple[Series, str, dict[int, dict]]]:
+    """Series and modes, each with the rows that have a time, by size."""
+    for series in SERIES:
+        for mode in MODES:
+            rows = {getattr(case, series.field): jobs.get(Job(case, mode), {}).get(NAME, {}) for case in series.cases}
+            yield series, mode, {size: row for size, row in rows.items() if "ms" in row}
+
+
+def measured_ms(rows: Mapping[int, dict]) -> Curves:
+    return {size: milliseconds(row) for size, row in rows.items()}
+
+
+def estimated_ms(rows: Mapping[int, dict]) -> Curves:
+    return {size: row["estimate_ms"] for size, row in rows.items() if "estimate_ms" in row}
+
+
+def cliffs_of(series: Series, rows: Mapping[int, dict]) -> list[Cliff]:
+    return cliffs(measured_ms(rows), series.tolerance)
+
+
+def _cliff_rows(jobs: dict[Job, dict[str, dict]]) -> Iterator[list[str]]:
+    for series, mode, rows in panels(jobs):
+        for cliff in cliffs_of(series, rows):
+            times = [str(cliff.size), f"{cliff.ms:.3f}", str(cliff.faster), f"{cliff.faster_ms:.3f}"]
+            yield [series.label, series.title, mode, *times, f"{cliff.ratio:.2f}"]
+
+
+def _misranked_rows(jobs: dict[Job, dict[str, dict]]) -> Iterator[list[str]]:
+    for series, mode, rows in panels(jobs):
+        for pair in misranked(estimated_ms(rows), measured_ms(rows)):
+            yield [series.label, series.title, mode, *_of_pair(pair)]
+
+
+def _of_pair(pair: Misranked) -> list[str]:
+    return [f"{pair.smaller}, {pair.larger}", f"{pair.estimated:.2f}", f"{pair.measured:.2f}"]
+
+
+def draw(jobs: dict[Job, dict[str, dict]], gpu: str, path: Path) -> None:
+    """A row of panels for every series, a column for every mode."""
+    figure = Figure(figsize=(15, 4 * len(SERIES)), layout="constrained")
+    grid = figure.subplots(len(SERIES), len(MODES))
+    for axes, (series, mode, rows) in zip(grid.flat, panels(jobs), strict=True):
+        _curves(axes, series, rows)
+        axes.set(title=f"{series.title}, {mode}", xlabel=series.label, ylabel="ms", ylim=(0, None))
+        axes.grid(alpha=0.3)
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.suptitle(f"{gpu}, LSTM, bfloat16, 512 time steps")
+    figure.savefig(path, dpi=120)
+
+
+def _curves(axes: Axes, series: Series, rows: Mapping[int, dict]) -> None:
+    found = cliffs_of(series, rows)
+    for curve, style, label in (
+        (measured_ms(rows), "o-", "measured"),
+        (estimated_ms(rows), "k:", "the solver's estimate of the time loops"),
+        ({cliff.size: cliff.ms for cliff in found}, "rx", "cliff: a larger size is faster"),
+    ):
+        points = sorted(curve.items())
+        axes.plot([x for x, _ in points], [y for _, y in points], style, markersize=4, label=label)

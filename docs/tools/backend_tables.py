@@ -1,0 +1,73 @@
+"""The tables of docs/backends.md: which backend `auto` takes, and the largest heads. No GPU is needed.
+
+    python -m docs.tools.backend_tables
+
+writes them anew, between the comments that name them.
+"""
+
+from argparse import ArgumentParser
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.markdown import Table, filled, markdown
+from flashrnn import registered_cells
+from flashrnn.gpu import NAMED
+from flashrnn.limits import NOTE, limits, table
+from flashrnn.plan import auto_backend
+
+PAGE = Path(__file__).parents[1] / "backends.md"
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+HEAD_DIMS = (32, 63, 64, 128, 256, 512, 768, 1001, 1024, 2048, 4096)
+
+
+def choices() -> Table:
+    """The backend that `auto` takes for training with every dtype, head size and cell, a column for every device."""
+    devices = {**NAMED, "CPU": None}
+    rows = [
+        [
+            dtype,
+            str(head_dim),
+            cell,
+            *(auto_backend(cell, 1, head_dim, getattr(torch, dtype), d) for d in devices.values()),
+        ]
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+        for cell in registered_cells()
+    ]
+    return [["dtype", "head size", "cell", *devices], *rows]
+
+
+def largest_heads() -> Table:
+    return table(limit for gpu in NAMED.values() for limit in limits(gpu))
+
+
+def shared(rows: Table, labels: int) -> Table:
+    """Rows whose first `labels` entries differ in one of them alone become one row, equal columns one column."""
+    header, *rows = rows
+    for place in reversed(range(labels)):
+        rows = merged(rows, place)
+    columns = merged(zip(header, *rows, strict=True), 0)
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def merged(rows: Iterable[Sequence[str]], place: int) -> list[Sequence[str]]:
+    """Rows that differ at `place` alone become one, in which it is a list."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        groups.setdefault((*row[:place], *row[place + 1 :]), []).append(row[place])
+    return [(*rest[:place], ", ".join(values), *rest[place:]) for rest, values in groups.items()]
+
+
+def page() -> str:
+    """docs/backends.md with tables made anew."""
+    heads = markdown(shared(largest_heads(), labels=2))
+    made = {"choices": markdown(shared(choices(), labels=3)), "limits": f"{heads}\n\n{NOTE.rstrip()}"}
+    return filled(PAGE.read_text(), made)
+
+
+if __name__ == "__main__":
+    ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    PAGE.write_text(page())
+    print(PAGE)

@@ -1,0 +1,108 @@
+"""Speed and accuracy of the kernels, from the files of scripts.benchmark."""
+
+from pathlib import Path
+
+from benchmarks import numerical_error
+from benchmarks.cases import MODES, Job
+from benchmarks.ours import NAME as OURS
+from benchmarks.results import by_job, device_slug
+from benchmarks.table import fastest_peer, times
+from reproduction.axes import milliseconds_over
+from reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
+
+
+def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
+    """Rows by job and implementation, their runs as (file, run). Of files that share a job the first whose run was not
+    quick counts, or else the first, and the others add what it lacks."""
+
+    def quick(rows: dict[str, dict]) -> bool:
+        return any(
+            "--quick" in contents[file]["runs"][run]["command"] for file, run in (r["run"] for r in rows.values())
+        )
+
+    found: dict[Job, list[dict[str, dict]]] = {}
+    for file, content in enumerate(contents):
+        for job, rows in by_job(content["rows"]).items():
+            found.setdefault(job, []).append({name: row | {"run": (file, row["run"])} for name, row in rows.items()})
+    return {
+        job: {name: row for rows in sorted(reversed(parts), key=quick, reverse=True) for name, row in rows.items()}
+        for job, parts in found.items()
+    }
+
+
+def _speed_table(contents: list[dict]) -> Table:
+    measured = jobs(contents)
+    names = list(dict.fromkeys(name for rows in measured.values() for name in times(rows) if name != OURS))
+    table = [
+        ["cell, heads × size, batch, steps", "mode", OURS, *names, "fastest recurrent peer / ours", "paper, Triton"]
+    ]
+    for (case, mode), rows in measured.items():
+        ms = times(rows)
+        fastest = fastest_peer(ms)
+        ratio = f"{ms[fastest] / ms[OURS]:.1f}" if fastest and OURS in ms else ""
+        if ratio and rows[fastest]["run"] != rows[OURS]["run"]:
+            ratio += " †"
+        what = f"{case.function}, {case.N} × {case.D}, {case.B}, {case.T}"
+        cells = [f"{ms[name]:.2f}" if name in ms else "" for name in (OURS, *names)]
+        table.append([what, mode, *cells, ratio, known(paper("kernel_speed").get(case.D), ".1f")])
+    return table
+
+
+def _draw_speed(contents: list[dict], file: Path) -> None:
+    """Milliseconds over head size, 16 sequences of 1024 steps; a row of panels for forward and for training."""
+    from matplotlib.figure import Figure
+
+    measured = {job: rows for job, rows in jobs(contents).items() if (job.case.B, job.case.T) == (16, 1024)}
+    names = list(dict.fromkeys(name for rows in measured.values() for name in times(rows)))
+    cells = list(dict.fromkeys(row["function"] for row in contents[0]["rows"]))
+    figure = Figure(figsize=(max(7, 5.5 * len(cells)), 9), layout="constrained")
+    for row, mode in zip(figure.subplots(len(MODES), len(cells), squeeze=False), MODES, strict=True):
+        for axes, cell in zip(row, cells, strict=True):
+            here = {
+                job.case.D: times(rows)
+                for job, rows in measured.items()
+                if job.mode == mode and job.case.function == cell
+            }
+            for k, name in enumerate(names):
+                points = sorted((size, ms[name]) for size, ms in here.items() if name in ms)
+                axes.plot(*zip(*points, strict=True) if points else ((), ()), "o-", color=f"C{k}", label=name)
+            published = paper("kernel_speed")
+            axes.plot(published.keys(), published.values(), "kx:", label="paper's Triton kernels, setting not known")
+            milliseconds_over(axes, "head size", here)
+            axes.set_title(f"{cell}, {mode}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(cells))
+    figure.savefig(file, dpi=150)
+
+
+def _measure_error(options: Options) -> list[Path]:
+    benchmark(options, "numerical_error")
+    return [options.out / f"numerical_error_{device_slug()}.json"]
+
+
+def _error_table(contents: list[dict]) -> Table:
+    table = [["cell", "dtype", "backend", "first steps", "largest", "last steps", "paper, bfloat16"]]
+    for row in contents[0]["rows"]:
+        error = row["error"]
+        published = f"near {paper('numerical_error')}" if row["dtype"] == "bfloat16" else "not known"
+        numbers = [f"{value:.5f}" for value in (error[0], max(error), error[-1])]
+        table.append([row["cell"], row["dtype"], row["backend"], *numbers, published])
+    return table
+
+
+KERNEL_SPEED = Reproduction(
+    source="kernels_heads",
+    what="Milliseconds (medians) of h alone, or of h and all gradients. For the paper's Triton kernels the head size "
+    "is known here, not the cell, the batch, the length or whether it is forward alone: no ratio is formed with it. "
+    "† of a peer that was timed in another run than ours.",
+    measure=lambda options: kernels(options, "heads", "batch", "length", "short"),
+    table=_speed_table,
+    draw=_draw_speed,
+)
+NUMERICAL_ERROR = Reproduction(
+    source="numerical_error",
+    what="Relative error of h against float64, mean of 128 steps each; the paper finds it bounded, however long the "
+    "sequence.",
+    measure=_measure_error,
+    table=_error_table,
+    draw=lambda contents, file: numerical_error.draw(contents[0], file),
+)

@@ -1,0 +1,130 @@
+"""The paper's table of language models on SlimPajama: hours, seconds per step and perplexity of each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from reproduction.loss_curves import NN_LSTM
+from reproduction.result import Options, Reproduction, Table, paper, save
+from reproduction.runs import OUTPUTS, Run, collect, failures, made_on, speed, tokens, train, trained_by
+from reproduction.text_runs import by_text, check_finished, finished, names
+
+SOURCE = "language_model_runs"  # language_model_* are files of scripts.benchmark
+# By the paper's name of a backend; fused kernels are what `auto` takes there.
+BACKENDS = {"CUDA fused": (), "CUDA alternating": ("model.mixer.backend=cuda",), "nn.LSTM": NN_LSTM, "attention": ()}
+FULL, SCALED_DOWN = "slimpajama_160m", "python_160m"  # experiments
+TOKENS, STEPS, GPUS = 512 * 1024, 30_000, 8  # of a step, steps of a training, in the paper
+
+
+def _run(row: dict, folder: Path, quick: bool) -> Run:
+    name = "_".join((row["model"], row["backend"], str(row["heads"]))).replace(" ", "_")
+    sizes = (f"model={_model(row)}", f"model.num_heads={row['heads']}")
+    return Run(folder / name, (f"experiment={SCALED_DOWN if quick else FULL}", *sizes, *BACKENDS[row["backend"]]))
+
+
+def _model(row: dict) -> str:
+    return "nn_lstm" if row["backend"] == "nn.LSTM" else row["model"]
+
+
+def _measure(options: Options) -> list[Path]:
+    folder = options.runs
+    if folder is None:
+        folder = OUTPUTS / ("language_model_quick" if options.quick else "language_model")
+        train([_run(row, folder, options.quick) for row in paper("language_model")], options)
+    rows = collect(folder, options.add_to)
+    check_finished(options, rows)
+    if options.runs and not any(ours([{"runs": rows}], row) for row in paper("language_model")):
+        raise ValueError(f"no run below {folder} is one of the paper's table: a model, heads and a backend of it")
+    return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
+
+
+def ours(contents: list[dict], row: dict) -> dict | None:
+    """Our run of a row of the paper's table, if it is finished; of several the one with the first seed."""
+
+    def key(model: str, heads: int, overrides: Sequence[str]) -> tuple:
+        named = ("model.mixer.backend=", *(["trainer.precision="] if model == "nn_lstm" else []))
+        return model, heads, *(override for override in overrides if override.startswith(named))
+
+    wanted = key(_model(row), row["heads"], BACKENDS[row["backend"]])
+    runs = [run for run in finished(contents) if key(run["model"], run["num_heads"], run["overrides"]) == wanted]
+    return min(runs, key=lambda run: run["seed"], default=None)
+
+
+def _table(contents: list[dict]) -> Table:
+    names = ["parameters (M)", "s / step", "hours", "perplexity (tokens trained on)"]
+    table = [["model", "backend", "heads", *(cell for name in names for cell in (name, "paper"))]]
+    for row in paper("language_model"):
+        run = ours(contents, row)
+        step = run and TOKENS / (GPUS * speed(run))
+        pairs = [
+            (run and f"{run['parameters'] // 10**6}", str(row["parameters"])),
+            (run and f"{step:.3f}", f"{row['step']:.3f}"),
+            (run and f"{step * STEPS / 3600:.1f}", str(row["hours"])),
+            (run and f"{run['perplexity']:.1f} ({_trained_on(run)})", f"{row['perplexity']} (15 B)"),
+        ]
+        cells = [cell or "" for pair in pairs for cell in pair]
+        table.append([row["model"], row["backend"], str(row["heads"]), *cells])
+    return table
+
+
+def _trained_on(run: dict) -> str:
+    number = tokens(run)
+    return f"{number / 1e9:.0f} B" if number >= 1e9 else f"{number / 1e6:.0f} M"
+
+
+def _notes(contents: list[dict]) -> list[str]:
+    seconds = (
+        "Seconds are those of 512 x 1024 tokens on eight of our GPUs, each at the speed measured on one; hours are "
+        "30,000 such steps. What the exchange of gradients takes is left out."
+    )
+    scaled_down = (
+        "A perplexity after 30 M tokens is that of the scaled-down run (`--quick`: experiment=python_160m, the Python "
+        "sources of the machine). It is to be compared within its column, not with the paper's."
+    )
+    experiments = {run["experiment"] for run in contents[0]["runs"]}
+    by = f"By {trained_by(contents)}."
+    return [seconds, *([scaled_down] if SCALED_DOWN in experiments else []), *_texts(contents), by, *failures(contents)]
+
+
+def _texts(contents: list[dict]) -> list[str]:
+    """A paragraph where not all rows were trained on the same text, as a machine's sources change."""
+    shown = [run for row in paper("language_model") if (run := ours(contents, row))]
+    name_of = {id(run): f"`{name}`" for name, run in zip(names(shown), shown, strict=True)}
+    texts = by_text([{"runs": shown}])
+    if len(texts) < 2:
+        return []
+    parts = [
+        f"{', '.join(name_of[id(run)] for run in runs)} (perplexity {unigram} by the frequency of tokens alone)"
+        for unigram, runs in sorted(texts.items())
+    ]
+    return [f"Not all perplexities are of the same text: {'; '.join(parts)}."]
+
+
+def _draw(contents: list[dict], file: Path) -> None:
+    """Tokens per second, ours beside the paper's."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    rows = paper("language_model")
+    for place, row in enumerate(rows):
+        run = ours(contents, row)
+        axes.barh(place - 0.2, TOKENS / row["step"] / GPUS, 0.4, color="tab:orange")
+        if run:
+            axes.barh(place + 0.2, speed(run), 0.4, color="tab:blue")
+    axes.barh(0, 0, color="tab:orange", label="paper, each of 8 H100")
+    axes.barh(0, 0, color="tab:blue", label="ours")
+    axes.set_yticks(range(len(rows)), labels=[f"{row['model']} {row['backend']} {row['heads']}" for row in rows])
+    axes.invert_yaxis()
+    axes.set(xlabel="tokens per second and GPU")
+    axes.legend()
+    figure.savefig(file, dpi=150)
+
+
+LANGUAGE_MODEL = Reproduction(
+    source=SOURCE,
+    what="160 M parameters, GPT-2 vocabulary or one as large, context 1024. Seconds per step are medians.",
+    measure=_measure,
+    table=_table,
+    draw=_draw,
+    notes=_notes,
+)

@@ -1,0 +1,137 @@
+"""The language models side by side on the same text: loss over tokens and over time, and what they end with."""
+
+import csv
+from pathlib import Path
+
+from reproduction.result import Options, Reproduction, Table, save
+from reproduction.runs import OUTPUTS, Run, collect, failures, made_on, tokens, train, trained_by
+from reproduction.text_runs import by_text, check_finished, finished, names, shared_overrides
+
+# The longest first: with several runs at a time they end together.
+MODELS = (("nn_lstm", 1), ("slstm", 1), ("lstm", 1), ("slstm", 12), ("lstm", 12), ("transformer", 12))
+QUICK = (
+    "data=text_tiny",
+    "data.context_length=128",
+    "data.batch_size=8",
+    "global_batch_size=8",
+    "compile=false",
+    "threads=1",
+    "model.vocab_size=null",
+    "model.d_model=96",
+    "model.num_blocks=2",
+    "trainer.precision=32-true",
+    "trainer.max_steps=60",
+    "val_every=60",
+    "optim.warmup_steps=10",
+)
+# PyTorch's autocast computes cuDNN's networks in float16 whatever is asked for, so gradients need its scaling.
+NN_LSTM = ("trainer.precision=16-mixed",)
+_SMOOTHED = 5  # logged losses, of which each point is the mean
+
+
+def _measure(options: Options) -> list[Path]:
+    folder = options.runs
+    if folder is None:
+        folder = OUTPUTS / ("loss_curves_quick" if options.quick else "loss_curves")
+        runs = [
+            Run(
+                folder / f"{model}_{heads}",
+                (
+                    *("experiment=python_160m", f"model={model}", f"model.num_heads={heads}"),
+                    *(NN_LSTM if model == "nn_lstm" else ()),
+                    *(QUICK if options.quick else ()),
+                ),
+            )
+            for model, heads in MODELS
+        ]
+        train(runs, options)
+    rows = collect(folder, options.add_to, lambda run: {"curve": _curve(run / "metrics.csv")})
+    check_finished(options, rows)
+    if options.add_to and any("curve" not in row for row in rows):
+        raise ValueError(f"{options.add_to} has no losses of its runs: expected a file that loss_curves wrote")
+    if strangers := {run["experiment"] for run in finished([{"runs": rows}])} - {"python_160m"}:
+        raise ValueError(
+            f"{folder} has runs of {', '.join(sorted(strangers))}: these curves are of experiment=python_160m"
+        )
+    if len(by_text([{"runs": rows}])) > 1:
+        raise ValueError(f"runs below {folder} were evaluated on other text than others, so none is beside another")
+    return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
+
+
+def _curve(file: Path) -> list[tuple[int, float]]:
+    """Optimizer steps and training losses, as they were logged."""
+    if not file.exists():
+        return []
+    with file.open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get("train/loss")]
+    return [(int(row["step"]) + 1, float(row["train/loss"])) for row in rows]
+
+
+def _table(contents: list[dict]) -> Table:
+    header = [
+        "model",
+        "parameters (M)",
+        "steps",
+        "tokens (M)",
+        "validation perplexity",
+        "ms / step",
+        "tokens / s",
+        "device",
+    ]
+    rows, runs = [header], finished(contents)
+    for name, run in zip(names(runs), runs, strict=True):
+        numbers = [
+            f"{run['parameters'] / 1e6:.1f}",
+            str(run["step"]),
+            f"{tokens(run) / 1e6:.1f}",
+            f"{run['perplexity']:.2f}",
+        ]
+        pace = [f"{1e3 * run['step_time']:.1f}", f"{run['tokens_per_second']:,.0f}", run["environment"]["device"]]
+        rows.append([name, *numbers, *pace])
+    return rows
+
+
+def _notes(contents: list[dict]) -> list[str]:
+    quick = "This is the quick run (`--quick`), of models of width 96: it shows that all of it works."
+    shared = " ".join(shared_overrides(finished(contents)))
+    trained = f"Seed 0 unless said. By {trained_by(contents)}. Where devices differ, so do the seconds of the figure."
+    return [
+        *([f"All with `{shared}`."] if shared else []),
+        trained,
+        *([quick] if contents[0].get("quick") else []),
+        *failures(contents),
+    ]
+
+
+def _draw(contents: list[dict], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    over_steps, over_time = figure.subplots(1, 2, sharey=True)
+    runs, beginnings = finished(contents), []
+    for index, (name, run) in enumerate(zip(names(runs), runs, strict=True)):
+        points, line = run["curve"], {"label": name, "color": f"C{index}", "linestyle": "-" if index < 10 else "--"}
+        ends = range(_SMOOTHED, len(points) + 1)
+        losses = [sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED for end in ends]
+        steps = [points[end - 1][0] for end in ends]
+        beginnings += losses[len(losses) // 10 :][:1]  # of what was logged; the losses before them are off the page
+        over_steps.plot(steps, losses, **line)
+        over_time.plot([step * run["step_time"] for step in steps], losses, **line)
+    over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged")
+    over_steps.set_ylim(top=max(beginnings, default=None))
+    over_time.set(xlabel="seconds, at the median step time")
+    for axes in (over_steps, over_time):
+        axes.grid(alpha=0.3)
+    figure.legend(*over_steps.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(file, dpi=150)
+
+
+LOSS_CURVES = Reproduction(
+    source="loss_curves",
+    what="The models of the paper's table trained on the Python sources of the machine (experiment=python_160m), all "
+    "on the same blocks in the same order.",
+    measure=_measure,
+    table=_table,
+    draw=_draw,
+    notes=_notes,
+)

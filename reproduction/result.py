@@ -1,0 +1,152 @@
+"""What every reproduction is made of: data from measurements, a table and a figure of them, the paper's values."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks import RESULTS, ROOT
+from benchmarks.markdown import Table, markdown
+from benchmarks.results import device_slug, head
+from data.atomic_file import replacing
+from reproduction import ENTRIES
+from training.provenance import short
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for."""
+
+    quick: bool = False  # scaled down to a few CPU cores, or to minutes on a GPU
+    jobs: int = 1  # training runs at a time
+    runs: Path | None = None  # folder of finished runs, to collect instead of training
+    add_to: Path | None = None  # data of earlier runs, which these are added to
+    overrides: tuple[str, ...] = ()  # of every training run
+    out: Path = RESULTS
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One result of the paper.
+
+    `measure(options)` leaves JSON files and returns their paths; of an interrupted call it repeats what is missing
+    alone. `table` and `draw` make what people look at from the contents of such files and from nothing else.
+    """
+
+    source: str  # with what the name of its first data file begins
+    what: str  # what the table and the figure show
+    measure: Callable[[Options], list[Path]]
+    table: Callable[[list[dict]], Table]
+    draw: Callable[[list[dict], Path], object]  # to a .png
+    notes: Callable[[list[dict]], list[str]] = lambda contents: []  # paragraphs below the figure
+
+
+@cache
+def paper(name: str) -> Any:
+    """The published values of a result; None where none is known."""
+    return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text())[name]
+
+
+def known(value: float | None, form: str = ".2f") -> str:
+    return "not known" if value is None else format(value, form)
+
+
+def save(name: str, options: Options, content: dict, place: str | None = None) -> Path:
+    """Writes <name>_<place>.json with what is needed to repeat it; a quick result does not replace a full one.
+
+    `place` is this device if None; where the device does not matter it is "".
+    """
+    path = options.out / f"{name}_{device_slug() if place is None else place}".rstrip("_")
+    path = path.with_suffix(".json")
+    if options.quick and path.exists() and not json.loads(path.read_text()).get("quick", True):
+        raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with --out FOLDER")
+    if missing := _called(json.loads(path.read_text())) - _called(content) if path.exists() else ():
+        raise ValueError(
+            f"{path} holds {len(missing)} runs that are not among these, `{' '.join(sorted(next(iter(missing))))}` for "
+            f"one: --add-to {path} adds these to them, --out FOLDER leaves them alone"
+        )
+    command = shlex.join(["python", "-m", "scripts.reproduce", *sys.argv[1:]])
+    described = head() | {"command": command, "quick": options.quick}
+    with replacing(path) as file:
+        file.write(f"{json.dumps(described | content, indent=1)}\n".encode())
+    return path
+
+
+def _called(content: dict) -> set[frozenset[str]]:
+    """The overrides of each training run that has a result."""
+    return {frozenset(run["overrides"]) for run in content.get("runs", ()) if "environment" in run}
+
+
+def benchmark(options: Options, name: str, *arguments: str) -> None:
+    """Runs a measurement of scripts.benchmark, which needs a GPU, in a process of its own."""
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"scripts.benchmark {name} is measured on an NVIDIA GPU, and torch sees none; "
+            "--data FILE ... makes table and figure from files measured earlier, such as those in docs/results"
+        )
+    command = [sys.executable, "-m", "scripts.benchmark", name, "--out", str(options.out.resolve()), *arguments]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        raise ValueError(f"scripts.benchmark {name} failed, as said above; what it measured until then is kept")
+
+
+def kernels(options: Options, *suites: str) -> list[Path]:
+    """Speed of the kernels in these suites; a file of scripts.benchmark for each."""
+    for suite in suites:
+        benchmark(options, "kernels", "--suite", suite, *(["--quick"] if options.quick else []))
+    return [options.out / f"kernels_{suite}_{device_slug()}.json" for suite in suites]
+
+
+def origin(content: dict) -> str:
+    """Command, commit and machine of the runs that the data is of."""
+    if "suite" not in content:
+        return _origin(content)
+    kept = sorted({row["run"] for row in content["rows"]})  # of others all has been measured again
+    return "\n\n".join(_origin(content["runs"][run]) for run in kept)
+
+
+def _origin(run: dict) -> str:
+    machine, versions = run["machine"], run["versions"]
+    where = machine["gpu"] or f"{machine['cores']} cores of {machine['processor']}"
+    collected = "Collected from finished runs:\n\n" if " --runs " in run["command"] else ""
+    return f"{collected}    {run['command']}\n\nCommit {short(run['commit'])}, {where}, torch {versions['torch']}."
+
+
+def _gpus_of_kernels(contents: list[dict]) -> set[str]:
+    swept = [content for content in contents if "suite" in content]
+    return {content["runs"][row["run"]]["machine"]["gpu"] for content in swept for row in content["rows"]}
+
+
+def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Path) -> list[Path]:
+    """The page <name>_<device>.md of the data in `files`, and its figure; where they are."""
+    first = files[0].stem
+    if not first.startswith(reproduction.source):
+        raise ValueError(f"{files[0]} is no data of {name}, which is in {reproduction.source}*.json")
+    contents = [json.loads(file.read_text()) for file in files]
+    if len(gpus := _gpus_of_kernels(contents)) > 1:
+        raise ValueError(f"the files hold kernel times of {' and '.join(sorted(gpus))}: give those of one GPU")
+    stem = name + first.removeprefix(reproduction.source)
+    out.mkdir(parents=True, exist_ok=True)
+    page, figure = out / f"{stem}.md", out / f"{stem}.png"
+    title, table = ENTRIES[name].title, markdown(reproduction.table(contents))
+    reproduction.draw(contents, figure)
+    sources = ", ".join(f"[{file.name}]({os.path.relpath(file, out)})" for file in files)
+    paragraphs = [
+        f"# {title}",
+        reproduction.what,
+        table,
+        f"![{title}]({figure.name})",
+        *reproduction.notes(contents),
+        *dict.fromkeys(map(origin, contents)),
+        f"Data: {sources}. `python -m scripts.reproduce {name} --data FILE ...` makes page and figure from it.",
+    ]
+    page.write_text("\n\n".join(paragraphs) + "\n")
+    return [page, figure]

@@ -1,0 +1,114 @@
+"""Roofline: what the kernels reach of the GPU's arithmetic and memory rates."""
+
+import shutil
+from pathlib import Path
+
+from benchmarks.cases import FORWARD, Case
+from benchmarks.ours import NAME as OURS
+from benchmarks.results import case_of, device_slug
+from benchmarks.table import times
+from flashrnn import get_cell
+from reproduction.kernels import jobs
+from reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
+from training.peaks import peak_bandwidth, peak_flops
+
+SUITES = ("heads", "batch")
+
+
+def operations(case: Case) -> int:
+    """Of the recurrent product of a forward pass; an element-wise step is little beside them."""
+    return 2 * len(get_cell(case.function).recurrent_gates) * case.N * case.D**2 * case.B * case.T
+
+
+def bytes_moved(case: Case) -> int:
+    """What a forward pass must read and write at least, in 16 bit: inputs and h once, R once for the whole loop."""
+    cell = get_cell(case.function)
+    per_step = (len(cell.input_gates) + 1) * case.B * case.N * case.D
+    return 2 * (per_step * case.T + len(cell.recurrent_gates) * case.N * case.D**2)
+
+
+def peaks(contents: list[dict]) -> tuple[str, float, float]:
+    """Name, operations and bytes per second of the GPU that the data comes from."""
+    gpu = contents[0]["runs"][-1]["machine"]["gpu"]
+    flops, bandwidth = peak_flops(gpu), peak_bandwidth(gpu)
+    if flops is None or bandwidth is None:
+        raise ValueError(f"the peaks of {gpu} are not known: add them to training/peaks.py")
+    return gpu, flops, bandwidth
+
+
+def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
+    """Case, implementation, operations per byte, operations per second."""
+    found = []
+    for (case, mode), rows in jobs([content for content in contents if "suite" in content]).items():
+        for name, ms in times(rows).items():
+            if mode == FORWARD and name != "attention":
+                intensity = operations(case) / bytes_moved(case)
+                found.append((case, name, intensity, operations(case) / (ms / 1000)))
+    return found
+
+
+def _counted(contents: list[dict]) -> dict[Case, int]:
+    """Bytes from and to memory of our forward passes, where the GPU's counters were read."""
+    return {
+        case_of(row): sum(kernel["memory_bytes"] for kernel in row["kernels"])
+        for content in contents
+        if "suite" not in content
+        for row in content["rows"]
+        if row["mode"] == FORWARD
+    }
+
+
+def _table(contents: list[dict]) -> Table:
+    _, most, bandwidth = peaks(contents)
+    counted = _counted(contents)
+    table = [
+        ["case", "implementation", "operations / byte", "TFLOP/s", "of the roof", "bytes counted / least", "paper"]
+    ]
+    for case, name, intensity, rate in sorted(_points(contents), key=lambda point: point[2]):
+        share = rate / min(most, intensity * bandwidth)
+        more = f"{counted[case] / bytes_moved(case):.2f}" if name == OURS and case in counted else ""
+        numbers = [f"{intensity:.1f}", f"{rate / 1e12:.2f}", f"{share:.1%}", more, known(paper("roofline"))]
+        table.append([case.name, name, *numbers])
+    return table
+
+
+def _draw(contents: list[dict], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    gpu, most, bandwidth = peaks(contents)
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    roof = [1.0, most / bandwidth, 10 * most / bandwidth]
+    axes.loglog(roof, [min(most, x * bandwidth) / 1e12 for x in roof], color="black", label="roof")
+    points = _points(contents)
+    for name in dict.fromkeys(point[1] for point in points):
+        found = [(x, rate / 1e12) for _, implementation, x, rate in points if implementation == name]
+        axes.loglog(*zip(*found, strict=True), "o", alpha=0.7, label=name)
+    counted = _counted(contents)
+    found = [(operations(c) / counted[c], rate / 1e12) for c, name, _, rate in points if name == OURS and c in counted]
+    if found:
+        axes.loglog(*zip(*found, strict=True), "o", fillstyle="none", color="black", label=f"{OURS}, bytes counted")
+    axes.set(xlabel="operations per byte that must move", ylabel="TFLOP/s", title=f"LSTM forward, {gpu}")
+    axes.legend()
+    figure.savefig(file, dpi=150)
+
+
+def _measure(options: Options) -> list[Path]:
+    """Times, and where ncu is at hand the bytes by the GPU's counters."""
+    timed = kernels(options, *SUITES)
+    if shutil.which("ncu") is None:
+        return timed
+    benchmark(options, "counters")
+    return [*timed, options.out / f"counters_{device_slug()}.json"]
+
+
+ROOFLINE = Reproduction(
+    source="kernels_heads",
+    what="Operations of the recurrent product per second, and the share of what memory and tensor cores would allow. "
+    "Bytes are those that must move: inputs and h once, R once for all steps; where the GPU's counters were read, what "
+    "they counted over that. A recurrence is far below the roof "
+    "because every step waits for the one before: its time is latency.",
+    measure=_measure,
+    table=_table,
+    draw=_draw,
+)

@@ -1,0 +1,231 @@
+"""Training runs by scripts.train, many of them: those that are missing are made, those that broke off go on."""
+
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+import yaml
+from tqdm import tqdm
+
+from benchmarks import ROOT
+from benchmarks.results import device_slug, slug
+from reproduction.result import Options
+from training import checkpoint
+from training.overrides import check_overrides, quoted
+from training.provenance import short
+
+OUTPUTS = ROOT / "outputs" / "reproduce"
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of scripts.train."""
+
+    folder: Path
+    overrides: tuple[str, ...]
+
+    @property
+    def finished(self) -> bool:
+        return evaluation(self.folder) is not None
+
+
+def train(runs: Sequence[Run], options: Options) -> None:
+    """Makes what is missing, `options.jobs` at a time. A run that fails is told of, and left for the next call."""
+    if options.overrides:  # an error now, not one for each run
+        check_overrides([*runs[0].overrides, *options.overrides])
+    for run in runs:
+        _check_same(run, options.overrides)
+    missing = [run for run in runs if not run.finished]
+    places: SimpleQueue[dict[str, str]] = SimpleQueue()
+    for place in environments(options.jobs, _gpus(), os.environ):
+        places.put(place)
+
+    def begin(run: Run) -> str | None:
+        place = places.get()
+        try:
+            return _train(run, options.overrides, place)
+        finally:
+            places.put(place)
+
+    with (
+        ThreadPoolExecutor(options.jobs) as pool,
+        tqdm(total=len(runs), initial=len(runs) - len(missing), unit="run") as progress,
+    ):
+        futures = {pool.submit(begin, run): run for run in missing}
+        try:
+            for future in as_completed(futures):
+                progress.update()
+                progress.set_postfix_str("/".join(futures[future].folder.parts[-2:]))
+                if error := future.result():
+                    progress.write(f"{' '.join(futures[future].overrides)} failed: {error}")
+        except BaseException:  # Ctrl-C ends the runs under way; those that wait for them must not begin
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _check_same(run: Run, overrides: Sequence[str]) -> None:
+    """Raise for a folder whose run was called otherwise."""
+    called, asked = _overrides(run.folder), [*run.overrides, *overrides]
+    if called and set(called) != set(asked):
+        raise ValueError(
+            f"{run.folder} holds a run of `{' '.join(called)}`, asked for is `{' '.join(asked)}`: "
+            "move the folder away, or collect it with --runs"
+        )
+
+
+def _overrides(folder: Path) -> list[str]:
+    """How a run was called, without what each call says of its own; empty where there is none."""
+    file = folder / ".hydra" / "overrides.yaml"
+    overrides = yaml.safe_load(file.read_text()) if file.exists() else []
+    return [o for o in overrides if not o.startswith(("ckpt_path=", "trainer.enable_progress"))]
+
+
+def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environments of `jobs` runs at a time, made of `ours`: the GPUs go round, the cores are shared out."""
+    if jobs == 1:
+        return [dict(ours)]
+    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    shared = {"OMP_NUM_THREADS": threads, **ours}
+    return [shared | ({"CUDA_VISIBLE_DEVICES": gpus[job % len(gpus)]} if gpus else {}) for job in range(jobs)]
+
+
+def _gpus() -> list[str]:
+    """What PyTorch sees, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    import torch
+
+    number = torch.cuda.device_count()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return names[:number] if names != [""] else [str(index) for index in range(number)]
+
+
+def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """What went wrong, if anything."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    where = [f"hydra.run.dir={quoted(run.folder)}", "trainer.enable_progress_bar=false"]
+    if checkpoint.of_run(run.folder):
+        where.append(f"ckpt_path={quoted(run.folder)}")
+    command = [sys.executable, "-m", "scripts.train", *run.overrides, *overrides, *where]
+    with (run.folder / LOG).open("w") as log:
+        code = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
+    return failure(run.folder) if code else None
+
+
+def failure(folder: Path) -> str:
+    """Why a run has no results."""
+    log = folder / LOG
+    lines = log.read_text().splitlines() if log.exists() else []
+    errors = [line for line in lines if "Error" in line or line.startswith("error:")]
+    return errors[-1] if errors else "it did not finish"
+
+
+def failures(contents: list[dict]) -> list[str]:
+    """A paragraph for each error in collected data, with the runs that have no results because of it."""
+    of_error: dict[str, list[str]] = {}
+    for run in (run for content in contents for run in content["runs"] if "error" in run):
+        of_error.setdefault(run["error"], []).append(f"`{' '.join(run['overrides'])}`")
+    return [
+        f"No result, {len(runs)} x, {error}: {', '.join(runs[:3])}{', ...' * (len(runs) > 3)}"
+        for error, runs in of_error.items()
+    ]
+
+
+def trained_by(contents: list[dict]) -> str:
+    """Commit and device of the runs that have results."""
+    made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(contents)}
+    return "; ".join(
+        f"commit {short(commit) if commit else 'not known'} on {device}" for commit, device in sorted(made, key=str)
+    )
+
+
+def made_on(rows: list[dict]) -> str:
+    """The device that made these runs, as part of a file's name; it may be another than the one that collects them."""
+    devices = {row["environment"]["device"] for row in _results([{"runs": rows}])}
+    return (
+        "_".join(sorted(slug(device) if device.startswith("NVIDIA") else "cpu" for device in devices)) or device_slug()
+    )
+
+
+def _results(contents: list[dict]) -> list[dict]:
+    return [run for content in contents for run in content["runs"] if "environment" in run]
+
+
+def evaluation(folder: Path) -> dict | None:
+    """Of a run by scripts.train, when it was finished; those by scripts.evaluate are in folders of their own."""
+    file = folder / "eval.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
+    """One row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and either
+    its evaluation, seconds per step and tokens per second (medians), or an error; and what `more` finds in its folder.
+    Before them the rows of the file `add_to`. Of two that were called alike the new one stays, unless it alone failed;
+    so a run that was resumed in another folder is the one that ended.
+    """
+    found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
+    if not found:
+        raise FileNotFoundError(f"there are no runs of scripts.train below {folder}")
+    rows = [_row(run) | more(run) for run in found]
+    rows = [row for row in rows if not any(_alike(row, other) and not _replaces(row, other) for other in rows)]
+    if not _results([{"runs": rows}]):
+        raise ValueError("\n".join([f"no run below {folder} has finished.", *failures([{"runs": rows}])]))
+    kept = [old for old in _rows_of(add_to) if not any(_alike(old, new) and _replaces(new, old) for new in rows)]
+    return kept + [new for new in rows if not any(_alike(old, new) for old in kept)]
+
+
+def _alike(run: dict, other: dict) -> bool:
+    return set(run["overrides"]) == set(other["overrides"])
+
+
+def _replaces(new: dict, old: dict) -> bool:
+    return "error" not in new or "error" in old
+
+
+def _rows_of(file: Path | None) -> list[dict]:
+    if file is None:
+        return []
+    content = json.loads(file.read_text())
+    if "runs" not in content or "suite" in content:
+        raise ValueError(f"{file} holds no training runs to add to: expected what scripts.reproduce has written")
+    return content["runs"]
+
+
+def _row(folder: Path) -> dict:
+    choices = yaml.safe_load((folder / ".hydra" / "hydra.yaml").read_text())["hydra"]["runtime"]["choices"]
+    row = {key: choices[key] for key in ("experiment", "data", "model")} | {"overrides": _overrides(folder)}
+    result = evaluation(folder)
+    if result is None:
+        return row | {"error": failure(folder)}
+    config = result.pop("config")
+    row["data"] = result.get("task", row["data"])
+    together = config["data"]["batch_size"] * result["devices"] * config["trainer"]["accumulate_grad_batches"]
+    row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or together}
+    row["num_heads"] = config["model"]["num_heads"]
+    medians = {name: _median(folder / "metrics.csv", f"train/{name}") for name in ("step_time", "tokens_per_second")}
+    return row | medians | result
+
+
+def tokens(run: dict) -> float:
+    """That a run was trained on."""
+    return run["step"] * run["step_time"] * run["tokens_per_second"]
+
+
+def speed(run: dict) -> float:
+    """Tokens per second, of one of the run's devices."""
+    return run["tokens_per_second"] / run["devices"]
+
+
+def _median(file: Path, column: str) -> float | None:
+    if not file.exists():
+        return None
+    with file.open() as lines:
+        values = [float(row[column]) for row in csv.DictReader(lines) if row.get(column)]
+    return statistics.median(values) if values else None

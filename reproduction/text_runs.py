@@ -1,0 +1,44 @@
+"""Collected runs of language models: which of them count, what they are called, what text they were evaluated on."""
+
+from reproduction.result import Options
+
+_NAMED = ("experiment=", "model=", "model.num_heads=", "seed=")  # by columns of their own, or by the name
+
+
+def names(runs: list[dict]) -> list[str]:
+    """Model, heads and seed of each run, and the overrides that it does not share with all the others."""
+    shared = shared_overrides(runs)
+    return [_name(run, shared) for run in runs]
+
+
+def shared_overrides(runs: list[dict]) -> list[str]:
+    """Overrides of all runs alike."""
+    first = runs[0]["overrides"] if runs else []
+    return [override for override in first if all(override in run["overrides"] for run in runs)]
+
+
+def _name(run: dict, shared: list[str]) -> str:
+    parts = [run["model"], f"{run['num_heads']} head{'s' if run['num_heads'] != 1 else ''}"]
+    parts += [f"seed {run['seed']}"] if run["seed"] else []
+    own = [override for override in run["overrides"] if override not in shared and not override.startswith(_NAMED)]
+    return ", ".join(parts + own)
+
+
+def finished(contents: list[dict]) -> list[dict]:
+    """Runs that have a perplexity, and logged how fast they were."""
+    return [run for run in contents[0]["runs"] if "perplexity" in run and run["step_time"]]
+
+
+def by_text(contents: list[dict]) -> dict[float, list[dict]]:
+    """Finished runs by the validation text, where it is known by the perplexity of how often its tokens are."""
+    texts: dict[float, list[dict]] = {}
+    for run in finished(contents):
+        if run.get("unigram_perplexity"):
+            texts.setdefault(round(run["unigram_perplexity"], 1), []).append(run)
+    return texts
+
+
+def check_finished(options: Options, rows: list[dict]) -> None:
+    """Raise for a folder of other runs."""
+    if options.runs and not finished([{"runs": rows}]):
+        raise ValueError(f"no run below {options.runs} has a perplexity, and step times in its metrics.csv")

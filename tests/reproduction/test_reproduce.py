@@ -1,0 +1,586 @@
+"""Results of the paper: runs are made once and collected whole, pages say what the data says, beside the paper's."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from benchmarks import RESULTS, sweep_page
+from benchmarks.commands import COMMANDS
+from benchmarks.results import device_slug
+from reproduction import ENTRIES, kernels, language_model, loss_curves, text_runs, throughput
+from reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
+from reproduction.result import ROOT, Options, Reproduction, paper, save, write
+from reproduction.runs import LOG, Run, collect, train
+from scripts import reproduce
+from tests.tiny_runs import config
+from training.provenance import short
+
+GPU = "h100_80gb_hbm3"
+
+
+def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5), chance=0.5, step=250):
+    """What scripts.train leaves of a run; without accuracies, of one that failed."""
+    (folder / ".hydra").mkdir(parents=True)
+    choices = {"model": model, "data": data, "experiment": "parity"}
+    (folder / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"choices": choices}}}))
+    (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump([f"model={model}", "ckpt_path=x"]))
+    if accuracies is None:
+        (folder / LOG).write_text("step 1\nerror: out of memory\n(HYDRA_FULL_ERROR=1 shows where)\n")
+        return
+    lengths = [[40, 63], [64, 255]]
+    evaluation = {
+        "task": data,
+        "chance": chance,
+        "parameters": 1234,
+        "step": step,
+        "devices": 1,
+        "training_lengths": [1, 40],
+        "environment": {"commit": "abc", "device": "a CPU"},
+        "ranges": [{"lengths": ab, "accuracy": a, "sequences": 4} for ab, a in zip(lengths, accuracies, strict=True)],
+        "accuracy_by_length": {"40": 1.0, "41": 0.5, "250": 0.5},
+        "config": {
+            "seed": seed,
+            "global_batch_size": None,
+            "data": {"batch_size": 128},
+            "model": {"num_heads": 1},
+            "trainer": {"accumulate_grad_batches": 1},
+        },
+    }
+    (folder / "eval.json").write_text(json.dumps(evaluation))
+    (folder / "metrics.csv").write_text("step,train/step_time,train/tokens_per_second\n9,9,1\n19,2,50\n29,,\n39,1,60\n")
+
+
+def rows(page):
+    return [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("|")]
+
+
+def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
+    leave_run(tmp_path / "runs" / "0_lstm")
+    leave_run(tmp_path / "runs" / "1_lstm", seed=1, accuracies=(1.0, 1.0))
+    leave_run(tmp_path / "runs" / "0_mamba", model="mamba", accuracies=(0.5, 0.5))
+    leave_run(tmp_path / "runs" / "0_gru", model="gru", accuracies=None)
+    options = Options(quick=True, runs=tmp_path / "runs", out=tmp_path)
+    page, figure = write("parity", PARITY, PARITY.measure(options), tmp_path)
+    assert rows(page)[2:] == [
+        ["mamba", "1,234", "0.5000", "0.5000", "0.5000", "0.5000", "0.56"],
+        ["lstm", "1,234", "1.0000", "0.7500", "0.7778", "0.5556, 1.0000", "1.00"],
+    ]
+    assert "No result, 1 x, error: out of memory: `model=gru`" in page.read_text()
+    assert re.search(
+        r"250 steps of 128 sequences of 1-40, 2 seeds \(.*lstm.* on parity\)\. By commit abc on a CPU", page.read_text()
+    )
+    assert "This is the quick run" in page.read_text()
+    assert figure.stat().st_size > 10_000
+
+
+def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
+    for seed, accuracy in enumerate((1.0, 0.9)):
+        leave_run(tmp_path / "runs" / f"s3_{seed}", data="s3", seed=seed, accuracies=(accuracy,) * 2, chance=1 / 6)
+    leave_run(tmp_path / "runs" / "parity", model="transformer", accuracies=(0.5, 0.5))
+    options = Options(runs=tmp_path / "runs", out=tmp_path)
+    page, figure = write("state_tracking", STATE_TRACKING, STATE_TRACKING.measure(options), tmp_path)
+    assert rows(page)[0] == ["task", "transformer", "lstm", "chance"]
+    assert rows(page)[2:] == [
+        ["parity", "0.500", "", "0.500"],
+        ["s3", "", "0.950 (0.900)", "0.167"],
+    ]
+    assert figure.exists()
+
+
+def test_extrapolated_accuracy_counts_every_length_alike():
+    parts = [{"lengths": [40, 63], "accuracy": 1.0}, {"lengths": [64, 255], "accuracy": 0.5}]
+    assert extrapolated({"ranges": parts}) == pytest.approx((24 + 192 / 2) / 216)
+
+
+def test_rows_say_how_a_run_was_called_and_how_fast_it_was(tmp_path):
+    leave_run(tmp_path / "0_lstm", seed=3)
+    (row,) = collect(tmp_path)
+    assert row["overrides"] == ["model=lstm"]
+    assert (row["seed"], row["batch_size"], row["devices"]) == (3, 128, 1)
+    assert (row["step_time"], row["tokens_per_second"]) == (2.0, 50.0)
+
+
+def test_the_batch_of_a_row_is_that_of_an_optimizer_step(tmp_path):
+    leave_run(tmp_path / "0_lstm")
+    file = tmp_path / "0_lstm" / "eval.json"
+    evaluation = json.loads(file.read_text()) | {"devices": 2}
+    evaluation["config"]["trainer"]["accumulate_grad_batches"] = 3
+    file.write_text(json.dumps(evaluation))
+    assert collect(tmp_path)[0]["batch_size"] == 768
+
+
+def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
+    leave_run(tmp_path / "new" / "0_lstm", seed=7)
+    leave_run(tmp_path / "new" / "0_gru", model="gru")
+    earlier = tmp_path / "earlier.json"
+    kept = {"overrides": ["model=elman"], "model": "elman"}
+    earlier.write_text(json.dumps({"runs": [kept, {"overrides": ["model=lstm"], "model": "lstm", "seed": 0}]}))
+    found = collect(tmp_path / "new", earlier)
+    assert found[0] == kept
+    assert [(row["model"], row["seed"]) for row in found[1:]] == [("gru", 0), ("lstm", 7)]
+    leave_run(tmp_path / "failed" / "0_lstm", accuracies=None)
+    leave_run(tmp_path / "failed" / "1_lstm", model="mamba")
+    (_, _, other) = collect(tmp_path / "failed", earlier)
+    assert (other["model"], "error" in other) == ("mamba", False)  # the result that there was stays
+    with pytest.raises(ValueError, match=r"kernels_main_.* holds no training runs to add to"):
+        collect(tmp_path / "new", RESULTS / f"kernels_main_{GPU}.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["parity", "--add-to", "FILE"], "--add-to says what the runs of --runs join, and there is no --runs"),
+        (["parity", "--runs", ".", "--add-to", "nothing.json"], "--add-to nothing.json: there is no such file"),
+        (["roofline", "--runs", ".", "--add-to", "FILE"], "roofline trains nothing that --runs, --add-to could be for"),
+    ],
+)
+def test_what_cannot_be_added_to(arguments, message, monkeypatch, capsys):
+    file = str(RESULTS / "parity_cpu.json")
+    monkeypatch.setattr("sys.argv", ["reproduce", *(file if a == "FILE" else a for a in arguments)])
+    with pytest.raises(SystemExit):
+        reproduce.main()
+    assert message in capsys.readouterr().err
+
+
+def test_results_are_not_lost_to_a_collection_of_other_runs(tmp_path):
+    leave_run(tmp_path / "runs" / "0_lstm")
+    options = Options(runs=tmp_path / "runs", out=tmp_path)
+    (file,) = PARITY.measure(options)
+    PARITY.measure(options)
+    leave_run(tmp_path / "others" / "0_gru", model="gru")
+    with pytest.raises(ValueError, match=r"holds 1 runs that are not among these, `model=lstm` for one: --add-to"):
+        PARITY.measure(Options(runs=tmp_path / "others", out=tmp_path))
+    PARITY.measure(Options(runs=tmp_path / "others", add_to=file, out=tmp_path))
+    assert len(json.loads(file.read_text())["runs"]) == 2
+
+
+@pytest.mark.parametrize("other", [{"seed": 0}, {"seed": 1, "step": 9}], ids=["seed", "steps"])
+def test_a_row_is_of_runs_that_differ_in_their_seeds_alone(tmp_path, other):
+    leave_run(tmp_path / "0_lstm")
+    leave_run(tmp_path / "other", **other)
+    with pytest.raises(ValueError, match=r"lstm on parity was trained by `model=lstm` and `.* move one of them away"):
+        PARITY.measure(Options(runs=tmp_path, out=tmp_path))
+
+
+def test_nothing_to_collect(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there are no runs of"):
+        collect(tmp_path)
+
+
+def test_nothing_that_has_finished(tmp_path):
+    leave_run(tmp_path / "0_gru", model="gru", accuracies=None)
+    with pytest.raises(
+        ValueError, match=r"no run below .* has finished.\nNo result, 1 x, error: out of memory: `model=gru`"
+    ):
+        collect(tmp_path)
+
+
+def test_a_run_that_was_resumed_elsewhere_did_not_fail(tmp_path):
+    leave_run(tmp_path / "broken_off", accuracies=None)
+    leave_run(tmp_path / "went_on")
+    assert [row.get("error") for row in collect(tmp_path)] == [None]
+
+
+def test_later_evaluations_do_not_stand_for_the_run(tmp_path):
+    leave_run(tmp_path / "0_lstm")
+    later = tmp_path / "0_lstm" / "evaluate_later" / "eval.json"
+    later.parent.mkdir()
+    later.write_text("{}")
+    assert collect(tmp_path)[0]["parameters"] == 1234
+
+
+def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
+    commands = []
+
+    def run(command, stdout, **_):
+        commands.append(command[3:])
+        stdout.write("error: no such thing\n")
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    leave_run(tmp_path / "finished")
+    (tmp_path / "finished" / ".hydra" / "overrides.yaml").write_text("[name=finished, seed=1, ckpt_path=x]")
+    broken_off = tmp_path / "broken_off"
+    (broken_off / "checkpoints").mkdir(parents=True)
+    (broken_off / "checkpoints" / "previous.ckpt").touch()  # killed when it had moved last.ckpt away
+    names = ("finished", "broken_off", "new")
+    train([Run(tmp_path / name, (f"name={name}",)) for name in names], Options(overrides=("seed=1",)))
+    assert [command[0] for command in commands] == ["name=broken_off", "name=new"]
+    assert f"ckpt_path='{broken_off}'" in commands[0]
+    assert not any("ckpt_path" in argument for argument in commands[1])
+    assert all("seed=1" in command for command in commands)
+    assert "name=new failed: error: no such thing" in capfd.readouterr().out
+
+
+def test_a_run_that_was_called_otherwise_is_not_taken(tmp_path):
+    leave_run(tmp_path / "0_lstm")
+    with pytest.raises(ValueError, match="0_lstm holds a run of `model=lstm`, asked for is `model=lstm seed=1`: move"):
+        train([Run(tmp_path / "0_lstm", ("model=lstm",))], Options(overrides=("seed=1",)))
+
+
+def test_a_task_set_by_its_key_is_the_task(tmp_path):
+    leave_run(tmp_path / "0_lstm", data="parity")
+    file = tmp_path / "0_lstm" / "eval.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"task": "even_pairs"}))
+    assert collect(tmp_path)[0]["data"] == "even_pairs"
+
+
+@pytest.mark.parametrize(("name", "what"), [("parity", "accuracies of parity"), ("loss_curves", "step times")])
+def test_runs_of_something_else_are_refused(name, what, tmp_path):
+    leave_run(tmp_path / "0_lstm")
+    file = tmp_path / "0_lstm" / "eval.json"
+    result = json.loads(file.read_text())
+    del result["ranges"]
+    file.write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=f"no run below .* has .*{what}"):
+        reproduce.load(name).measure(Options(runs=tmp_path, out=tmp_path))
+
+
+def test_a_wrong_override_begins_no_run(tmp_path):
+    with pytest.raises(ValueError, match="unknown config key 'seeds': did you mean seed"):
+        train([Run(tmp_path / "new", ("name=new",))], Options(overrides=("seeds=1",)))
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_interrupt_lets_no_further_run_begin(tmp_path, monkeypatch):
+    begun = []
+
+    def run(command, **_):
+        begun.append(command)
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        train([Run(tmp_path / str(k), ()) for k in range(20)], Options())
+    assert len(begun) <= 3
+
+
+def test_a_real_run_is_collected(tmp_path):
+    sizes = ("model.d_model=8", "model.num_blocks=1", "data.max_length=6", "data.eval_lengths=[6,9]")
+    short = ("data.eval_batches=1", "optim.warmup_steps=1", "trainer.max_steps=20", "trainer.accelerator=cpu")
+    run = Run(tmp_path / "0_elman", ("experiment=parity", "data=s3", "model=elman", *sizes, *short))
+    train([run], Options())
+    assert run.finished, (run.folder / LOG).read_text()
+    (row,) = collect(tmp_path)
+    assert (row["experiment"], row["data"], row["model"], row["seed"], row["step"]) == ("parity", "s3", "elman", 0, 20)
+    assert row["tokens_per_second"] > 0
+    assert 0 <= extrapolated(row) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "quick", "compiled"),
+    [("parity", True, set()), ("parity", False, {"mlstm"}), ("state_tracking", False, {"mlstm"})],
+)
+def test_what_wins_back_the_time_of_compiling_is_compiled(name, quick, compiled, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("reproduction.accuracy.train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr("reproduction.accuracy.collect", lambda *_: [])
+    reproduce.load(name).measure(Options(quick=quick, out=tmp_path))
+    overrides = [dict(override.split("=") for override in run.overrides) for run in asked]
+    assert {asked["model"] for asked in overrides} == set(MODELS)
+    assert {asked["model"] for asked in overrides if asked["compile"] == "true"} == compiled
+
+
+def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
+    file = save("parity", Options(out=tmp_path), {"runs": []})
+    with pytest.raises(ValueError, match=f"{file} holds a full result.*--out"):
+        save("parity", Options(quick=True, out=tmp_path), {"runs": []})
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+@pytest.mark.parametrize("module", [language_model, loss_curves], ids=["language_model", "loss_curves"])
+def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(module, "train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr(module, "collect", lambda folder, *more: [])
+    (file,) = reproduce.load(module.__name__.split(".")[-1]).measure(Options(quick=quick, out=tmp_path))
+    assert file.stem.removesuffix(f"_{device_slug()}") not in COMMANDS  # or it would replace a benchmark's
+    assert len(asked) == len(paper("language_model") if module is language_model else loss_curves.MODELS)
+    for run in asked:
+        composed = config(*run.overrides, f"run_dir={run.folder}")
+        OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        assert composed.data.context_length == (128 if quick and module is loss_curves else 1024)
+
+
+def test_language_models_beside_the_table_of_the_paper():
+    run = {
+        "experiment": "python_160m", "model": "lstm", "num_heads": 1, "seed": 0, "devices": 1, "parameters": 190506240,
+        "step": 920, "step_time": 0.1, "tokens_per_second": 327_680.0, "perplexity": 15.55, "overrides": ["seed=0"],
+        "environment": {"commit": "abc", "device": "a GPU"},
+    }  # fmt: skip
+    run |= {"unigram_perplexity": 1000.0}
+    alternating = run | {"perplexity": 15.65, "overrides": ["model.mixer.backend=cuda"], "unigram_perplexity": 1001.0}
+    cudnn = run | {"model": "nn_lstm", "perplexity": 16.5, "overrides": ["seed=0"]}
+    scaled = cudnn | {"perplexity": 15.75, "overrides": ["seed=0", "trainer.precision=16-mixed"]}
+    broken = {
+        "experiment": "python_160m",
+        "model": "transformer",
+        "overrides": ["model=transformer"],
+        "error": "killed",
+    }
+    runs = [broken, run | {"seed": 1, "perplexity": 16.0}, run, alternating, cudnn, scaled]
+    contents = [{"quick": True, "runs": runs}]
+    _, fused, by_steps, by_cudnn, *others = language_model.LANGUAGE_MODEL.table(contents)
+    assert fused[3::2] == ["190", "0.200", "1.7", "15.6 (30 M)"]  # 524,288 tokens on eight, 30,000 times
+    assert by_steps[9] == "15.7 (30 M)"
+    assert by_cudnn[9] == "15.8 (30 M)"  # the one whose gradients were scaled
+    assert all(row[3::2] == ["", "", "", ""] for row in others)
+    notes = " ".join(language_model.LANGUAGE_MODEL.notes(contents))
+    assert "scaled-down" in notes
+    assert "killed: `model=transformer`" in notes
+    assert "Not all perplexities are of the same text: `lstm, 1 head`, `nn_lstm, 1 head, trainer.p" in notes
+    assert "model.mixer.backend=cuda` (perplexity 1001.0 by the frequency of tokens alone)" in notes
+
+
+def test_loss_curves_of_runs_that_logged_little(tmp_path):
+    run = {"model": "lstm", "num_heads": 1, "seed": 0, "overrides": [], "perplexity": 9.0, "step_time": 0.1}
+    for points in (3, 30):
+        curve = [[10 * number, 5.0] for number in range(points)]
+        loss_curves.LOSS_CURVES.draw([{"runs": [run | {"curve": curve}]}], tmp_path / "drawn.png")
+        assert (tmp_path / "drawn.png").stat().st_size > 0
+
+
+def test_loss_curves_of_different_texts_are_not_drawn_side_by_side(monkeypatch, tmp_path):
+    run = {"perplexity": 12.5, "step_time": 0.07, "environment": {"device": "a GPU"}, "experiment": "python_160m"}
+    found = [run | {"unigram_perplexity": unigram} for unigram in (1026.7, 1031.5)]
+    monkeypatch.setattr(loss_curves, "collect", lambda *_: found)
+    with pytest.raises(ValueError, match="were evaluated on other text than others"):
+        loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
+    found[0]["experiment"] = "text_tiny"
+    with pytest.raises(ValueError, match="has runs of text_tiny: these curves are of experiment=python_160m"):
+        loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
+
+
+def test_language_models_that_are_not_in_the_table(monkeypatch, tmp_path):
+    run = {"perplexity": 12.5, "step_time": 0.07, "model": "gru", "num_heads": 3, "overrides": [], "seed": 0}
+    monkeypatch.setattr(language_model, "collect", lambda *_: [run])
+    with pytest.raises(ValueError, match="is one of the paper's table"):
+        language_model.LANGUAGE_MODEL.measure(Options(runs=tmp_path, out=tmp_path))
+
+
+def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
+    finished = {
+        "model": "lstm", "overrides": ["model=lstm"], "num_heads": 12, "parameters": 164553984, "step": 30,
+        "perplexity": 12.5, "step_time": 0.07, "tokens_per_second": 468_000.0, "seed": 0,
+        "environment": {"commit": "abc", "device": "a GPU"},
+        "curve": [(step, 10.0 - step / 10) for step in range(1, 31)],
+    }  # fmt: skip
+    broken = {"model": "gru", "overrides": ["model=gru"], "error": "out of memory", "curve": []}
+    file = tmp_path / "loss_curves_cpu.json"
+    provenance = json.loads((RESULTS / "parity_cpu.json").read_text())
+    head = {key: provenance[key] for key in ("command", "commit", "machine", "versions")}
+    file.write_text(json.dumps(head | {"quick": False, "runs": [finished, broken]}))
+    page, figure = write("loss_curves", reproduce.load("loss_curves"), [file], tmp_path)
+    assert rows(page)[2:] == [["lstm, 12 heads", "164.6", "30", "1.0", "12.50", "70.0", "468,000", "a GPU"]]
+    assert "out of memory" in page.read_text()
+    assert figure.exists()
+
+
+def test_language_models_are_told_apart_by_the_overrides_that_they_do_not_share():
+    def run(model, *more, seed=0):
+        return {
+            "model": model,
+            "num_heads": 1,
+            "seed": seed,
+            "overrides": [f"model={model}", "trainer.max_steps=9", *more],
+        }
+
+    half, single = "trainer.precision=bf16-mixed", "trainer.precision=32-true"
+    assert text_runs.names([run("lstm", half), run("lstm", single), run("gru", single, "seed=1", seed=1)]) == [
+        f"lstm, 1 head, {half}", f"lstm, 1 head, {single}", f"gru, 1 head, seed 1, {single}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "sources", "number"),
+    [
+        ("kernel_speed", ["kernels_heads", "kernels_main"], "lstm, 12 × 64, 16, 1024"),
+        ("numerical_error", ["numerical_error"], "near 0.01"),
+        ("roofline", ["kernels_heads", "kernels_batch"], "TFLOP/s"),
+        ("complexity", ["kernels_length", "kernels_batch", "kernels_heads"], "exponent"),
+    ],
+)
+def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
+    files = [RESULTS / f"{source}_{GPU}.json" for source in sources]
+    page, figure = write(name, reproduce.load(name), files, tmp_path)
+    assert page.name == f"{name}_{GPU}.md"
+    assert any(number in cell for row in rows(page) for cell in row)
+    assert "NVIDIA H100" in page.read_text()
+    assert figure.exists()
+
+
+def test_times_of_two_gpus_do_not_stand_side_by_side(tmp_path):
+    files = [RESULTS / "kernels_heads_h200.json", RESULTS / f"kernels_main_{GPU}.json"]
+    with pytest.raises(
+        ValueError, match="kernel times of NVIDIA H100 80GB HBM3 and NVIDIA H200: give those of one GPU"
+    ):
+        write("kernel_speed", reproduce.load("kernel_speed"), files, tmp_path)
+
+
+def test_what_was_measured_with_care_counts_and_other_runs_are_marked():
+    """Of files that share a job, the one that was no quick run; a ratio says where it is of two runs."""
+
+    def row(name, ms, run, D=64):
+        case = {"function": "lstm", "N": 768 // D, "D": D, "B": 16, "T": 1024, "dtype": "bfloat16", "mode": "forward"}
+        return case | {"implementation": name, "ms": {"p50": ms}, "run": run}
+
+    quick, careful = {"command": "kernels --quick"}, {"command": "kernels"}
+    swept = [
+        row("ours", 2.0, 1),
+        row("flashrnn_1.0.8", 20.0, 0),
+        row("ours", 2.0, 1, 32),
+        row("flashrnn_1.0.8", 9.0, 0, 32),
+    ]
+    main = [row("ours", 1.0, 0), row("flashrnn_1.0.8", 11.0, 0)]
+    contents = [
+        {"suite": "heads", "runs": [quick, quick], "rows": swept},
+        {"suite": "main", "runs": [careful], "rows": main},
+    ]
+    _, of_main, of_two_runs = kernels.KERNEL_SPEED.table(contents)
+    assert of_main[2:5] == ["1.00", "11.00", "11.0"]
+    assert of_two_runs[2:5] == ["2.00", "9.00", "4.5 †"]
+    assert "† of a peer that was timed in another run than ours." in kernels.KERNEL_SPEED.what
+
+
+def test_a_commit_with_changes_says_so():
+    assert short("a" * 40) == "a" * 12
+    assert short("a" * 40 + "-dirty") == "a" * 12 + "-dirty"
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    file = RESULTS / f"numerical_error_{GPU}.json"
+    with pytest.raises(ValueError, match=r"numerical_error_.* is no data of roofline, which is in kernels_heads"):
+        write("roofline", reproduce.load("roofline"), [file], tmp_path)
+
+
+def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["reproduce", "kernel_speed"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"error: .*NVIDIA GPU.*--data FILE"):
+        reproduce.main()
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (
+            ["kernel_speed", "model.d_model=8"],
+            "kernel_speed trains nothing that KEY=VALUE could be for; what does: .*parity",
+        ),
+        (["roofline", "--jobs", "2"], "roofline trains nothing that --jobs could be for"),
+        (["parity", "--runs", "x", "--data", __file__], "--data draws what its files hold, and heeds no --runs"),
+        (
+            ["parity", "--runs", "x", "--jobs", "2"],
+            "--runs collects what is there, and heeds no KEY=VALUE and no --jobs",
+        ),
+        (["parity", "--jobs", "0"], "--jobs 0: expected at least 1"),
+        (["parity", "--data", "nowhere.json"], "--data nowhere.json: there is no such file"),
+    ],
+)
+def test_what_nothing_would_heed_is_refused(asked, error, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["reproduce", *asked])
+    with pytest.raises(SystemExit):
+        reproduce.main()
+    assert re.search(error, capsys.readouterr().err)
+
+
+def test_without_a_commit_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["reproduce", "head_size_limits"])
+    monkeypatch.setattr("training.provenance.commit", lambda: None)
+    monkeypatch.setattr(
+        reproduce, "load", lambda name: SimpleNamespace(measure=lambda options: pytest.fail("measured"))
+    )
+    with pytest.raises(SystemExit, match="error: there is no git history here"):
+        reproduce.main()
+
+
+@pytest.mark.parametrize("name", list(ENTRIES))
+def test_every_name_has_its_reproduction(name):
+    assert isinstance(reproduce.load(name), Reproduction)
+
+
+@pytest.mark.parametrize("option", ["--list", "--help"])
+def test_questions_are_answered_without_loading_torch(option):
+    command = [sys.executable, "-X", "importtime", "-m", "scripts.reproduce", option]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
+
+
+def test_list_names_all(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["reproduce", "--list"])
+    reproduce.main()
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == list(ENTRIES)
+
+
+@pytest.mark.parametrize("name", list(ENTRIES))
+def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
+    values = paper(name)
+    assert values is None or values
+
+
+def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_kernel_times():
+    parity = {"runs": [{"model": "lstm", "ranges": [{"lengths": [40, 63], "accuracy": 1.0}]}]}
+    run = {
+        "model": "lstm", "num_heads": 12, "perplexity": 10.0, "step_time": 0.07, "devices": 1,
+        "tokens_per_second": 468_000.0, "batch_size": 32, "environment": {"device": "a GPU"}, "seed": 0,
+        "overrides": [],
+    }  # fmt: skip
+    sizes = {"function": "lstm", "N": 12, "D": 64, "B": 32, "T": 1024, "dtype": "bfloat16", "mode": "forward+backward"}
+    kernels = [
+        sizes | {"implementation": name, "ms": {"p50": ms}} for name, ms in (("ours", 1.0), ("flashrnn_1.0.8", 11.0))
+    ]
+    trained = {"runs": [run, run | {"model": "nn_lstm", "num_heads": 1}, run | {"model": "gru"}, run | {"seed": 1}]}
+    found = throughput.points([parity, trained, {"suite": "main", "rows": kernels}])
+    assert [point.label for point in found] == ["lstm, 12 heads", "lstm, 12 heads, FlashRNN 1.0.8", "nn_lstm, 1 head"]
+    assert found[1].tokens_per_second == pytest.approx(468_000 * 0.07 / (0.07 + 12 * 0.010))
+    assert {point.accuracy for point in found} == {1.0}
+    step = {"machine": {"gpu": "a GPU"}, "rows": [{"model": "model=lstm model.num_heads=4", "error": "out of memory"}]}
+    step["rows"].append({"model": "model=lstm x=y", "tokens_per_s": 1000, "devices": 2, "batch_size": 8})
+    more = throughput.points([parity, trained, {"suite": "main", "rows": kernels}, step])
+    assert more[len(found) :] == [("lstm", "lstm", 1.0, 500.0, "a GPU, steps alone, of 8 sequences")]
+    for wrong in ([parity], [parity, trained | {"quick": True}, {"suite": "main", "rows": kernels}]):
+        with pytest.raises(ValueError, match="expected data of parity, loss_curves, kernels_main, in this order"):
+            throughput.points(wrong)
+
+
+def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machine_has_none(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"(?s)there is no .*parity_.*--data .*parity_\w*h100.*loss_curves_h.*kernels_main_h"
+    ):
+        throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
+
+
+SWEEPS = set(RESULTS.glob("sweep_*.md"))
+
+
+@pytest.mark.parametrize("page", sorted(SWEEPS), ids=lambda page: page.stem)
+def test_pages_of_sweeps_say_what_their_data_say(page, tmp_path):
+    """Otherwise they are made anew by `python -m scripts.benchmark figures FILE`."""
+    made, _ = sweep_page.write(Path(shutil.copy(page.with_suffix(".json"), tmp_path)))
+    assert made.read_text() == page.read_text()
+
+
+@pytest.mark.parametrize(
+    "page", sorted(set(RESULTS.glob("*.md")) - {RESULTS / "README.md"} - SWEEPS, key=str), ids=lambda page: page.stem
+)
+def test_pages_say_what_their_data_say(page, tmp_path):
+    """After new measurements, or in other words, they are made anew: `python -m scripts.reproduce NAME --data ...`."""
+    text = page.read_text()
+    name = max((name for name in ENTRIES if page.stem.startswith(name)), key=len)
+    files = [RESULTS / file for file in re.findall(r"\[([\w.]+\.json)\]", text.split("\n\nData: ")[1])]
+    write(name, replace(reproduce.load(name), draw=lambda contents, file: None), files, tmp_path)
+    made = re.sub(r"\]\([^)]*/", "](", (tmp_path / page.name).read_text())  # links to data that lie elsewhere
+    assert made == text

@@ -1,0 +1,60 @@
+"""The smallest runs of scripts.train, within the test's own process and in others, and what they leave."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+
+from training.configuration import CONFIGS
+
+ROOT = Path(__file__).parents[1]
+TINY = {
+    "parity": [
+        "model.d_model=8",
+        "model.num_blocks=1",
+        "data.max_length=6",
+        "data.eval_lengths=[6,9,12]",
+        "data.eval_batches=1",
+        "data.batch_size=4",
+    ],
+    "text_tiny": [
+        "model.d_model=8",
+        "model.num_blocks=1",
+        "model.num_heads=1",
+        "data.tokenizer=bpe:300",
+        "data.context_length=8",
+        "data.batch_size=64",
+        "data.val_fraction=0.3",
+    ],
+}
+SHORT = [
+    "trainer.max_steps=8",
+    "optim.warmup_steps=2",
+    "val_every=4",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "trainer.accelerator=cpu",
+]
+
+
+def config(*overrides):
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        return compose("train", overrides=list(overrides))
+
+
+def run(module, *arguments, folder):
+    """A command in a process of its own, as a user gives it."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def metrics(folder):
+    return list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+
+
+def losses(folder):
+    return {int(row["step"]): row["train/loss"] for row in metrics(folder) if row["train/loss"]}

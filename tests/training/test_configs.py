@@ -1,0 +1,223 @@
+"""Every config composes and builds what it names; wrong keys and values are told in one line."""
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.language_model import data_parallel_options
+from models.mixers import RNNMixer
+from tests.tiny_runs import config
+from training.command_line import one_line_errors
+from training.config_checks import check_buildable, check_sweep, check_trainer
+from training.configuration import CONFIGS, accumulate
+
+
+def options(group):
+    return sorted(file.stem for file in Path(CONFIGS, group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+@pytest.mark.parametrize("model", [name for name in options("model") if name != "rnn"])
+def test_experiments_compose_with_every_model(experiment, model):
+    one_head = ["model.num_heads=1"] if model == "nn_lstm" else []
+    composed = config(f"experiment={experiment}", f"model={model}", "run_dir=.", *one_head)
+    OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    composed.model.vocab_size = composed.model.vocab_size or 10
+    with torch.device("meta"):
+        built = instantiate(composed.model)
+    assert len(built.blocks) == composed.model.num_blocks
+
+
+@pytest.mark.parametrize("trainer", options("trainer"))
+def test_trainers_compose(trainer):
+    OmegaConf.to_container(config(f"trainer={trainer}", "run_dir=."), resolve=True)
+
+
+def test_slimpajama_is_the_run_of_the_paper():
+    composed = config("experiment=slimpajama_160m", "run_dir=.")
+    with torch.device("meta"):
+        model = instantiate(composed.model)
+    assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == 164
+    assert model.vocab_size == 50_257
+    assert composed.data.context_length == 1024
+    optim = {key: composed.optim[key] for key in ("lr", "final_lr", "warmup_steps", "total_steps")}
+    assert optim == {"lr": 1e-3, "final_lr": 1e-4, "warmup_steps": 750, "total_steps": 30_000}
+    assert composed.trainer.precision == "bf16-mixed"
+    assert composed.trainer.accumulate_grad_batches * composed.data.batch_size * composed.trainer.devices == 512
+
+
+@pytest.mark.parametrize(
+    ("trainer", "devices", "batch", "accumulated"),
+    [("h100_8", 8, 32, 2), ("fsdp_8", 8, 32, 2), ("a100_8", 8, 64, 1), ("single", 1, 64, 8)],
+)
+def test_trainers_make_the_same_steps(trainer, devices, batch, accumulated):
+    composed = config("experiment=slimpajama_160m", f"trainer={trainer}", "run_dir=.")
+    of_trainer = composed.trainer.devices, composed.data.batch_size, composed.trainer.accumulate_grad_batches
+    assert of_trainer == (devices, batch, accumulated)
+    assert composed.trainer.precision == "bf16-mixed"
+
+
+def test_the_benchmark_can_reduce_gradients_as_training_does():
+    options = data_parallel_options()
+    assert options["gradient_as_bucket_view"]
+    assert options.keys() <= inspect.signature(DistributedDataParallel).parameters.keys()
+
+
+def test_validation_interval_counts_optimizer_steps():
+    composed = config("experiment=slimpajama_160m", "run_dir=.")
+    assert composed.trainer.accumulate_grad_batches == 2
+    assert composed.trainer.val_check_interval == 2 * composed.val_every
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_experiments_say_their_command(experiment):
+    text = Path(CONFIGS, "experiment", f"{experiment}.yaml").read_text()
+    command = "python -m scripts.train" + ("" if experiment == "parity" else f" experiment={experiment}")
+    assert command in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [((None, 64, "auto", 1), 1), ((512, 64, 8, 1), 1), ((512, 32, 8, 1), 2), ((512, 32, 1, 2), 8)],
+)
+def test_accumulate(arguments, expected):
+    assert accumulate(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((512, 60, 8, 1), r"global_batch_size=512 is no positive multiple of data.batch_size=60 x trainer.devices=8"),
+        ((32, 32, 8, 1), "= 256"),
+        ((0, 1, 1, 1), "global_batch_size=0 is no positive multiple"),
+        ((512, 32, "auto", 1), "trainer.devices=auto"),
+        ((512, 32, -1, 1), "trainer.devices=-1"),
+    ],
+)
+def test_accumulate_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        accumulate(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        (["trainer=h100_8"], r"^trainer\.devices=8, but PyTorch sees 2 GPU.*: set trainer\.devices=2 or less"),
+        (["trainer=single", "trainer.devices=3"], r"^trainer\.devices=3, but PyTorch sees 2 GPU"),
+    ],
+)
+def test_more_gpus_than_there_are(monkeypatch, trainer, message):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
+    with pytest.raises(ValueError, match=message):
+        check_trainer(config(*trainer, "run_dir=.").trainer)
+    for devices in (2, -1, "auto"):
+        check_trainer(config("trainer=single", f"trainer.devices={devices}", "run_dir=.").trainer)
+
+
+@pytest.mark.parametrize("trainer", [["trainer=cpu", "trainer.devices=2"], ["trainer=h100_8", "trainer.num_nodes=2"]])
+def test_a_sweep_starts_no_more_processes(trainer, monkeypatch):
+    """Each would go through the sweep by itself."""
+    section = config(*trainer, "run_dir=.").trainer
+    with pytest.raises(ValueError, match=r"in a sweep .* start the jobs one by one, or set trainer\.devices=1"):
+        check_sweep(section)
+    monkeypatch.setattr("lightning.fabric.plugins.environments.TorchElasticEnvironment.detect", lambda: True)
+    check_sweep(section)  # torchrun has started all of them
+
+
+@pytest.mark.parametrize("devices", [1, "auto", [0]])
+def test_a_sweep_on_one_device(devices):
+    check_sweep(config("trainer=cpu", f"trainer.devices={devices}", "run_dir=.").trainer)
+
+
+def test_more_processes_than_cores(monkeypatch, capsys):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    check_trainer(config("trainer=cpu", "trainer.devices=2", "run_dir=.").trainer)
+    assert not capsys.readouterr().err
+    check_trainer(config("trainer=cpu", "trainer.devices=4", "run_dir=.").trainer)
+    expected = "warning: trainer.devices=4 processes share 2 CPU cores: more than 2 are no faster\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (("model=nn_lstm", "trainer.precision=bf16-mixed"), True),
+        (("model=nn_lstm", "trainer.precision=16-mixed"), False),
+        (("model=lstm", "trainer.precision=bf16-mixed"), False),
+    ],
+)
+def test_nn_lstm_in_bfloat16_on_a_gpu_is_warned_of(overrides, warned, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    check_buildable(config("experiment=text_tiny", "model.num_heads=1", *overrides, "run_dir=."))
+    assert ("PyTorch computes torch.nn.LSTM in float16 all the same" in capsys.readouterr().err) == warned
+
+
+class MixerThatWantsNumbers(RNNMixer):
+    def __init__(self, d_model: int, scale: "NotImported" = 1.0, **options) -> None:  # noqa: F821
+        super().__init__(d_model, **options)
+        self.total = self.norm_weight.sum().item() * scale
+
+
+def test_a_mixer_that_cannot_be_built_without_numbers_is_no_mistake():
+    composed = config(f"model.mixer._target_={__name__}.MixerThatWantsNumbers", "+model.mixer.scale=null", "run_dir=.")
+    check_buildable(composed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": {"mixer": {"_target_": "my_parts.Mixer"}}},
+        {"model": {"mixer": {"function": "my_parts.CELL"}}},
+        {"model": {"mixer": {"parts": [{"_target_": "my_parts.Part"}]}}},
+        {"optim": {"_target_": "my_parts.adamw_cosine"}},
+    ],
+    ids=["mixer", "cell", "list", "optimizer"],
+)
+def test_what_is_imported_to_build_a_model_without_memory_keeps_its_constants(changed, tmp_path, monkeypatch):
+    tmp_path.joinpath("my_parts.py").write_text(
+        "import torch\n"
+        "from flashrnn.cells import GRU as CELL\n"
+        "from models.mixers import RNNMixer as Mixer\n"
+        "from training.optim import adamw_cosine\n"
+        "Part, SCALE = dict, torch.tensor(0.5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    composed = config("model=gru", f"model.mixer._target_={__name__}.MixerOfParts", "run_dir=.")
+    check_buildable(OmegaConf.merge(OmegaConf.create(OmegaConf.to_container(composed)), changed))
+    assert sys.modules.pop("my_parts").SCALE == 0.5
+
+
+class MixerOfParts(RNNMixer):
+    def __init__(self, d_model: int, parts: tuple = (), **options) -> None:
+        super().__init__(d_model, **options)
+
+
+def test_unknown_option_lists_the_options():
+    with pytest.raises(MissingConfigException, match=r"model/lsmt[\s\S]*elman[\s\S]*transformer"):
+        config("model=lsmt")
+
+
+def test_unknown_key():
+    with pytest.raises(ConfigCompositionException, match=r"optim\.learning_rate"):
+        config("optim.learning_rate=1")
+
+
+def test_one_line_errors(monkeypatch):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    composed = config("model.mixer.function=lsmt", "model.vocab_size=2", "run_dir=.")
+    with (
+        pytest.raises(SystemExit, match=r"^error: unknown cell 'lsmt'; registered cells: .*\n.HYDRA_FULL_ERROR=1"),
+        one_line_errors(),
+    ):
+        instantiate(composed.model)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(Exception, match="unknown cell"), one_line_errors():
+        instantiate(composed.model)

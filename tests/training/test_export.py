@@ -1,0 +1,113 @@
+"""A run goes into a folder that transformers and scripts.evaluate take, and is the same model there."""
+
+import json
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data.text import Text
+from scripts.train import train
+from training import checkpoint, evaluation
+from training.export import export
+from training.lightning_module import TrainingModule
+
+
+@pytest.fixture
+def run(tiny_config):
+    """Folder, result and config of a tiny run."""
+    config = tiny_config("text_tiny")
+    return config.run_dir, train(config), config
+
+
+def test_logits_and_tokenizer_are_those_of_the_run(run, tmp_path):
+    folder, _, config = run
+    export(folder, tmp_path / "out")
+    trained = TrainingModule(instantiate(config.model))
+    trained.load_state_dict(checkpoint.load(checkpoint.find(folder))["state_dict"])
+    ids = torch.arange(12).view(2, 6)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(loaded(ids).logits, trained.eval().model(ids))
+
+    datamodule: Text = instantiate(config.data)
+    datamodule.setup()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "the 12th of forty texts"
+    assert tokenizer(text)["input_ids"] == datamodule.tokenizer(text)["input_ids"]
+    assert (tokenizer.padding_side, tokenizer.pad_token) == ("left", tokenizer.eos_token)
+    assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_evaluates_as_the_run_did_with_the_tokens_of_the_run(run, tmp_path):
+    folder, result, _ = run
+    export(folder, tmp_path / "out")
+    assert evaluation.main(str(tmp_path / "out"), [])["perplexity"] == pytest.approx(result["perplexity"])
+    assert len(list(tmp_path.glob("corpora/*/"))) == 1
+
+
+def test_its_tokenizer_outlives_the_corpus_it_was_trained_on(run, change_texts, tmp_path):
+    folder, _, _ = run
+    export(folder, tmp_path / "before")
+    change_texts()
+    export(folder, tmp_path / "out")
+    saved = (tmp_path / "out/tokenizer.json").read_text()
+    assert saved == (tmp_path / "before/tokenizer.json").read_text()
+    evaluation.main(str(tmp_path / "out"), ["data.cache_dir=other"])
+    (used,) = (tmp_path / "other").glob("*/tokenizer/tokenizer.json")
+    assert used.read_text() == saved
+
+
+def test_model_card_says_what_it_is(run, tmp_path):
+    folder, result, config = run
+    export(folder, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"| validation perplexity on {config.data.source} | {result['perplexity']:.2f} |" in card
+    for row in ("mixer | lstm", "width | 8", "heads | 1", "tokenizer | bpe:300", "optimizer steps | 8"):
+        assert f"| {row} |" in card
+    commit = json.loads((tmp_path / "outputs/text_tiny/run/eval.json").read_text())["environment"]["commit"]
+    assert f"| commit of the evaluation | {commit} |" in card
+    assert str(tmp_path / "out") not in card.partition("## Configuration")[0]  # of this machine alone
+
+
+def test_model_card_has_the_evaluation_of_the_run(run, tmp_path):
+    """Not a later one, which may be of a part of the data alone."""
+    folder, result, config = run
+    evaluation.main(str(folder), ["trainer.limit_val_batches=1", "data.batch_size=1"])
+    export(folder, tmp_path / "out")
+    expected = f"| validation perplexity on {config.data.source} | {result['perplexity']:.2f} |"
+    assert expected in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_results_of_another_step_are_not_the_model_s(run, tmp_path):
+    folder, _, _ = run
+    file = tmp_path / "outputs/text_tiny/run/eval.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 4}))
+    export(folder, tmp_path / "out")
+    assert "Not evaluated" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_model_of_state_tracking_is_refused(tiny_config, tmp_path):
+    config = tiny_config("parity")
+    train(config)
+    with pytest.raises(
+        ValueError,
+        match=r"trained on data.state_tracking.StateTracking, which has no tokenizer: .* can generate or be exported",
+    ):
+        export(config.run_dir, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"out is there already: give a new folder, or an empty one"):
+        export("anything", tmp_path / "out")
+
+
+def test_a_damaged_folder_is_told_in_one_line(run, tmp_path):
+    folder, _, _ = run
+    export(folder, tmp_path / "out")
+    (tmp_path / "out" / "training.json").unlink()
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged or no checkpoint of ours: .*training.json"):
+        evaluation.main(str(tmp_path / "out"), [])

@@ -1,0 +1,213 @@
+"""Answers to a file of prompts: in its order, after a break as without one, and one line for what is wrong."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
+from training import text_generation as command
+from training.text_generation import StopString, generate
+
+GREEDY = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+SAMPLING = GREEDY | {"do_sample": True, "top_p": 0.9}
+PROMPTS = ["the 7th of", "", "forty texts says", "the 7th of", "9", "says 12 and 1728. the"]
+END = "<|endoftext|>"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The folder of a model of single bytes that ends texts now and then."""
+    folder = tmp_path_factory.mktemp("exported")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: n for n, letter in enumerate([END, *alphabet])}, []))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=END, padding_side="left")
+    mixer = {"name": "RNNMixer", "function": "slstm", "num_heads": 2}
+    torch.manual_seed(0)
+    model = FlashRNNForCausalLM(FlashRNNConfig(vocab_size=257, d_model=16, num_blocks=2, mixer=mixer))
+    model.model.head.weight.data[0] *= 4
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    return write(tmp_path / "prompts.jsonl", PROMPTS)
+
+
+def write(file, prompts):
+    file.write_text("".join(json.dumps({"prompt": prompt, "id": n}) + "\n" for n, prompt in enumerate(prompts)))
+    return file
+
+
+def answers(exported, prompts, out, **options):
+    common = {"device": "cpu", "dtype": "float32", "seed": 0, "max_new_tokens": 25, "slots": 3, **SAMPLING}
+    generate(str(exported), prompts=str(prompts), out=str(out), **common | options)
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_answers_are_in_the_order_of_the_prompts(exported, prompts, tmp_path):
+    found = answers(exported, prompts, tmp_path / "out.jsonl")
+    assert [(line["prompt"], line["id"]) for line in found] == list(zip(PROMPTS, range(6), strict=True))
+    assert {line["reason"] for line in found} == {"end_of_text", "length"}
+    for line in found:
+        ended = line["reason"] == "end_of_text"
+        assert (line["tokens"][-1] == 0) == ended
+        assert 0 not in line["tokens"][:-1]
+        assert len(line["tokens"]) == 25 or ended
+
+
+def test_slots_do_not_matter(exported, prompts, tmp_path):
+    found = [answers(exported, prompts, tmp_path / f"{slots}.jsonl", slots=slots) for slots in (1, 4, 100)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_prompt_gets_the_text_that_it_gets_alone(exported, prompts, tmp_path, capsys):
+    found = answers(exported, prompts, tmp_path / "out.jsonl")
+    alone = generate(
+        str(exported), prompt=PROMPTS[2], device="cpu", dtype="float32", seed=0, max_new_tokens=25, **SAMPLING
+    )
+    assert alone == PROMPTS[2] + found[2]["text"]
+
+
+def test_the_same_prompt_twice_gets_two_texts(exported, prompts, tmp_path):
+    found = answers(exported, prompts, tmp_path / "out.jsonl")
+    assert found[0]["text"] != found[3]["text"]
+
+
+def test_greedy_answers_and_penalty(exported, prompts, tmp_path):
+    greedy = answers(exported, prompts, tmp_path / "a.jsonl", **GREEDY)
+    assert greedy[0]["text"] == greedy[3]["text"]
+    alone = generate(
+        str(exported), prompt=PROMPTS[5], device="cpu", dtype="float32", seed=0, max_new_tokens=25,
+        **GREEDY | {"repetition_penalty": 1.5},
+    )  # fmt: skip
+    penalized = answers(exported, prompts, tmp_path / "b.jsonl", **GREEDY | {"repetition_penalty": 1.5})
+    assert PROMPTS[5] + penalized[5]["text"] == alone
+
+
+def test_a_text_ends_behind_the_stop_string(exported, prompts, tmp_path):
+    whole = answers(exported, prompts, tmp_path / "a.jsonl")
+    string = whole[1]["text"][3:5]
+    stopped = answers(exported, prompts, tmp_path / "b.jsonl", stop=string)
+    assert stopped[1]["reason"] == "stop_string"
+    assert stopped[1]["text"].endswith(string)
+    for before, after in zip(whole, stopped, strict=True):
+        assert before["text"].startswith(after["text"])
+        assert (string in before["text"]) == (after["reason"] == "stop_string")
+
+
+class TestBrokenOff:
+    @pytest.fixture
+    def whole(self, exported, prompts, tmp_path):
+        return answers(exported, prompts, tmp_path / "out.jsonl")
+
+    def test_it_goes_on_where_it_was(self, whole, exported, prompts, tmp_path):
+        out = tmp_path / "out.jsonl"
+        content = out.read_bytes()
+        out.write_bytes(content[: len(content) // 2])  # in the midst of a line
+        assert answers(exported, prompts, out) == whole
+
+    def test_an_interrupt_leaves_whole_lines(self, exported, prompts, tmp_path, monkeypatch):
+        """Those of all prompts before the first that has not ended."""
+        out, number = tmp_path / "out.jsonl", 0
+
+        class Bar(command.Progress):
+            def update(self, n=1):
+                nonlocal number
+                number += 1
+                if number == 4:
+                    raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(command, "Progress", Bar)
+            with pytest.raises(KeyboardInterrupt):
+                answers(exported, prompts, out, slots=1)
+        assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == PROMPTS[:4]
+        before = out.read_text()
+        answers(exported, prompts, out)
+        assert out.read_text().startswith(before)
+
+    def test_with_nothing_left_to_do(self, whole, exported, prompts, tmp_path):
+        assert answers(exported, prompts, tmp_path / "out.jsonl") == whole
+
+    def test_other_settings_need_another_file(self, whole, exported, prompts, tmp_path):
+        with pytest.raises(ValueError, match=r"out=.*out.jsonl was begun with seed=0: give the same, or another out"):
+            answers(exported, prompts, tmp_path / "out.jsonl", seed=1)
+        assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(whole)
+
+    def test_other_prompts_need_another_file(self, whole, exported, prompts, tmp_path):
+        write(prompts, ["other", *PROMPTS[1:]])
+        with pytest.raises(ValueError, match=r"out.jsonl, line 1 answers another prompt: give another out"):
+            answers(exported, prompts, tmp_path / "out.jsonl")
+
+    def test_a_file_of_something_else_is_left_alone(self, exported, prompts, tmp_path):
+        (tmp_path / "out.jsonl").write_text("mine\n")
+        with pytest.raises(ValueError, match="is there, but not from this command: give another out"):
+            answers(exported, prompts, tmp_path / "out.jsonl")
+        assert (tmp_path / "out.jsonl").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("the 7th", r"prompts.jsonl, line 7 is no JSON \(.*\): expected {\"prompt\": \"...\"}"),
+        ('"the 7th"', r"prompts.jsonl, line 7: expected {\"prompt\": \"...\"}, found \"the 7th\""),
+        ('{"text": "a"}', 'prompts.jsonl, line 7: expected .*, found {"text": "a"}'),
+        ('{"prompt": 7}', 'prompts.jsonl, line 7: expected .*, found {"prompt": 7}'),
+    ],
+)
+def test_a_broken_line_is_named_and_no_answer_is_lost(line, message, exported, prompts, tmp_path):
+    whole = answers(exported, prompts, tmp_path / "out.jsonl")
+    prompts.write_text(f"{prompts.read_text()}{line}\n")
+    with pytest.raises(ValueError, match=message):
+        answers(exported, prompts, tmp_path / "out.jsonl")
+    write(prompts, [*PROMPTS, "more"])
+    assert answers(exported, prompts, tmp_path / "out.jsonl")[:6] == whole
+
+
+def test_a_file_without_prompts(exported, tmp_path):
+    assert answers(exported, write(tmp_path / "none.jsonl", []), tmp_path / "out.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"prompts": "a"}, {"out": "b"}, {"prompts": "a", "out": "b", "prompt": "c"}], ids=" ".join
+)
+def test_a_prompt_or_a_file_of_prompts(options):
+    with pytest.raises(ValueError, match="give prompt, or both of prompts and out"):
+        generate("anywhere", **options)
+
+
+@pytest.mark.parametrize("name", ["slots", "max_new_tokens"])
+def test_sizes_that_there_are_not(name, exported, prompts, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}=0: expected at least 1"):
+        answers(exported, prompts, tmp_path / "out.jsonl", **{name: 0})
+
+
+def test_no_room_says_what_to_do(exported, prompts, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. And so on")
+        yield
+
+    monkeypatch.setattr("models.generation.slots.answers", full)
+    with pytest.raises(ValueError, match=r"slots=3: CUDA out of memory: give fewer; 0 answers are in .*out.jsonl"):
+        answers(exported, prompts, tmp_path / "out.jsonl")
+
+
+class TestStopString:
+    """Within the tokens seen last, however it is spread over them."""
+
+    class Letters:
+        def decode(self, tokens):
+            return "".join(map(chr, tokens))
+
+    @pytest.mark.parametrize(
+        ("text", "before", "end"), [("a stop b", 0, 6), ("a stop", 5, 6), ("a stop b", 6, None), ("sto", 0, None)]
+    )
+    def test_is_found_where_it_ends(self, text, before, end):
+        assert StopString(self.Letters(), "stop")([ord(letter) for letter in text], before) == end

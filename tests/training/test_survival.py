@@ -1,0 +1,235 @@
+"""What a run survives: kill -9, signals, cut-off and unwritable checkpoints, a wrong loss, data workers that die."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+from scripts.train import build_trainer, train
+from tests.tiny_runs import ROOT, SHORT, TINY, losses, run
+from training import checkpoint
+from training.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
+from training.command_line import one_line_errors
+from training.evaluation import main as evaluate_main
+from training.lightning_module import TrainingModule
+
+CONTENT = {"config": {}, "state_dict": {"w": torch.arange(1000.0)}}
+
+
+@contextmanager
+def endless_run(folder, *arguments):
+    """A run of `arguments` without an end, started; what is left of it in the end is killed."""
+    endless = [*TINY["parity"], *SHORT, "trainer.max_steps=1000000", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "scripts.train", *endless]
+    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored by a shell's background jobs
+    with subprocess.Popen(command, cwd=folder, env=environment, **options) as process:
+        try:
+            yield process
+        finally:
+            if _of_group(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(process, folder, file):
+    """The folder of the run, as soon as it has this file."""
+    deadline = time.monotonic() + 120
+    while not (found := list(folder.glob(f"outputs/parity/*/{file}"))):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return Path(str(found[0]).removesuffix(file))
+
+
+def test_kill_9_and_go_on_as_if_nothing_had_been(tiny_config, tmp_path):
+    """`ckpt_path=last` alone goes on with the command of the killed run: the losses of a run in one piece, bitwise."""
+    with endless_run(tmp_path, "experiment=parity", "trainer.deterministic=true") as killed:
+        killed_run = wait_for(killed, tmp_path, f"checkpoints/{LAST}")
+        os.killpg(killed.pid, signal.SIGKILL)
+    step = checkpoint.load(checkpoint.find(str(killed_run)))["global_step"]
+    assert set(range(step - 1)) <= losses(killed_run).keys()  # that of the last step may have been on its way
+    goes_on_as_in_one_piece(step, tiny_config, tmp_path)
+
+
+def goes_on_as_in_one_piece(step, tiny_config, folder, *arguments):
+    """`ckpt_path=last` goes on at this step, with the losses of a run in one piece, bitwise."""
+    steps = [f"trainer.max_steps={step + 6}", "optim.total_steps=1000000"]
+    resumed = run("scripts.train", "ckpt_path=last", *steps, folder=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    (resumed_run,) = {path.parent for path in folder.glob("outputs/parity/*/eval.json")}
+    whole = tiny_config("parity", *steps, "trainer.deterministic=true", *arguments, run="whole")
+    train(whole)
+    expected = {number: loss for number, loss in losses(Path(whole.run_dir)).items() if number >= step}
+    assert len(expected) == 6
+    assert losses(resumed_run) == expected
+
+
+SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=["sigterm", "sigusr1", "ctrl_c"])
+def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
+    """Sent to data workers too, as SLURM and terminals do, long before a validation, amid accumulated batches."""
+    arguments = ["global_batch_size=20", "data.num_workers=1", "val_every=1000000"]
+    with endless_run(tmp_path, "trainer.deterministic=true", *arguments) as ended:
+        ended_run = wait_for(ended, tmp_path, "metrics.csv")
+        os.killpg(ended.pid, number)
+        assert ended.wait(timeout=60) == 128 + number
+        message = ended.stderr.read()
+    step = checkpoint.load(checkpoint.find(str(ended_run)))["global_step"]
+    assert list(losses(ended_run)) == list(range(step))
+    assert f"stopped by {number.name} at step {step}; ckpt_path={ended_run} goes on" in message
+    assert "Traceback" not in message
+    goes_on_as_in_one_piece(step, tiny_config, tmp_path, *arguments)
+
+
+def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path, monkeypatch):
+    """Lightning looks for checkpoints of earlier jobs in the working folder, and takes up whatever it finds."""
+    for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_ID"):
+        monkeypatch.setenv(name, "1")
+    for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    monkeypatch.setenv("SLURM_NODELIST", "localhost")
+    (tmp_path / "hpc_ckpt_1.ckpt").write_text("of another job")
+    config = tiny_config("parity")
+    result = train(config)
+    assert list(losses(Path(config.run_dir))) == list(range(8))
+    assert evaluate_main(config.run_dir, []) == result
+    assert not build_trainer(config, samples=False)._accelerator_connector.cluster_environment.auto_requeue
+    for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun within the job")
+    of_torchrun = build_trainer(config, samples=False)._accelerator_connector.cluster_environment
+    assert isinstance(of_torchrun, TorchElasticEnvironment)
+
+
+def test_sigusr1_in_the_evaluation_ends_the_run(tmp_path):
+    with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
+        wait_for(ended, tmp_path, f"checkpoints/{LAST}")
+        time.sleep(2)
+        ended.send_signal(signal.SIGUSR1)
+        assert ended.wait(timeout=60) == -signal.SIGUSR1
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    with endless_run(tmp_path, "val_every=1000000", "global_batch_size=4000000") as ended:  # one step takes for ever
+        wait_for(ended, tmp_path, "config.yaml")
+        time.sleep(2)
+        for _ in range(2):
+            ended.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert ended.wait(timeout=60) == 1
+        assert "Ctrl-C again stops at once" in ended.stderr.read()
+
+
+def test_ctrl_c_in_the_evaluation(tmp_path):
+    with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
+        wait_for(ended, tmp_path, f"checkpoints/{LAST}")
+        time.sleep(2)
+        ended.send_signal(signal.SIGINT)
+        assert ended.wait(timeout=60) == 128 + signal.SIGINT
+        assert "stopped at step 3; python -m scripts.evaluate ckpt=" in ended.stderr.read()
+
+
+@pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
+def test_sigterm_ends_all_processes(strategy, tmp_path):
+    """They agree on the step, one that is logged, and save it."""
+    two = [strategy, "trainer.devices=2", "trainer.precision=32-true", "data.batch_size=2"]
+    with endless_run(tmp_path, *two, "val_every=1000000", "trainer.log_every_n_steps=7") as ended:
+        ended_run = wait_for(ended, tmp_path, "metrics.csv")
+        ended.terminate()
+        assert ended.wait(timeout=60) == 128 + signal.SIGTERM
+        deadline = time.monotonic() + 60
+        while _of_group(ended.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert checkpoint.load(checkpoint.find(str(ended_run)))["global_step"] % 7 == 0
+
+
+def _of_group(leader: int) -> bool:
+    """Whether a process of this group is left."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_newest_good_checkpoint_wins(tmp_path, capsys):
+    folder = tmp_path / "run" / "checkpoints"
+    for step in (1, 2):
+        AtomicCheckpointIO().save_checkpoint({**CONTENT, "global_step": step}, folder / LAST)
+    assert checkpoint.load(checkpoint.find(str(tmp_path / "run")))["global_step"] == 2
+    folder.joinpath(LAST).write_bytes(folder.joinpath(LAST).read_bytes()[:-1000])
+    assert checkpoint.find(str(tmp_path / "run")).name == PREVIOUS
+    assert "passed over" in capsys.readouterr().err
+    folder.joinpath(PREVIOUS).write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"none of the checkpoints in .*run can be read$"):
+        checkpoint.find(str(tmp_path / "run"))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    file = tmp_path / LAST
+    AtomicCheckpointIO().save_checkpoint(CONTENT, file)
+    larger = {**CONTENT, "state_dict": {"w": torch.zeros(100_000)}}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"last\.ckpt could not be written \(.*\): is the disk full\? Earlier ones"):
+            AtomicCheckpointIO().save_checkpoint(larger, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == [LAST]
+    assert torch.equal(checkpoint.load(file)["state_dict"]["w"], CONTENT["state_dict"]["w"])
+
+
+def test_an_error_says_where_to_go_on(tiny_config, capsys):
+    config = tiny_config(
+        "parity", "optim.lr=1e20", "optim.warmup_steps=7", "trainer.gradient_clip_val=null", "val_every=1"
+    )
+    with pytest.raises(FloatingPointError):
+        train(config)
+    assert f"ckpt_path={config.run_dir} goes on from its checkpoint" in capsys.readouterr().err
+
+
+def test_an_error_after_the_last_step_says_how_to_evaluate(tiny_config, capsys, monkeypatch):
+    def fail(*_):
+        raise KeyError("a fault of the evaluation")
+
+    monkeypatch.setattr(TrainingModule, "test_step", fail)
+    config = tiny_config("parity")
+    with pytest.raises(KeyError):
+        train(config)
+    assert f"python -m scripts.evaluate ckpt={config.run_dir} evaluates it" in capsys.readouterr().err
+
+
+class Dying(torch.utils.data.Dataset):
+    def __init__(self, way):
+        self.way = way
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if self.way == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("the shard is damaged")
+
+
+@pytest.mark.parametrize(
+    ("way", "message"), [("dies", r"error: DataLoader worker .* died"), ("raises", r"error: the shard is damaged\n")]
+)
+def test_data_workers_end_with_one_message(way, message):
+    with pytest.raises(SystemExit, match=message) as end, one_line_errors():
+        next(iter(torch.utils.data.DataLoader(Dying(way), num_workers=1)))
+    assert len(str(end.value).splitlines()) <= 2

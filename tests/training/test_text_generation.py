@@ -1,0 +1,116 @@
+"""Text from a run, a checkpoint or an exported folder: the same, printed as it comes; one line for what is wrong."""
+
+import pytest
+import torch
+
+from scripts.train import train
+from tests.tiny_runs import run as command
+from training import arguments, checkpoint
+from training.export import export
+from training.text_generation import generate
+
+SAMPLING = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 0}
+
+
+def text(ckpt, seed=0, **options):
+    common = {"prompt": "the 7th of", "device": "cpu", "dtype": "float32", "max_new_tokens": 12}
+    return generate(str(ckpt), seed=seed, **common | SAMPLING | options)
+
+
+@pytest.fixture
+def run(tiny_config):
+    config = tiny_config("text_tiny")
+    train(config)
+    return config.run_dir
+
+
+def test_the_same_text_from_every_form_of_the_model(run, tmp_path, capsys):
+    export(run, tmp_path / "out")
+    capsys.readouterr()
+    found = [text(ckpt) for ckpt in (run, checkpoint.find(run), tmp_path / "out")]
+    assert found[0].startswith("the 7th of")
+    assert found[0] == found[1] == found[2]
+    assert capsys.readouterr().out == "".join(f"{part}\n" for part in found)
+
+
+def test_seed_and_sampling_decide(run):
+    assert text(run, do_sample=False) == text(run, seed=1, do_sample=False)
+    assert text(run) != text(run, seed=1)
+
+
+def test_a_prompt_is_letters_alone(run):
+    """As the documents of training, which may spell out a special token too."""
+    assert text(run, prompt="a <|endoftext|> b").startswith("a <|endoftext|> b")
+
+
+def test_the_end_of_text_before_the_prompt_is_no_repetition(run, monkeypatch):
+    seen = []
+
+    def generate(model, ids, logits_processor, **options):
+        scores = torch.ones(1, model.config.vocab_size)
+        seen.append(logits_processor(ids, scores)[0])
+        return torch.cat([ids, ids[:, :1]], dim=1)
+
+    monkeypatch.setattr("models.hugging_face.FlashRNNForCausalLM.generate", generate)
+    text(run, prompt="the", repetition_penalty=2.0)
+    assert seen[0][0] == 1  # the end of text
+    assert seen[0].min() == 0.5
+
+
+def test_without_a_prompt_a_document_begins(run):
+    assert text(run, prompt="")
+
+
+def test_a_dtype_that_there_is_not(run):
+    with pytest.raises(ValueError, match="dtype=int8: expected one of float32, bfloat16, float16"):
+        text(run, dtype="int8")
+
+
+@pytest.mark.parametrize("top_p", [0.0, 2.0])
+def test_a_probability_that_is_none(top_p):
+    with pytest.raises(ValueError, match=rf"top_p={top_p}: expected a probability above 0; 1.0 samples from all"):
+        text("anywhere", top_p=top_p)
+
+
+def test_a_device_that_there_is_not():
+    with pytest.raises(ValueError, match="device=cuda:99: PyTorch has cpu"):
+        text("anywhere", device="cuda:99")
+
+
+def test_on_the_command_line_prompts_are_taken_as_they_are(run, tmp_path):
+    prompt = "{the: [7th], 'of' = forty, "
+    ended = command("scripts.generate", f"ckpt={run}", f"prompt={prompt}", "max_new_tokens=5", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(prompt)
+    assert "(5 tokens, " in ended.stderr
+
+
+@pytest.mark.parametrize("module", ["scripts.generate", "scripts.export"])
+def test_help_shows_every_key(module, tmp_path):
+    helped = command(module, "--help", folder=tmp_path)
+    assert helped.returncode == 0
+    assert f"python -m {module} ckpt=PATH" in helped.stdout
+    assert "ckpt: ???  # a run folder" in helped.stdout
+
+
+class TestArguments:
+    DEFAULTS = {"ckpt": "???", "prompt": "", "number": 4, "share": 0.5, "yes": True}  # noqa: RUF012
+
+    def test_take_the_type_of_their_default(self):
+        given = ["ckpt=a=b", "prompt=1", "number=5", "share=1", "yes=false"]
+        expected = {"ckpt": "a=b", "prompt": "1", "number": 5, "share": 1.0, "yes": False}
+        assert arguments.parse(self.DEFAULTS, given) == expected
+
+    @pytest.mark.parametrize(
+        ("argument", "message"),
+        [
+            ("promt=x", "'promt=x': expected KEY=VALUE with KEY one of ckpt, prompt, number, share, yes"),
+            ("prompt", "'prompt': expected KEY=VALUE"),
+            ("number=many", "number=many: expected a value of type int, such as 4"),
+            ("number=1.5", "number=1.5: expected a value of type int"),
+            ("prompt=x", "ckpt=... is missing"),
+        ],
+    )
+    def test_one_line_for_what_is_wrong(self, argument, message):
+        with pytest.raises(ValueError, match=message.replace(".", r"\.").replace("(", r"\(")):
+            arguments.parse(self.DEFAULTS, [argument])

@@ -1,0 +1,104 @@
+"""A trained language model as a folder that transformers loads."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from models.hugging_face import FlashRNNForCausalLM
+
+
+def training_tokenizer(file: Path, data: dict[str, Any]) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a checkpoint, from the folder of its run. For a checkpoint that stands alone it is made as the
+    section `data` of its config says, which may mean training it on the corpus."""
+    from hydra.utils import instantiate
+
+    from data import tokenization
+    from training import checkpoint
+
+    if "tokenizer" not in data:
+        raise ValueError(
+            f"the model of {file} was trained on {data['_target_']}, which has no tokenizer: only language models can "
+            "generate or be exported, such as those of experiment=text_tiny"
+        )
+    if folder := checkpoint.tokenizer_folder(file):
+        return tokenization.load(str(folder))
+    if tokenization.trained_size(data["tokenizer"]) is None:
+        return tokenization.load(data["tokenizer"])
+    datamodule = instantiate(data)
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule.tokenizer
+
+
+def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
+    """Model and tokenizer of a checkpoint of scripts.train, whose content this is."""
+    from transformers import GenerationConfig
+
+    from data.encoding import Encoder
+    from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
+    from training import checkpoint
+
+    tokenizer = training_tokenizer(file, content["config"]["data"])
+    config = FlashRNNConfig.from_hydra(content["config"]["model"]).import_cell()
+    model = FlashRNNForCausalLM(config).eval()
+    checkpoint.load_weights(model, file, content)
+    tokens = Encoder(tokenizer).vocab_size
+    if tokens > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokens} tokens, the model {model.config.vocab_size}: has the corpus changed since "
+            "training?"
+        )
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter is what is saved
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=padding)
+    return model, tokenizer
+
+
+def load(ckpt: str) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
+    """Model and tokenizer of a run folder, a checkpoint or an exported folder."""
+    from data import tokenization
+    from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
+    from training import checkpoint
+
+    file = checkpoint.find(ckpt)
+    if file.name == checkpoint.EXPORTED:
+        config = FlashRNNConfig.from_pretrained(file.parent).import_cell()
+        return FlashRNNForCausalLM.from_pretrained(file.parent, config=config), tokenization.load(str(file.parent))
+    return restore(file, checkpoint.load(file))
+
+
+def evaluation(file: Path, step: int) -> dict[str, Any] | None:
+    """What the checkpoint's run found at this step: its own evaluation, or else the newest by scripts.evaluate."""
+    from training import checkpoint
+
+    run = checkpoint.run_folder(file)
+    if run is None:
+        return None
+    found = sorted(run.glob("**/eval.json"), key=lambda path: (path.parent == run, path.stat().st_mtime))
+    of_step = [content for content in (json.loads(path.read_text()) for path in found) if content.get("step") == step]
+    return of_step[-1] if of_step else None
+
+
+def export(ckpt: str, out: str) -> Path:
+    """Write the folder `out`."""
+    from training import checkpoint, model_card
+
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"out={out} is there already: give a new folder, or an empty one")
+    file = checkpoint.find(ckpt)
+    if file.name == checkpoint.EXPORTED:
+        raise ValueError(f"ckpt={ckpt} is exported already")
+    content = checkpoint.load(file)
+    model, tokenizer = restore(file, content)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    training = {key: content[key] for key in ("global_step", "config")}
+    training["evaluation"] = evaluation(file, content["global_step"])
+    (folder / checkpoint.TRAINING).write_text(json.dumps(training, indent=2) + "\n")
+    model_card.write(folder, training, model.num_parameters())
+    return folder

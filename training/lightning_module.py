@@ -1,0 +1,206 @@
+"""Training of a SequenceModel: cross-entropy on labelled positions, and what is logged about it."""
+
+from collections.abc import Callable
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics.aggregation import CatMetric, SumMetric
+
+from models.backbone import SequenceModel, check_ids
+from models.loss import IGNORE
+from training.compiled_loss import CompiledLoss
+
+
+class TrainingModule(LightningModule):
+    """Trains and evaluates a SequenceModel on batches of input_ids [B, T], labels [B, T] and perhaps reset [B, T].
+
+    Training logs every `log_every_n_steps` steps: loss, perplexity, accuracy, learning rate and gradient norm before
+    clipping. Validation and test log loss, perplexity and accuracy over all scored labels.
+
+    Args:
+        model: the model to train.
+        optim: `optim(model, fused=...)` gives an optimizer, or a dict of one and its schedule as `configure_optimizers`
+            returns, such as a partial of `training.optim.adamw_cosine`; None for a module that only evaluates.
+        compile: torch.compile the model and its loss, for training, and for evaluating batches of the same shape, which
+            those of text have. Other batches run uncompiled: each shape would be compiled anew.
+
+    After a test, `test_sequences` holds one row per sequence: index of its dataloader, its length (position of the last
+    label, from 1), and 1 where the answer at that last position was right, else 0.
+    """
+
+    def __init__(
+        self, model: SequenceModel, optim: Callable[..., dict | Optimizer] | None = None, compile: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.optim = optim
+        self.compile_loss = compile
+        self._compiled_loss: CompiledLoss | None = None
+        self._training_shape: torch.Size | None = None
+        self._group_options: list[dict] = []  # of the optimizer, as this run asks for them
+        # "disable", because looking for NaN in every batch stalls a GPU.
+        self.eval_loss = SumMetric(nan_strategy="disable")  # summed over the scored labels, which eval_labels counts
+        self.eval_labels = SumMetric(nan_strategy="disable")
+        self.eval_right = SumMetric(nan_strategy="disable")
+        self.eval_sequences = CatMetric(nan_strategy="disable")
+        self.test_sequences = torch.empty(0, 3)
+
+    def configure_model(self) -> None:
+        """Compile; and shard over the devices where Lightning's ModelParallelStrategy (FSDP) asks for it."""
+        if self.device_mesh is not None and not isinstance(self.model, FSDPModule):
+            mesh = self.device_mesh["data_parallel"]
+            for block in self.model.blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+            register_fsdp_forward_method(self.model, "loss")
+        if self.compile_loss and self._compiled_loss is None:
+            self._compiled_loss = CompiledLoss(self.model.loss)
+
+    def configure_optimizers(self) -> dict:
+        # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.
+        options = {"fused": self.trainer.precision != "16-mixed"} | getattr(self.optim, "keywords", {})
+        configured = self.optim(self.model, **options)
+        if isinstance(configured, Optimizer):
+            configured = {"optimizer": configured}
+        groups = configured["optimizer"].param_groups
+        self._group_options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        return configured
+
+    def on_train_start(self) -> None:
+        """What a run that goes on asks for holds, not what the optimizer of its checkpoint had."""
+        optimizer, schedule = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
+        groups = optimizer.param_groups
+        for group, asked in zip(groups, self._group_options, strict=True):
+            group |= asked | {"lr": group["lr"]}
+            _place_counts(optimizer, group)
+        if isinstance(schedule, LambdaLR):
+            schedule.base_lrs = [asked["initial_lr"] for asked in self._group_options]
+            for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+                group["lr"] = lr * factor(schedule.last_epoch)
+
+    def _loss(self, batch: dict[str, Tensor], batch_idx: int) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy over the scored labels, and the right answers, bool [B, T]."""
+        input_ids, labels = batch["input_ids"], batch["labels"]
+        if batch_idx == 0:  # on a GPU the check waits for the device: once per epoch is enough to see a wrong model
+            check_ids("input_ids", input_ids, self.model.vocab_size)
+            check_ids("labels", labels, self.model.num_classes, ignore=IGNORE)
+        compiled = self.compile_loss and input_ids.shape == self._training_shape
+        loss = self._compiled_loss if compiled else self.model.loss
+        return loss(input_ids, labels, batch.get("reset"))
+
+    # --- training ---
+
+    @property
+    def _logs_this_step(self) -> bool:
+        return (self.global_step + 1) % self.trainer.log_every_n_steps == 0
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        self._training_shape = batch["input_ids"].shape
+        loss, right = self._loss(batch, batch_idx)
+        # Reading a value from a GPU stalls it, so there the loss is looked at only when it is logged anyway.
+        if self._logs_this_step or loss.device.type == "cpu":
+            self._check_finite("training loss", loss)
+        if self._logs_this_step:
+            self.log("train/loss", loss, prog_bar=True)
+            self.log("train/accuracy", right.sum() / (batch["labels"] != IGNORE).sum(), prog_bar=True)
+            self.log("train/perplexity", loss.detach().exp())
+        return loss
+
+    def configure_gradient_clipping(
+        self,
+        optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: GradClipAlgorithmType | None = None,
+    ) -> None:
+        """Clip by norm, once per optimizer step; here because the norm is what we log, and it is computed once."""
+        if gradient_clip_algorithm not in (None, GradClipAlgorithmType.NORM):
+            raise ValueError(
+                f"trainer.gradient_clip_algorithm={gradient_clip_algorithm.value}: only 'norm' is supported"
+            )
+        if gradient_clip_val is None and not self._logs_this_step:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(parameter.grad for parameter in parameters)
+        if gradient_clip_val is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)
+        if self._logs_this_step:
+            self.log("train/gradient_norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
+            self.log("train/lr", optimizer.param_groups[0]["lr"])
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        """Keep weights that are not finite out of checkpoints: on a GPU the loss is not looked at in every step."""
+        wrong = [name for name, weight in checkpoint["state_dict"].items() if not weight.isfinite().all()]
+        # Under FSDP one process has the weights, and the others are to end with it.
+        if self.trainer.strategy.reduce_boolean_decision(bool(wrong), all=False):
+            raise FloatingPointError(self._advice(f"{wrong[0] if wrong else 'a weight'} is not finite"))
+
+    def _check_finite(self, name: str, loss: Tensor) -> None:
+        if not torch.isfinite(loss):
+            raise FloatingPointError(self._advice(f"the {name} is {loss.item()}"))
+
+    def _advice(self, found: str) -> str:
+        return (
+            f"{found} at step {self.global_step}: lower optim.lr, lengthen optim.warmup_steps, "
+            "or set trainer.gradient_clip_val"
+        )
+
+    # --- evaluation ---
+
+    def _sum_in_float32(self) -> None:
+        """Whatever the model's dtype, to which Lightning has converted the metrics too."""
+        for metric in (self.eval_loss, self.eval_labels, self.eval_right, self.eval_sequences):
+            metric.set_dtype(torch.float32)
+
+    on_validation_epoch_start = on_test_epoch_start = _sum_in_float32
+
+    def _eval_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Update the metrics; right answers, bool [B, T]."""
+        loss, right = self._loss(batch, batch_idx)
+        number = (batch["labels"] != IGNORE).sum()
+        self.eval_loss.update(torch.where(number > 0, loss * number, 0.0))
+        self.eval_labels.update(number)
+        self.eval_right.update(right.sum())
+        return right
+
+    def _eval_epoch_end(self, name: str) -> None:
+        labels = self.eval_labels.compute()
+        loss, accuracy = self.eval_loss.compute() / labels, self.eval_right.compute() / labels
+        self._check_finite(f"{name} loss", loss)
+        results = {f"{name}/loss": loss, f"{name}/perplexity": loss.exp(), f"{name}/accuracy": accuracy}
+        self.log_dict(results, sync_dist=True)  # the same on all ranks already; Lightning wants to be told
+        for metric in (self.eval_loss, self.eval_labels, self.eval_right):
+            metric.reset()
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._eval_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self._eval_epoch_end("val")
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        right = self._eval_step(batch, batch_idx)
+        position = torch.arange(1, right.shape[1] + 1, device=right.device)
+        length = torch.where(batch["labels"] != IGNORE, position, 0).amax(dim=1)  # [B]
+        right, length = right[length > 0], length[length > 0]
+        last = right.gather(1, length[:, None] - 1).squeeze(1)
+        self.eval_sequences.update(torch.stack((torch.full_like(length, dataloader_idx), length, last), dim=1))
+
+    def on_test_epoch_end(self) -> None:
+        self._eval_epoch_end("test")
+        self.test_sequences = self.eval_sequences.compute().cpu()
+        self.eval_sequences.reset()
+
+
+def _place_counts(optimizer: torch.optim.Optimizer, group: dict) -> None:
+    """Put each parameter's count of steps where its group's kernels read it; PyTorch does when it loads a state, which
+    may be of a run that was fused where this one is not."""
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter, {})
+        if isinstance(count := state.get("step"), Tensor):
+            state["step"] = count.to(parameter.device if group.get("fused") else "cpu")

@@ -1,0 +1,85 @@
+"""The README.md of an exported model: what it is, what it was trained on, what it can do, and how to use it."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from omegaconf import OmegaConf
+
+from training.provenance import commit
+
+USAGE = """```python
+import models.hugging_face  # of this project's repository: registers the model with transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+inputs = tokenizer(["Once upon a time"], return_tensors="pt")
+print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50))[0])
+```"""
+
+
+def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
+    """Write README.md into an exported folder; `training` is the content of its training.json."""
+    config = training["config"]
+    mixer = config["model"]["mixer"]
+    kind = mixer.get("function", mixer["_target_"].rpartition(".")[2])
+    metadata = ModelCardData(
+        library_name="transformers", pipeline_tag="text-generation", tags=["flashrnn", kind, "language-model"]
+    )
+    parts = [
+        f"---\n{metadata.to_yaml()}\n---\n\n# {folder.resolve().name}",
+        f"A language model of {parameters:,} parameters, trained with FlashRNN-LM: a GPT-2 backbone, its mixer {kind}.",
+        "## Model\n\n" + _table(_sizes(config["model"], kind, parameters)),
+        "## Data and training\n\n" + _table(_training(training)),
+        "## Results\n\n" + _results(training["evaluation"]),
+        "## Use\n\n" + USAGE.format(folder=folder.resolve().name),
+        f"## Configuration of the run\n\n```yaml\n{OmegaConf.to_yaml(OmegaConf.create(_of_any_machine(config)))}```",
+    ]
+    ModelCard("\n\n".join(parts) + "\n").save(folder / "README.md")
+
+
+def _of_any_machine(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's config without the places where it left its files, which a published card has no use for."""
+    return {key: value for key, value in config.items() if key not in ("run_dir", "ckpt_path", "checkpoint", "logger")}
+
+
+def _table(rows: dict[str, Any]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _sizes(model: dict[str, Any], kind: str, parameters: int) -> dict[str, Any]:
+    return {
+        "mixer": kind,
+        "blocks": model["num_blocks"],
+        "width": model["d_model"],
+        "heads": model["num_heads"] or "none",
+        "vocabulary": model["vocab_size"],
+        "parameters": f"{parameters:,}",
+    }
+
+
+def _training(training: dict[str, Any]) -> dict[str, Any]:
+    config, data = training["config"], training["config"]["data"]
+    trained = (training["evaluation"] or {}).get("environment", {})
+    return {
+        "data": data["source"],
+        "tokenizer": data["tokenizer"],
+        "context length": data["context_length"],
+        "optimizer steps": training["global_step"],
+        "sequences per step": config["global_batch_size"] or f"{data['batch_size']} per device",
+        "precision": config["trainer"]["precision"],
+        "commit of the evaluation": trained.get("commit") or "not known",
+        "device of the evaluation": trained.get("device", "not known"),
+        "commit of the export": commit() or "not known",
+    }
+
+
+def _results(evaluation: dict[str, Any] | None) -> str:
+    if evaluation is None:
+        return "Not evaluated: the checkpoint came without an `eval.json` of its step."
+    source = evaluation["config"]["data"]["source"]
+    rows = {f"validation perplexity on {source}": f"{evaluation['perplexity']:.2f}"}
+    if evaluation["unigram_perplexity"] is not None:
+        rows["perplexity of the tokens' frequencies there"] = f"{evaluation['unigram_perplexity']:.2f}"
+    return _table(rows)

@@ -1,0 +1,161 @@
+"""Text from a trained language model: after one prompt, or after each prompt of a file."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm as Progress
+
+from training.prompt_file import AnswerFile, read_prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from models.hugging_face import FlashRNNForCausalLM
+
+DTYPES = ("float32", "bfloat16", "float16")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
+
+def generate(
+    ckpt: str, prompt: str = "", prompts: str = "", out: str = "", slots: int = 64, **options: Any
+) -> str | None:
+    """Print a prompt and its continuation, and return them; or answer a file of prompts."""
+    if prompts or out:
+        if prompt or not (prompts and out):
+            raise ValueError(f"prompts={prompts} out={out} prompt={prompt}: give prompt, or both of prompts and out")
+        return generate_file(ckpt, Path(prompts), Path(out), slots, **options)
+    return generate_one(ckpt, prompt, **options)
+
+
+def load(ckpt: str, device: str, dtype: str, top_p: float) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
+    """Model and tokenizer, once all options are known to be what there is."""
+    import torch
+    from transformers.utils import logging
+
+    from training import export
+
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p}: expected a probability above 0; 1.0 samples from all tokens")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if device not in ("cpu", *gpus, *(["cuda"] if gpus else [])):
+        raise ValueError(f"device={device}: PyTorch has {', '.join(['cpu', *gpus])} here")
+    logging.disable_progress_bar()  # of a few thousandths of a second
+    model, tokenizer = export.load(ckpt)
+    return model.to(device, getattr(torch, dtype)), tokenizer
+
+
+def generate_one(
+    ckpt: str,
+    prompt: str,
+    seed: int,
+    device: str,
+    dtype: str,
+    repetition_penalty: float = 1.0,
+    stop: str = "",
+    **options: Any,
+) -> str:
+    """Print prompt and continuation, and return them; `options` are those of transformers' GenerationConfig."""
+    import torch
+    from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer, set_seed
+
+    from data.encoding import Encoder
+
+    model, tokenizer = load(ckpt, device, dtype, options["top_p"])
+    if not options["do_sample"]:  # what transformers does not expect then
+        options = {key: value for key, value in options.items() if key not in SAMPLING}
+    set_seed(seed)
+    # Documents follow an end of text in training, so that is how one begins; it has not been there already.
+    penalty = RepetitionPenaltyLogitsProcessor(repetition_penalty, prompt_ignore_length=1)
+    encoder = Encoder(tokenizer)
+    ids = [encoder.end_of_text, *encoder.ids([prompt])[0]]
+    start = time.perf_counter()
+    output = model.generate(
+        torch.tensor([ids], device=model.device),
+        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+        logits_processor=LogitsProcessorList([] if repetition_penalty == 1 else [penalty]),
+        **({"stop_strings": [stop], "tokenizer": tokenizer} if stop else {}),
+        **options,
+    )[0]
+    _print_speed(len(output) - len(ids), start)
+    return tokenizer.decode(output, skip_special_tokens=True)
+
+
+def generate_file(
+    ckpt: str,
+    prompts: Path,
+    out: Path,
+    slots: int,
+    seed: int,
+    device: str,
+    dtype: str,
+    max_new_tokens: int,
+    do_sample: bool,
+    stop: str = "",
+    **options: Any,
+) -> None:
+    """Write the answers to a file of prompts; `options` are those of models.generation.choice.Choice."""
+    import torch
+    from transformers import set_seed
+
+    from data.encoding import Encoder
+    from models.generation import noise
+    from models.generation.choice import Choice
+    from models.generation.decoder import unsteppable
+    from models.generation.slots import Ends, Prompt, answers
+
+    for name, value in {"slots": slots, "max_new_tokens": max_new_tokens}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: expected at least 1")
+    lines = read_prompts(prompts)
+    settings = {"ckpt": ckpt, "seed": seed, "dtype": dtype, "max_new_tokens": max_new_tokens, "stop": stop}
+    file = AnswerFile(out, lines, settings | {"do_sample": do_sample, **options})
+    model, tokenizer = load(ckpt, device, dtype, options["top_p"])
+    if reason := unsteppable(model.model):
+        raise ValueError(f"prompts={prompts}: {reason}; give one prompt at a time")
+    encoder = Encoder(tokenizer)
+    ids = [[encoder.end_of_text, *found] for found in encoder.ids([line["prompt"] for line in lines])]
+    set_seed(seed)
+    keys = noise.keys(noise.new_seed(), ids)
+    asked = [Prompt(tokens, key, tokens[1:]) for tokens, key in zip(ids, keys, strict=True)][file.answered :]
+    string = StopString(tokenizer, stop) if stop else None
+    ends = Ends(max_new_tokens, frozenset({encoder.end_of_text}), string)
+    start, number, done = time.perf_counter(), 0, file.answered
+    try:
+        with Progress(total=len(lines), initial=done, unit="prompt", dynamic_ncols=True) as bar:
+            for answer in answers(model.model, asked, Choice(do_sample, **options), ends, slots):
+                text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+                file.add(done + answer.index, {"text": text, "tokens": answer.tokens, "reason": answer.reason})
+                number += len(answer.tokens)
+                bar.update()
+    except torch.OutOfMemoryError as error:
+        room = str(error).partition(". ")[0]
+        raise ValueError(f"slots={slots}: {room}: give fewer; {file.answered} answers are in {out}") from error
+    _print_speed(number, start)
+
+
+def _print_speed(number: int, start: float) -> None:
+    seconds = time.perf_counter() - start
+    print(f"({number} tokens, {number / seconds:.0f} per second)", file=sys.stderr)
+
+
+class StopString:
+    """Looks for a string in the text of tokens, see models.generation.slots.Ends."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", string: str) -> None:
+        self._tokenizer, self._string = tokenizer, string
+        self._reach = len(string.encode())  # the most tokens that it can be spread over: a token has a byte at least
+
+    def __call__(self, tokens: list[int], before: int) -> int | None:
+        if not self._among(tokens, before, len(tokens)):
+            return None
+        return next(n for n in range(before + 1, len(tokens) + 1) if self._among(tokens, before, n))
+
+    def _among(self, tokens: list[int], before: int, end: int) -> bool:
+        """Whether the string ends with one of the tokens from `before` to `end`."""
+        return self._string in self._tokenizer.decode(tokens[max(0, before + 1 - self._reach) : end])
