@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from models.block import Block
 from models.loss import linear_cross_entropy
-from models.mixers.clock import Clock
+from models.mixers.step_context import StepContext
 
 States = list[tuple[Tensor, ...]]  # one tuple per block, as its mixer defines it
 
@@ -146,18 +146,18 @@ class SequenceModel(nn.Module):
         return self.head(x[:, -1]), states
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, states: States, clock: Clock) -> tuple[Tensor, States]:
+    def step(self, tokens: Tensor, states: States, context: StepContext) -> tuple[Tensor, States]:
         """Logits [B, num_classes] of one more token of each sequence, and the new states.
 
         Args:
             tokens: int64 [B].
             states: as a mixer's `step` takes them (models/mixers).
-            clock: where each sequence is.
+            context: where each sequence is.
         """
         x = self.embedding(tokens)
         new_states = []
         for block, state in zip(self.blocks, states, strict=True):
-            x, state = block.step(x, state, clock)
+            x, state = block.step(x, state, context)
             new_states.append(state)
         return self.head(self.norm(x)), new_states
 

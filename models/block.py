@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from models.mixers.clock import Clock
+from models.mixers.step_context import StepContext
 
 
 class MLP(nn.Module):
@@ -38,9 +38,9 @@ class Block(nn.Module):
             x = x + self.mlp(self.mlp_norm(x))
         return x, state
 
-    def step(self, x: Tensor, state: tuple[Tensor, ...], clock: Clock) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, x: Tensor, state: tuple[Tensor, ...], context: StepContext) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One token of each sequence, x [B, d], without gradients: the same as `forward`, in few kernels."""
-        x, state = self.mixer.step(self.mixer_norm(x), state, clock, x)
+        x, state = self.mixer.step(self.mixer_norm(x), state, context, x)
         if self.mlp is not None:
             x = _add_linear(x, self.mlp.act(self.mlp.up(self.mlp_norm(x))), self.mlp.down)
         return x, state

@@ -31,9 +31,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from flashrnn import get_cell
 from models.backbone import SequenceModel, States
-from models.generation import noise
-from models.generation.decoder import unsteppable
-from models.generation.decoders import Decoders
+from models.generation import row_random
+from models.generation.decoder import unsupported_reason
+from models.generation.decoder_cache import DecoderCache
 from models.generation.loop import complete
 from models.generation.request import Request, request
 
@@ -196,7 +196,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: FlashRNNConfig) -> None:
         super().__init__(config)
         self.model = config.build()
-        self._decoders = Decoders()
+        self._decoder_cache = DecoderCache()
         self.post_init()
 
     @classmethod
@@ -300,7 +300,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> GenerateDecoderOnlyOutput | Tensor:
         """The loop of greedy decoding and of sampling that `generate` calls: by a Decoder, or that of transformers."""
         asked = request(logits_processor, stopping_criteria, generation_config, inputs)
-        reason = asked if isinstance(asked, str) else unsteppable(self.model)
+        reason = asked if isinstance(asked, str) else unsupported_reason(self.model)
         if reason is None and (synced_gpus or self.device.type not in ("cpu", "cuda")):
             reason = "several GPUs" if synced_gpus else f"device {self.device.type}"
         if reason is None:
@@ -321,10 +321,10 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         cache = output.past_key_values
         ids, logits = input_ids.to(self.device), output.logits[:, -1]
         keys = None
-        if asked.choice.sample:
-            keys = noise.keys(noise.new_seed(), _without_padding(input_ids, inputs.get("attention_mask")))
+        if asked.params.sample:
+            keys = row_random.keys(row_random.new_seed(), _without_padding(input_ids, inputs.get("attention_mask")))
         length = cache.length + asked.max_length - ids.shape[1]
-        decoder = self._decoders.get(self.model, asked.choice, cache.states, len(ids), length)
+        decoder = self._decoder_cache.get(self.model, asked.params, cache.states, len(ids), length)
         first = decoder.load(range(len(ids)), logits, cache.states, cache.length, keys, asked.penalized(ids))
         returned = config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
         padding = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)

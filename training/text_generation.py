@@ -99,15 +99,15 @@ def generate_file(
     stop: str = "",
     **options: Any,
 ) -> None:
-    """Write the answers to a file of prompts; `options` are those of models.generation.choice.Choice."""
+    """Write the answers to a file of prompts; `options` are those of models.generation.sampler.SamplingParams."""
     import torch
     from transformers import set_seed
 
     from data.encoding import Encoder
-    from models.generation import noise
-    from models.generation.choice import Choice
-    from models.generation.decoder import unsteppable
-    from models.generation.slots import Ends, Prompt, answers
+    from models.generation import row_random
+    from models.generation.continuous_batching import Prompt, StopConditions, answers
+    from models.generation.decoder import unsupported_reason
+    from models.generation.sampler import SamplingParams
 
     for name, value in {"slots": slots, "max_new_tokens": max_new_tokens}.items():
         if value < 1:
@@ -116,19 +116,19 @@ def generate_file(
     settings = {"ckpt": ckpt, "seed": seed, "dtype": dtype, "max_new_tokens": max_new_tokens, "stop": stop}
     file = AnswerFile(out, lines, settings | {"do_sample": do_sample, **options})
     model, tokenizer = load(ckpt, device, dtype, options["top_p"])
-    if reason := unsteppable(model.model):
+    if reason := unsupported_reason(model.model):
         raise ValueError(f"prompts={prompts}: {reason}; give one prompt at a time")
     encoder = Encoder(tokenizer)
     ids = [[encoder.end_of_text, *found] for found in encoder.ids([line["prompt"] for line in lines])]
     set_seed(seed)
-    keys = noise.keys(noise.new_seed(), ids)
+    keys = row_random.keys(row_random.new_seed(), ids)
     asked = [Prompt(tokens, key, tokens[1:]) for tokens, key in zip(ids, keys, strict=True)][file.answered :]
     string = StopString(tokenizer, stop) if stop else None
-    ends = Ends(max_new_tokens, frozenset({encoder.end_of_text}), string)
+    ends = StopConditions(max_new_tokens, frozenset({encoder.end_of_text}), string)
     start, number, done = time.perf_counter(), 0, file.answered
     try:
         with Progress(total=len(lines), initial=done, unit="prompt", dynamic_ncols=True) as bar:
-            for answer in answers(model.model, asked, Choice(do_sample, **options), ends, slots):
+            for answer in answers(model.model, asked, SamplingParams(do_sample, **options), ends, slots):
                 text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
                 file.add(done + answer.index, {"text": text, "tokens": answer.tokens, "reason": answer.reason})
                 number += len(answer.tokens)
@@ -145,7 +145,7 @@ def _print_speed(number: int, start: float) -> None:
 
 
 class StopString:
-    """Looks for a string in the text of tokens, see models.generation.slots.Ends."""
+    """Looks for a string in the text of tokens, see models.generation.continuous_batching.StopConditions."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", string: str) -> None:
         self._tokenizer, self._string = tokenizer, string

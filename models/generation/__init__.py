@@ -1,1 +1,1 @@
-"""Text token by token: the choice of a token, the step on fixed buffers as a CUDA graph, and loops over it."""
+"""Generate text: sampling, the decoding step as a CUDA graph on static buffers, and the loops around it."""

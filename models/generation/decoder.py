@@ -1,4 +1,4 @@
-"""The step of a model on buffers of fixed addresses: on a GPU one CUDA graph for a token of every row."""
+"""The decoding step of a model on static buffers: on a GPU one CUDA graph that appends a token to every row."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from models.backbone import SequenceModel, States
-from models.generation.buffers import buffers, first_visible, load, looks_back, unload
-from models.generation.choice import Choice, Chooser
-from models.mixers.clock import Clock
+from models.generation.sampler import Sampler, SamplingParams
+from models.generation.state_buffers import buffers, first_visible, has_kv_cache, load, unload
+from models.mixers.step_context import StepContext
 
-LOOK = 8  # tokens between two looks of the host
+SYNC_INTERVAL = 8  # tokens between two looks of the host
 _SHORTEST_WINDOW = 256
 
 
-def unsteppable(model: SequenceModel) -> str | None:
+def unsupported_reason(model: SequenceModel) -> str | None:
     """Return why a Decoder cannot run the model; None if it can."""
     without = {type(block.mixer).__name__ for block in model.blocks if not hasattr(block.mixer, "step")}
     if without:
@@ -31,8 +31,8 @@ def rows_for(batch: int) -> int:
     return 1 << (batch - 1).bit_length() if batch <= 64 else -(-batch // 64) * 64
 
 
-class Tokens:
-    """Tokens of some steps on their way to the host."""
+class PendingTokens:
+    """Tokens that are being copied to the host."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._arrived = None
@@ -45,18 +45,18 @@ class Tokens:
         self._arrived.record()
 
     def read(self) -> Tensor:
-        """Return them, int64 [steps, rows], when they have arrived."""
+        """Wait for the copy and return the tokens, int64 [steps, rows]."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tokens
 
 
 class Decoder:
-    """Chooses token after token for `rows` rows, each of which can be loaded with a sequence at any time.
+    """Append token after token to `rows` rows. Each row can be loaded with a sequence at any time.
 
     Args:
-        model: one that is not `unsteppable`.
-        choice: how tokens are chosen.
+        model: one for which `unsupported_reason` returns None.
+        params: how tokens are chosen.
         like: states of some sequences, which the buffers are to hold.
         rows: sequences at a time.
         capacity: tokens of the longest one, prompt included, and those that are chosen before the host has seen its
@@ -64,19 +64,19 @@ class Decoder:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: SequenceModel, choice: Choice, like: States, rows: int, capacity: int) -> None:
+    def __init__(self, model: SequenceModel, params: SamplingParams, like: States, rows: int, capacity: int) -> None:
         self.model, self.rows, self.capacity = model, rows, capacity
         self.device = like[0][0].device
         on_gpu = self.device.type == "cuda"
         self._mixers = [block.mixer for block in model.blocks]
         self._states = [buffers(m, state, rows, capacity) for m, state in zip(self._mixers, like, strict=True)]
-        self._clock = Clock(rows, capacity, self.device)
-        self._looks_back = any(map(looks_back, self._mixers))
+        self._context = StepContext(rows, capacity, self.device)
+        self._has_kv_cache = any(map(has_kv_cache, self._mixers))
         self._steps = 0
         self._leads: dict[int, int] = {}  # by how much a row's position is more than the number of steps
         self._token = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self._chooser = Chooser(choice, rows, model.num_classes, self.device)
-        self._recent = torch.zeros(2 * LOOK, rows, dtype=torch.int64, device=self.device)
+        self._sampler = Sampler(params, rows, model.num_classes, self.device)
+        self._recent = torch.zeros(2 * SYNC_INTERVAL, rows, dtype=torch.int64, device=self.device)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._half = 0
         # Autocast keeps casts of weights from one operator to the next, which a graph would not see again.
@@ -84,8 +84,8 @@ class Decoder:
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if captured else None
 
     @property
-    def waits(self) -> bool:
-        """Whether steps have been done when `advance` returns."""
+    def synchronous(self) -> bool:
+        """Whether `advance` returns after its steps are done."""
         return self.device.type == "cpu"
 
     @torch.inference_mode()
@@ -97,7 +97,7 @@ class Decoder:
         length: int,
         keys: Sequence[int] | None = None,
         seen: Sequence[Sequence[int]] | None = None,
-    ) -> Tokens:
+    ) -> PendingTokens:
         """Put sequences that have been read into these rows, and choose the first new token of each.
 
         Args:
@@ -105,8 +105,8 @@ class Decoder:
             logits: [B, num_classes] of the last position.
             states: those of `SequenceModel.read`.
             length: tokens that were read, with padding.
-            keys: of `noise.keys`, where the choice draws.
-            seen: the tokens of each that are penalized, where the choice penalizes.
+            keys: of `row_random.keys`, if tokens are sampled.
+            seen: the tokens of each that are penalized, if there is a repetition penalty.
 
         Returns:
             the first tokens, int64 [1, B].
@@ -115,36 +115,36 @@ class Decoder:
         for mixer, into, state in zip(self._mixers, self._states, states, strict=True):
             load(mixer, into, index, state)
         firsts = (first_visible(mixer, state) for mixer, state in zip(self._mixers, states, strict=True))
-        self._clock.position[index] = length
-        self._clock.first[index] = next((first for first in firsts if first is not None), torch.zeros_like(index))
+        self._context.position[index] = length
+        self._context.first[index] = next((first for first in firsts if first is not None), torch.zeros_like(index))
         for row in rows:
             self._leads[row] = length - self._steps
-        chooser = self._chooser.blank(len(rows))
-        chooser.begin(keys, seen)
-        tokens = chooser(logits)
+        sampler = self._sampler.blank(len(rows))
+        sampler.begin(keys, seen)
+        tokens = sampler(logits)
         self._token[index] = tokens
-        self._chooser.put(index, chooser)
-        return Tokens(tokens[None])
+        self._sampler.put(index, sampler)
+        return PendingTokens(tokens[None])
 
     def free(self, *rows: int) -> None:
-        """Nobody reads the tokens of these rows any more."""
+        """Mark these rows as free: their tokens are not read any more."""
         for row in rows:
             self._leads.pop(row, None)
 
     @torch.inference_mode()
-    def advance(self, steps: int) -> Tokens:
-        """Choose the next `steps` tokens of all rows, at most LOOK; on a GPU the host does not wait for them."""
-        self._half = LOOK - self._half
+    def advance(self, steps: int) -> PendingTokens:
+        """Append `steps` tokens, at most SYNC_INTERVAL, to all rows; on a GPU the host does not wait for them."""
+        self._half = SYNC_INTERVAL - self._half
         part = slice(self._half, self._half + steps)
         self._cursor.fill_(self._half)
         for _ in range(steps):
             self._run()
             self._steps += 1
-        return Tokens(self._recent[part])
+        return PendingTokens(self._recent[part])
 
     def states(self, batch: int) -> States:
         """Return copies of the states of the first `batch` rows, as SequenceModel.forward has them."""
-        return [unload(m, s, batch, self._clock) for m, s in zip(self._mixers, self._states, strict=True)]
+        return [unload(m, s, batch, self._context) for m, s in zip(self._mixers, self._states, strict=True)]
 
     def _run(self) -> None:
         window = self._window()
@@ -156,24 +156,24 @@ class Decoder:
             self._graphs[window].replay()
 
     def _window(self) -> int:
-        """How many positions the next step looks at: a power of two, so that few graphs serve a text of any length."""
-        if not self._looks_back:
+        """Return how many positions the next step attends to: a power of two, so that few graphs serve any length."""
+        if not self._has_kv_cache:
             return self.capacity
         position = self._steps + max(self._leads.values(), default=-self._steps)
         return min(self.capacity, max(_SHORTEST_WINDOW, 1 << position.bit_length()))
 
     def _step(self, window: int) -> None:
-        self._clock.begin(window)
-        logits, states = self.model.step(self._token, self._states, self._clock)
+        self._context.begin(window)
+        logits, states = self.model.step(self._token, self._states, self._context)
         self._store(states)
-        if self._looks_back:
-            self._clock.tick()
-        self._token.copy_(self._chooser(logits))
+        if self._has_kv_cache:
+            self._context.tick()
+        self._token.copy_(self._sampler(logits))
         self._recent.index_copy_(0, self._cursor, self._token[None])
         self._cursor.add_(1)
 
     def _store(self, states: States) -> None:
-        """Copy what a step has not changed in place; on a GPU one kernel for all blocks."""
+        """Copy the states that the step has not updated in place; on a GPU one kernel for all blocks."""
         parts = [
             pair
             for into, state in zip(self._states, states, strict=True)
@@ -184,7 +184,7 @@ class Decoder:
             torch._foreach_copy_(*map(list, zip(*parts, strict=True)))
 
     def _capture(self, window: int) -> None:
-        """Capture a step; what it needs at first, such as kernels that are compiled, is made on copies before that."""
+        """Capture a step, after a warm-up that compiles its kernels."""
         try:
             if not self._graphs:
                 self._warm_up(window)
@@ -201,7 +201,7 @@ class Decoder:
             self._graphs = None
 
     def _warm_up(self, window: int) -> None:
-        """Run a step, and put back all that it has changed."""
+        """Run a step, and restore everything it has changed."""
         self._pool = torch.cuda.graph_pool_handle()
         tensors = self._changing()
         before = [tensor.clone() for tensor in tensors]
@@ -213,7 +213,7 @@ class Decoder:
         torch._foreach_copy_(tensors, before)
 
     def _changing(self) -> list[Tensor]:
-        """All that a step changes."""
-        own = [self._token, self._cursor, self._recent, self._clock.position]
-        of_chooser = [part for part in (self._chooser.keys, self._chooser.seen) if part is not None]
-        return [*own, *of_chooser, *(part for state in self._states for part in state)]
+        """Return every tensor that a step changes."""
+        own = [self._token, self._cursor, self._recent, self._context.position]
+        of_sampler = [part for part in (self._sampler.keys, self._sampler.seen) if part is not None]
+        return [*own, *of_sampler, *(part for state in self._states for part in state)]

@@ -1,4 +1,4 @@
-"""Generating for one batch: tokens of a Decoder until all of its sequences have ended."""
+"""Generate for one batch: run a Decoder until all of its sequences have ended."""
 
 from collections.abc import Iterator
 
@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 from transformers.generation import BaseStreamer
 
-from models.generation.decoder import LOOK, Decoder, Tokens
+from models.generation.decoder import SYNC_INTERVAL, Decoder, PendingTokens
 from models.generation.request import Request
 
 
 def tokens(decoder: Decoder, steps: int, exact: bool = False) -> Iterator[Tensor]:
     """Yield the next tokens of all rows, int64 [some steps, rows] on the host, until there are `steps` of them.
 
-    On a GPU the host sees tokens when the next LOOK are under way: whoever stops early leaves states that have read on.
-    Where these matter, `exact` has the host wait for every token, as it does where nothing runs meanwhile.
+    On a GPU the host reads tokens while the next SYNC_INTERVAL steps run. If the caller stops early, the states have
+    read more tokens than it has seen. With `exact`, the host waits for every token, and the states match.
     """
-    exact = exact or decoder.waits
+    exact = exact or decoder.synchronous
     before = None
     while steps > 0:
-        number = 1 if exact else min(LOOK, steps)
+        number = 1 if exact else min(SYNC_INTERVAL, steps)
         steps -= number
         now = decoder.advance(number)
         if exact:
@@ -34,14 +34,14 @@ def tokens(decoder: Decoder, steps: int, exact: bool = False) -> Iterator[Tensor
 
 def complete(
     decoder: Decoder,
-    first: Tokens,
+    first: PendingTokens,
     input_ids: Tensor,
     request: Request,
     padding: int,
     streamer: BaseStreamer | None,
     exact: bool,
 ) -> Tensor:
-    """Return prompts with what is generated after them, as transformers' loop does, int64 [B, length].
+    """Return the prompts and the text generated after them, int64 [B, length], as transformers' loop does.
 
     Args:
         decoder: has been loaded with the prompts, in its first rows.
@@ -73,8 +73,8 @@ def complete(
     return torch.cat((input_ids, torch.tensor(columns, device=input_ids.device).T), dim=1)
 
 
-def _columns(decoder: Decoder, first: Tokens, batch: int, steps: int, exact: bool) -> Iterator[list[int]]:
-    """The tokens of the first `batch` rows, step by step."""
+def _columns(decoder: Decoder, first: PendingTokens, batch: int, steps: int, exact: bool) -> Iterator[list[int]]:
+    """Yield the tokens of the first `batch` rows, step by step."""
     yield from first.read().tolist()
     for chosen in tokens(decoder, steps - 1, exact):
         yield from chosen[:, :batch].tolist()

@@ -1,4 +1,4 @@
-"""What transformers' `generate` has prepared, as the settings of a Decoder's loop, or the reason why it is not one."""
+"""Translate what transformers' `generate` has prepared into the settings of a Decoder's loop."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,9 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from models.generation.choice import Choice
+from models.generation.sampler import SamplingParams
 
-# In the order in which a Choice applies them, with the setting and the attribute that it comes from.
+# In the order in which a Sampler applies them, with the setting and the attribute that it comes from.
 _PROCESSORS = {
     RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
     TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -34,15 +34,15 @@ _INPUTS = {"attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
 class Request:
     """A call of `generate` that a Decoder serves."""
 
-    choice: Choice
+    params: SamplingParams
     max_length: int
     ends: tuple[int, ...]  # tokens that end a text
     others: StoppingCriteriaList  # what else ends one, asked for every token
     ignored: int | Tensor  # tokens at the beginning of a prompt that are not penalized, for each row or for all
 
     def penalized(self, input_ids: Tensor) -> list[list[int]] | None:
-        """Return the tokens of each prompt that are penalized, where the choice penalizes."""
-        if not self.choice.penalizes:
+        """Return the tokens of each prompt that are penalized, if there is a repetition penalty."""
+        if not self.params.penalizes:
             return None
         rows = input_ids.tolist()
         ignored = self.ignored.tolist() if isinstance(self.ignored, Tensor) else [self.ignored] * len(rows)
@@ -55,7 +55,7 @@ def request(
     config: GenerationConfig,
     inputs: dict[str, Any],
 ) -> Request | str:
-    """Return the request, or what it asks for that a Decoder does not do."""
+    """Return the request, or, as a string, the feature it asks for that a Decoder does not have."""
     if extra := {name for name, value in inputs.items() if value is not None} - _INPUTS:
         return ", ".join(sorted(extra))
     if not inputs.get("use_cache", True):
@@ -75,7 +75,7 @@ def request(
         return "no maximal length"
     ignored = [one.prompt_ignore_length for one in logits_processor if type(one) is RepetitionPenaltyLogitsProcessor]
     return Request(
-        Choice(sample=bool(config.do_sample), **settings),
+        SamplingParams(sample=bool(config.do_sample), **settings),
         min(lengths),
         tuple(
             token for one in stopping_criteria if type(one) is EosTokenCriteria for token in one.eos_token_id.tolist()

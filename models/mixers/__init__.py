@@ -12,11 +12,11 @@ it goes on with one by `reads_whole = True`: prompts are not read in pieces then
 
 Text is generated in CUDA graphs by models whose mixers have a method for one token, without gradients,
 
-    step(x [B, d], state, clock, residual [B, d]) -> (residual + y [B, d], new_state)
+    step(x [B, d], state, context, residual [B, d]) -> (residual + y [B, d], new_state)
 
 with the results of `forward` for T = 1. `models.mixers.stepwise.step_by_forward` is such a method for any mixer whose
 state has the same size at all times. One that looks back at tokens keeps them in a cache of fixed size (see
-`AttentionMixer.empty_cache`) and finds positions in `clock`, a `models.mixers.clock.Clock`.
+`AttentionMixer.empty_cache`) and finds positions in `context`, a `models.mixers.step_context.StepContext`.
 """
 
 from models.mixers.attention import AttentionMixer

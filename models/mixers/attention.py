@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from models.mixers.clock import Clock, rotary_frequencies
+from models.mixers.step_context import StepContext, rotary_frequencies
 
 # cuDNN plans anew for every length, and a cache grows by a token at a time: 50 ms per token in place of 12 on an H100.
 _BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -86,19 +86,19 @@ class AttentionMixer(nn.Module):
         return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v) if resets is None else (k, v, resets)
 
     def step(
-        self, x: Tensor, state: tuple[Tensor, ...], clock: Clock, residual: Tensor
+        self, x: Tensor, state: tuple[Tensor, ...], context: StepContext, residual: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """As any mixer's `step`, on a state of `empty_cache`, which is changed in place."""
         keys, values = state
-        (B, d), N, place = x.shape, self.num_heads, clock.position[:, None, None, None]
+        (B, d), N, place = x.shape, self.num_heads, context.position[:, None, None, None]
         heads = self.qkv(x).view(B, 3 * N, d // N)
-        q, k = rotate(heads[:, : 2 * N], clock.angles(d // N, self.rope_base)).view(B, 2, N, 1, d // N).unbind(1)
+        q, k = rotate(heads[:, : 2 * N], context.angles(d // N, self.rope_base)).view(B, 2, N, 1, d // N).unbind(1)
         place = place.expand_as(k)
         keys.scatter_(2, place, k)
         values.scatter_(2, place, heads[:, 2 * N :].unsqueeze(2))
         with sdpa_kernel(_BACKENDS_FOR_CACHE):
             y = F.scaled_dot_product_attention(
-                q, keys[:, :, : clock.window], values[:, :, : clock.window], attn_mask=clock.visible()
+                q, keys[:, :, : context.window], values[:, :, : context.window], attn_mask=context.visible()
             )
         return residual + self.out(y.view(B, d)), state
 
@@ -115,11 +115,11 @@ class AttentionMixer(nn.Module):
             buffer[:, :, : part.shape[2]].index_copy_(0, rows, part)
 
     @staticmethod
-    def cached_state(buffers: tuple[Tensor, ...], rows: int, clock: Clock) -> tuple[Tensor, ...]:
+    def cached_state(buffers: tuple[Tensor, ...], rows: int, context: StepContext) -> tuple[Tensor, ...]:
         """Return the state of the first `rows` rows, which have read as many tokens each, as `forward` has it."""
-        length = int(clock.position[0])
+        length = int(context.position[0])
         state = tuple(buffer[:rows, :, :length].clone() for buffer in buffers)
-        first = clock.first[:rows]
+        first = context.first[:rows]
         if not first.any():
             return state
         places = torch.arange(length, device=first.device)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashrnn import Cell, Recurrence, get_cell
-from models.mixers.clock import Clock
+from models.mixers.step_context import StepContext
 
 # Which gates the causal convolution feeds. xLSTM feeds the input and forget gates of its sLSTM, which decide what is
 # kept, and leaves the values to be stored and read out (z, o) raw; the GRU's counterparts are r and z.
@@ -128,7 +128,7 @@ class RNNMixer(nn.Module):
         return y.reshape(B, T, d), (last.transpose(0, 1), *new_state)
 
     def step(
-        self, x: Tensor, state: tuple[Tensor, ...], clock: Clock, residual: Tensor
+        self, x: Tensor, state: tuple[Tensor, ...], context: StepContext, residual: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         (B, d), N = x.shape, self.num_heads
         new_state = ()
@@ -139,7 +139,7 @@ class RNNMixer(nn.Module):
             new_state = (conv_state,)
             gates = self._gates_of(x, convolved)
         gates, new = gates.view(B, -1, N, d // N), state[0]
-        if (stepper := clock.once(self, lambda: self.recurrence.stepper(new.transpose(0, 1)))) is not None:
+        if (stepper := context.once(self, lambda: self.recurrence.stepper(new.transpose(0, 1)))) is not None:
             h = stepper(gates)  # which changes the state in place
         else:
             h, last = self.recurrence(gates.unsqueeze(1), new.transpose(0, 1))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from models.mixers.clock import Clock
+from models.mixers.step_context import StepContext
 
 State = tuple[Tensor, ...]
 
@@ -24,7 +24,7 @@ def stepwise(
 
 
 def step_by_forward(
-    self: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, clock: Clock, residual: Tensor
+    self: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, context: StepContext, residual: Tensor
 ) -> tuple[Tensor, State]:
     """A mixer's method `step` by its `forward`, for states of fixed size."""
     y, state = self(x[:, None], state)

@@ -16,10 +16,10 @@ from transformers import (
 from transformers.generation import BaseStreamer
 
 from models.backbone import SequenceModel
-from models.generation import decoder, noise
-from models.generation.choice import Choice, Chooser
+from models.generation import decoder, row_random
+from models.generation.continuous_batching import Prompt, StopConditions, answers
 from models.generation.decoder import Decoder
-from models.generation.slots import Ends, Prompt, answers
+from models.generation.sampler import Sampler, SamplingParams
 from models.mixers import AttentionMixer, RNNMixer
 from tests.models import test_hugging_face
 from tests.models.test_hugging_face import MIXERS, VOCABULARY, tokens
@@ -101,7 +101,7 @@ class TestGreedyTokens:
         ids = tokens(2, 5)
         options = {"max_new_tokens": 21, "do_sample": False, "eos_token_id": [3, 4], "pad_token_id": 0}
         expected = model.generate(ids, **options)
-        monkeypatch.setattr(Decoder, "waits", False)
+        monkeypatch.setattr(Decoder, "synchronous", False)
         assert torch.equal(model.generate(ids, **options), expected)
 
     def test_of_bfloat16_are_likeliest(self):
@@ -188,21 +188,21 @@ class TestWhatTransformersDoes:
 DRAWS = 20_000
 
 
-def drawn(choice, logits, rows=DRAWS):
+def drawn(params, logits, rows=DRAWS):
     """How often each token is drawn, by rows of different prompts."""
-    chooser = Chooser(choice, rows, len(logits), torch.device("cpu"))
-    chooser.begin(noise.keys(0, [[row] for row in range(rows)]), [[]] * rows)
-    return chooser(logits.expand(rows, -1)).bincount(minlength=len(logits))
+    sampler = Sampler(params, rows, len(logits), torch.device("cpu"))
+    sampler.begin(row_random.keys(0, [[row] for row in range(rows)]), [[]] * rows)
+    return sampler(logits.expand(rows, -1)).bincount(minlength=len(logits))
 
 
-def expected_probabilities(choice, logits):
+def expected_probabilities(params, logits):
     """By transformers' processors, which apply one after the other."""
     config = GenerationConfig(
         do_sample=True,
-        temperature=choice.temperature,
-        top_k=choice.top_k,
-        top_p=choice.top_p,
-        min_p=choice.min_p or None,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p or None,
     )
     processors = build(LSTM)._get_logits_processor(config, device="cpu")
     return processors(torch.zeros(1, 1, dtype=torch.int64), logits[None].clone())[0].softmax(-1)
@@ -232,22 +232,22 @@ class TestDraws:
         ids=lambda settings: " ".join(settings) or "plain",
     )
     def test_have_the_distribution_of_transformers(self, settings):
-        choice = Choice(sample=True, **settings)
+        params = SamplingParams(sample=True, **settings)
         logits = torch.randn(40, generator=torch.Generator().manual_seed(3))
-        assert_distributed(drawn(choice, logits), expected_probabilities(choice, logits))
+        assert_distributed(drawn(params, logits), expected_probabilities(params, logits))
 
     def test_of_one_row_over_time_are_independent(self):
         """Also of each other: pairs of draws that follow each other."""
-        logits, choice = torch.randn(6, generator=torch.Generator().manual_seed(4)), Choice(sample=True)
-        chooser = Chooser(choice, 1, 6, torch.device("cpu"))
-        chooser.begin(noise.keys(0, [[1, 2]]), None)
-        draws = torch.cat([chooser(logits[None]) for _ in range(8000)])
+        logits, params = torch.randn(6, generator=torch.Generator().manual_seed(4)), SamplingParams(sample=True)
+        sampler = Sampler(params, 1, 6, torch.device("cpu"))
+        sampler.begin(row_random.keys(0, [[1, 2]]), None)
+        draws = torch.cat([sampler(logits[None]) for _ in range(8000)])
         pairs = (draws[0::2] * 6 + draws[1::2]).bincount(minlength=36)
         probabilities = logits.softmax(-1)
         assert_distributed(pairs, torch.outer(probabilities, probabilities).flatten())
 
     def test_of_a_large_vocabulary_reach_all_of_it(self):
-        counts = drawn(Choice(sample=True), torch.zeros(50_257), rows=400)
+        counts = drawn(SamplingParams(sample=True), torch.zeros(50_257), rows=400)
         assert counts.max() <= 2
         assert_distributed(counts.view(-1, 29).sum(1), torch.full((1733,), 1 / 1733))
 
@@ -269,7 +269,7 @@ class TestDraws:
         assert not torch.equal(first, second)
 
     def test_another_seed_gives_another_text(self):
-        assert noise.keys(0, [[1]]) != noise.keys(1, [[1]])
+        assert row_random.keys(0, [[1]]) != row_random.keys(1, [[1]])
 
 
 def test_a_row_takes_another_sequence_in_the_midst_of_others():
@@ -277,11 +277,11 @@ def test_a_row_takes_another_sequence_in_the_midst_of_others():
     model = hybrid().model
     first, second = tokens(2, 7), tokens(1, 4)
     logits, states = model.read(first)
-    alone = Decoder(model, Choice(), states, 2, 64)
+    alone = Decoder(model, SamplingParams(), states, 2, 64)
     begun = alone.load([0, 1], logits, states, 7)
     expected = torch.cat((begun.read(), *(alone.advance(1).read() for _ in range(12))))
 
-    shared = Decoder(model, Choice(), states, 2, 64)
+    shared = Decoder(model, SamplingParams(), states, 2, 64)
     shared.load([0, 1], logits, states, 7)
     shared.advance(5)
     logits, states = model.read(second)
@@ -293,18 +293,18 @@ def test_a_row_takes_another_sequence_in_the_midst_of_others():
         assert model(text[None, :length])[0, -1].argmax() == text[length]
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("synchronous", [True, False])
 @pytest.mark.parametrize("mixer", ["slstm", "transformer", "mamba"])
-def test_every_prompt_gets_the_text_that_it_gets_alone(mixer, waits, monkeypatch):
+def test_every_prompt_gets_the_text_that_it_gets_alone(mixer, synchronous, monkeypatch):
     """Whatever the slots, and also when the host looks now and then, as on a GPU."""
     model = build(MIXERS[mixer])
     prompts = [tokens(1, length)[0].tolist() for length in (5, 2, 9, 1, 7, 7)]
-    ends = Ends(20, frozenset({3, 11}))
-    choice = Choice(sample=True, top_k=12, repetition_penalty=1.2)
-    asked = [Prompt(p, key, p) for p, key in zip(prompts, noise.keys(5, prompts), strict=True)]
-    monkeypatch.setattr(Decoder, "waits", waits)
-    found = {answer.index: answer for answer in answers(model.model, asked, choice, ends, 2)}
-    monkeypatch.setattr("models.generation.noise.new_seed", lambda: 5)
+    ends = StopConditions(20, frozenset({3, 11}))
+    params = SamplingParams(sample=True, top_k=12, repetition_penalty=1.2)
+    asked = [Prompt(p, key, p) for p, key in zip(prompts, row_random.keys(5, prompts), strict=True)]
+    monkeypatch.setattr(Decoder, "synchronous", synchronous)
+    found = {answer.index: answer for answer in answers(model.model, asked, params, ends, 2)}
+    monkeypatch.setattr("models.generation.row_random.new_seed", lambda: 5)
     options = {"do_sample": True, "top_k": 12, "repetition_penalty": 1.2, "eos_token_id": [3, 11], "pad_token_id": 0}
     for index, prompt in enumerate(prompts[:5]):  # the last one is there twice
         alone = model.generate(torch.tensor([prompt]), max_new_tokens=20, **options)[0, len(prompt) :].tolist()

@@ -194,7 +194,7 @@ def test_no_room_says_what_to_do(exported, prompts, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. And so on")
         yield
 
-    monkeypatch.setattr("models.generation.slots.answers", full)
+    monkeypatch.setattr("models.generation.continuous_batching.answers", full)
     with pytest.raises(ValueError, match=r"slots=3: CUDA out of memory: give fewer; 0 answers are in .*out.jsonl"):
         answers(exported, prompts, tmp_path / "out.jsonl")
 

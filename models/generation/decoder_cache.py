@@ -1,38 +1,38 @@
-"""The Decoders of a model, kept from call to call: a graph is captured once."""
+"""The decoders of a model, kept between calls, so that a graph is captured once."""
 
 from collections import OrderedDict
 
 import torch
 
 from models.backbone import SequenceModel, States
-from models.generation.buffers import looks_back
-from models.generation.choice import Choice
 from models.generation.decoder import Decoder, rows_for
+from models.generation.sampler import SamplingParams
+from models.generation.state_buffers import has_kv_cache
 
 _KEPT = 4
 
 
-class Decoders:
-    """The last few Decoders that a model has used. A copy of the model has none of them."""
+class DecoderCache:
+    """The decoders that a model has used last. A copy of the model starts with none."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple, Decoder] = OrderedDict()
 
-    def __deepcopy__(self, memo: dict) -> "Decoders":
-        return Decoders()
+    def __deepcopy__(self, memo: dict) -> "DecoderCache":
+        return DecoderCache()
 
     def __reduce__(self) -> tuple:
-        return Decoders, ()
+        return DecoderCache, ()
 
-    def get(self, model: SequenceModel, choice: Choice, like: States, batch: int, length: int) -> Decoder:
+    def get(self, model: SequenceModel, params: SamplingParams, like: States, batch: int, length: int) -> Decoder:
         """Return a Decoder without sequences, for a batch of up to `length` tokens; `like` are states of the model."""
-        capacity = 1 << (length - 1).bit_length() if any(looks_back(block.mixer) for block in model.blocks) else 0
+        capacity = 1 << (length - 1).bit_length() if any(has_kv_cache(block.mixer) for block in model.blocks) else 0
         device = like[0][0].device
         if device.type == "cpu":  # where nothing is captured, but steps may have copies of weights
-            return Decoder(model, choice, like, batch, capacity)
-        key = choice, rows_for(batch), capacity, _captured(model)
+            return Decoder(model, params, like, batch, capacity)
+        key = params, rows_for(batch), capacity, _captured(model)
         if key not in self._kept:
-            self._kept[key] = Decoder(model, choice, like, key[1], capacity)
+            self._kept[key] = Decoder(model, params, like, key[1], capacity)
         self._kept.move_to_end(key)
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
@@ -42,7 +42,7 @@ class Decoders:
 
 
 def _captured(model: SequenceModel) -> tuple:
-    """All of a model and of PyTorch's settings that a graph holds. Weights that change in place it sees."""
+    """Return what a graph has captured of a model and of PyTorch's settings. Weights may change in place."""
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     weights = tuple((p.data_ptr(), p.dtype) for p in model.parameters())
     return torch.backends.cuda.matmul.fp32_precision, autocast, weights

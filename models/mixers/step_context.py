@@ -1,4 +1,4 @@
-"""What mixers share while a batch is generated token by token: where its rows are, and what stays from step to step."""
+"""What the mixers of a model share while it generates: positions of rows, and values computed once per step."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -12,14 +12,14 @@ def rotary_frequencies(D: int, base: float, device: torch.device) -> Tensor:
     return base ** (-torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
 
 
-class Clock:
-    """The positions of a batch while it is generated token by token, in tensors that stay where they are.
+class StepContext:
+    """The positions of a batch in single-step decoding, in static tensors that a CUDA graph can read.
 
     Attributes:
-        position: int64 [rows], where a row's next token stands; counted from 0, with padding before the prompt.
-        first: int64 [rows], the first token that a row may look at: what is before it is padding, or another document.
-        capacity: how many positions there are; a row that has ended stays at the last of them.
-        window: how many positions a step looks at, from the first one; at least what the rows have reached.
+        position: int64 [rows], position of a row's next token, from 0, left padding included.
+        first: int64 [rows], the first position that a row attends to: before it is padding or another document.
+        capacity: number of positions; a row that has ended stays at the last one.
+        window: number of positions, from 0, that the current step attends to.
     """
 
     def __init__(self, rows: int, capacity: int, device: torch.device) -> None:
@@ -27,20 +27,20 @@ class Clock:
         self.first = torch.zeros(rows, dtype=torch.int64, device=device)
         self.capacity = self.window = capacity
         self._places = torch.arange(capacity, device=device)
-        self._of_step: dict[tuple, Tensor] = {}  # what all blocks share
+        self._of_step: dict[tuple, Tensor] = {}  # shared by all blocks
         self._of_all_steps: dict[Hashable, Any] = {}
 
     def begin(self, window: int) -> None:
-        """A step begins, which looks at that many positions."""
+        """Start a step that attends to `window` positions."""
         self.window = window
         self._of_step.clear()
 
     def tick(self) -> None:
-        """All rows have read a token."""
+        """Move all rows on by one position."""
         torch.clamp(self.position + 1, max=self.capacity - 1, out=self.position)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` has returned for this key in the first step."""
+        """Return what `make` returned for this key in the first step."""
         if key not in self._of_all_steps:
             self._of_all_steps[key] = make()
         return self._of_all_steps[key]

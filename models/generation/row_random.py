@@ -1,4 +1,4 @@
-"""Random numbers for sampling that depend on a row's own key alone: the same in any batch, on any device, in a graph.
+"""Random numbers for sampling that depend on a row's key alone: the same in any batch, on any device, in a CUDA graph.
 
 A row has a 32-bit key, which moves on by a constant with every token (a Weyl sequence). The number of a vocabulary
 entry is a hash of that key and of the entry's own constant.
@@ -21,7 +21,8 @@ def new_seed() -> int:
 
 
 def keys(seed: int, prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return a key for each prompt, tokens without padding: of the seed, of these, and of how many before are alike."""
+    """Return a key for each prompt (tokens without padding), made of the seed, the tokens, and how many equal prompts
+    precede it."""
     before: Counter[bytes] = Counter()
     found = []
     for prompt in prompts:
@@ -34,7 +35,7 @@ def keys(seed: int, prompts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def constants(vocabulary: int, device: torch.device) -> Tensor:
-    """Return a constant of 31 bits for each entry, int32 [vocabulary], no two alike."""
+    """Return a distinct 31-bit constant for each entry, int32 [vocabulary]."""
     # An odd multiple modulo 2^31 is another number for each; what is made of it below mixes all of its bits.
     entries = torch.arange(1, vocabulary + 1, dtype=torch.int64, device=device)
     return (entries * 0x2C1B3C6D % 2**31).to(torch.int32)
@@ -46,7 +47,7 @@ def next_keys_(row_keys: Tensor) -> None:
 
 
 def exponential(row_keys: Tensor, entries: Tensor) -> Tensor:
-    """Return a number of the exponential distribution for each row and entry, float32 [B, K].
+    """Return an exponentially distributed number for each row and entry, float32 [B, K].
 
     Args:
         row_keys: int32 [B, 1].

@@ -1,4 +1,4 @@
-"""Many prompts: a row of the batch whose text has ended takes the next prompt at once."""
+"""Continuous batching: generate after many prompts; a row whose text has ended takes the next prompt at once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +9,15 @@ import torch
 from torch.nn import functional as F
 
 from models.backbone import SequenceModel
-from models.generation.choice import Choice
-from models.generation.decoder import LOOK, Decoder, Tokens
+from models.generation.decoder import SYNC_INTERVAL, Decoder, PendingTokens
+from models.generation.sampler import SamplingParams
 
 END_OF_TEXT, STOP_STRING, LENGTH = "end_of_text", "stop_string", "length"
 
 
 @dataclass(frozen=True)
-class Ends:
-    """What ends a text.
+class StopConditions:
+    """Conditions that end a text.
 
     Args:
         max_new_tokens: its length.
@@ -33,7 +33,13 @@ class Ends:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's tokens, its key of `noise.keys`, and the tokens that are penalized, where the choice asks for them."""
+    """A prompt.
+
+    Args:
+        tokens: its tokens, without padding.
+        key: of `row_random.keys`; read if tokens are sampled.
+        seen: tokens that are penalized; read if there is a repetition penalty.
+    """
 
     tokens: Sequence[int]
     key: int = 0
@@ -42,13 +48,13 @@ class Prompt:
 
 @dataclass
 class Answer:
-    """What was generated for the prompt at `index`: new tokens, with the one that ended the text, and why it ended."""
+    """The new tokens after the prompt at `index`, the one that ended the text included, and why the text ended."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
     reason: str | None = None  # END_OF_TEXT, STOP_STRING or LENGTH; None: it goes on
 
-    def extend(self, tokens: list[int], ends: Ends) -> None:
+    def extend(self, tokens: list[int], ends: StopConditions) -> None:
         """Add tokens, up to the end."""
         before = len(self.tokens)
         self.tokens += tokens[: ends.max_new_tokens - before]
@@ -62,31 +68,33 @@ class Answer:
 
 
 def answers(
-    model: SequenceModel, prompts: Sequence[Prompt], choice: Choice, ends: Ends, slots: int
+    model: SequenceModel, prompts: Sequence[Prompt], params: SamplingParams, ends: StopConditions, slots: int
 ) -> Iterator[Answer]:
     """Yield the answer to each prompt when it has ended.
 
     Args:
-        model: one that is not `unsteppable`.
-        prompts: in the order in which they are begun.
-        choice: how tokens are chosen.
+        model: one for which `unsupported_reason` returns None.
+        prompts: they are started in this order.
+        params: how tokens are chosen.
         ends: when texts end.
         slots: how many texts are generated at a time.
     """
     if not prompts:
         return
-    return (yield from _Slots(model, prompts, choice, ends, min(slots, len(prompts))).run())
+    return (yield from _Scheduler(model, prompts, params, ends, min(slots, len(prompts))).run())
 
 
-class _Slots:
-    def __init__(self, model: SequenceModel, prompts: Sequence[Prompt], choice: Choice, ends: Ends, slots: int) -> None:
-        self.model, self.choice, self.ends, self.slots = model, choice, ends, slots
+class _Scheduler:
+    def __init__(
+        self, model: SequenceModel, prompts: Sequence[Prompt], params: SamplingParams, ends: StopConditions, slots: int
+    ) -> None:
+        self.model, self.params, self.ends, self.slots = model, params, ends, slots
         self.device = model.embedding.weight.device
         self.capacity = max(len(prompt.tokens) for prompt in prompts) + ends.max_new_tokens
         self.waiting = deque(enumerate(prompts))
         self.free = list(range(slots))
         self.going: dict[int, Answer] = {}  # by row
-        self.coming: deque[tuple[Tokens, dict[int, Answer]]] = deque()  # with the column that is each text's
+        self.coming: deque[tuple[PendingTokens, dict[int, Answer]]] = deque()  # with the column that is each text's
         self.decoder: Decoder | None = None
         self.pads = all(getattr(block.mixer, "trains_with_resets", True) for block in model.blocks)
 
@@ -95,9 +103,11 @@ class _Slots:
             # Reading a prompt takes as long as many steps, for one prompt as for a few.
             if self.waiting and (not self.going or len(self.free) >= max(1, self.slots // 8)):
                 self._fill()
-            waits = self.decoder.waits
-            self.coming.append((self.decoder.advance(1 if waits else LOOK), dict(self.going)))
-            while len(self.coming) > (0 if waits else 1):  # the last ones come while the host looks at those before
+            synchronous = self.decoder.synchronous
+            self.coming.append((self.decoder.advance(1 if synchronous else SYNC_INTERVAL), dict(self.going)))
+            while len(self.coming) > (
+                0 if synchronous else 1
+            ):  # the last ones come while the host looks at those before
                 yield from self._look()
 
     def _fill(self) -> None:
@@ -120,16 +130,16 @@ class _Slots:
         reset = F.one_hot(padding, length).bool().to(self.device) if padding.any() else None
         logits, states = self.model.read(ids.to(self.device), reset=reset)
         if self.decoder is None:
-            self.decoder = Decoder(self.model, self.choice, states, self.slots, self.capacity)
-        keys = [prompt.key for prompt in prompts] if self.choice.sample else None
-        seen = [prompt.seen for prompt in prompts] if self.choice.penalizes else None
+            self.decoder = Decoder(self.model, self.params, states, self.slots, self.capacity)
+        keys = [prompt.key for prompt in prompts] if self.params.sample else None
+        seen = [prompt.seen for prompt in prompts] if self.params.penalizes else None
         first = self.decoder.load(rows, logits, states, length, keys, seen)
         texts = [Answer(index) for index in indices]
         self.going.update(zip(rows, texts, strict=True))
         self.coming.append((first, dict(enumerate(texts))))
 
     def _look(self) -> Iterator[Answer]:
-        """Give the oldest tokens on their way to their texts, and free the rows of those that end."""
+        """Append the oldest pending tokens to their texts, and free the rows of the texts that end."""
         tokens, texts = self.coming.popleft()
         columns = tokens.read().T.tolist()
         for column, text in texts.items():
