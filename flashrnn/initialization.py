@@ -24,11 +24,11 @@ def init_input(weight: Tensor, hidden_size: int) -> None:
 
 @torch.no_grad()
 def init_recurrent(R: Tensor, init: str) -> None:
-    """R [Gr, N, D, D]: "standard" is uniform in ±1/√D, as in nn.LSTM for one head; "zeros" is xLSTM's."""
+    """R [Gr, N, D, features]: "standard" is uniform in ±1/√D, as in nn.LSTM for one head; "zeros" is xLSTM's."""
     if init == "zeros":
         R.zero_()
     else:
-        nn.init.uniform_(R, -1 / math.sqrt(R.shape[-1]), 1 / math.sqrt(R.shape[-1]))
+        nn.init.uniform_(R, -1 / math.sqrt(R.shape[2]), 1 / math.sqrt(R.shape[2]))
 
 
 @torch.no_grad()

@@ -1,14 +1,18 @@
 """`FlashRNN`, for use in place of nn.LSTM."""
 
 import warnings
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from flashrnn import torch_networks
 from flashrnn.cells import Cell, get_cell
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.initialization import init_input
+from flashrnn.projection import ProjectedRecurrence
 from flashrnn.recurrence import Recurrence, check_sizes
 
 
@@ -17,42 +21,47 @@ class FlashRNN(nn.Module):
 
     Args:
         input_size: features of the input.
-        hidden_size: features of each direction's output.
-        num_heads: heads of every layer; a head's units see only that head's previous state. 1 is the usual RNN.
-        function: a registered cell's name ("elman", "gru", "lstm", "slstm", yours), or a `flashrnn.Cell`.
+        hidden_size: units of each layer and direction.
         num_layers: layers on top of each other.
         bias: learn biases, one for each gate and unit; nn.LSTM has two.
         batch_first: input and output are [B, T, features], not [T, B, features].
         dropout: share of a layer's outputs, but for the last, that are zero in training.
         bidirectional: a second network goes over the sequence from its end.
+        proj_size: features that a layer's output h is projected to before anything else sees it, for cells like the
+            LSTM and one head; 0 for no projection.
+        device: of the parameters.
+        dtype: of the parameters; PyTorch's default one if None.
+        num_heads: heads of every layer; a head's units see only that head's previous state. 1 is the usual RNN.
+        function: a registered cell's name ("elman", "elman_relu", "gru", "lstm", "slstm", yours), or a `flashrnn.Cell`.
         backend: a backend's name, or "auto".
         recurrent_init: as in `Recurrence`.
         bias_init: as in `Recurrence`; the place is the layer's.
-        device: of the parameters.
-        dtype: of the parameters; PyTorch's default one if None.
 
     The parameters, and so the state_dict, are the same for every backend: per layer and direction
     `input_l{k}.weight` [Gi*hidden_size, features], `recurrent_l{k}.R` [Gr, N, D, D] and `recurrent_l{k}.b` [G, N, D],
-    with the suffix `_reverse` on the module's name for the backward direction.
+    with the suffix `_reverse` on the module's name for the backward direction. With `proj_size` R is
+    [Gr, 1, hidden_size, proj_size], and there is `recurrent_l{k}.projection.weight` [proj_size, hidden_size].
+    `load_state_dict` takes that of PyTorch's network, too.
     """
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
-        *,
-        num_heads: int = 1,
-        function: str | Cell = "lstm",
         num_layers: int = 1,
         bias: bool = True,
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        num_heads: int = 1,
+        function: str | Cell = "lstm",
         backend: str = "auto",
         recurrent_init: str = "standard",
         bias_init: str = "standard",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
@@ -63,14 +72,16 @@ class FlashRNN(nn.Module):
         self.cell = get_cell(function)
         self.input_size, self.hidden_size, self.num_heads = input_size, hidden_size, num_heads
         self.num_layers, self.batch_first, self.dropout = num_layers, batch_first, dropout
-        self.bidirectional = bidirectional
+        self.bidirectional, self.proj_size, self.bias = bidirectional, proj_size, bias
+        self.output_size = proj_size or hidden_size
         self._directions = ("", "_reverse") if bidirectional else ("",)
         for layer in range(num_layers):
-            features = input_size if layer == 0 else hidden_size * len(self._directions)
+            features = input_size if layer == 0 else self.output_size * len(self._directions)
             for suffix in self._directions:
                 gates = len(self.cell.input_gates)
                 linear = nn.Linear(features, gates * hidden_size, bias=False, device=device, dtype=dtype)
-                recurrent = Recurrence(
+                kind = partial(ProjectedRecurrence, proj_size=proj_size) if proj_size else Recurrence
+                recurrent = kind(
                     hidden_size,
                     num_heads=num_heads,
                     function=self.cell,
@@ -86,6 +97,11 @@ class FlashRNN(nn.Module):
                 init_input(linear.weight, hidden_size)
                 self.add_module(f"input_l{layer}{suffix}", linear)
                 self.add_module(f"recurrent_l{layer}{suffix}", recurrent)
+        self.register_load_state_dict_pre_hook(torch_networks.convert_state_dict)
+
+    def directions(self) -> list[str]:
+        """Return the ends of the names of what each layer and direction consists of: l0, l0_reverse, l1, ..."""
+        return [f"l{layer}{suffix}" for layer in range(self.num_layers) for suffix in self._directions]
 
     def reset_parameters(self) -> None:
         """Draw new initial values: those of nn.LSTM, unless `recurrent_init` and `bias_init` say otherwise."""
@@ -106,13 +122,13 @@ class FlashRNN(nn.Module):
         Args:
             x: [T, B, input_size], [B, T, input_size] if batch_first, [T, input_size] without a batch, or packed.
             states: a tensor [num_layers * directions, B, hidden_size] per state of the cell, in a tuple if there are
-                several: (h, c) for an LSTM, h for a GRU. Zeros if None.
+                several: (h, c) for an LSTM, h for a GRU. Zeros if None. With proj_size, h has that many features.
             reset: [B, T] bool, whatever batch_first is, [1, T] without a batch; True where a document starts: states
                 return to zero there.
 
         Returns:
-            out [T, B, directions * hidden_size] in the layout of x, and the last states in the layout of `states`
-            (in float32 if x is of a half type).
+            out [T, B, directions * hidden_size] in the layout of x (with proj_size, that many features in place of
+            hidden_size), and the last states in the layout of `states`, in float32 if x is of a half type.
 
         Raises:
             ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
@@ -123,7 +139,7 @@ class FlashRNN(nn.Module):
         self._check_input(x, (2, 3))
         if x.dim() == 2:
             out, last = self._run(x[None], self._initial(states), reset)
-            return out[0], self._last([end[:, 0] for end in last])
+            return out[0], self._last(last, batched=False)
         x = x if self.batch_first else x.transpose(0, 1)
         out, last = self._run(x, self._initial(states, x.shape[0]), reset)
         return out if self.batch_first else out.transpose(0, 1), self._last(last)
@@ -167,17 +183,17 @@ class FlashRNN(nn.Module):
         return PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices), self._last(last)
 
     def _run(
-        self, x: Tensor, initial: Tensor | None, reset: Tensor | None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """x [B, T, features], initial states [S, layers * directions, B, N, D] -> out [B, T, features] and the last
-        states [S, B, N, D] of each layer and direction; sequences end at `lengths` [B] if given."""
+        self, x: Tensor, initial: Sequence | None, reset: Tensor | None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, list]:
+        """x [B, T, features], initial states of each layer and direction -> out [B, T, features] and the last states,
+        as `_initial` has them; sequences end at `lengths` [B] if given."""
         if reset is not None:
             check_reset(reset, *x.shape[:2])
         last = []
         for layer in range(self.num_layers):
             outputs = []
             for direction, suffix in enumerate(self._directions):
-                state = None if initial is None else initial[:, len(last)]
+                state = None if initial is None else initial[len(last)]
                 h, end = self._direction(f"l{layer}{suffix}", bool(direction), x, state, reset, lengths)
                 outputs.append(h)
                 last.append(end)
@@ -186,8 +202,8 @@ class FlashRNN(nn.Module):
                 x = nn.functional.dropout(x, self.dropout, self.training)
         return x, last
 
-    def _direction(self, name: str, backward: bool, x: Tensor, state, reset, lengths) -> tuple[Tensor, Tensor]:
-        """One layer in one direction: x [B, T, features] -> h [B, T, H] and its last state [S, B, N, D]."""
+    def _direction(self, name: str, backward: bool, x: Tensor, state, reset, lengths) -> tuple:
+        """One layer in one direction: x [B, T, features] -> h [B, T, H] and its last states as `state`."""
         linear, recurrent = self.get_submodule(f"input_{name}"), self.get_submodule(f"recurrent_{name}")
         if backward:
             x = _reversed_time(x, lengths)
@@ -201,40 +217,56 @@ class FlashRNN(nn.Module):
         h, end, *every = recurrent(Wx, state, reset, return_states=lengths is not None)
         if lengths is not None:
             sequences = torch.arange(len(lengths), device=h.device)
-            end = torch.stack([state[sequences, lengths - 1].to(end.dtype) for state in every[0]])
+            end = [state[sequences, lengths - 1].to(end[0].dtype) for state in every[0]]
         h = h.flatten(-2)
         return (_reversed_time(h, lengths) if backward else h), end
 
-    def _initial(self, states, *batch: int) -> Tensor | None:
-        """States as given by the user, without a batch if it has no size -> [S, layers * directions, B, N, D]."""
+    def _initial(self, states, *batch: int) -> Sequence | None:
+        """States as given by the user, without a batch if it has no size -> for each layer and direction what
+        `_direction` takes: [S, B, N, D], or a tuple of tensors [B, N, D or proj_size]."""
         if states is None:
             return None
         names = self.cell.states
         given = states if isinstance(states, tuple | list) else (states,)
-        expected = [self.num_layers * len(self._directions), *batch, self.hidden_size]
+        sizes = [self.output_size, *[self.hidden_size] * (len(names) - 1)]
+        expected = [[self.num_layers * len(self._directions), *batch, size] for size in sizes]
         got = [list(s.shape) if isinstance(s, Tensor) else s for s in given]
-        if got != [expected] * len(names):
-            raise ValueError(f"states must be {len(names)} tensor(s) {names} of shape {expected}, got {got}")
-        stacked = torch.stack(tuple(given)).unflatten(-1, (self.num_heads, -1))
-        return stacked if batch else stacked.unsqueeze(2)
+        if got != expected:
+            shapes = " and ".join(map(str, expected if self.proj_size else expected[:1]))
+            raise ValueError(f"states must be {len(names)} tensor(s) {names} of shape {shapes}, got {got}")
+        given = given if batch else [s.unsqueeze(1) for s in given]
+        if self.proj_size:
+            return [*zip(*(s.unsqueeze(-2) for s in given), strict=True)]
+        return torch.stack(tuple(given)).unflatten(-1, (self.num_heads, -1)).unbind(1)
 
-    def _last(self, ends: list[Tensor]) -> Tensor | tuple[Tensor, ...]:
-        """States [S, ..., N, D] of each layer and direction -> as the user has them: no views, which could neither be
-        detached in place nor saved alone."""
-        states = tuple(torch.stack([end[i].flatten(-2) for end in ends]) for i in range(len(self.cell.states)))
+    def _last(self, ends: list, batched: bool = True) -> Tensor | tuple[Tensor, ...]:
+        """Last states of each layer and direction -> as the user has them: no views, which could neither be detached
+        in place nor saved alone."""
+        names = range(len(self.cell.states))
+        states = tuple(torch.stack([end[i].flatten(-2 if batched else 0) for end in ends]) for i in names)
         return states if len(states) > 1 else states[0]
 
     @classmethod
     def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, *, backend: str = "auto") -> "FlashRNN":
-        """A FlashRNN of one head with the weights, and so the results, of a PyTorch recurrent network."""
-        from flashrnn.from_torch import convert
+        """Return a FlashRNN of one head with the weights, and so the results, of a PyTorch recurrent network."""
+        return torch_networks.from_torch(cls, module, backend)
 
-        return convert(cls, module, backend)
+    def to_torch(self) -> nn.LSTM | nn.GRU | nn.RNN:
+        """Return PyTorch's network with the weights, and so the results, of this one; of its two biases one is zero.
+
+        Raises:
+            ValueError: PyTorch has no such network: the cell is another one, or has several heads.
+        """
+        return torch_networks.to_torch(self)
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: weights need not be in one piece of memory. For programs that call nn.LSTM's method."""
 
     def extra_repr(self) -> str:
         return (
             f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}, "
             f"dropout={self.dropout}, bidirectional={self.bidirectional}"
+            + (f", proj_size={self.proj_size}" if self.proj_size else "")
         )
 
 

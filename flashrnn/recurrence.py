@@ -72,12 +72,16 @@ class Recurrence(nn.Module):
         if self.b is not None:
             init_bias(self.b, self.bias_init, self.cell, self.block_index, self.num_blocks)
 
+    def matrix(self) -> Tensor:
+        """The recurrent matrices [Gr, N, D, D] that multiply h."""
+        return self.R
+
     def forward(
         self, Wx: Tensor, states: Tensor | None = None, reset: Tensor | None = None, return_states: bool = False
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Run over a sequence: arguments, results and errors are those of `flashrnn.flashrnn`."""
         options = {"reset": reset, "return_states": return_states}
-        return flashrnn(Wx, self.R, self.b, states, self.cell, self.backend, **options)
+        return flashrnn(Wx, self.matrix(), self.b, states, self.cell, self.backend, **options)
 
     def stepper(self, states: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return a function that runs one time step after another in less time than `forward` takes to start.

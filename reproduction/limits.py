@@ -34,10 +34,12 @@ def _draw(contents: list[dict], file: Path) -> None:
     rows = contents[0]["rows"]
     gpus, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("gpu", "cell"))
     figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
+    axes, width = figure.subplots(), 0.8 / len(names)
     for index, name in enumerate(names):
         heights = [row["head_dim"] for row in rows if row["cell"] == name]
-        bars = axes.bar([k + 0.2 * (index - (len(names) - 1) / 2) for k in range(len(gpus))], heights, 0.2, label=name)
+        bars = axes.bar(
+            [k + width * (index - (len(names) - 1) / 2) for k in range(len(gpus))], heights, width, label=name
+        )
         axes.bar_label(bars, fontsize=7)
     for gpu, limits in paper("head_size_limits").items():
         for name, size in limits.items():

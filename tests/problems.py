@@ -36,7 +36,8 @@ PEEPHOLE_LSTM = Cell(
 )
 LEAKY_ELMAN = Cell("leaky_elman", _leaky_elman, states=("h",), input_gates=("g",), recurrent_gates=("g",))
 
-BUILT_IN = tuple(get_cell(name) for name in registered_cells())
+# Without relu alone, whose gradient jumps where rounding changes a sign: held against nn.RNN in float32 and float64.
+BUILT_IN = tuple(get_cell(name) for name in registered_cells() if name != "elman_relu")
 CELLS = (*BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN)
 
 

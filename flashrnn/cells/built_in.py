@@ -11,6 +11,10 @@ def _elman(g, h):
     return torch.tanh(g)
 
 
+def _elman_relu(g, h):
+    return torch.relu(g)
+
+
 def _gru(g, r, z, n, h):
     r, z = torch.sigmoid(r), torch.sigmoid(z)
     return z * h + (1 - z) * torch.tanh(n + r * g)
@@ -35,6 +39,7 @@ def _slstm(i, f, z, o, h, c, n, m):
 
 
 ELMAN = register_built_in(Cell("elman", _elman, states=("h",)))
+ELMAN_RELU = register_built_in(Cell("elman_relu", _elman_relu, states=("h",)))
 GRU = register_built_in(Cell("gru", _gru, states=("h",), input_gates=("r", "z", "n"), recurrent_gates=("g", "r", "z")))
 LSTM = register_built_in(Cell("lstm", _lstm, states=("h", "c"), float16_states=True))
 SLSTM = register_built_in(Cell("slstm", _slstm, states=("h", "c", "n", "m"), float16_states=True))

@@ -149,7 +149,7 @@ def test_step_that_draws_random_numbers_is_refused(p):
 
 
 def test_unknown_cell_lists_the_registered_ones():
-    with pytest.raises(ValueError, match="unknown cell 'lstn'; registered cells: elman, gru, lstm, slstm"):
+    with pytest.raises(ValueError, match="unknown cell 'lstn'; registered cells: elman, elman_relu, gru, lstm, slstm"):
         get_cell("lstn")
 
 

@@ -1,11 +1,14 @@
 """With nn.LSTM's, nn.GRU's and nn.RNN's weights FlashRNN gives their results: outputs, last states, all gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from flashrnn import FlashRNN
+from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
 
 MODULES = [nn.LSTM, nn.GRU, nn.RNN]
@@ -24,44 +27,8 @@ def initial_states(module: nn.Module, batch: tuple[int, ...] = (B,)):
     return tuple(states) if isinstance(module, nn.LSTM) else states[0]
 
 
-def run(module: nn.Module, x: torch.Tensor, states, pack=lambda x: x) -> dict[str, torch.Tensor]:
-    """Outputs and gradients; x and states are copied first."""
-    x = x.clone().requires_grad_()
-    states = [s.clone().requires_grad_() for s in ((states,) if isinstance(states, torch.Tensor) else states)]
-    out, last = module(pack(x), tuple(states) if len(states) > 1 else states[0])
-    last = last if isinstance(last, tuple) else (last,)
-    out = out.data if isinstance(out, PackedSequence) else out
-    module.zero_grad()
-    (out.sin().sum() + sum((2 * s).sin().sum() for s in last)).backward()
-    named = {f"last {k}": s.detach() for k, s in enumerate(last)} | {
-        f"d_state {k}": s.grad for k, s in enumerate(states)
-    }
-    return {"out": out.detach(), "d_x": x.grad} | named
-
-
-def our_weight_gradients(rnn: FlashRNN, module: nn.Module) -> dict[str, torch.Tensor]:
-    """The gradients of a FlashRNN under the names and in the layout of the PyTorch module it was made from."""
-    gradients = {}
-    for k in range(rnn.num_layers):
-        for suffix in (f"l{k}", f"l{k}_reverse") if rnn.bidirectional else (f"l{k}",):
-            recurrent = rnn.get_submodule(f"recurrent_{suffix}")
-            gradients[f"weight_ih_{suffix}"] = rnn.get_submodule(f"input_{suffix}").weight.grad
-            R = recurrent.R.grad[:, 0]
-            if isinstance(module, nn.GRU):  # ours: g (torch's n), r, z
-                R = torch.stack([R[1], R[2], R[0]])
-            gradients[f"weight_hh_{suffix}"] = R.flatten(0, 1)
-            if module.bias:
-                b = recurrent.b.grad[:, 0]  # the gradient of a sum is that of both its terms
-                of_input, of_recurrent = (b[[1, 2, 3]], b[[1, 2, 0]]) if isinstance(module, nn.GRU) else (b, b)
-                gradients[f"bias_ih_{suffix}"] = of_input.flatten()
-                gradients[f"bias_hh_{suffix}"] = of_recurrent.flatten()
-    return gradients
-
-
 def check(module: nn.Module, rnn: FlashRNN, x: torch.Tensor, states, **options) -> None:
-    ref = run(module, x, states, **options) | {name: p.grad for name, p in module.named_parameters()}
-    out = run(rnn, x, states, **options) | our_weight_gradients(rnn, module)
-    assert_close(out, ref, torch.float64)
+    assert_close(results(rnn, x, states, **options), results(module, x, states, **options), torch.float64)
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -127,15 +94,42 @@ def test_frozen_weights_stay_frozen():
     assert trained == {"input_l0.weight": True, "recurrent_l0.R": False, "recurrent_l0.b": False}
 
 
-@pytest.mark.parametrize(
-    ("module", "error", "message"),
-    [
-        (nn.LSTM(3, 4, proj_size=2), ValueError, "no counterpart of proj_size=2; only proj_size=0 is possible"),
-        (nn.RNN(3, 4, nonlinearity="relu"), ValueError, "takes nn.RNN with nonlinearity='tanh', got 'relu'"),
-        (nn.LSTMCell(3, 4), TypeError, "from_torch takes an nn.LSTM, nn.GRU or nn.RNN, got LSTMCell"),
-    ],
-    ids=["proj_size", "relu", "LSTMCell"],
-)
-def test_modules_without_a_counterpart(module, error, message):
-    with pytest.raises(error, match=message):
-        FlashRNN.from_torch(module)
+def test_networks_without_a_counterpart():
+    with pytest.raises(TypeError, match="got LSTMCell"):
+        FlashRNN.from_torch(nn.LSTMCell(3, 4))
+    for options in ({"function": "slstm"}, {"num_heads": 2}):
+        with pytest.raises(ValueError, match=r"function='\w+' with num_heads=\d"):
+            FlashRNN(3, 4, **options).to_torch()
+
+
+OPTIONS = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+KINDS = [nn.LSTM, partial(nn.LSTM, proj_size=3), nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_to_torch_and_back(kind):
+    module = kind(F, H, **OPTIONS, dtype=torch.float64).eval()
+    back = FlashRNN.from_torch(module).to_torch()
+    assert repr(back) == repr(module)
+    assert not back.training
+    torch.testing.assert_close(back(randn(B, T, F)), module(randn(B, T, F)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_dicts_of_pytorch_load_into_whole_models(kind):
+    def model(rnn):
+        return nn.ModuleDict({"encoder": rnn, "head": nn.Linear(2, 2, dtype=torch.float64)})
+
+    module = kind(F, H, **OPTIONS, dtype=torch.float64)
+    ours = FlashRNN.from_torch(module)
+    ours.reset_parameters()
+    theirs = model(module).state_dict()
+    assert str(model(ours).load_state_dict(theirs)) == "<All keys matched successfully>"
+    assert "encoder.weight_ih_l0" in theirs
+    torch.testing.assert_close(ours(randn(B, T, F)), module(randn(B, T, F)), rtol=0, atol=1e-12)
+
+
+def test_a_state_dict_of_another_network_is_refused():
+    for other in (nn.GRU(F, H), nn.LSTM(F, H, bias=False), nn.LSTM(F, H, 2), nn.LSTM(F, H + 1)):
+        with pytest.raises(RuntimeError, match=r"input_l0\.weight|weight_ih_l1"):
+            FlashRNN(F, H).load_state_dict(other.state_dict())

@@ -255,7 +255,7 @@ def test_meta_device(cell):
         ({"hidden_size": 6.0}, r"hidden_size must be an integer, got 6\.0"),
         ({"num_heads": 2.0}, r"num_heads must be an integer, got 2\.0"),
         ({"dropout": 1.5}, r"dropout must be a probability, got 1\.5"),
-        ({"function": "lstn"}, "unknown cell 'lstn'; registered cells: elman, gru, lstm, slstm"),
+        ({"function": "lstn"}, "unknown cell 'lstn'; registered cells: elman, elman_relu, gru"),
         ({"backend": "cudnn"}, "unknown backend 'cudnn'; allowed: auto, "),
     ],
 )

@@ -1,0 +1,126 @@
+"""PyTorch's recurrent networks and their weights, and the same in this package's layout."""
+
+import torch
+from torch import Tensor, nn
+
+_NETWORKS = {
+    "lstm": (nn.LSTM, {}),
+    "gru": (nn.GRU, {}),
+    "elman": (nn.RNN, {"nonlinearity": "tanh"}),
+    "elman_relu": (nn.RNN, {"nonlinearity": "relu"}),
+}
+"""By the name of the built-in cell: the class, and the options that say so."""
+
+
+def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, backend: str):
+    """Return a `cls` (FlashRNN) with the weights of `module`."""
+    functions = [
+        name
+        for name, (kind, options) in _NETWORKS.items()
+        if type(module) is kind and all(getattr(module, option) == value for option, value in options.items())
+    ]
+    if not functions:
+        raise TypeError(f"from_torch takes an nn.LSTM, nn.GRU or nn.RNN, got {type(module).__name__}")
+    weight = module.weight_ih_l0
+    options = _options(module) | {"device": weight.device, "dtype": weight.dtype}
+    layer = cls(module.input_size, module.hidden_size, **options, function=functions[0], backend=backend)
+    layer.load_state_dict(module.state_dict())
+    for name in layer.directions():
+        _set_requires_grad(layer, name, module)
+    return layer.train(module.training)
+
+
+@torch.no_grad()
+def to_torch(layer) -> nn.LSTM | nn.GRU | nn.RNN:
+    """Return PyTorch's network with the weights of `layer`, a FlashRNN."""
+    if not has_counterpart(layer):
+        raise ValueError(
+            f"PyTorch has LSTMs, GRUs and Elman networks of one head; this is function={layer.cell.name!r} with "
+            f"num_heads={layer.num_heads}"
+        )
+    kind, special = _NETWORKS[layer.cell.name]
+    weight = layer.input_l0.weight
+    options = _options(layer) | special | {"device": weight.device, "dtype": weight.dtype}
+    if kind is not nn.LSTM:
+        del options["proj_size"]
+    module = kind(layer.input_size, layer.hidden_size, **options)
+    for name in layer.directions():
+        for parameter, (value, source) in _weights_of(layer, name).items():
+            getattr(module, parameter).copy_(value).requires_grad_(source.requires_grad)
+    return module.train(layer.training)
+
+
+def has_counterpart(layer) -> bool:
+    """Return whether PyTorch has the network."""
+    return layer.cell.name in _NETWORKS and layer.num_heads == 1
+
+
+def convert_state_dict(layer, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
+    """Replace the entries of PyTorch's network in `state_dict` by those of `layer`, if there are any."""
+    if not has_counterpart(layer):
+        return
+    for name in layer.directions():
+        theirs = {p: state_dict[key] for p in _parameters(layer, name) if (key := prefix + p) in state_dict}
+        if theirs.keys() == set(_parameters(layer, name)) and _fits(layer, theirs[f"weight_hh_{name}"]):
+            for parameter in theirs:
+                del state_dict[prefix + parameter]
+            state_dict |= {prefix + key: value for key, value in _of_theirs(layer, name, theirs).items()}
+
+
+def _options(network) -> dict:
+    names = ("num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size")
+    return {name: getattr(network, name) for name in names}
+
+
+def _parameters(layer, name: str) -> list[str]:
+    """PyTorch's names of the weights of one layer and direction."""
+    kinds = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * layer.bias + ["weight_hr"] * bool(layer.proj_size)
+    return [f"{kind}_{name}" for kind in kinds]
+
+
+def _fits(layer, weight_hh: Tensor) -> bool:
+    """Whether it is of a network with as many gates, not of another cell."""
+    return weight_hh.shape == (len(layer.cell.recurrent_gates) * layer.hidden_size, layer.output_size)
+
+
+def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of our state_dict for one layer and direction."""
+    matrices = theirs[f"weight_hh_{name}"].unflatten(0, (-1, layer.hidden_size))
+    if layer.cell.name == "gru":
+        matrices = matrices[[2, 0, 1]]  # ours: g, r, z
+    ours = {f"input_{name}.weight": theirs[f"weight_ih_{name}"], f"recurrent_{name}.R": matrices.unsqueeze(1)}
+    if layer.bias:
+        x, h = (theirs[f"bias_{kind}_{name}"].unflatten(0, (-1, layer.hidden_size)) for kind in ("ih", "hh"))
+        # a GRU's in our order: g (recurrent only), r, z, n (input only)
+        b = torch.stack([h[2], x[0] + h[0], x[1] + h[1], x[2]]) if layer.cell.name == "gru" else x + h
+        ours[f"recurrent_{name}.b"] = b.unsqueeze(1)
+    if layer.proj_size:
+        ours[f"recurrent_{name}.projection.weight"] = theirs[f"weight_hr_{name}"]
+    return ours
+
+
+def _weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
+    """PyTorch's weights of one layer and direction, each with the parameter of ours that it comes from."""
+    linear, recurrent = layer.get_submodule(f"input_{name}"), layer.get_submodule(f"recurrent_{name}")
+    matrices, gru = recurrent.R[:, 0], layer.cell.name == "gru"
+    weights = {
+        f"weight_ih_{name}": (linear.weight, linear.weight),
+        f"weight_hh_{name}": ((matrices[[1, 2, 0]] if gru else matrices).flatten(0, 1), recurrent.R),
+    }
+    if layer.bias:
+        b = recurrent.b[:, 0]
+        of_input, zeros = (b[1:] if gru else b), torch.zeros_like(b[1:] if gru else b)
+        of_recurrent = torch.stack([zeros[0], zeros[1], b[0]]) if gru else zeros
+        weights[f"bias_ih_{name}"] = (of_input.flatten(), recurrent.b)
+        weights[f"bias_hh_{name}"] = (of_recurrent.flatten(), recurrent.b)
+    if layer.proj_size:
+        projection = recurrent.projection.weight
+        weights[f"weight_hr_{name}"] = (projection, projection)
+    return weights
+
+
+def _set_requires_grad(layer, name: str, module: nn.Module) -> None:
+    """Trained, or frozen, as what the parameters are made of."""
+    for parameter in {source for _, source in _weights_of(layer, name).values()}:
+        theirs = [p for p, (_, source) in _weights_of(layer, name).items() if source is parameter]
+        parameter.requires_grad_(any(getattr(module, p).requires_grad for p in theirs))
