@@ -84,6 +84,7 @@ def on_host(monkeypatch, tmp_path_factory):
         monkeypatch.setattr(
             backend, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
         )
+        monkeypatch.setattr(backend, "prepare_weight_gradient", lambda *_: None)
         monkeypatch.setattr(backend, "sum_of_parts", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "supports", lambda self, problem: None)
 
