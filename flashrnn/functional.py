@@ -71,7 +71,9 @@ def flashrnn(
     if b is None:
         b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
     inputs = Inputs(Wx, R, b, states, reset)
-    if Wx.shape[-1] % 2 and (units := _padding(backend, cell, Wx, dtype)):
+    if Wx.shape[0] == 0:
+        run = _nothing
+    elif Wx.shape[-1] % 2 and (units := _padding(backend, cell, Wx, dtype)):
         run = partial(_padded, units)
     else:
         run = eager.recurrence if eager.serves(inputs) else op.recurrence
@@ -98,6 +100,19 @@ def _padded(
     h, last, *every = outputs
     others = every[0][1:] if every else ()
     return as_rows(h[..., :D], h), last[..., :D].contiguous(), tuple(as_rows(x[..., :D], h) for x in others)
+
+
+def _nothing(
+    cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Results for a batch of no sequences, which depend on all inputs, so that these have gradients, of zero."""
+    Wx, R, b, states, _ = inputs
+    nothing = R.sum() + b.sum()
+    last = Wx.new_zeros(len(cell.states), *Wx[:, 0, 0].shape, dtype=state_dtype(dtype)) + nothing
+    last = last.to(state_dtype(dtype)) if states is None else last.to(state_dtype(dtype)) + states
+    h = (Wx.sum(2) + nothing).to(dtype)
+    others = tuple(h.to(last.dtype) for _ in cell.states[1:])
+    return h, last, others
 
 
 def _reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
@@ -147,8 +162,8 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor |
         raise ValueError(
             f"Wx has {Gi} gates, but cell {cell.name!r} has input for {len(cell.input_gates)}: {cell.input_gates}"
         )
-    if B < 1 or T < 1 or N < 1 or D < 1:
-        raise ValueError(f"Wx must have at least one sequence, step, head and unit, got {list(Wx.shape)}")
+    if T < 1 or N < 1 or D < 1:
+        raise ValueError(f"Wx must have at least one step, head and unit, got {list(Wx.shape)}")
     expected = (
         ("Wx", Wx, (B, T, Gi, N, D)),
         ("R", R, (len(cell.recurrent_gates), N, D, D)),

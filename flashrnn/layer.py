@@ -262,6 +262,15 @@ class FlashRNN(nn.Module):
     def flatten_parameters(self) -> None:
         """Do nothing: weights need not be in one piece of memory. For programs that call nn.LSTM's method."""
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What torch.jit.script compiles in place of this."""
+        if torch_networks.has_counterpart(self):
+            return self.to_torch()
+        raise NotImplementedError(
+            f"TorchScript has no network with function={self.cell.name!r} and num_heads={self.num_heads}: use "
+            "torch.export, torch.compile or torch.onnx.export(..., dynamo=True)"
+        )
+
     def extra_repr(self) -> str:
         return (
             f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}, "

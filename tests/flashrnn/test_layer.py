@@ -270,7 +270,7 @@ def test_wrong_options(options, message):
         ([[0.0] * 5], TypeError, "x must be a tensor, or of whole sequences a PackedSequence, got list"),
         (torch.zeros(4, 2, 6), ValueError, r"x must be 2-D or 3-D with 5 features last, got \[4, 2, 6\]"),
         (torch.zeros(1, 4, 2, 5), ValueError, r"x must be 2-D or 3-D with 5 features last, got \[1, 4, 2, 5\]"),
-        (torch.zeros(0, 2, 5), ValueError, r"at least one sequence, step, head and unit, got \[2, 0, 4, 1, 6\]"),
+        (torch.zeros(0, 2, 5), ValueError, r"at least one step, head and unit, got \[2, 0, 4, 1, 6\]"),
         (torch.zeros(4, 2, 5).long(), TypeError, r"x must be a floating-point tensor, got torch.int64"),
         (torch.zeros(4, 2, 5).to("meta"), ValueError, "x is on meta, but the network is on cpu; move them"),
         (
