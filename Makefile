@@ -3,10 +3,10 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint docs clean
+.PHONY: help setup train test test-all lint docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -24,8 +24,11 @@ lint: setup  ## check format, lint rules and import direction
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-test: setup lint  ## run the checks and the whole CPU test suite; ARGS goes to pytest
-	$(BIN)/pytest --numprocesses 2 -m 'not gpu' $(ARGS)
+test: setup lint  ## run the checks and the CPU tests, but for the slow ones; ARGS goes to pytest
+	$(BIN)/pytest --numprocesses 2 -m 'not gpu and not slow' $(ARGS)
+
+test-all: test  ## the same, and then the slow tests
+	$(BIN)/pytest --numprocesses 2 -m 'slow and not gpu' $(ARGS)
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build

@@ -1,3 +1,4 @@
+import os
 import shutil
 
 import pytest
@@ -5,9 +6,14 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_its_own(tmp_path_factory):
-    """Traces and binaries of the tests, kept from one test to the next, never in the user's cache."""
+    """Traces and binaries, shared by all tests and by the processes that run them, never in the user's cache."""
+    session = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        session = session.parent
+    cache = session / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHRNN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FLASHRNN_CACHE", str(cache))
         yield
 
 

@@ -130,6 +130,7 @@ print(hashlib.sha256(binary.code).hexdigest(), binary.registers)
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_at_once(folder, compiled):
     command = [sys.executable, "-c", EIGHTH]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -330,6 +330,7 @@ def test_no_text(tmp_path, tokenizer):
         prepare(recipe_of(f"{tmp_path}/a.txt", tokenizer), tmp_path, 0)
 
 
+@pytest.mark.slow
 def test_a_script_that_its_own_processes_would_run_again_is_told_so(sources, tokenizer, tmp_path):
     """They would wait for its lock, and it for them."""
     script = tmp_path / "script.py"

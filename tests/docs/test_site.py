@@ -10,6 +10,7 @@ from docs.tools.config_reference import CONFIGS, page
 from tests.docs.pages import PAGES, ROOT
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -267,6 +267,7 @@ def test_an_interrupt_lets_no_further_run_begin(tmp_path, monkeypatch):
     assert len(begun) <= 3
 
 
+@pytest.mark.slow
 def test_a_real_run_is_collected(tmp_path):
     sizes = ("model.d_model=8", "model.num_blocks=1", "data.max_length=6", "data.eval_lengths=[6,9]")
     short = ("data.eval_batches=1", "optim.warmup_steps=1", "trainer.max_steps=20", "trainer.accelerator=cpu")

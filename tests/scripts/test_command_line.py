@@ -12,6 +12,7 @@ from training import checkpoint
 from training.overrides import check_overrides, overrides_of_run
 
 
+@pytest.mark.slow
 def test_train_several_models_then_evaluate_one(tmp_path):
     trained = run("scripts.train", "-m", "model=elman,lstm", *TINY["parity"], *SHORT, folder=tmp_path)
     assert trained.returncode == 0, trained.stderr
@@ -27,6 +28,7 @@ def test_train_several_models_then_evaluate_one(tmp_path):
     assert "6-14" in evaluated.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
 def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
     """Equal lengths, so that the mean over ranks is the mean over labels: the same weights up to rounding."""
@@ -129,6 +131,7 @@ def test_a_path_with_equals_signs_is_resumed(tmp_path, quoted):
     assert OverridesParser.create().parse_override(resumed).value() == str(file)
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_leaves_the_others(tmp_path):
     rates = "optim.lr=1e-3,1e20,2e-3"
     ended = run(

@@ -4,6 +4,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.tiny_runs import ROOT, SHORT, TINY, run
 
 SUM_MODULO_3 = '''
@@ -16,6 +18,7 @@ def sum_modulo_3(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.n
 '''
 
 
+@pytest.mark.slow
 def test_a_task_without_results_breaks_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for path in ROOT.iterdir():

@@ -67,6 +67,7 @@ def running(processes):
     return [file for file in found if file.exists() and file.read_text().rpartition(")")[2].split()[0] != "Z"]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(overrides, tmp_path, monkeypatch):
     command = [f"data.cache_dir={tmp_path}/killed", *overrides]
     process = subprocess.Popen([sys.executable, "-c", SLOW + SMALL + "main()", *command], env=ENVIRONMENT, cwd=tmp_path)

@@ -50,6 +50,7 @@ def wait_for(process, folder, file):
     return Path(str(found[0]).removesuffix(file))
 
 
+@pytest.mark.slow
 def test_kill_9_and_go_on_as_if_nothing_had_been(tiny_config, tmp_path):
     """`ckpt_path=last` alone goes on with the command of the killed run: the losses of a run in one piece, bitwise."""
     with endless_run(tmp_path, "experiment=parity", "trainer.deterministic=true") as killed:
@@ -76,6 +77,7 @@ def goes_on_as_in_one_piece(step, tiny_config, folder, *arguments):
 SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS, ids=["sigterm", "sigusr1", "ctrl_c"])
 def test_a_signal_saves_the_step_under_way(number, tiny_config, tmp_path):
     """Sent to data workers too, as SLURM and terminals do, long before a validation, amid accumulated batches."""
@@ -113,6 +115,7 @@ def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path,
     assert isinstance(of_torchrun, TorchElasticEnvironment)
 
 
+@pytest.mark.slow
 def test_sigusr1_in_the_evaluation_ends_the_run(tmp_path):
     with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
         wait_for(ended, tmp_path, f"checkpoints/{LAST}")
@@ -121,6 +124,7 @@ def test_sigusr1_in_the_evaluation_ends_the_run(tmp_path):
         assert ended.wait(timeout=60) == -signal.SIGUSR1
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     with endless_run(tmp_path, "val_every=1000000", "global_batch_size=4000000") as ended:  # one step takes for ever
         wait_for(ended, tmp_path, "config.yaml")
@@ -132,6 +136,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         assert "Ctrl-C again stops at once" in ended.stderr.read()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_evaluation(tmp_path):
     with endless_run(tmp_path, "val_every=1000000", "trainer.max_steps=3", "data.eval_batches=1000000") as ended:
         wait_for(ended, tmp_path, f"checkpoints/{LAST}")
@@ -141,6 +146,7 @@ def test_ctrl_c_in_the_evaluation(tmp_path):
         assert "stopped at step 3; python -m scripts.evaluate ckpt=" in ended.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
 def test_sigterm_ends_all_processes(strategy, tmp_path):
     """They agree on the step, one that is logged, and save it."""
