@@ -11,6 +11,7 @@ from flashrnn import eager, op
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend, padding
 from flashrnn.problem import Inputs, as_rows, is_time_major, state_dtype
+from flashrnn.sequences import Documents, of_cu_seqlens
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -43,7 +44,8 @@ def flashrnn(
             it is a half type, states across time and sums are float32.
         reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
         cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
-            batch of one: another way to give `reset`. All documents start at zero, so `states` must not be given.
+            batch of one: another way to give `reset`. All documents start at zero, so `states` must not be given. If it
+            is on the CPU, where its values can be seen, short documents run side by side: T is then the longest one's.
         return_states: also return every state after every step.
 
     Returns:
@@ -65,9 +67,13 @@ def flashrnn(
             raise ValueError("give either reset or cu_seqlens, not both")
         if states is not None:
             raise ValueError("give either states or cu_seqlens: every document that cu_seqlens names starts at zero")
-        reset = _reset_mask(cu_seqlens, Wx)
     _check(cell, Wx, R, b, states, reset)
     dtype = _io_dtype(Wx, dtype)
+    if cu_seqlens is not None:
+        documents = of_cu_seqlens(cu_seqlens, Wx)
+        if isinstance(documents, Documents):
+            return _side_by_side(documents, Wx, R, b, cell, backend, dtype, return_states)
+        reset = documents.resets(backward=False)
     if b is None:
         b = Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(dtype))
     inputs = Inputs(Wx, R, b, states, reset)
@@ -79,6 +85,18 @@ def flashrnn(
         run = eager.recurrence if eager.serves(inputs) else op.recurrence
     h, last, others = run(cell, backend, dtype, return_states, inputs)
     return (h, last, (h, *others)) if return_states else (h, last)
+
+
+def _side_by_side(
+    documents: Documents, Wx: Tensor, R: Tensor, b: Tensor | None, cell: Cell, backend: str, dtype, return_states: bool
+) -> tuple:
+    """As `flashrnn` of one sequence of documents, which start at states of zero."""
+    rows, reset = documents.spread(Wx, backward=False), documents.resets(backward=False)
+    h, last, *every = flashrnn(rows, R, b, None, cell, backend, dtype, reset, return_states=return_states)
+    last = torch.stack(documents.ends(h, last, (), backward=False))
+    every = [tuple(documents.gather(state, backward=False) for state in states) for states in every]
+    h = every[0][0] if every else documents.gather(h, backward=False)
+    return h, last, *every
 
 
 def _padding(backend: str, cell: Cell, Wx: Tensor, dtype: torch.dtype) -> int:
@@ -113,24 +131,6 @@ def _nothing(
     h = (Wx.sum(2) + nothing).to(dtype)
     others = tuple(h.to(last.dtype) for _ in cell.states[1:])
     return h, last, others
-
-
-def _reset_mask(cu_seqlens: Tensor, Wx: Tensor) -> Tensor:
-    """[B=1, T] mask of the first tokens of documents with cumulative lengths 0 = c_0 <= c_1 <= ... <= T."""
-    if Wx.shape[0] != 1 or cu_seqlens.dim() != 1:
-        raise ValueError(
-            f"cu_seqlens must be one-dimensional, for one packed sequence: batch size is {Wx.shape[0]}, "
-            f"cu_seqlens has shape {list(cu_seqlens.shape)}; for several sequences give reset [B, T]"
-        )
-    if cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool:
-        raise TypeError(f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
-    # Looking at values would wait for a GPU, and cannot be compiled.
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
-        ends = cu_seqlens.tolist()
-        if not ends or ends[0] != 0 or ends[-1] != Wx.shape[1] or ends != sorted(ends):
-            raise ValueError(f"cu_seqlens must rise from 0 to the time steps, {Wx.shape[1]}, got {ends}")
-    position = torch.arange(Wx.shape[1], device=Wx.device)
-    return torch.isin(position, cu_seqlens.to(Wx.device))[None]
 
 
 def dtype_under_autocast(x: Tensor) -> torch.dtype:

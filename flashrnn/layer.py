@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from flashrnn import torch_networks
 from flashrnn.cells import Cell, get_cell
@@ -14,6 +14,7 @@ from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.initialization import init_input
 from flashrnn.projection import ProjectedRecurrence
 from flashrnn.recurrence import Recurrence, check_sizes
+from flashrnn.sequences import Packed, SideBySide, Whole, of_cu_seqlens
 
 
 class FlashRNN(nn.Module):
@@ -116,6 +117,7 @@ class FlashRNN(nn.Module):
         x: Tensor | PackedSequence,
         states: Tensor | tuple[Tensor, ...] | None = None,
         reset: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, ...]]:
         """Run over a sequence.
 
@@ -125,6 +127,8 @@ class FlashRNN(nn.Module):
                 several: (h, c) for an LSTM, h for a GRU. Zeros if None. With proj_size, h has that many features.
             reset: [B, T] bool, whatever batch_first is, [1, T] without a batch; True where a document starts: states
                 return to zero there.
+            cu_seqlens: [number of documents + 1] cumulative lengths of the documents of a batch of one sequence:
+                another way to give `reset`. On the CPU, where its values can be seen, short documents run side by side.
 
         Returns:
             out [T, B, directions * hidden_size] in the layout of x (with proj_size, that many features in place of
@@ -134,14 +138,16 @@ class FlashRNN(nn.Module):
             ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
             UnsupportedProblem: the named backend cannot serve the problem; the message says why.
         """
+        if cu_seqlens is not None and not (reset is states is None and isinstance(x, Tensor)):
+            raise ValueError("cu_seqlens are for a tensor x; documents start at zero there, without states and reset")
         if isinstance(x, PackedSequence):
             return self._forward_packed(x, states, reset)
         self._check_input(x, (2, 3))
         if x.dim() == 2:
-            out, last = self._run(x[None], self._initial(states), reset)
+            out, last = self._run(x[None], self._initial(states), _rows(x[None], reset, cu_seqlens))
             return out[0], self._last(last, batched=False)
         x = x if self.batch_first else x.transpose(0, 1)
-        out, last = self._run(x, self._initial(states, x.shape[0]), reset)
+        out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, cu_seqlens))
         return out if self.batch_first else out.transpose(0, 1), self._last(last)
 
     def step(
@@ -153,7 +159,7 @@ class FlashRNN(nn.Module):
         if self.bidirectional:
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
         self._check_input(x_t, (2,))
-        out, last = self._run(x_t.unsqueeze(1), self._initial(states, x_t.shape[0]), None)
+        out, last = self._run(x_t.unsqueeze(1), self._initial(states, x_t.shape[0]), Whole(None))
         return out.squeeze(1), self._last(last)
 
     def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:
@@ -173,28 +179,28 @@ class FlashRNN(nn.Module):
                 f"network with .to({x.dtype})"
             )
 
-    def _forward_packed(self, x: PackedSequence, states, reset):
+    def _forward_packed(self, x: PackedSequence, states, reset: Tensor | None):
         self._check_input(x.data, (2,))
-        padded, lengths = pad_packed_sequence(x, batch_first=True)
-        out, last = self._run(padded, self._initial(states, len(lengths)), reset, lengths.to(padded.device))
-        if x.sorted_indices is not None:  # which sorting anew would not give where lengths are equal
-            out, lengths = out[x.sorted_indices], lengths[x.sorted_indices.cpu()]
-        data = pack_padded_sequence(out, lengths, batch_first=True).data
+        T, B = len(x.batch_sizes), int(x.batch_sizes[0])
+        if reset is not None:
+            check_reset(reset, B, T)
+        initial = self._initial(states, B)
+        if initial is not None and x.sorted_indices is not None:
+            initial = _sorted(initial, x.sorted_indices)
+        data, last = self._run(x.data, initial, Packed(x, initial is not None, reset))
+        if x.unsorted_indices is not None:
+            last = _sorted(last, x.unsorted_indices)
         return PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices), self._last(last)
 
-    def _run(
-        self, x: Tensor, initial: Sequence | None, reset: Tensor | None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, list]:
-        """x [B, T, features], initial states of each layer and direction -> out [B, T, features] and the last states,
-        as `_initial` has them; sequences end at `lengths` [B] if given."""
-        if reset is not None:
-            check_reset(reset, *x.shape[:2])
+    def _run(self, x: Tensor, initial: Sequence | None, rows: Whole | SideBySide) -> tuple[Tensor, list]:
+        """x as `rows` takes it, initial states of each layer and direction -> out in the layout of x and the last
+        states, as `_initial` has them."""
         last = []
         for layer in range(self.num_layers):
             outputs = []
             for direction, suffix in enumerate(self._directions):
                 state = None if initial is None else initial[len(last)]
-                h, end = self._direction(f"l{layer}{suffix}", bool(direction), x, state, reset, lengths)
+                h, end = self._direction(f"l{layer}{suffix}", bool(direction), x, state, rows)
                 outputs.append(h)
                 last.append(end)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
@@ -202,24 +208,17 @@ class FlashRNN(nn.Module):
                 x = nn.functional.dropout(x, self.dropout, self.training)
         return x, last
 
-    def _direction(self, name: str, backward: bool, x: Tensor, state, reset, lengths) -> tuple:
-        """One layer in one direction: x [B, T, features] -> h [B, T, H] and its last states as `state`."""
+    def _direction(self, name: str, backward: bool, x: Tensor, state, rows: Whole | SideBySide) -> tuple:
+        """One layer in one direction: x -> h in its layout, and its last states as `state`."""
         linear, recurrent = self.get_submodule(f"input_{name}"), self.get_submodule(f"recurrent_{name}")
-        if backward:
-            x = _reversed_time(x, lengths)
-            reset = None if reset is None else _reversed_reset(reset, lengths)
-        if lengths is not None:  # else states may grow without bound in the padding, and gradients become NaN
-            padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
-            reset = padding if reset is None else reset | padding
+        x = rows.spread(x, backward)
         # A Linear keeps the layout of its input: the kernels read time-major gates as they are.
         Wx = linear(x.transpose(0, 1)).transpose(0, 1) if not x.is_contiguous() else linear(x)
         Wx = Wx.unflatten(-1, (len(self.cell.input_gates), self.num_heads, -1))
-        h, end, *every = recurrent(Wx, state, reset, return_states=lengths is not None)
-        if lengths is not None:
-            sequences = torch.arange(len(lengths), device=h.device)
-            end = [state[sequences, lengths - 1].to(end[0].dtype) for state in every[0]]
-        h = h.flatten(-2)
-        return (_reversed_time(h, lengths) if backward else h), end
+        every = rows.all_states and len(self.cell.states) > 1
+        h, last, *states = recurrent(Wx, state, rows.resets(backward), return_states=every)
+        end = rows.ends(h, last, states[0][1:] if every else (), backward)
+        return rows.gather(h.flatten(-2), backward), end
 
     def _initial(self, states, *batch: int) -> Sequence | None:
         """States as given by the user, without a batch if it has no size -> for each layer and direction what
@@ -279,17 +278,15 @@ class FlashRNN(nn.Module):
         )
 
 
-def _reversed_time(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """x [B, T, ...] with every sequence reversed, in its own length if given; its padding stays where it is."""
-    if lengths is None:
-        return x.flip(1)
-    B, T = x.shape[:2]
-    t = torch.arange(T, device=x.device).expand(B, T)
-    order = torch.where(t < lengths[:, None], lengths[:, None] - 1 - t, t)
-    return x[torch.arange(B, device=x.device)[:, None], order]
+def _sorted(states: Sequence, indices: Tensor) -> list:
+    """Return the states of each layer and direction with their sequences [B] in the order of `indices`."""
+    return [s[:, indices] if isinstance(s, Tensor) else [one[indices] for one in s] for s in states]
 
 
-def _reversed_reset(reset: Tensor, lengths: Tensor | None) -> Tensor:
-    """`reset` for reversed time: a document starts right after the step that is its neighbour's first one."""
-    first = _reversed_time(reset, lengths)
-    return torch.cat([torch.zeros_like(first[:, :1]), first[:, :-1]], dim=1)
+def _rows(x: Tensor, reset: Tensor | None, cu_seqlens: Tensor | None) -> Whole | SideBySide:
+    """Return how the sequences of x [B, T, features] are laid out."""
+    if cu_seqlens is not None:
+        return of_cu_seqlens(cu_seqlens, x)
+    if reset is not None:
+        check_reset(reset, *x.shape[:2])
+    return Whole(reset)

@@ -1,0 +1,243 @@
+"""Where the sequences of a call lie in a batch [B, T]: each a whole row, or those of different lengths side by side."""
+
+import heapq
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+
+class Whole:
+    """Every row of x [B, T, ...] is a sequence over all of its steps, or several if there is a `reset` mask [B, T]."""
+
+    all_states = False
+
+    def __init__(self, reset: Tensor | None):
+        self._reset = reset
+
+    def spread(self, x: Tensor, backward: bool) -> Tensor:
+        """Return x in the order in which a direction goes through it."""
+        return x.flip(1) if backward else x
+
+    def gather(self, h: Tensor, backward: bool) -> Tensor:
+        """Return the opposite of `spread`."""
+        return h.flip(1) if backward else h
+
+    def resets(self, backward: bool) -> Tensor | None:
+        """Return the mask in the order of `spread`."""
+        if self._reset is None or not backward:
+            return self._reset
+        first = self._reset.flip(1)  # a document starts right after the step that is its neighbour's first one
+        return torch.cat([torch.zeros_like(first[:, :1]), first[:, :-1]], dim=1)
+
+    def ends(self, h: Tensor, last, others: tuple[Tensor, ...], backward: bool):
+        """Return the last states of the sequences: for each state a tensor [sequences, N, D].
+
+        `h` and, if `all_states`, `others` are the states of every step in the order of `spread`; `last` are those after
+        the last one.
+        """
+        return last
+
+
+class SideBySide:
+    """Sequences of different lengths in the rows of a batch, several in a row where that spares rows.
+
+    What comes before and after them is padding. Without initial states the rows end together, so that the last states
+    are those of the batch, and states are reset at every start; otherwise they begin together.
+
+    Args:
+        rows: for each row the numbers of its sequences.
+        lengths: [sequences]
+        sequence, time: [steps] which sequence each step of the data is of, and which of its steps it is.
+        device: of the data.
+        initial: there are initial states; each row is one sequence.
+        reset: [B, T] more resets, by sequence and time.
+    """
+
+    def __init__(
+        self,
+        rows: list[list[int]],
+        lengths: Tensor,
+        sequence: Tensor,
+        time: Tensor,
+        device: torch.device,
+        initial: bool = False,
+        reset: Tensor | None = None,
+    ):
+        self._rows, self._lengths, self._sequence, self._time = rows, lengths, sequence, time
+        self._device, self._initial, self._reset = device, initial, reset
+        self._length = lengths.tolist()  # reading single numbers of a tensor would take long
+        self._batch, self._steps = len(rows), max(map(self._used, rows))
+        self._places: dict[bool, Tensor] = {}
+
+    @property
+    def all_states(self) -> bool:
+        """Whether `ends` needs the states of all steps."""
+        return self._initial and self._padded
+
+    @property
+    def _padded(self) -> bool:
+        return self._batch * self._steps > len(self._sequence)
+
+    def spread(self, x: Tensor, backward: bool) -> Tensor:
+        """x [steps, ...] -> [B, T, ...], in padding 0; time is outermost in memory, as in a PackedSequence."""
+        rows = _placed(x, self._place(backward), self._steps * self._batch)
+        return rows.unflatten(0, (self._steps, self._batch)).transpose(0, 1)
+
+    def gather(self, h: Tensor, backward: bool) -> Tensor:
+        return _Gather.apply(h.transpose(0, 1).flatten(0, 1), self._place(backward))
+
+    def resets(self, backward: bool) -> Tensor | None:
+        """[B, T]. In the padding, too: states could grow beyond bounds there, and gradients become NaN."""
+        if not self._padded and self._reset is None and self._batch == len(self._lengths):
+            return None
+        reset = torch.ones(self._steps * self._batch, dtype=torch.bool)
+        place, starts = self._place_and_starts(backward)
+        reset[place] = False
+        if not self._initial:
+            reset[starts] = True
+        reset = reset.to(self._device)
+        if self._reset is not None:
+            # backward a document starts right after the step that is its neighbour's first one
+            time = self._time + 1 if backward else self._time
+            within = time < self._lengths[self._sequence]
+            time = torch.where(within, time, 0)
+            given = self._reset[self._sequence.to(self._device), time.to(self._device)] & within.to(self._device)
+            place = self._place(backward)
+            reset[place] = reset[place] | given
+        return reset.view(self._steps, self._batch).T
+
+    def _place(self, backward: bool) -> Tensor:
+        """[steps] where each step of the data lies in rows, on its device."""
+        if backward not in self._places:
+            self._places[backward] = self._place_and_starts(backward)[0].to(self._device)
+        return self._places[backward]
+
+    def _place_and_starts(self, backward: bool) -> tuple[Tensor, Tensor]:
+        """t * B + b: [steps] of each step of the data, [sequences] of what a direction begins each sequence with."""
+        starts = [0] * len(self._length)
+        for b, row in enumerate(self._rows):
+            t = 0 if self._initial else self._steps - self._used(row)
+            for number in reversed(row) if backward else row:
+                starts[number] = t * self._batch + b
+                t += self._length[number]
+        starts = torch.tensor(starts)
+        time = self._lengths[self._sequence] - 1 - self._time if backward else self._time
+        return starts[self._sequence] + time * self._batch, starts
+
+    def _used(self, row: list[int]) -> int:
+        return sum(self._length[number] for number in row)
+
+
+def _placed(x: Tensor, place: Tensor, size: int) -> Tensor:
+    """Return zeros [size, ...] with x at different places."""
+    return x.new_zeros(size, *x.shape[1:]).index_copy_(0, place, x)
+
+
+class _Gather(torch.autograd.Function):
+    """x[place], whose places differ: PyTorch's gradient would add up what needs a copy."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, place):
+        return x.index_select(0, place)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, place = inputs
+        ctx.save_for_backward(place)
+        ctx.save_for_forward(place)
+        ctx.size = x.shape[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _placed(grad, *ctx.saved_tensors, ctx.size), None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        return tangent.index_select(0, *ctx.saved_tensors)
+
+
+class Packed(SideBySide):
+    """The sequences of a PackedSequence, longest first; `reset` [B, T] has them in the order of its user."""
+
+    def __init__(self, x: PackedSequence, initial: bool, reset: Tensor | None):
+        sizes = x.batch_sizes
+        T, B = len(sizes), int(sizes[0])
+        time = torch.repeat_interleave(torch.arange(T), sizes)
+        sequence = torch.arange(len(x.data)) - (sizes.cumsum(0) - sizes)[time]
+        lengths = (sizes > torch.arange(B)[:, None]).sum(1)
+        if reset is not None and x.sorted_indices is not None:
+            reset = reset[x.sorted_indices]
+        super().__init__([[b] for b in range(B)], lengths, sequence, time, x.data.device, initial, reset)
+
+    def ends(self, h: Tensor, last, others: tuple[Tensor, ...], backward: bool):
+        if not self.all_states:
+            return last
+        numbers, steps = torch.arange(self._batch, device=self._device), (self._lengths - 1).to(self._device)
+        return [state[numbers, steps].to(last[0].dtype) for state in (h, *others)]
+
+
+class Documents(SideBySide):
+    """The documents of one sequence [1, T, ...]. Its last states are, as with resets in their place, those after the
+    last document, and backward those before the first: these end their rows."""
+
+    def __init__(self, lengths: list[int], device: torch.device):
+        sizes = torch.tensor(lengths)
+        sequence = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        time = torch.arange(len(sequence)) - (sizes.cumsum(0) - sizes)[sequence]
+        super().__init__(_rows_of_documents(lengths), sizes, sequence, time, device)
+
+    def spread(self, x: Tensor, backward: bool) -> Tensor:
+        return super().spread(x[0], backward)
+
+    def gather(self, h: Tensor, backward: bool) -> Tensor:
+        return super().gather(h, backward).unsqueeze(0)
+
+    def ends(self, h: Tensor, last, others: tuple[Tensor, ...], backward: bool):
+        end = 0 if backward else len(self._lengths) - 1
+        row = next(b for b, numbers in enumerate(self._rows) if end in numbers)
+        return [state[row : row + 1] for state in last]
+
+
+def _rows_of_documents(lengths: list[int]) -> list[list[int]]:
+    """Return rows no longer than the longest document, at most one of which is less than half full."""
+    rows, used = [], []  # `used`: a heap of the lengths of rows and their numbers
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if used and used[0][0] + lengths[number] <= max(lengths):
+            length, row = heapq.heappop(used)
+        else:
+            length, row = 0, len(rows)
+            rows.append([])
+        rows[row].append(number)
+        heapq.heappush(used, (length + lengths[number], row))
+    return [sorted(row) for row in rows]
+
+
+def of_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> Whole | Documents:
+    """Return how the documents of x [1, T, ...] with cumulative lengths 0 = c_0 <= c_1 <= ... <= T are laid out.
+
+    Side by side if that takes at most half of the time steps, and if the lengths can be seen: looking at them on a GPU
+    would wait for it, and a compiler has none.
+
+    Raises:
+        ValueError, TypeError: x has several rows, or cu_seqlens are no cumulative lengths of its documents.
+    """
+    if x.shape[0] != 1 or cu_seqlens.dim() != 1:
+        raise ValueError(
+            f"cu_seqlens must be one-dimensional, for one packed sequence: batch size is {x.shape[0]}, "
+            f"cu_seqlens has shape {list(cu_seqlens.shape)}; for several sequences give reset [B, T]"
+        )
+    if cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool:
+        raise TypeError(f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = cu_seqlens.tolist()
+        if not ends or ends[0] != 0 or ends[-1] != x.shape[1] or ends != sorted(ends):
+            raise ValueError(f"cu_seqlens must rise from 0 to the time steps, {x.shape[1]}, got {ends}")
+        lengths = [end - start for start, end in pairwise(ends) if end > start]
+        if 2 * max(lengths) <= x.shape[1]:
+            return Documents(lengths, x.device)
+    position = torch.arange(x.shape[1], device=x.device)
+    return Whole(torch.isin(position, cu_seqlens.to(x.device))[None])

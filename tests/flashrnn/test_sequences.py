@@ -1,0 +1,138 @@
+"""Sequences of different lengths run side by side, and give what they give one after the other."""
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from flashrnn import FlashRNN, dispatch, flashrnn, get_cell
+from flashrnn.reference import Reference
+from flashrnn.sequences import Documents, _rows_of_documents
+from tests.flashrnn.networks import results
+from tests.problems import random_inputs
+from tests.tolerances import assert_close
+
+LENGTHS = [2, 9, 0, 4, 1, 1, 7, 3]  # of documents; together 27
+
+
+def randn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def documents(lengths=LENGTHS):
+    """Cumulative lengths, and the mask that says the same."""
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    reset = torch.zeros(1, sum(lengths) + 1, dtype=torch.bool)
+    reset[0, cu_seqlens] = True
+    return cu_seqlens, reset[:, :-1]
+
+
+class Spy(Reference):
+    """Notes the time steps of every call, and whether the states of all of them are asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def forward(self, cell, inputs, all_states, training):
+        self.calls.append((inputs.Wx.shape[1], all_states))
+        return super().forward(cell, inputs, all_states, training)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    spy = Spy()
+    monkeypatch.setattr(dispatch, "BACKENDS", (spy,))
+    return spy.calls
+
+
+@pytest.mark.parametrize("function", ["gru", "lstm", "slstm"])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
+def test_documents_of_a_layer(function, bidirectional, calls):
+    options = {"num_layers": 2, "bidirectional": bidirectional, "function": function, "dtype": torch.float64}
+    rnn, (cu_seqlens, reset) = FlashRNN(5, 6, **options), documents()
+    outcomes = {}
+    for batch_first, x in (
+        (False, randn(27, 1, 5)),
+        (True, randn(27, 1, 5).transpose(0, 1)),
+        (True, randn(27, 1, 5)[:, 0]),
+    ):
+        rnn.batch_first = batch_first
+        for given in ({"cu_seqlens": cu_seqlens}, {"reset": reset}):
+            calls.clear()
+            x = x.detach().clone().requires_grad_()
+            out, last = rnn(x, **given)
+            last = last if isinstance(last, tuple) else (last,)
+            loss = out.sin().sum() + sum((2 * s).sin().sum() for s in last)
+            gradients = torch.autograd.grad(loss, [x, *rnn.parameters()])
+            named = {f"last {k}": s for k, s in enumerate(last)} | {f"d {k}": d for k, d in enumerate(gradients)}
+            outcomes[next(iter(given))] = {"out": out, **named}
+            assert {T for T, _ in calls} == {9 if "cu_seqlens" in given else 27}
+        assert_close(outcomes["cu_seqlens"], outcomes["reset"], torch.float64)
+
+
+@pytest.mark.parametrize("return_states", [False, True], ids=["h", "all states"])
+def test_documents_of_the_operator(return_states, calls):
+    cell, (cu_seqlens, reset) = get_cell("slstm"), documents()
+    inputs = random_inputs(cell, 1, 27, 2, 4)
+    options = {"function": cell, "return_states": return_states}
+    found = flashrnn(*inputs[:3], None, cu_seqlens=cu_seqlens, **options)
+    expected = flashrnn(*inputs[:3], None, reset=reset, **options)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert calls == [(9, return_states), (27, return_states)]
+
+
+def test_one_long_document_is_not_worth_more_rows(calls):
+    rnn, (cu_seqlens, _) = FlashRNN(5, 6), documents([14, 1, 12])
+    rnn(torch.zeros(27, 1, 5), cu_seqlens=cu_seqlens)
+    assert calls == [(27, False)]
+
+
+def test_rows_of_documents_are_at_least_half_full_but_for_one():
+    generator = torch.Generator().manual_seed(0)
+    for count in range(1, 40):
+        lengths = torch.randint(1, 100, (count,), generator=generator).tolist()
+        rows = _rows_of_documents(lengths)
+        assert sorted(number for row in rows for number in row) == list(range(count))
+        used = [sum(lengths[number] for number in row) for row in rows]
+        assert max(used) <= max(lengths)
+        assert sum(2 * n < max(lengths) for n in used) <= 1
+
+
+@pytest.mark.parametrize("given", ["reset", "states", "packed"])
+def test_what_does_not_go_with_cu_seqlens(given):
+    rnn, (cu_seqlens, reset) = FlashRNN(5, 6, function="gru"), documents()
+    x = pack_sequence([torch.zeros(27, 5)]) if given == "packed" else torch.zeros(27, 1, 5)
+    options = {"reset": {"reset": reset}, "states": {"states": torch.zeros(1, 1, 6)}, "packed": {}}[given]
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        rnn(x, cu_seqlens=cu_seqlens, **options)
+
+
+@pytest.mark.parametrize("function", ["gru", "lstm"])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["", "bidirectional"])
+def test_packed_sequences_store_no_more_than_padded_ones(function, bidirectional, calls):
+    rnn = FlashRNN(5, 6, bidirectional=bidirectional, function=function, num_layers=2)
+    packed = pack_sequence([torch.zeros(n, 5) for n in (3, 8, 1)], enforce_sorted=False)
+    rnn(packed)
+    if function == "gru":  # all of whose state is h
+        rnn(packed, torch.zeros(4 if bidirectional else 2, 3, 6))
+    assert set(calls) == {(8, False)}
+
+
+def test_packed_sequences_of_one_length_are_the_padded_batch(calls):
+    rnn = FlashRNN.from_torch(torch.nn.LSTM(5, 6, dtype=torch.float64))
+    x, states = randn(4, 3, 5), (randn(1, 3, 6), randn(1, 3, 6))
+    for given in (None, states):
+        packed, padded = results(rnn, pack_sequence(x.unbind(1)), given), results(rnn, x, given)
+        assert_close({name: value.view_as(padded[name]) for name, value in packed.items()}, padded, torch.float64)
+    assert {all_states for _, all_states in calls} == {False}
+
+
+def test_what_is_put_side_by_side_can_be_differentiated_in_every_way():
+    rows = Documents([2, 3, 1], torch.device("cpu"))
+
+    def there_and_back(x):
+        return rows.gather(rows.spread(x, False).sin(), False)
+
+    x = randn(1, 6, 2).requires_grad_()
+    options = {"check_forward_ad": True, "check_batched_grad": True}
+    assert torch.autograd.gradcheck(there_and_back, x, **options)
+    assert torch.autograd.gradgradcheck(there_and_back, x)
