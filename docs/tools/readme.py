@@ -13,91 +13,97 @@ from benchmarks import RESULTS, ROOT
 from benchmarks.cases import HIDDEN, TRAINING, Case, Job
 from benchmarks.markdown import Table, filled, markdown
 from benchmarks.ours import NAME as OURS
-from benchmarks.results import by_job
-from benchmarks.table import FLASHRNN, fastest_peer, times
-from reproduction.accuracy import MODELS, TASKS, finished, mean_extrapolated
+from benchmarks.results import by_job, case_of, milliseconds
+from benchmarks.table import FLASHRNN, times
+from reproduction.accuracy import finished, mean_extrapolated, rounded_down, solved
 from reproduction.language_model import ours
-from reproduction.result import known, paper
+from reproduction.result import paper
 
 PAGE = ROOT / "README.md"
 PARITY = RESULTS / "parity_cpu_h100_80gb_hbm3_h200.json"
 STATE_TRACKING = RESULTS / "state_tracking_h200.json"
 KERNELS = RESULTS / "kernels_main_h200.json"
-STEPS = {size: RESULTS / f"language_model_h200_b{size}.json" for size in (32, 64)}
+LOOP = RESULTS / "kernels_heads_h200.json"
+OWN_CELL = RESULTS / "options_h200.json"
+STEPS = RESULTS / "language_model_h200_b32.json"
 TRAINED = RESULTS / "loss_curves_h200.json"
 
-_NAMES = {"transformer": "Transformer", "lstm": "LSTM", "slstm": "sLSTM"}
 _CUDNN = "cudnn_fp16"
-_CASES = [Case("lstm", N, D, B) for N, D in ((12, 64), (1, HIDDEN)) for B in (16, 32, 64)]
-# The paper's name of a row's backend, and the benchmark's of its model.
-_LANGUAGE_MODELS = {
-    ("transformer", "attention", 12): "model=transformer",
-    ("lstm", "CUDA fused", 12): "model=lstm model.num_heads=12",
-    ("slstm", "CUDA fused", 12): "model=slstm model.num_heads=12",
-    ("lstm", "CUDA fused", 1): "model=lstm model.num_heads=1",
-    ("lstm", "nn.LSTM", 1): "model=nn_lstm model.num_heads=1",
-}
+_HEADS = Case("lstm", 12, 64, 16)
+_ONE_HEAD = Case("lstm", 1, HIDDEN, 16)
 
 
 def _read(file: Path) -> dict:
     return json.loads(file.read_text())
 
 
-def accuracies() -> Table:
-    """Mean over seeds, beyond the lengths of training."""
-    parity, tasks = _read(PARITY), _read(STATE_TRACKING)
+def factor() -> str:
+    """How much faster the cell above is than the same recurrence stepped through in PyTorch."""
+    own = {
+        case_of(row).N: row["over"]["ms"]
+        for row in _read(OWN_CELL)["rows"]
+        if row["variant"] == "own cell" and row["mode"] == TRAINING
+    }
+    ms = times(by_job(_read(LOOP)["rows"])[Job(_HEADS, TRAINING)])
+    speedup = ms["pytorch_loop"] / ms[OURS]
+    sizes = f"batch {_HEADS.B}, {_HEADS.T} steps, bfloat16"
+    return (
+        f"On an H200 the LSTM with 12 heads of 64 is **{speedup:.0f} times as fast as the same steps in PyTorch**\n"
+        f"({ms[OURS]:.2f} and {ms['pytorch_loop']:.0f} ms forward and backward; {sizes}), and the cell above takes\n"
+        f"{own[12]:.2f} times the built-in LSTM's time ({own[1]:.2f} times with one head of {HIDDEN})."
+    )
 
-    def row(label: str, content: dict, task: str) -> list[str]:
-        means = (mean_extrapolated([content], data=task, model=model) for model in MODELS)
-        accuracy = ("" if value is None else f"{value:.3f}" for value in means)
-        return [label, *accuracy, f"{finished([content], data=task)[0]['chance']:.3f}"]
 
-    return [
-        ["task, longest sequence", *MODELS, "chance"],
-        row("parity, the paper's protocol, 256", parity, "parity"),
-        ["the same, in the paper", *(known(paper("parity").get(model)) for model in MODELS), ""],
-        *(row(f"{task}, 512", tasks, task) for task in TASKS if finished([tasks], data=task)),
-    ]
-
-
-def kernels() -> Table:
-    """Milliseconds of forward and backward, and how many times those of the faster peer are ours."""
-    rows = by_job(_read(KERNELS)["rows"])
-    table = [["LSTM, heads × size, batch", "ours", "FlashRNN 1.0.8", "cuDNN, float16", "the faster one / ours"]]
-    for case in _CASES:
-        ms = times(rows[Job(case, TRAINING)])
-        cells = [f"{ms[name]:.2f}" if name in ms else "" for name in (OURS, FLASHRNN, _CUDNN)]
-        table.append([f"{case.N} × {case.D}, {case.B}", *cells, f"{ms[fastest_peer(ms)] / ms[OURS]:.1f}"])
+def results() -> Table:
+    """What matters most, ours beside what it is compared with."""
+    table = [["what was measured", "here", "beside it", "ratio"]]
+    table.append(_accuracy(_read(PARITY), "parity", "trained on up to 40 bits, asked for 40 to 256", "slstm"))
+    table.append(
+        _accuracy(_read(STATE_TRACKING), "a5", "the group A5, trained on up to 40 factors, asked for 512", "gru")
+    )
+    jobs = by_job(_read(KERNELS)["rows"])
+    for case, peer, name in ((_HEADS, FLASHRNN, "FlashRNN 1.0.8"), (_ONE_HEAD, _CUDNN, "nn.LSTM, float16")):
+        rows = jobs[Job(case, TRAINING)]
+        mine, others = milliseconds(rows[OURS]), milliseconds(rows[peer])
+        what = f"LSTM, {case.N} head{'s' * (case.N > 1)} of {case.D}, batch {case.B}"
+        table.append([what, f"{mine:.2f} ms", f"{name}: {others:.2f} ms", f"{others / mine:.1f}"])
+    table += [_step(), _perplexity()]
     return table
 
 
-def language_models() -> Table:
-    """Time of a training step, and what the models learn."""
-    steps = {size: {row["model"]: row for row in _read(file)["rows"]} for size, file in STEPS.items()}
-    published = {(row["model"], row["backend"], row["heads"]): row for row in paper("language_model")}
+def _accuracy(content: dict, task: str, what: str, model: str) -> list[str]:
+    """Mean accuracy of a recurrent network and of the Transformer, and how many of their seeds made no mistake."""
+
+    def said(name: str) -> str:
+        seeds = len(finished([content], data=task, model=name))
+        mean = rounded_down(mean_extrapolated([content], data=task, model=name))
+        return f"{mean}, {solved([content], data=task, model=name)} of {seeds} seeds without a mistake"
+
+    label = {"slstm": "sLSTM", "gru": "GRU"}[model]
+    return [f"accuracy, {what}", f"{label}: {said(model)}", f"Transformer: {said('transformer')}", ""]
+
+
+def _step() -> list[str]:
+    steps = {row["model"]: row["ms"] for row in _read(STEPS)["rows"]}
+    lstm, transformer = steps["model=lstm model.num_heads=12"], steps["model=transformer"]
+    what = "training step of a language model, 160 M parameters, 32 × 1024 tokens"
+    return [what, f"LSTM: {lstm:.1f} ms", f"Transformer: {transformer:.1f} ms", f"{transformer / lstm:.2f}"]
+
+
+def _perplexity() -> list[str]:
     trained = _read(TRAINED)
-    of_transformer = published[next(iter(_LANGUAGE_MODELS))]["step"]
-    relative = [f"over the Transformer's, {size} × 1024 tokens" for size in STEPS]
-    table = [["model", "ms, 32 × 1024 tokens", *relative, "the same in the paper", "perplexity, 30 M tokens of Python"]]
-    for place, model in _LANGUAGE_MODELS.items():
-        row, run = published[place], ours([trained], published[place])
-        name = "nn.LSTM (cuDNN)" if row["backend"] == "nn.LSTM" else _NAMES[row["model"]]
-        heads = f"{row['heads']} head{'s' * (row['heads'] > 1)}"
-        cells = [
-            f"{name}, {heads}, {row['parameters']} M",
-            f"{steps[32][model]['ms']:.1f}",
-            *(f"{steps[size][model]['over_transformer']:.2f}" for size in STEPS),
-            f"{row['step'] / of_transformer:.2f}",
-            f"{run['perplexity']:.1f}" if run else "",
-        ]
-        table.append(cells)
-    return table
+    cell, attention = (
+        next(row for row in paper("language_model") if (row["model"], row["heads"]) == key)
+        for key in (("slstm", 12), ("transformer", 12))
+    )
+    found = [ours([trained], row)["perplexity"] for row in (cell, attention)]
+    what = "its perplexity after 30 M tokens of Python sources, one seed"
+    return [what, f"sLSTM: {found[0]:.1f}", f"Transformer: {found[1]:.1f}", ""]
 
 
 def page() -> str:
-    """README.md with tables made anew."""
-    tables = {"accuracies": accuracies(), "kernels": kernels(), "language_models": language_models()}
-    return filled(PAGE.read_text(), {place: markdown(table) for place, table in tables.items()})
+    """README.md with its measured parts made anew."""
+    return filled(PAGE.read_text(), {"factor": factor(), "results": markdown(results())})
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
     options = Options(quick=True, runs=tmp_path / "runs", out=tmp_path)
     page, figure = write("parity", PARITY, PARITY.measure(options), tmp_path)
     assert rows(page)[2:] == [
-        ["mamba", "1,234", "0.5000", "0.5000", "0.5000", "0.5000", "0.56"],
-        ["lstm", "1,234", "1.0000", "0.7500", "0.7778", "0.5556, 1.0000", "1.00"],
+        ["mamba", "1,234", "0.5000", "0.5000", "0.5000", "0 of 1", "0.56"],
+        ["lstm", "1,234", "1.0000", "0.7500", "0.7777", "1 of 2", "1.00"],
     ]
     assert "No result, 1 x, error: out of memory: `model=gru`" in page.read_text()
     assert re.search(
@@ -91,8 +91,8 @@ def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
     page, figure = write("state_tracking", STATE_TRACKING, STATE_TRACKING.measure(options), tmp_path)
     assert rows(page)[0] == ["task", "transformer", "lstm", "chance"]
     assert rows(page)[2:] == [
-        ["parity", "0.500", "", "0.500"],
-        ["s3", "", "0.950 (0.900)", "0.167"],
+        ["parity", "0.500 (0/1)", "", "0.500"],
+        ["s3", "", "0.950 (1/2)", "0.167"],
     ]
     assert figure.exists()
 
