@@ -195,6 +195,6 @@ def _warn_of_float16(model: Any, trainer: DictConfig) -> None:
     if on_gpu and trainer.precision == "bf16-mixed" and any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
         text = (
             "warning: trainer.precision=bf16-mixed: on a GPU PyTorch computes torch.nn.LSTM in float16 all the same, "
-            "and no loss is scaled, so that small gradients vanish; trainer.precision=16-mixed scales it (docs/log.md)"
+            "and no loss is scaled, so that small gradients vanish; trainer.precision=16-mixed does (docs/training.md)"
         )
         rank_zero_only(print)(text, file=sys.stderr)

@@ -1,7 +1,7 @@
 """The parameters of kernels, named once: printed for the compiler, checked, and packed for the driver.
 
 They are printed as a list. Of pointers in a struct the compiler does not believe that nobody else writes there: kernels
-whose registers are full then spill up to four times as much (docs/log.md).
+whose registers are full then spill up to four times as much (docs/dev/log.md).
 """
 
 import ctypes

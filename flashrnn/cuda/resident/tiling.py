@@ -19,7 +19,7 @@ from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
 from flashrnn.problem import kept_dtype
 
-# Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/log.md).
+# Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/dev/log.md).
 _MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores
 _ALONE = (
     90,

@@ -137,7 +137,7 @@ def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_narrow_heads_share_a_multiprocessor(direction):
-    """192 blocks of 8 sequences on 132 multiprocessors, in place of 96 of 16: 0.36 ms for 0.57 (docs/log.md)."""
+    """192 blocks of 8 sequences on 132 multiprocessors, in place of 96 of 16: 0.36 ms for 0.57 (docs/dev/log.md)."""
     choice = next(tiling.tilings(spec_of(direction, "lstm", 12, 64, 128)))
     assert (choice.blocks, choice.sequences) == (1, 8)
 
