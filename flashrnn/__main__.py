@@ -93,7 +93,7 @@ def print_tuning(given: argparse.Namespace) -> int:
     sizes = given.cell, given.heads, given.head_dim, getattr(torch, given.dtype)
     tf32 = tf32_allowed(sizes[-1], device)
     problem = Problem(*sizes, device, training=True, reset=False, tf32=tf32)
-    if reason := CudaFused().supports(problem):
+    if reason := CudaFused().unsupported_reason(problem):
         print(f"error: backend cuda_fused does not serve this: {reason}", file=sys.stderr)
         return 1
     for trial in tuning.tune(problem.cell, given.heads, given.head_dim, given.batch, problem.dtype, given.count):

@@ -15,15 +15,17 @@ from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.streaming.backend import CudaStreaming
 from flashrnn.problem import (
     Backend,
+    Gradients,
     Inputs,
-    Kept,
     KernelUnavailable,
     Problem,
+    StateGradients,
     States,
     aux_dtype,
     tf32_allowed,
 )
 from flashrnn.reference import Reference
+from flashrnn.residual import GateFormat, Residual
 from flashrnn.triton.backend import TritonFused
 
 logger = logging.getLogger("flashrnn")
@@ -58,7 +60,7 @@ def choose(name: str, problem: Problem) -> Backend:
 
 @lru_cache(maxsize=4096)  # an answer can take as long as a short kernel
 def _refusal(backend: Backend, problem: Problem) -> str | None:
-    return backend.supports(problem)
+    return backend.unsupported_reason(problem)
 
 
 @lru_cache(maxsize=4096)
@@ -96,18 +98,39 @@ def run_forward(
             _warn_of_fallback(chosen.name, str(reason))
 
 
-def backward_of(name: str, cell: Cell, kept: Kept, taken: Backend | None = None) -> Backend:
-    """The backend for the backward of a call of backend `name`: the one that the forward has `taken`, or would take.
+def run_backward(
+    name: str, cell: Cell, residual: Residual, grads: StateGradients, taken: Backend | None = None
+) -> Gradients:
+    """Return the gradients by the backend that the forward of a call of backend `name` has `taken`.
 
-    Where PyTorch's setting for TF32 has changed since, so that this one does not serve the problem any more, it is
-    another one, which reads what the other has kept.
+    An operator is not told of it. There, and where PyTorch's setting for TF32 has changed since so that `taken` does
+    not serve the problem any more, the backend is chosen as for a forward.
     """
-    if taken and kept.h.dtype != torch.float32:
-        return taken
-    problem = _problem(cell, kept.h, kept.reset, training=True)
-    if taken and _refusal(taken, problem) is None:
-        return taken
-    return _choose_for(name, problem, kept.h, kept.aux.dtype)
+    if taken is None or not _still_serves(taken, cell, residual):
+        problem = _problem(cell, residual.h, residual.reset, training=True)
+        taken = _choose_for(name, problem, residual.h, residual.aux.dtype)
+    return taken.backward(cell, residual, grads)
+
+
+def _still_serves(taken: Backend, cell: Cell, residual: Residual) -> bool:
+    if residual.h.dtype != torch.float32:
+        return True
+    return _refusal(taken, _problem(cell, residual.h, residual.reset, training=True)) is None
+
+
+def operator_gate_format(name: str, cell: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> GateFormat:
+    """Return the format in which the operator's forward has to return gates, whichever backend `auto` takes.
+
+    A compiler must know it before the call runs. It is the format of the backend that `auto` prefers on such a device.
+    The gates of others are converted.
+    """
+    if name != "auto":
+        backend = next(backend for backend in BACKENDS if backend.name == name)
+    elif device.type == "cuda":
+        backend = TritonFused() if torch.version.hip else CudaFused()
+    else:
+        backend = CpuFused()
+    return backend.gate_format(cell_of_key(cell), head_dim, dtype)
 
 
 def _problem(cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Problem:

@@ -125,7 +125,7 @@ def typical_problems(device: torch.device) -> list[Problem]:
 def answer(backend: Backend, problem: Problem) -> str | None:
     """Why the backend does not serve the problem, None if it does."""
     try:
-        return backend.supports(problem)
+        return backend.unsupported_reason(problem)
     except Exception as error:  # a library that is there and broken
         return f"it cannot say: {_named(error)}"
 
@@ -146,7 +146,7 @@ def self_test(backend: Backend, device: torch.device) -> Outcome | None:
     B, T, N, D = 4, 16, 2, 32
     error, seconds = float("nan"), [float("nan")] * 2
     try:
-        if backend.supports(Problem(LSTM, N, D, dtype, device, training=True, reset=False)) is not None:
+        if backend.unsupported_reason(Problem(LSTM, N, D, dtype, device, training=True, reset=False)) is not None:
             return None
         inputs = _random_inputs(B, T, N, D, dtype, device)
         exact = _results("vanilla", *(x.detach().double().requires_grad_() for x in inputs))

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from flashrnn import op
 from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
-from flashrnn.dispatch import backward_of, no_autocast, run_forward
-from flashrnn.problem import Inputs, Kept, StateGradients, as_planes, as_rows, state_dtype
+from flashrnn.dispatch import no_autocast, run_backward, run_forward
+from flashrnn.memory_format import aux_in_format, in_format
+from flashrnn.problem import Inputs, StateGradients, state_dtype
+from flashrnn.residual import Residual
 
 _DEVICES = ("cpu", "cuda")
 _PLAIN = (Tensor, nn.Parameter)
@@ -64,16 +66,17 @@ class _Recurrence(torch.autograd.Function):
         cell, backend, taken, return_states, dtypes = ctx.call
         R, states, reset, h, gates, *saved = ctx.saved_tensors
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
-        # what keeps saved tensors (hooks) may change their layout
+        # what keeps saved tensors (hooks) may change their memory format
         donated = not graph_is_retained()
-        kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h), donated, dtypes[2])
-        chosen = backward_of(backend, cell, kept, taken)
+        gate_format = taken.gate_format(cell, h.shape[3], h.dtype)
+        h, aux = in_format(h, h), aux_in_format(aux, h)
+        residual = Residual(R, states, reset, h, aux, gates, gate_format, donated, dtypes[2])
         if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
-            gradients = op.backward(cell, chosen.name, kept, d_h, d_others, d_last)
+            gradients = op.backward(cell, taken.name, residual, d_h, d_others, d_last)
         else:
             grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
             with no_autocast(h):
-                gradients = chosen.backward(cell, kept, grads)
+                gradients = run_backward(backend, cell, residual, grads, taken)
         d_inputs = [None if dtype is None else _as(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True)]
         return *d_inputs, *(None,) * 5
 

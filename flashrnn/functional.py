@@ -10,7 +10,8 @@ from torch.nn.functional import pad
 from flashrnn import eager, op
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend, padding
-from flashrnn.problem import Inputs, as_rows, is_time_major, state_dtype
+from flashrnn.memory_format import in_format, is_time_major
+from flashrnn.problem import Inputs, state_dtype
 from flashrnn.sequences import Documents, of_cu_seqlens
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -117,7 +118,7 @@ def _padded(
     outputs = flashrnn(rows, matrices, biases, states, cell, backend, dtype, reset, return_states=return_states)
     h, last, *every = outputs
     others = every[0][1:] if every else ()
-    return as_rows(h[..., :D], h), last[..., :D].contiguous(), tuple(as_rows(x[..., :D], h) for x in others)
+    return in_format(h[..., :D], h), last[..., :D].contiguous(), tuple(in_format(x[..., :D], h) for x in others)
 
 
 def _nothing(

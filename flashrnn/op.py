@@ -1,25 +1,17 @@
 """The recurrence as an operator of torch.library: for torch.compile, torch.export and torch.func."""
 
 from collections.abc import Callable
+from operator import index
 
 import torch
 from torch import Tensor
 
-from flashrnn._torch_private import dynamo_at_work, transforms_active
+from flashrnn._torch_private import constant_when_compiled, dynamo_at_work, transforms_active
 from flashrnn.cells import Cell, cell_of_key
-from flashrnn.dispatch import backward_of, no_autocast, run_forward
-from flashrnn.problem import (
-    Inputs,
-    Kept,
-    StateGradients,
-    as_planes,
-    as_rows,
-    empty_aux,
-    empty_gates,
-    empty_states,
-    rows_like,
-    state_dtype,
-)
+from flashrnn.dispatch import no_autocast, operator_gate_format, run_backward, run_forward
+from flashrnn.memory_format import aux_in_format, empty_in_format, in_format
+from flashrnn.problem import Inputs, StateGradients, empty_aux, empty_states, state_dtype
+from flashrnn.residual import GateFormat, Residual, converted, empty_gates
 
 
 def recurrence(
@@ -34,19 +26,25 @@ def recurrence(
     within = transforms_active()  # then inputs do not tell whether a gradient is wanted
     needs_grad = within or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if within else _forward
-    h, aux, last, _ = run(Wx, R, b, states, reset, cell.key, backend, return_states, needs_grad)
+    gate_format = _gate_format(backend, cell.key, index(Wx.shape[4]), dtype, Wx.device)
+    h, aux, last, _ = run(Wx, R, b, states, reset, cell.key, backend, return_states, needs_grad, gate_format)
     return h, last, aux.unbind() if return_states else ()
 
 
 def backward(
-    cell: Cell, backend: str, kept: Kept, d_h: Tensor | None, d_others: tuple[Tensor | None, ...], d_last: Tensor | None
+    cell: Cell,
+    backend: str,
+    residual: Residual,
+    d_h: Tensor | None,
+    d_others: tuple[Tensor | None, ...],
+    d_last: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of Wx, R, b and the initial states, from those of the results of `recurrence`."""
     d_aux = None
     if any(d is not None for d in d_others):
-        zeros = torch.zeros((), dtype=state_dtype(kept.h.dtype), device=kept.h.device).expand(kept.h.shape)
+        zeros = torch.zeros((), dtype=state_dtype(residual.h.dtype), device=residual.h.device).expand(residual.h.shape)
         d_aux = torch.stack([zeros if d is None else d for d in d_others])
-    return _gradients(d_h, d_aux, d_last, kept, cell.key, backend)
+    return _gradients(d_h, d_aux, d_last, residual, cell.key, backend)
 
 
 def _check_no_tangents(inputs: list[Tensor]) -> None:
@@ -81,6 +79,11 @@ def _not_compiled(run: Callable) -> Callable:
     return call
 
 
+@constant_when_compiled
+def _gate_format(*arguments) -> GateFormat:
+    return _not_compiled(operator_gate_format)(*arguments)
+
+
 def _run_forward(
     Wx: Tensor,
     R: Tensor,
@@ -91,22 +94,23 @@ def _run_forward(
     backend: str,
     all_states: bool,
     training: bool,
+    gate_format: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     with no_autocast(Wx):
-        _, results, gates = run_forward(
-            backend, cell_of_key(cell), Inputs(Wx, R, b, states, reset), all_states, training
-        )
-    return *results, gates
+        definition = cell_of_key(cell)
+        taken, results, gates = run_forward(backend, definition, Inputs(Wx, R, b, states, reset), all_states, training)
+    given = taken.gate_format(definition, Wx.shape[4], Wx.dtype)
+    return *results, converted(gates, given, gate_format)
 
 
 _forward = _operator(_run_forward)
 
 
 @torch.library.register_fake("flashrnn::forward")
-def _(Wx, R, b, states, reset, cell, backend, all_states, training):
+def _(Wx, R, b, states, reset, cell, backend, all_states, training, gate_format):
     definition = cell_of_key(cell)
-    h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(definition, Wx)
-    return h, empty_aux(definition, Wx, all_states, training), last, empty_gates(definition, Wx, training)
+    h, last = empty_in_format(Wx, *Wx.shape[3:]), empty_states(definition, Wx)
+    return h, empty_aux(definition, Wx, all_states, training), last, empty_gates(definition, Wx, training, gate_format)
 
 
 def _run_backward(
@@ -119,29 +123,30 @@ def _run_backward(
     h: Tensor,
     aux: Tensor,
     gates: Tensor,
+    gate_format: str,
     cell: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # what keeps saved tensors (vmap, hooks) may change their layout
-    kept = Kept(R, states, reset, as_rows(h, h), as_planes(aux, h), as_rows(gates, h))
+    # what keeps saved tensors (vmap, hooks) may change their memory format
+    residual = Residual(R, states, reset, in_format(h, h), aux_in_format(aux, h), gates, gate_format)
     grads = StateGradients(d_h, (None,) * aux.shape[0] if d_aux is None else d_aux.unbind(), d_last)
     definition = cell_of_key(cell)
     with no_autocast(h):
-        return tuple(backward_of(backend, definition, kept).backward(definition, kept, grads))
+        return tuple(run_backward(backend, definition, residual, grads))
 
 
 _backward = _operator(_run_backward)
 
 
 @torch.library.register_fake("flashrnn::backward")
-def _(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend):
+def _(d_h, d_aux, d_last, R, states, reset, h, aux, gates, gate_format, cell, backend):
     definition, (N, D) = cell_of_key(cell), h.shape[2:]
-    d_Wx, d_states = rows_like(h, len(definition.input_gates), N, D), empty_states(definition, h)
+    d_Wx, d_states = empty_in_format(h, len(definition.input_gates), N, D), empty_states(definition, h)
     return d_Wx, R.new_empty(R.shape), d_states.new_empty(len(definition.gates), N, D), d_states
 
 
 def _setup_context(ctx, inputs, output):
-    _, R, _, states, reset, ctx.cell, ctx.backend, _, ctx.training = inputs
+    _, R, _, states, reset, ctx.cell, ctx.backend, _, ctx.training, ctx.gate_format = inputs
     h, aux, _, gates = output
     ctx.save_for_backward(*((R, states, reset, h, aux, gates) if ctx.training else ()))
     ctx.set_materialize_grads(False)
@@ -153,15 +158,17 @@ def _autograd(ctx, d_h, d_aux, d_last, _):
             "flashrnn kept nothing for a gradient: its call was traced or exported without gradients (under no_grad, "
             "or without a parameter or an input that asks for them); trace it with gradients to train it"
         )
-    kept = Kept(*ctx.saved_tensors)
-    d_Wx, d_R, d_b, d_states = _gradients(d_h, d_aux, d_last, kept, ctx.cell, ctx.backend)
-    return (d_Wx, d_R, d_b, None if kept.states is None else d_states, None, None, None, None, None)
+    residual = Residual(*ctx.saved_tensors, ctx.gate_format)
+    d_Wx, d_R, d_b, d_states = _gradients(d_h, d_aux, d_last, residual, ctx.cell, ctx.backend)
+    return (d_Wx, d_R, d_b, None if residual.states is None else d_states, *(None,) * 6)
 
 
-def _gradients(d_h: Tensor | None, d_aux: Tensor | None, d_last: Tensor | None, kept: Kept, cell: str, backend: str):
-    R, states, reset, h, aux, gates, *_ = kept
+def _gradients(
+    d_h: Tensor | None, d_aux: Tensor | None, d_last: Tensor | None, residual: Residual, cell: str, backend: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     run = _Backward.apply if transforms_active() else _backward
-    return run(d_h, d_aux, d_last, R, states, reset, h, aux, gates, cell, backend)
+    R, states, reset, h, aux, gates, gate_format, *_ = residual
+    return run(d_h, d_aux, d_last, R, states, reset, h, aux, gates, gate_format, cell, backend)
 
 
 torch.library.register_autograd("flashrnn::forward", _autograd, setup_context=_setup_context)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.gpu import Gpu, nvidia_gpu
+from flashrnn.memory_format import is_time_major
+from flashrnn.residual import GateFormat, Residual, residual_dtype
 
 
 class Problem(NamedTuple):
@@ -79,21 +81,6 @@ class StateGradients(NamedTuple):
         return any(d is not None for d in self.aux)
 
 
-class Kept(NamedTuple):
-    """What the backward pass computes from."""
-
-    R: Tensor
-    states: Tensor | None  # the initial ones, as the forward had them
-    reset: Tensor | None
-    h: Tensor  # of all steps, as aux and gates in memory as Wx
-    aux: Tensor
-    # [B, T, G, N, D], `kept_dtype`: their pre-activations. Only the backend knows the order in a row; backends between
-    # which PyTorch's setting for TF32 decides have the same, because it may change before the backward.
-    gates: Tensor
-    donated: bool = False  # nobody reads gates after this backward pass, which may overwrite them
-    b_dtype: torch.dtype | None = None  # that the gradient of b should have; None: state dtype
-
-
 class Gradients(NamedTuple):
     """Results of the backward pass, in the shapes and dtypes of the inputs; that of b may be in state dtype."""
 
@@ -123,18 +110,21 @@ class Backend(Protocol):
 
     name: str
 
-    def supports(self, problem: Problem) -> str | None:
-        """None if this backend serves the problem, otherwise the reason why not."""
+    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+        """Return the format in which `forward` writes gates, and in which `backward` need not convert them."""
+
+    def unsupported_reason(self, problem: Problem) -> str | None:
+        """Return why this backend does not serve the problem; None if it does."""
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
-        """The states, and the gates for `backward`: `empty_aux` and `empty_gates` say what of them is wanted.
+        """Return the states, and the gates for the residual, as `empty_aux` and `empty_gates` make them.
 
-        Raises KernelUnavailable before it computes anything. With `training` it looks for what `backward` needs, too,
-        as far as that may be missing where the forward has all: no other backend reads what this one keeps.
+        Raises KernelUnavailable before it computes anything. With `training` it also looks for what `backward` needs,
+        as far as that may be missing where the forward has all: a backward does not take another backend.
         """
 
-    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        """`kept` is of a `forward` with `training`."""
+    def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
+        """Return the gradients of the inputs."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -156,40 +146,6 @@ def tf32_allowed(dtype: torch.dtype, device: torch.device) -> bool:
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of biases, of states across time and of sums: float32 for half types, otherwise `dtype` itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def kept_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which gates, and states where a cell allows it, are kept for the backward alone.
-
-    Of the half types float16: its error, 2^-11 of a number, is that of an exponential gate of size 1, which in bfloat16
-    would be eight times as much. What is beyond its range is kept as its largest number.
-    """
-    return torch.float16 if dtype == torch.bfloat16 else dtype
-
-
-def is_time_major(x: Tensor) -> bool:
-    """Whether [B, T, ...] has time outermost in memory."""
-    return not x.is_contiguous() and x.shape[0] > 1 and x.stride(0) < x.stride(1)
-
-
-def rows_like(x: Tensor, *inner: int, steps: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty tensor [B, steps, *inner], with batch and time in memory as x [B, T, ...] has them; of T steps and x's
-    dtype where these are not given."""
-    B, T = x.shape[:2]
-    T = T if steps is None else steps
-    if is_time_major(x):
-        return x.new_empty(T, B, *inner, dtype=dtype).transpose(0, 1)
-    return x.new_empty(B, T, *inner, dtype=dtype)
-
-
-def as_rows(x: Tensor, like: Tensor) -> Tensor:
-    """x [B, T, ...], dense, with batch and time in memory as `like` has them; x itself if it is already so."""
-    return x.transpose(0, 1).contiguous().transpose(0, 1) if is_time_major(like) else x.contiguous()
-
-
-def as_planes(x: Tensor, like: Tensor) -> Tensor:
-    """As `as_rows`, for x [S-1, B, T, ...]."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2) if is_time_major(like) else x.contiguous()
 
 
 def aux_gradient(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -214,15 +170,6 @@ def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
     return rounded
 
 
-def aligned(x: Tensor) -> Tensor:
-    """x where accesses of 16 bytes can start from."""
-    return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
-def contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
-
-
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in `dtype`, as its largest number where it is beyond its range."""
     largest = torch.finfo(dtype).max
@@ -230,9 +177,11 @@ def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:
-    """Of the states behind the first at every step: the state dtype, but `kept_dtype` if the cell allows it and they
-    are not among the results."""
-    return kept_dtype(dtype) if cell.float16_states and not all_states else state_dtype(dtype)
+    """Return the dtype of the states after the first, of every step.
+
+    It is the state dtype, but `residual_dtype` where the cell allows it and they are not among the results.
+    """
+    return residual_dtype(dtype) if cell.float16_states and not all_states else state_dtype(dtype)
 
 
 def empty_states(cell: Cell, rows: Tensor) -> Tensor:
@@ -249,9 +198,3 @@ def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tenso
     if is_time_major(Wx):
         return Wx.new_empty(*shape, B, N, D, dtype=dtype).transpose(1, 2)
     return Wx.new_empty(shape[0], B, shape[1], N, D, dtype=dtype)
-
-
-def empty_gates(cell: Cell, Wx: Tensor, training: bool) -> Tensor:
-    """Room for the gates of every step: [B, T, G, N, D], without time steps if there is no training."""
-    steps, dtype = None if training else 0, kept_dtype(Wx.dtype)
-    return rows_like(Wx, len(cell.gates), *Wx.shape[3:], steps=steps, dtype=dtype)

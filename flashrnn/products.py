@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from flashrnn.cells import Cell
-from flashrnn.problem import is_time_major, rows_like
+from flashrnn.memory_format import empty_in_format, is_time_major
 
 
 def recurrent_only(cell: Cell) -> tuple[str, ...]:
@@ -19,12 +19,6 @@ def places(gates: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(names.index(gate) if gate in names else -1 for gate in gates)
 
 
-def row_strides(Wx: Tensor) -> tuple[int, int]:
-    """Distance of batch and time steps in rows of [.., N, D]."""
-    B, T = Wx.shape[:2]
-    return (1, B) if is_time_major(Wx) else (T, 1)
-
-
 def _flat(x: Tensor) -> Tensor:
     """[B, T, ...] -> [B*T, ...] in memory order."""
     return (x.transpose(0, 1) if is_time_major(x) else x).flatten(0, 1)
@@ -32,7 +26,7 @@ def _flat(x: Tensor) -> Tensor:
 
 def previous_h(h: Tensor, initial: Tensor | float, reset: Tensor | None) -> Tensor:
     """Return h before every step, [B, T, N, D] in the memory order of h."""
-    before = rows_like(h, *h.shape[2:])
+    before = empty_in_format(h, *h.shape[2:])
     write_previous(before, h, initial, reset, slice(0, h.shape[1]))
     return before
 

@@ -16,21 +16,20 @@ from flashrnn.cells import Cell
 from flashrnn.cells.graph import UntraceableCell
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.trace import trace
+from flashrnn.memory_format import empty_in_format
 from flashrnn.problem import (
     Gradients,
     Inputs,
-    Kept,
     Problem,
     StateGradients,
     States,
     empty_aux,
-    empty_gates,
     initial_states,
-    rows_like,
     saturated,
     state_dtype,
 )
 from flashrnn.products import write_previous
+from flashrnn.residual import GateFormat, Residual, as_gnd, empty_gates
 
 logger = logging.getLogger("flashrnn")
 
@@ -42,7 +41,10 @@ class Reference:
 
     name = "vanilla"
 
-    def supports(self, problem: Problem) -> str | None:
+    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+        return "GND"
+
+    def unsupported_reason(self, problem: Problem) -> str | None:
         return None
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
@@ -51,8 +53,8 @@ class Reference:
         b = b.to(states.dtype)
         layout, T = _Layout(cell), Wx.shape[1]
         weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
-        h = rows_like(Wx, *Wx.shape[3:])
-        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
+        h = empty_in_format(Wx, *Wx.shape[3:])
+        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training, "GND")
         state = list(states.transpose(1, 2).clone(memory_format=torch.contiguous_format))  # S x [N, B, D]
         for steps in _chunks(h):
             pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
@@ -68,11 +70,12 @@ class Reference:
                     for every, new in zip(aux, state[1:], strict=True):
                         every[:, t] = saturated(new, aux.dtype).transpose(0, 1)
             if training:
-                gates[:, steps] = saturated(layout.rows(pre), gates.dtype)
+                gates[:, steps] = saturated(layout.gates(pre), gates.dtype)
         return States(h, aux, torch.stack(state).transpose(1, 2).contiguous()), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, gates, *_ = kept
+    def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, gates, gate_format, *_ = residual
+        gates = as_gnd(gates, gate_format)
         states = initial_states(cell, states, h)
         layout, functions, T = _Layout(cell), _functions(cell, states.dtype), h.shape[1]
         matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]
@@ -80,7 +83,7 @@ class Reference:
         given = [None if g is None else g.to(states.dtype).permute(2, 1, 0, 3) for g in (grads.h, *grads.aux)]
         d_last = torch.zeros_like(states) if grads.last is None else grads.last
         d_state = list(d_last.transpose(1, 2).contiguous().unbind())
-        d_Wx, d_matrix, d_bias = rows_like(h, len(cell.input_gates), *h.shape[2:]), torch.zeros_like(matrix), 0.0
+        d_Wx, d_matrix, d_bias = empty_in_format(h, len(cell.input_gates), *h.shape[2:]), torch.zeros_like(matrix), 0.0
         for steps in reversed(_chunks(h)):
             pre = layout.pre_activations(gates[:, steps], states.dtype)  # [N, t, B, G*D]
             previous = _previous_states(states, reset, h, aux, steps)  # [S, N, t, B, D]
@@ -138,18 +141,22 @@ class _Layout:
         gates = pre.unflatten(-1, (len(self.order), -1)).unbind(-2)
         return [gates[k] for k in self.to_cell]
 
-    def rows(self, pre: Tensor) -> Tensor:
-        """[N, T, B, G*D] in this layout -> [B, T, G, N, D], gates in this order."""
-        return pre.unflatten(-1, (len(self.order), -1)).permute(2, 1, 3, 0, 4)
+    def gates(self, pre: Tensor) -> Tensor:
+        """[N, T, B, G*D] in this layout -> [B, T, G, N, D], gates in the cell's order."""
+        return self._apart(pre)[:, :, _as_slice(self.to_cell)]
 
-    def pre_activations(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The opposite of `rows`, in `dtype`."""
-        copy = rows.permute(3, 1, 0, 2, 4).to(dtype, copy=True, memory_format=torch.contiguous_format)
-        return copy.flatten(3)
+    def pre_activations(self, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """The opposite of `gates`, in `dtype`."""
+        ordered = gates[:, :, _as_slice(self.from_cell)].permute(3, 1, 0, 2, 4)
+        return ordered.to(dtype, copy=True, memory_format=torch.contiguous_format).flatten(3)
+
+    def _apart(self, pre: Tensor) -> Tensor:
+        """[N, T, B, G*D] -> [B, T, G, N, D], both in this order."""
+        return pre.unflatten(-1, (len(self.order), -1)).permute(2, 1, 3, 0, 4)
 
     def input_gradient(self, d_gates: Tensor) -> Tensor:
         """[N, T, B, G*D] in this layout -> [B, T, Gi, N, D]."""
-        return self.rows(d_gates)[:, :, self.with_input]
+        return self._apart(d_gates)[:, :, self.with_input]
 
     def parameter_gradients(self, d_matrix: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
         """[N, Gr*D, D] and [N, G*D] in this layout -> d_R [Gr, N, D, D] and d_b [G, N, D]."""

@@ -68,7 +68,7 @@ def problem(backend: str, case: Case, dtype: torch.dtype, device: torch.device) 
 def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Inputs:
     """Random inputs, or a skip with the reason why the backend does not serve the case."""
     (chosen,) = (b for b in BACKENDS if b.name == backend)
-    if reason := chosen.supports(problem(backend, case, dtype, device)):
+    if reason := chosen.unsupported_reason(problem(backend, case, dtype, device)):
         pytest.skip(reason)
     inputs = random_inputs(case.cell, case.B, case.T, case.N, case.D, seed=seed)
     Wx, *others = (x.detach().to(device, dtype) for x in inputs)

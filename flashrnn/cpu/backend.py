@@ -12,21 +12,10 @@ from torch.nn.functional import pad
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import untraceable
 from flashrnn.cpu import build, threads
-from flashrnn.problem import (
-    Gradients,
-    Inputs,
-    Kept,
-    Problem,
-    StateGradients,
-    States,
-    as_rows,
-    aux_gradient,
-    empty_aux,
-    empty_gates,
-    initial_states,
-    rows_like,
-)
-from flashrnn.products import places, row_strides
+from flashrnn.memory_format import batch_time_strides, empty_in_format, in_format
+from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
+from flashrnn.products import places
+from flashrnn.residual import GateFormat, Residual, empty_gates
 
 _LARGEST = 384  # head size; for larger ones R comes from the third cache, and PyTorch's products are as fast
 
@@ -34,7 +23,10 @@ _LARGEST = 384  # head size; for larger ones R comes from the third cache, and P
 class CpuFused:
     name = "cpu_fused"
 
-    def supports(self, problem: Problem) -> str | None:
+    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+        return "NGD"
+
+    def unsupported_reason(self, problem: Problem) -> str | None:
         if problem.device.type != "cpu":
             return f"it runs on CPUs, not on {problem.device.type}"
         if reason := problem.dtype_reason((torch.float32, torch.float64)):
@@ -51,26 +43,26 @@ class CpuFused:
             _kernel(direction, cell, Wx.shape[4], Wx.dtype)
         states = initial_states(cell, states, Wx)
         b = b.to(states.dtype)
-        h = rows_like(Wx, *Wx.shape[3:])
-        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        given = {"x": as_rows(Wx, Wx), "weights": columns(R.transpose(2, 3)), "b": b.contiguous()}
+        h = empty_in_format(Wx, *Wx.shape[3:])
+        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training, "NGD")
+        given = {"x": in_format(Wx, Wx), "weights": columns(R.transpose(2, 3)), "b": b.contiguous()}
         last = torch.empty_like(states)
         _run("forward", cell, h, reset, initial=states, aux=aux, pre=gates, **given, last=last)
         return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, gates, *_ = kept
+    def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, *_ = residual
         states = initial_states(cell, states, h)
         given = {
             "R": columns(R),
-            "d_h": None if grads.h is None else as_rows(grads.h, h),
+            "d_h": None if grads.h is None else in_format(grads.h, h),
             "d_aux": aux_gradient(grads, aux, states.dtype),
         }
         d_states = torch.zeros_like(states) if grads.last is None else torch.empty_like(states).copy_(grads.last)
         (N, D), parts = h.shape[2:], _parts(h).count
-        d_x, d_R = rows_like(h, len(cell.input_gates), N, D), h.new_zeros(parts, *given["R"].shape)
+        d_x, d_R = empty_in_format(h, len(cell.input_gates), N, D), h.new_zeros(parts, *given["R"].shape)
         d_b = h.new_zeros(parts, len(cell.gates), N, d_R.shape[-1])
-        given |= {"initial": states, "aux": aux, "pre": gates}
+        given |= {"initial": states, "aux": aux, "pre": residual.gates_in("NGD")}
         _run("backward", cell, h, reset, **given, d_x=d_x, d_R=d_R, d_b=d_b, one=h.new_ones(1), d_states=d_states)
         return Gradients(d_x, d_R.sum(0)[..., :D].contiguous(), d_b.sum(0)[..., :D].contiguous(), d_states)
 
@@ -149,7 +141,7 @@ def prepared(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **othe
         "room": h.new_zeros(threads_with_room, buffers * layout.stride),  # zeros: no number is slow to work on
         "room_size": buffers * layout.stride,
         **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
-        **dict(zip(("batch_stride", "time_stride"), row_strides(h), strict=True)),
+        **dict(zip(("batch_stride", "time_stride"), batch_time_strides(h), strict=True)),
         **layout._asdict(),
         "gates": len(cell.gates),
         "states": len(cell.states),
@@ -159,7 +151,7 @@ def prepared(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **othe
         "recurrent_of": torch.tensor(places(cell.gates, cell.recurrent_gates)),
         "multiply": kernel.multiply.address,
         "cell": kernel.cell.address,
-        **{"reset": as_rows(reset, h), "h": h},
+        **{"reset": in_format(reset, h), "h": h},
         **others,
     }
     words = [_word(arguments[name]) for name in kernel.loop.module.FIELDS]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.problem import kept_dtype
 from flashrnn.products import recurrent_only
+from flashrnn.residual import residual_dtype
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Of:
     def __init__(self, spec: KernelSpec) -> None:
         self._dtypes = {
             "scalar": spec.dtype,
-            "gate": kept_dtype(spec.dtype),
+            "gate": residual_dtype(spec.dtype),
             "aux_number": spec.variant.aux,
             "bias_number": spec.dtype if spec.variant.half_bias else torch.float32,
             "float": torch.float32,
@@ -180,7 +180,7 @@ def _stream_forward(spec: KernelSpec) -> Parameters:
         of.writes("h", "scalar", B, T, N, D),
         of.writes("aux", "aux_number", S - 1, B, T, N, D),
         of.writes("state", "float", S, B, N, D),
-        Parameter("gates", "UnitGates* __restrict__", kept_dtype(spec.dtype), (B, T, N, D, G)),
+        Parameter("gates", "UnitGates* __restrict__", residual_dtype(spec.dtype), (B, T, N, D, G)),
         *_numbers("B", "T", "row_b", "row_t"),
     )
 
@@ -195,7 +195,7 @@ def _stream_backward(spec: KernelSpec) -> Parameters:
         of.reads("initial", "float", S, B, N, D),
         of.reads("h", "scalar", B, T, N, D),
         of.reads("aux", "aux_number", S - 1, B, T, N, D),
-        Parameter("gates", "const UnitGates* __restrict__", kept_dtype(spec.dtype), (B, T, N, D, G)),
+        Parameter("gates", "const UnitGates* __restrict__", residual_dtype(spec.dtype), (B, T, N, D, G)),
         of.reads("d_h", "scalar", B, T, N, D),
         of.reads("d_aux", "float", S - 1, B, T, N, D),
         of.writes("d_x", "scalar", B, T, GI, N, D),

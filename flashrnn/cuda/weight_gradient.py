@@ -14,7 +14,7 @@ from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_parts import sum_of_parts
-from flashrnn.problem import aligned, contiguous
+from flashrnn.memory_format import aligned, contiguous
 
 WIDEST = 128  # of a head; wider ones were not tried
 _ROWS = 32  # that are loaded at a time
@@ -76,7 +76,7 @@ def weight_gradient(
         "d_R": d_R,
         "B": B,
         "T": T,
-        "row_t": products.row_strides(h)[1],
+        "row_t": products.batch_time_strides(h)[1],
         "block_rows": -(-B * T // (parts * layout.blocks)),
     }
     kernel.launch(parts * layout.groups, arguments)

@@ -9,21 +9,10 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import untraceable
-from flashrnn.problem import (
-    Gradients,
-    Inputs,
-    Kept,
-    Problem,
-    StateGradients,
-    States,
-    as_rows,
-    aux_gradient,
-    empty_aux,
-    empty_gates,
-    initial_states,
-    rows_like,
-)
+from flashrnn.memory_format import empty_in_format, in_format
+from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
 from flashrnn.products import previous_h, recurrent_only, weight_gradient
+from flashrnn.residual import GateFormat, Residual, empty_gates
 
 HEAD_DIM = 128  # larger ones were never compiled
 
@@ -33,7 +22,10 @@ class TritonFused:
 
     name = "triton_fused"
 
-    def supports(self, problem: Problem) -> str | None:
+    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+        return "GND"
+
+    def unsupported_reason(self, problem: Problem) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed; it comes with PyTorch for GPUs on Linux"
         return _device_reason(problem) or _size_reason(problem) or untraceable(problem.cell)
@@ -44,24 +36,24 @@ class TritonFused:
         Wx, R, b, states, reset = inputs
         states = initial_states(cell, states, Wx)
         b = b.to(states.dtype)
-        Wx = as_rows(Wx, Wx)
-        h, last = rows_like(Wx, *Wx.shape[3:]), torch.empty_like(states)
-        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
+        Wx = in_format(Wx, Wx)
+        h, last = empty_in_format(Wx, *Wx.shape[3:]), torch.empty_like(states)
+        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training, "GND")
         known = (Wx, R.contiguous(), b.contiguous(), states, _as_bytes(reset))
         launch("forward", cell, h, *known, h, aux if aux.shape[2] else None, last, gates if training else None)
         return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
+    def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         from flashrnn.triton.launch import launch
 
-        R, states, reset, h, aux, gates, *_ = kept
+        R, states, reset, h, aux, *_ = residual
         states = initial_states(cell, states, h)
         B, _, N, D = h.shape
         h_before = previous_h(h, states[0], reset)
-        d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
+        d_Wx, d_u = (empty_in_format(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
         d_b, d_states = states.new_empty(B, len(cell.gates), N, D), torch.empty_like(states)
-        known = (R.contiguous(), states, _as_bytes(reset), h_before, aux, gates)
-        d_h = None if grads.h is None else as_rows(grads.h, h)
+        known = (R.contiguous(), states, _as_bytes(reset), h_before, aux, residual.gates_in("GND"))
+        d_h = None if grads.h is None else in_format(grads.h, h)
         d_aux = aux_gradient(grads, aux, states.dtype)
         d_last = None if grads.last is None else grads.last.contiguous()
         launch("backward", cell, h, *known, d_h, d_aux, d_last, d_Wx, d_u, d_b, d_states, d_aux=d_aux is not None)

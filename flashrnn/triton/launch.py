@@ -18,8 +18,10 @@ from flashrnn.cells import Cell
 from flashrnn.cells.printers.functions import functions
 from flashrnn.cells.printers.triton import cell_functions
 from flashrnn.gpu import Gpu, nvidia_gpu
-from flashrnn.problem import kept_dtype, making_kernels
-from flashrnn.products import places, recurrent_only, row_strides
+from flashrnn.memory_format import batch_time_strides
+from flashrnn.problem import making_kernels
+from flashrnn.products import places, recurrent_only
+from flashrnn.residual import residual_dtype
 from flashrnn.triton.kernels import Constants
 
 _MATH = Path(__file__).with_name("math.py")
@@ -36,7 +38,7 @@ def launch(direction: str, cell: Cell, h: Tensor, *arguments: Tensor | None, d_a
     kernel = getattr(_kernels(interpret), direction)[(N * -(-B // SEQUENCES),)]
     device = torch.cuda.device(h.device) if h.is_cuda else nullcontext()
     with making_kernels(f"the {direction} of cell {cell.name!r} cannot be made by Triton"), device:
-        kernel(*arguments, B, T, *row_strides(h), **constants, num_warps=num_warps(padded(D), warp))
+        kernel(*arguments, B, T, *batch_time_strides(h), **constants, num_warps=num_warps(padded(D), warp))
 
 
 def padded(head_dim: int) -> int:
@@ -63,7 +65,7 @@ def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, room
     if direction == "forward":
         values = len(cell.input_gates) * dtype.itemsize
     else:
-        values = len(cell.gates) * kept_dtype(dtype).itemsize + 2 * dtype.itemsize + 4 * others * (1 + d_aux)
+        values = len(cell.gates) * residual_dtype(dtype).itemsize + 2 * dtype.itemsize + 4 * others * (1 + d_aux)
     R = len(cell.recurrent_gates) * size**2 * dtype.itemsize
     scratch = 2 * 4 * SEQUENCES * size  # in which a block changes its layout
     return max(0, min(3, 1 + (room - R - scratch) // (SEQUENCES * size * values)))

@@ -105,7 +105,9 @@ def test_widths_are_whole_vectors_and_waste_little():
 
 def reason(**changes) -> str | None:
     (backend,) = (b for b in BACKENDS if b.name == "cpu_fused")
-    return backend.supports(problem(backend.name, Case(), torch.float32, torch.device("cpu"))._replace(**changes))
+    return backend.unsupported_reason(
+        problem(backend.name, Case(), torch.float32, torch.device("cpu"))._replace(**changes)
+    )
 
 
 def test_what_it_does_not_serve_has_a_reason(monkeypatch):

@@ -12,7 +12,7 @@ from flashrnn.cuda import weight_gradient as module
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.weight_gradient import Layout, compile_kernel, prelude, weight_gradient
 from flashrnn.gpu import Gpu, named_gpu
-from flashrnn.problem import rows_like
+from flashrnn.memory_format import empty_in_format
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.cuda.resident.test_kernels import GPUS
 from tests.problems import random_reset
@@ -67,7 +67,8 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gp
     spec = KernelSpec("backward", cell, N, D, B, dtype, on_host(gpu, in_parts), Variant(reset=case.reset))
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
-    d_Wx, d_u = (rows_like(h, n, N, D).normal_() for n in (len(cell.input_gates), len(products.recurrent_only(cell))))
+    gates = len(cell.input_gates), len(products.recurrent_only(cell))
+    d_Wx, d_u = (empty_in_format(h, n, N, D).normal_() for n in gates)
     h, d_Wx, d_u = h.to(dtype), d_Wx.to(dtype), d_u.to(dtype)
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
     reset = random_reset(B, T) if case.reset else None

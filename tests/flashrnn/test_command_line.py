@@ -57,7 +57,7 @@ class Failing(Reference):
 class Broken(Reference):
     name = "broken"
 
-    def supports(self, problem) -> str | None:
+    def unsupported_reason(self, problem) -> str | None:
         raise ImportError("half installed")
 
 

@@ -13,7 +13,7 @@ class Picky(Reference):
 
     name = "picky"
 
-    def supports(self, problem):
+    def unsupported_reason(self, problem):
         return None if problem.dtype in (torch.float16, torch.bfloat16) else f"{problem.dtype} is not a half type"
 
 
@@ -66,7 +66,7 @@ def test_a_backend_is_told_the_whole_problem(monkeypatch):
     asked = []
 
     class Curious(Reference):
-        def supports(self, problem):
+        def unsupported_reason(self, problem):
             asked.append(problem)
 
     monkeypatch.setattr(dispatch, "BACKENDS", (Curious(),))

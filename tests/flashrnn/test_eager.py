@@ -17,11 +17,11 @@ class Overwriting(Reference):
 
     name = "overwriting"
 
-    def backward(self, cell, kept, grads) -> Gradients:
-        self.donated = kept.donated
-        gradients = super().backward(cell, kept, grads)
-        if kept.donated:
-            kept.gates.fill_(torch.nan)
+    def backward(self, cell, residual, grads) -> Gradients:
+        self.donated = residual.donated
+        gradients = super().backward(cell, residual, grads)
+        if residual.donated:
+            residual.gates.fill_(torch.nan)
         return gradients
 
 

@@ -26,9 +26,9 @@ class Counting(Reference):
         self.calls.append("forward")
         return super().forward(cell, inputs, all_states, training)
 
-    def backward(self, cell, kept, grads):
+    def backward(self, cell, residual, grads):
         self.calls.append("backward")
-        return super().backward(cell, kept, grads)
+        return super().backward(cell, residual, grads)
 
 
 @pytest.fixture

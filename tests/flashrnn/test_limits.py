@@ -28,8 +28,8 @@ def problem(gpu: str, cell: str, head_dim: int, dtype: torch.dtype, training: bo
 def test_the_largest_head_is_served_and_the_next_is_not(gpu, cell, dtype, training):
     found = limit(cell, dtype, named_gpu(gpu))
     largest = found.training if training else found.inference
-    assert CudaFused().supports(problem(gpu, cell, largest, dtype, training)) is None
-    reason = CudaFused().supports(problem(gpu, cell, largest + 2, dtype, training))
+    assert CudaFused().unsupported_reason(problem(gpu, cell, largest, dtype, training)) is None
+    reason = CudaFused().unsupported_reason(problem(gpu, cell, largest + 2, dtype, training))
     assert "does not fit on the chip" in reason
 
 
@@ -51,4 +51,4 @@ def test_an_lstm_on_an_h100_has_at_most_a_tile_per_multiprocessor():
 def test_backend_cuda_has_no_largest_head(gpu):
     for cell in registered_cells():
         for dtype in DTYPES:
-            assert CudaStreaming().supports(problem(gpu, cell, 2**16, dtype, training=True)) is None
+            assert CudaStreaming().unsupported_reason(problem(gpu, cell, 2**16, dtype, training=True)) is None

@@ -22,12 +22,18 @@ def operator_arguments(cell, B=2, T=3, N=2, D=3, *, with_reset):
 
 @pytest.mark.parametrize("all_states", [False, True], ids=["h", "all states"])
 @pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
-@pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
-def test_opcheck_forward(cell, with_reset, all_states):
+@pytest.mark.parametrize(
+    ("cell", "gate_format"),
+    zip(BUILT_IN, ("GND", "NGD", "PNDG", "NDG"), strict=True),
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_opcheck_forward(cell, gate_format, with_reset, all_states):
     """Schema, autograd registration, fake kernel and AOT dispatch; also for inputs with swapped axes in memory."""
-    Wx, R, b, states, reset = operator_arguments(cell, with_reset=with_reset)
+    Wx, R, b, states, reset = operator_arguments(cell, D=4, with_reset=with_reset)
     Wx = Wx.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    torch.library.opcheck(torch.ops.flashrnn.forward, (Wx, R, b, states, reset, cell.key, "auto", all_states, True))
+    torch.library.opcheck(
+        torch.ops.flashrnn.forward, (Wx, R, b, states, reset, cell.key, "auto", all_states, True, gate_format)
+    )
 
 
 @pytest.mark.parametrize("all_states", [False, True], ids=["h", "all states"])
@@ -36,23 +42,23 @@ def test_opcheck_forward_in_a_half_type(all_states):
     *inputs, states, _ = operator_arguments(LSTM, with_reset=False)
     Wx, R, b = (x.detach().to(torch.bfloat16) for x in inputs)
     in_float32 = b.float(), states.detach().float()
-    arguments = (Wx.requires_grad_(), R, *in_float32, None, LSTM.key, "vanilla", all_states, True)
+    arguments = (Wx.requires_grad_(), R, *in_float32, None, LSTM.key, "vanilla", all_states, True, "NDG")
     torch.library.opcheck(torch.ops.flashrnn.forward, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_opcheck_forward_without_states():
     arguments = [x.detach() for x in operator_arguments(LSTM, with_reset=False)[:4]]
-    torch.library.opcheck(torch.ops.flashrnn.forward, (*arguments, None, LSTM.key, "vanilla", False, False))
+    torch.library.opcheck(torch.ops.flashrnn.forward, (*arguments, None, LSTM.key, "vanilla", False, False, "GND"))
 
 
 @pytest.mark.parametrize("cell", [LSTM, get_cell("gru")], ids=cell_name)
 def test_opcheck_backward(cell):
     *inputs, reset = operator_arguments(cell, with_reset=True)
     inputs = [x.detach() for x in inputs]
-    h, aux, last, gates = torch.ops.flashrnn.forward(*inputs, reset, cell.key, "auto", True, True)
+    h, aux, last, gates = torch.ops.flashrnn.forward(*inputs, reset, cell.key, "auto", True, True, "NGD")
     _, R, _, states = inputs
-    kept = (R, states, reset, h, aux, gates)
-    arguments = (torch.ones_like(h), None, torch.ones_like(last), *kept, cell.key, "auto")
+    residual = (R, states, reset, h, aux, gates, "NGD")
+    arguments = (torch.ones_like(h), None, torch.ones_like(last), *residual, cell.key, "auto")
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # its autograd is there to refuse
     torch.library.opcheck(torch.ops.flashrnn.backward, arguments, test_utils=tests)
 

@@ -5,7 +5,7 @@ import torch
 
 from flashrnn import dispatch, flashrnn, functional, get_cell
 from flashrnn.dispatch import choose
-from flashrnn.problem import is_time_major
+from flashrnn.memory_format import is_time_major
 from tests.problems import CELLS, Inputs, all_states, cell_name, random_inputs, random_reset, results
 from tests.tolerances import assert_close
 

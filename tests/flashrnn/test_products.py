@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flashrnn import get_cell
-from flashrnn.problem import rows_like
+from flashrnn.memory_format import empty_in_format
 from flashrnn.products import previous_h, weight_gradient, weight_gradient_of_states
 from tests.problems import CELLS, cell_name, random_reset
 
@@ -24,7 +24,7 @@ def test_weight_gradient(cell, time_major, B, T, start, N):
 
     Gi = len(cell.input_gates)
     Wx = randn(T, B, Gi, N, D).transpose(0, 1) if time_major else randn(B, T, Gi, N, D)
-    h, d_gates = rows_like(Wx, N, D).copy_(randn(B, T, N, D)), randn(B, T, len(cell.recurrent_gates), N, D)
+    h, d_gates = empty_in_format(Wx, N, D).copy_(randn(B, T, N, D)), randn(B, T, len(cell.recurrent_gates), N, D)
     states = None if start == "zeros" else randn(len(cell.states), B, N, D)
     reset = random_reset(B, T) if start == "reset" else None
 
@@ -36,7 +36,7 @@ def test_weight_gradient(cell, time_major, B, T, start, N):
         assert torch.equal(previous_h(h, initial, reset), before)
 
     gates = [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
-    d_Wx, d_u = rows_like(Wx, Gi, N, D).zero_(), rows_like(Wx, len(gates), N, D)
+    d_Wx, d_u = empty_in_format(Wx, Gi, N, D).zero_(), empty_in_format(Wx, len(gates), N, D)
     for k, gate in enumerate(cell.recurrent_gates):
         room = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
         room.copy_(d_gates[:, :, k])

@@ -13,7 +13,7 @@ from flashrnn.cuda import launch
 from flashrnn.cuda.resident import backend, concurrent_gradient
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
-from flashrnn.problem import rows_like
+from flashrnn.memory_format import empty_in_format
 from flashrnn.products import weight_gradient_of_states
 from tests.problems import Inputs, random_reset, results
 from tests.suite import Case, inputs_for
@@ -215,7 +215,7 @@ def test_the_kernel_beside_the_loop_against_float64(dtype, time_major):
     d_Wx, h = torch.randn(*outer, 4, N, D, device="cuda").to(dtype), torch.randn(*outer, N, D, device="cuda").to(dtype)
     if time_major:
         d_Wx, h = d_Wx.transpose(0, 1), h.transpose(0, 1)
-    reset, d_u = random_reset(B, T).cuda(), rows_like(h, 0, N, D)
+    reset, d_u = random_reset(B, T).cuda(), empty_in_format(h, 0, N, D)
     spec = KernelSpec("backward", LSTM, N, D, B, dtype, named_gpu("H200"), Variant(reset=True))
     layout = concurrent_gradient.beside(spec, producers)
     concurrent = concurrent_gradient.ConcurrentGradient(spec, layout, producers, h, None, reset)

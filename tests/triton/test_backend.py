@@ -24,7 +24,7 @@ PROBLEM = Problem(LSTM, 12, 64, torch.bfloat16, CUDA, True, False, H100)
 
 
 def reason(**changes) -> str | None:
-    return TritonFused().supports(PROBLEM._replace(**changes))
+    return TritonFused().unsupported_reason(PROBLEM._replace(**changes))
 
 
 # The interpreter takes 5 to 10 ms a step: few steps, and all that differs from step to step.

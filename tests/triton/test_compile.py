@@ -13,7 +13,7 @@ from flashrnn import Cell, get_cell
 from flashrnn.cells.printers.functions import Function
 from flashrnn.cells.printers.triton import device_function
 from flashrnn.gpu import named_gpu
-from flashrnn.problem import kept_dtype
+from flashrnn.residual import residual_dtype
 from flashrnn.triton import kernels
 from flashrnn.triton.launch import kernel_constants, load, num_warps, padded, prefetch
 from tests.cells.graphs import every_operator
@@ -41,7 +41,7 @@ def compiled(
     stages = prefetch(direction, cell, D, dtype, room, "d_aux" in options)
     constants = kernel_constants(direction, cell, 768 // D, D, stages, interpret=False)
     types = dict.fromkeys(HALF_POINTERS, f"*{TYPES[dtype]}") | dict.fromkeys(FLOAT_POINTERS, "*fp32")
-    types |= dict.fromkeys(kernels.SIZES, "i32") | {"reset": "*i8", "gates": f"*{TYPES[kept_dtype(dtype)]}"}
+    types |= dict.fromkeys(kernels.SIZES, "i32") | {"reset": "*i8", "gates": f"*{TYPES[residual_dtype(dtype)]}"}
     absent = {"reset", "d_aux", "aux" if len(cell.states) == 1 and direction == "forward" else ""} - {*options}
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants or name in absent else types[name] for name in names}

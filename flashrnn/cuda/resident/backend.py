@@ -17,32 +17,17 @@ from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import concurrent_gradient, tiling
 from flashrnn.cuda.resident.concurrent_gradient import SHORTEST, ConcurrentGradient
 from flashrnn.cuda.resident.kernel import compile_best
-from flashrnn.cuda.resident.source import gates_as_inputs
+from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
 from flashrnn.cuda.sum_of_parts import sum_of_parts
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import (
-    Gradients,
-    Inputs,
-    Kept,
-    Problem,
-    StateGradients,
-    States,
-    aligned,
-    as_rows,
-    contiguous,
-    empty_aux,
-    empty_gates,
-    empty_states,
-    is_time_major,
-    kept_dtype,
-    rows_like,
-    saturated,
-)
+from flashrnn.memory_format import aligned, contiguous, empty_in_format, in_format, is_time_major
+from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, empty_aux, empty_states, saturated
 from flashrnn.products import recurrent_only
+from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype
 
 Choose = Callable[[KernelSpec], tuple[Binary, Tiling]]
 
@@ -55,7 +40,7 @@ class CudaFused:
     def __init__(self, choose: Choose = compile_best) -> None:
         self._choose = choose
 
-    def supports(self, problem: Problem) -> str | None:
+    def unsupported_reason(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
         if problem.head_dim % 2:
@@ -70,13 +55,17 @@ class CudaFused:
         served, or would let units that are not finite meet the others."""
         units = -problem.head_dim % 8
         wider = problem._replace(head_dim=problem.head_dim + units)
-        return units if self.supports(wider) is None and finite_at_zero(problem.cell) else 0
+        return units if self.unsupported_reason(wider) is None and finite_at_zero(problem.cell) else 0
+
+    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+        return gate_format(cell, head_dim, dtype)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
-        Wx = aligned(as_rows(Wx, Wx))
-        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training)
-        h, last = rows_like(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
+        Wx = aligned(in_format(Wx, Wx))
+        aux, gate_format = empty_aux(cell, Wx, all_states, training), self.gate_format(cell, Wx.shape[4], Wx.dtype)
+        gates = empty_gates(cell, Wx, training, gate_format)
+        h, last = empty_in_format(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
         variant = variant_of(reset, h, aux, training, half_bias=b.dtype.itemsize == 2)
         plan = _plan(self._choose, "forward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
         arguments = {
@@ -93,17 +82,19 @@ class CudaFused:
         plan.launch(arguments, h.device)
         return States(h, aux, last), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, gates, donated, b_dtype = kept
+    def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, *_, donated, b_dtype = residual
+        gate_format = self.gate_format(cell, h.shape[3], h.dtype)
+        gates = aligned(residual.gates_in(gate_format))
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         plan = _plan(self._choose, "backward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        if donated and not plan.tiling.grid and gates_as_inputs(plan.spec):
-            d_Wx = gates.view(h.dtype)
+        if donated and not plan.tiling.grid and gate_format == "PNDG":  # d_Wx takes their place
+            d_Wx = gates.view(h.dtype).flatten(4)
         else:
-            d_Wx = rows_like(h, len(cell.input_gates), N, D)
-        d_u = rows_like(h, len(recurrent_only(cell)), N, D)
-        d_h = rows_like(h, N, D).zero_() if grads.h is None else aligned(as_rows(grads.h, h))
+            d_Wx = empty_in_format(h, len(cell.input_gates), N, D)
+        d_u = empty_in_format(h, len(recurrent_only(cell)), N, D)
+        d_h = empty_in_format(h, N, D).zero_() if grads.h is None else aligned(in_format(grads.h, h))
         d_states = empty_states(cell, h)
         d_b = d_states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
         first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
@@ -118,7 +109,7 @@ class CudaFused:
             "h": aligned(h),
             "aux": aligned(aux),
             "first_aux": _or_zeros(first_aux, d_states),
-            "gates": aligned(gates),
+            "gates": gates,
             "d_h": d_h,
             **(_d_aux(grads, aux, d_states.dtype) if grads.of_aux else {}),
             "d_last": contiguous(grads.last),
@@ -193,7 +184,7 @@ def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
         "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
         "h_step": unit * spec.dtype.itemsize,
         "aux_step": unit * aux.itemsize if aux else 0,
-        "gates_step": unit * len(cell.gates) * kept_dtype(spec.dtype).itemsize,
+        "gates_step": unit * len(cell.gates) * residual_dtype(spec.dtype).itemsize,
     }
 
 

@@ -19,8 +19,7 @@ from flashrnn.cuda.resident.source import PART_UNIT
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.weight_gradient import sizes_and_places
-from flashrnn.problem import aligned, contiguous
-from flashrnn.products import row_strides
+from flashrnn.memory_format import aligned, batch_time_strides, contiguous
 
 _UNITS = 128  # of a tile
 _BLOCK = 64  # columns in shared memory; fewer take as long
@@ -116,7 +115,7 @@ class ConcurrentGradient:
             "producers": producers,
             "B": B,
             "T": T,
-            "row_t": row_strides(h)[1],
+            "row_t": batch_time_strides(h)[1],
         }
 
     def __call__(self, d_Wx: Tensor, d_u: Tensor) -> Tensor:

@@ -1,23 +1,25 @@
 """The text that stands before a fused kernel's source."""
 
+import torch
+
+from flashrnn.cells import Cell
 from flashrnn.cuda.parameters import declaration, fused
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import places, recurrent_only
+from flashrnn.residual import GateFormat
 
 PART_UNIT = 16  # steps: parts of the backward's loop (resident/kernels/parts.cuh) are multiples of so many
 
 
-def gates_as_inputs(spec: KernelSpec) -> bool:
-    """Whether the kept gates of a head lie in the memory of the gradients of its inputs, so that a backward may write
-    these over them.
+def gate_format(cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+    """Return the format of a head's gates for the backward: PNDG where what a thread moves is in one piece of it.
 
-    Not in float32, in which backend `cuda` may have to read them.
+    These pieces lie in the memory of the gradients of the head's inputs, so that a backward may write those over them.
     """
-    cell, head_dim = spec.cell, spec.head_dim
-    whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0  # what a thread moves is in one piece
-    return whole and cell.input_gates == cell.gates and spec.dtype.itemsize == 2
+    whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0
+    return "PNDG" if whole and cell.input_gates == cell.gates and dtype.itemsize == 2 else "NDG"
 
 
 def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
@@ -35,7 +37,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "GRID": tiling.grid,
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
-        "GATES_IN_PIECES": len(cell.gates) > 1 and gates_as_inputs(spec),
+        "GATES_IN_PIECES": len(cell.gates) > 1 and gate_format(cell, spec.head_dim, spec.dtype) == "PNDG",
         "HALF_BIAS": variant.half_bias,
         "FINITE_AT_ZERO": finite_at_zero(cell),
         "PARTS": variant.parts,

@@ -17,7 +17,7 @@ from flashrnn.constrint import Expression, Infeasible, Problem, Solution, ceil_d
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
-from flashrnn.problem import kept_dtype
+from flashrnn.residual import residual_dtype
 
 # Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/dev/log.md).
 _MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores
@@ -287,7 +287,9 @@ def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = planes * gates * units * seqs * 2
-        kept = (len(cell.gates) | 1) * kept_dtype(spec.dtype).itemsize  # gates' rows lie an odd number of units apart
+        kept = (len(cell.gates) | 1) * residual_dtype(
+            spec.dtype
+        ).itemsize  # gates' rows lie an odd number of units apart
         row = kept + (1 + uses_h) * size + others * 4
         exchange = sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size)
     inputs = units * seqs * row

@@ -23,7 +23,8 @@ from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.resident.tuned import keep
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import Inputs, Kept, StateGradients, aux_dtype, state_dtype, tf32_allowed
+from flashrnn.problem import Inputs, StateGradients, aux_dtype, state_dtype, tf32_allowed
+from flashrnn.residual import Residual
 
 _STEPS, _REPEATS = 256, 7
 _LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
@@ -92,9 +93,10 @@ def _measure(spec: KernelSpec, choice: Tiling, inputs: Inputs) -> float:
         states, gates = run()
         if spec.direction == "forward":
             return _us(run)
-        kept = Kept(inputs.R, None, None, states.h, states.aux, gates)
+        gate_format = backend.gate_format(cell, spec.head_dim, spec.dtype)
+        residual = Residual(inputs.R, None, None, states.h, states.aux, gates, gate_format)
         grads = StateGradients(torch.randn_like(states.h), (None,) * (len(cell.states) - 1), None)
-        return _us(partial(backend.backward, cell, kept, grads))
+        return _us(partial(backend.backward, cell, residual, grads))
     except RuntimeError:  # no room for its blocks
         return float("inf")
 

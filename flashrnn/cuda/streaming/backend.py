@@ -1,7 +1,6 @@
 """Backend `cuda`: any head size. The whole time loop in one kernel that reads R anew at every step.
 
-Besides inputs and results a call takes room for R once more, in the order in which the kernel reads it. Gates are kept
-as [B, T, N, D, G].
+Besides inputs and results a call takes room for R once more, in the order in which the kernel reads it.
 """
 
 from dataclasses import replace
@@ -20,29 +19,18 @@ from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
 from flashrnn.cuda.streaming.tiling import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
-from flashrnn.problem import (
-    Gradients,
-    Inputs,
-    Kept,
-    Problem,
-    StateGradients,
-    States,
-    aligned,
-    as_rows,
-    aux_gradient,
-    contiguous,
-    empty_aux,
-    empty_gates,
-    initial_states,
-    rows_like,
-)
-from flashrnn.products import row_strides
+from flashrnn.memory_format import aligned, batch_time_strides, contiguous, empty_in_format, in_format
+from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
+from flashrnn.residual import GateFormat, Residual, empty_gates
 
 
 class CudaStreaming:
     name = "cuda"
 
-    def supports(self, problem: Problem) -> str | None:
+    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+        return "NDG"
+
+    def unsupported_reason(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
         for spec in specs_of(problem):
@@ -55,9 +43,10 @@ class CudaStreaming:
         states = initial_states(cell, states, Wx)
         b = b.to(states.dtype)
         B, _, _, N, D = Wx.shape
-        Wx = as_rows(Wx, Wx)
-        h, aux = rows_like(Wx, N, D), empty_aux(cell, Wx, all_states, training)
-        gates, variant = empty_gates(cell, Wx, training), variant_of(reset, h, aux, training)
+        Wx = in_format(Wx, Wx)
+        h, aux = empty_in_format(Wx, N, D), empty_aux(cell, Wx, all_states, training)
+        gates = empty_gates(cell, Wx, training, "NDG")
+        variant = variant_of(reset, h, aux, training)
         spec = KernelSpec("forward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
         kernel, layout = _kernel(spec, h.device.index)
         state = states.clone(memory_format=torch.contiguous_format)
@@ -79,15 +68,15 @@ class CudaStreaming:
         kernel.launch(_blocks(kernel, layout, h), arguments)
         return States(h, aux, state), gates
 
-    def backward(self, cell: Cell, kept: Kept, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, gates, *_ = kept
+    def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
+        R, states, reset, h, aux, *_ = residual
         states = initial_states(cell, states, h)
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         spec = KernelSpec("backward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
         kernel, layout = _kernel(spec, h.device.index)
-        d_Wx, d_u = (rows_like(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
-        d_h = None if grads.h is None else as_rows(grads.h, h)
+        d_Wx, d_u = (empty_in_format(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
+        d_h = None if grads.h is None else in_format(grads.h, h)
         d_aux = aux_gradient(grads, aux, states.dtype)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
         if grads.last is not None:
@@ -101,7 +90,7 @@ class CudaStreaming:
             "initial": states,
             "h": h,
             "aux": aux,
-            "gates": aligned(gates),
+            "gates": aligned(residual.gates_in("NDG")),
             "d_h": d_h,
             "d_aux": d_aux,
             "d_x": d_Wx,
@@ -154,7 +143,7 @@ def _counters(layout: Layout, h: Tensor) -> Tensor:
 
 
 def _sizes(h: Tensor) -> dict[str, int]:
-    (B, T), (row_b, row_t) = h.shape[:2], row_strides(h)
+    (B, T), (row_b, row_t) = h.shape[:2], batch_time_strides(h)
     return {"B": B, "T": T, "row_b": row_b, "row_t": row_t}
 
 

@@ -19,7 +19,7 @@ PROBLEM = Problem(get_cell("lstm"), 12, 64, torch.bfloat16, CUDA, True, False, H
 
 
 def reason(**changes) -> str | None:
-    return CudaFused().supports(PROBLEM._replace(**changes))
+    return CudaFused().unsupported_reason(PROBLEM._replace(**changes))
 
 
 def test_a_problem_that_is_served():

@@ -24,7 +24,7 @@ from flashrnn.cuda.resident.concurrent_gradient import (
 from flashrnn.cuda.resident.tiling import tilings
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
-from flashrnn.problem import rows_like
+from flashrnn.memory_format import empty_in_format
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import random_reset
 from tests.suite import Case
@@ -111,9 +111,10 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, la
     cell, B, T, N, D = case[:5]
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
-    h, given = h.to(dtype), rows_like(h, len(cell.input_gates), N, D).normal_().to(dtype)
+    h, given = h.to(dtype), empty_in_format(h, len(cell.input_gates), N, D).normal_().to(dtype)
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
-    d_Wx, d_u = torch.full_like(given, torch.nan), rows_like(h, len(products.recurrent_only(cell)), N, D).normal_()
+    d_Wx = torch.full_like(given, torch.nan)
+    d_u = empty_in_format(h, len(products.recurrent_only(cell)), N, D).normal_()
     reset = _resets(B, T) if case.reset else None
     on_host(given)
     spec = KernelSpec("backward", cell, N, D, B, dtype, H100, Variant(reset=case.reset))

@@ -16,8 +16,10 @@ from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu
 from flashrnn.products import weight_gradient_of_states
+from flashrnn.residual import converted
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.suite import Case, check, check_tf32, inputs_for, tf32_on_the_processor
+from tests.tolerances import assert_close
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 
@@ -86,7 +88,7 @@ def on_host(monkeypatch, tmp_path_factory):
         )
         monkeypatch.setattr(backend, "prepare_weight_gradient", lambda *_: None)
         monkeypatch.setattr(backend, "sum_of_parts", lambda partial, dtype: partial.sum(0).to(dtype))
-        monkeypatch.setattr(CudaFused, "supports", lambda self, problem: None)
+        monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
 
     return use
 
@@ -161,10 +163,13 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     inputs = inputs_for("cuda_fused", Case(LSTM, B=3, T=4, N=2), torch.bfloat16, torch.device("cpu"))
     h, last = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
     gates = h.grad_fn.saved_tensors[4]
-    kept = gates.clone()
+    saved = gates.clone()
+    other, _ = flashrnn(*inputs, function=LSTM, backend="vanilla")
+    written = converted(saved, CudaFused().gate_format(LSTM, 32, torch.bfloat16), "GND")
+    assert_close({"gates": written}, {"gates": other.grad_fn.saved_tensors[4]}, torch.bfloat16)
     loss = h.float().square().sum() + last.sum()
     first = torch.autograd.grad(loss, inputs, retain_graph=True)
-    assert torch.equal(gates, kept)
+    assert torch.equal(gates, saved)
     second = torch.autograd.grad(loss, inputs)
-    assert not torch.equal(gates, kept)
+    assert not torch.equal(gates, saved)
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))

@@ -45,7 +45,7 @@ def on_host(monkeypatch, tmp_path_factory):
         monkeypatch.setattr(
             streaming, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
         )
-        monkeypatch.setattr(CudaStreaming, "supports", lambda self, problem: None)
+        monkeypatch.setattr(CudaStreaming, "unsupported_reason", lambda self, problem: None)
 
     torch.use_deterministic_algorithms(True)  # which fills new tensors with NaN
     yield use
@@ -186,13 +186,13 @@ PROBLEM = Problem(LSTM, 1, 4096, torch.bfloat16, torch.device("cuda"), True, Fal
     ids=["served", "odd float32", "device", "dtype"],
 )
 def test_reasons(changes, expected):
-    assert CudaStreaming().supports(PROBLEM._replace(**changes)) == expected
+    assert CudaStreaming().unsupported_reason(PROBLEM._replace(**changes)) == expected
 
 
 def test_a_cell_of_too_many_gates_says_what_is_missing():
     names = [f"g{k}" for k in range(57)]
     scope = {}
     exec(f"def step({', '.join(names)}, h): return {' + '.join(names)}", scope)
-    reason = CudaStreaming().supports(PROBLEM._replace(cell=Cell("many", scope["step"], ("h",))))
+    reason = CudaStreaming().unsupported_reason(PROBLEM._replace(cell=Cell("many", scope["step"], ("h",))))
     assert reason.startswith("forward does not fit: no solution")
     assert "registers" in reason

@@ -1,0 +1,48 @@
+"""Memory formats of tensors [B, T, ...]: batch-major, or time-major with batch and time swapped in memory."""
+
+import torch
+from torch import Tensor
+
+
+def is_time_major(x: Tensor) -> bool:
+    """Return whether x [B, T, ...] has time outermost in memory."""
+    return not x.is_contiguous() and x.shape[0] > 1 and x.stride(0) < x.stride(1)
+
+
+def batch_time_strides(x: Tensor) -> tuple[int, int]:
+    """Return the distances in memory of two sequences and of two time steps, in rows: a row is all that x [B, T, ...]
+    has for one step of one sequence."""
+    B, T = x.shape[:2]
+    return (1, B) if is_time_major(x) else (T, 1)
+
+
+def empty_in_format(like: Tensor, *inner: int, steps: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an empty tensor [B, steps, *inner] in the memory format of `like` [B, T, ...].
+
+    It has T steps and the dtype of `like` where these are not given.
+    """
+    B, T = like.shape[:2]
+    T = T if steps is None else steps
+    if is_time_major(like):
+        return like.new_empty(T, B, *inner, dtype=dtype).transpose(0, 1)
+    return like.new_empty(B, T, *inner, dtype=dtype)
+
+
+def in_format(x: Tensor, like: Tensor) -> Tensor:
+    """Return x [B, T, ...], dense and in the memory format of `like`: x itself if it is so already."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1) if is_time_major(like) else x.contiguous()
+
+
+def aux_in_format(aux: Tensor, like: Tensor) -> Tensor:
+    """Return aux [S-1, B, T, ...] with each of its states as `in_format` gives it."""
+    return aux.transpose(1, 2).contiguous().transpose(1, 2) if is_time_major(like) else aux.contiguous()
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return x, or a copy where its memory does not begin at a multiple of 16 bytes."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    """Return x in PyTorch's contiguous format; None for None."""
+    return None if x is None else x.contiguous()
