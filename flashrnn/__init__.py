@@ -1,6 +1,7 @@
 """FlashRNN: traditional recurrent networks at the speed of the hardware."""
 
 from flashrnn.cells import Cell, get_cell, register, registered_cells
+from flashrnn.cells.reductions import layer_norm, max, mean, rms_norm, sum
 from flashrnn.dispatch import UnsupportedProblem, backends
 from flashrnn.functional import flashrnn
 from flashrnn.layer import FlashRNN
@@ -14,7 +15,12 @@ __all__ = [
     "backends",
     "flashrnn",
     "get_cell",
+    "layer_norm",
+    "max",
+    "mean",
     "register",
     "registered_cells",
+    "rms_norm",
+    "sum",
 ]
 __version__ = "0.1.0"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashrnn import Cell, flashrnn, get_cell, registered_cells
+from flashrnn import Cell, flashrnn, get_cell, layer_norm, max, mean, registered_cells, rms_norm, sum
 
 
 def _minimal_gated(u, r, f, h):
@@ -35,6 +35,41 @@ PEEPHOLE_LSTM = Cell(
     recurrent_gates=("i", "f", "z", "o"),
 )
 LEAKY_ELMAN = Cell("leaky_elman", _leaky_elman, states=("h",), input_gates=("g",), recurrent_gates=("g",))
+
+
+def _normalised_elman(g, weight, h):
+    return torch.tanh((1 + weight) * layer_norm(g) + 0.1 * h)
+
+
+def _normalised_lstm(i, f, z, o, h, c):
+    """One norm of all gates, and one of the new c, which needs it."""
+    i, f, z, o = layer_norm(i, f, z, o)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z)
+    return torch.sigmoid(o) * torch.tanh(layer_norm(c)), c
+
+
+def _normalised_state(u, r, h, c):
+    """Its state is normalised, with what a gate with a recurrent part alone says of it."""
+    c = rms_norm(0.9 * c + torch.tanh(u), eps=1e-3)
+    return c * torch.sigmoid(r) + 0.1 * mean(h), c
+
+
+def _competing(g, a, h):
+    """A softmax over units: a sum that needs a largest one, whose branches have the same gradient."""
+    shares = torch.exp(g - max(g))
+    return (1 - torch.sigmoid(a)) * h + torch.tanh(shares / sum(shares) * 4)
+
+
+NORMALISED_ELMAN = Cell(
+    "normalised_elman", _normalised_elman, states=("h",), input_gates=("g",), recurrent_gates=("g",)
+)
+NORMALISED_LSTM = Cell("normalised_lstm", _normalised_lstm, states=("h", "c"))
+NORMALISED_STATE = Cell(
+    "normalised_state", _normalised_state, states=("h", "c"), input_gates=("u",), recurrent_gates=("r",)
+)
+COMPETING = Cell("competing", _competing, states=("h",))
+NORMALISED = (NORMALISED_ELMAN, NORMALISED_LSTM, NORMALISED_STATE, COMPETING)
+"""Cells whose steps see the other units of their head."""
 
 # Without relu alone, whose gradient jumps where rounding changes a sign: held against nn.RNN in float32 and float64.
 BUILT_IN = tuple(get_cell(name) for name in registered_cells() if name != "elman_relu")

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from flashrnn._torch_private import set_openmp_threads
+from flashrnn.cells.reductions import CALLED as REDUCTIONS
 
 Update = Callable[[list[Tensor], list[Tensor]], tuple[Tensor, ...]]  # gates, states -> new states
 Example = tuple[Tensor, Tensor]  # gates [G, ...], states [S, ...]
@@ -90,24 +92,54 @@ def check_step(cell: str, update: Update, gates: int, states: int) -> None:
     if not element_wise:
         raise ValueError(
             f"cell {cell!r}: step is not element-wise: a unit's new states must depend on that unit's gates "
-            "and states alone, so no mean, softmax or indexing"
+            "and states alone, so no torch.mean, softmax or indexing; of the head's other units it may see what "
+            "flashrnn.mean, sum, max, layer_norm and rms_norm give"
         )
 
 
 def _is_element_wise(update: Update, values: Example) -> bool:
-    """Whether every unit's new states are the same computed alone; a backend that takes the step as it is, such as
-    vanilla, would mix units and sequences without a word."""
+    """Whether every unit's new states are the same computed alone, with what reductions over all units had given; a
+    backend that takes the step as it is, such as vanilla, would mix units and sequences without a word."""
     # Of another shape than the example, which a captured tensor may have, and in an order that sorting changes.
     values = [[value.mT[[2, 0, 1]][:, [1, 3, 0, 2]] for value in group] for group in values]
-    together = _updated(update, values)
+    with _Reductions() as reductions:
+        together = _updated(update, values)
     if any(new.shape != (3, 4) for new in together):
         return False
     for row, column in torch.cartesian_prod(torch.arange(3), torch.arange(4)).tolist():
         unit = slice(row, row + 1), slice(column, column + 1)
-        for new, alone in zip(together, _updated(update, values, unit), strict=True):
-            if not torch.allclose(new[unit], alone, equal_nan=True):
-                return False
+        with reductions.given_to(unit) as given:
+            alone = _updated(update, values, unit)
+        pairs = *zip((new[unit] for new in together), alone, strict=True), *given.operands
+        if not all(torch.allclose(one, other, equal_nan=True) for one, other in pairs):
+            return False
     return True
+
+
+class _Reductions(TorchFunctionMode):
+    """Within it a step's reductions are kept, or, if it is made `given_to` a unit, are those that were kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[tuple[Tensor, Tensor]] = []  # operand and result
+        self._unit: tuple[slice, ...] | None = None
+        self.operands: list[tuple[Tensor, Tensor]] = []  # of the unit: as it was kept, and as it was now
+
+    def given_to(self, unit: tuple[slice, ...]) -> "_Reductions":
+        given = _Reductions()
+        given._kept, given._unit = self._kept, unit
+        return given
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        if function not in REDUCTIONS:
+            return function(*arguments, **(options or {}))
+        (x,) = arguments
+        if self._unit is None:
+            self._kept.append((x.clone(), function(x)))
+            return self._kept[-1][1]
+        operand, result = (kept.expand(3, 4)[self._unit] for kept in self._kept[len(self.operands)])
+        self.operands.append((operand, x.clone()))  # which the step may change
+        return result
 
 
 def _draws_random_numbers(update: Update, values: Example) -> bool:

@@ -14,13 +14,14 @@ from flashrnn.imports import initial_modes
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A recurrent cell, defined by its element-wise step.
+    """A recurrent cell, defined by its step.
 
     Args:
         name: how `get_cell` and configs refer to the cell once it is registered.
         step: the step P. Its parameters are first the gates, then the states, by name; it returns the new states in
             the same order (a tuple, or one tensor for a single state). It may use any element-wise PyTorch operation
-            and runs on tensors of any shape. Parameters with a default are its own, and keep that.
+            and runs on tensors of any shape; of other units of the head it sees what `flashrnn.layer_norm`, `rms_norm`,
+            `mean`, `sum` and `max` give. Parameters with a default are its own, and keep that.
         states: the names of the states; the first is the one that the recurrent matrix multiplies and that the
             layer returns. All states start at zero.
         input_gates: the gates with an input part x, at least one (None: all).
@@ -35,8 +36,8 @@ class Cell:
     Cells are kept until the process ends, with what they capture: make them once, not for every model.
 
     Raises:
-        ValueError: the names do not fit the signature of `step`, or `step` is not element-wise, branches on values or
-            draws random numbers.
+        ValueError: the names do not fit the signature of `step`, or `step` mixes units otherwise, branches on values
+            or draws random numbers.
 
     Example:
         >>> def step(i, f, z, o, h, c):

@@ -1,4 +1,5 @@
-"""Scalar graphs: what a cell computes for one unit, as a list of operations on single numbers."""
+"""Scalar graphs: what a cell computes for one unit, as a list of operations on single numbers, and of reductions over
+all units of its head."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 
 TRUTH = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})
 """Operators whose result is a truth value, as `and`, `or`, `not` and the condition of `where` take it."""
+
+REDUCTIONS = ("unit_sum", "unit_mean", "unit_max", "unit_variance")
+"""Operators that see the values of their operand in all units of the head, and give every unit the same."""
 
 COMMUTATIVE = frozenset({"add", "mul", "max", "min", "eq", "ne", "and", "or"})
 
@@ -45,11 +49,14 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     _known: dict[Node, int] = field(default_factory=dict, repr=False)
+    _uniform: list[bool] = field(default_factory=list, repr=False)
 
     def _insert(self, node: Node) -> int:
         if node not in self._known:
             self._known[node] = len(self.nodes)
             self.nodes.append(node)
+            of_uniform = bool(node.args) and all(self._uniform[a] for a in node.args)
+            self._uniform.append(node.op == "const" or node.op in REDUCTIONS or of_uniform)
         return self._known[node]
 
     def input(self, name: str) -> int:
@@ -63,8 +70,14 @@ class Graph:
         node = self.nodes[index]
         return node.value if node.op == "const" else None
 
+    def is_uniform(self, index: int) -> bool:
+        """Whether a node has the same value in all units of a head."""
+        return self._uniform[index]
+
     def add(self, op: str, *args: int) -> int:
         """The node of `op` on `args`, simplified."""
+        if op in REDUCTIONS:
+            return self._reduce(op, *args)
         values = [self.constant(a) for a in args]
         if None not in values:
             operands = (torch.tensor(value, dtype=torch.float64, device="cpu") for value in values)
@@ -75,6 +88,11 @@ class Graph:
         if op in COMMUTATIVE:
             args = tuple(sorted(args))
         return self._insert(Node(op, tuple(args)))
+
+    def _reduce(self, op: str, arg: int) -> int:
+        if self.is_uniform(arg) and op != "unit_sum":
+            return self.const(0.0) if op == "unit_variance" else arg
+        return arg if self.constant(arg) == 0 else self._insert(Node(op, (arg,)))
 
     def _simplify(self, op: str, args: Sequence[int], values: Sequence[float | None]) -> int | None:
         match op, *values:
@@ -96,6 +114,8 @@ class Graph:
                 return self.add("neg", args[1])
             case "pow", _, 2.0:
                 return self.add("mul", args[0], args[0])
+            case "pow", _, 3.0 if self.is_uniform(args[0]):
+                return self.add("mul", args[0], self.add("mul", args[0], args[0]))
             case "where", _, _, _ if args[1] == args[2]:
                 return args[1]
             case "where", float(condition), _, _:
@@ -137,6 +157,11 @@ class Graph:
                 seen.add(index)
                 todo.extend(self.nodes[index].args)
         return sorted(seen)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether an operator sees other units of the head."""
+        return any(node.op in REDUCTIONS for node in self.nodes)
 
     @property
     def inputs(self) -> tuple[str, ...]:

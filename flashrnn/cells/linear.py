@@ -54,6 +54,9 @@ class _Linear:
         match node.op, *(self._depends[a] for a in node.args):
             case "neg", True:
                 return self._scale(self.term(node.args[0]), lambda f: self.primal.add("neg", f))
+            case (("unit_sum" | "unit_mean"), True):
+                term = self.term(node.args[0])
+                return None if term is None else (self.backward.add(node.op, self.value(term)), self._one)
             case "mul", True, False:
                 return self._multiply("mul", *node.args)
             case "mul", False, True:

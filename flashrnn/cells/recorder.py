@@ -1,8 +1,10 @@
 """Records what a step computes on single numbers, operator by operator, as a scalar graph."""
 
 import inspect
+import linecache
 import math
 from collections.abc import Callable
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from flashrnn._torch_private import DispatchMode, OpOverload, decompositions
 from flashrnn.cells.definition import Cell
-from flashrnn.cells.graph import TRUTH, Graph, UntraceableCell
+from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, UntraceableCell
 from flashrnn.cells.operators import OPERATORS, PARTS
 
 
@@ -28,14 +30,25 @@ def recorded(
     try:
         with recorder:
             results = function()
-    except UntraceableCell:
-        raise
+    except UntraceableCell as error:
+        raise UntraceableCell(f"{error}{_line_of_step(cell, error)}") from error
     except Exception as error:
         raise UntraceableCell(
-            f"cell {cell.name!r} cannot be traced: a step may use element-wise PyTorch operations only, and no Python "
-            f"branches on values (use torch.where). PyTorch says: {error}"
+            f"cell {cell.name!r} cannot be traced: a step may use element-wise PyTorch operations and flashrnn's "
+            f"reductions only, and no Python branches on values (use torch.where). PyTorch says: {error}"
+            f"{_line_of_step(cell, error)}"
         ) from error
     return recorder.graph.extract(dict(zip(outputs, map(recorder.operand, results), strict=True)))
+
+
+def _line_of_step(cell: Cell, error: Exception) -> str:
+    """Where in the step an error was raised, as the end of its message; nothing if it was in the gradient."""
+    code = getattr(inspect.unwrap(cell.step), "__code__", None)
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code is code]
+    if not lines:
+        return ""
+    text = linecache.getline(code.co_filename, lines[-1]).strip()
+    return f" ({code.co_filename}, line {lines[-1]}: {text})"
 
 
 _aten = torch.ops.aten
@@ -120,6 +133,8 @@ class _Recorder(DispatchMode):
                 operands[1] = self.graph.add("mul", operands[1], self.graph.const(others.pop("alpha")))
             if not others:
                 return _add(self.graph, OPERATORS[name], operands)
+        if name in REDUCTIONS:
+            return _add(self.graph, name, [self.operand(args[0])])
         match name:
             case "full" | "full_like":
                 return self.graph.const(args[1])

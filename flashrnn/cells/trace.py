@@ -30,6 +30,11 @@ class Trace:
     factors: Graph
     backward: Graph
 
+    @property
+    def reduces(self) -> bool:
+        """Whether the step sees other units of its head."""
+        return self.forward.reduces
+
 
 def trace(cell: Cell, dtype: torch.dtype = torch.float32) -> Trace:
     """Return the scalar graphs of `cell`; raise UntraceableCell naming the operator that has none.
@@ -47,6 +52,16 @@ def untraceable(cell: Cell) -> str | None:
     except UntraceableCell as reason:
         return str(reason)
     return None
+
+
+def not_element_wise(cell: Cell) -> str | None:
+    """Return why kernels that compute every unit alone cannot be printed of the cell; None if they can."""
+    if (reason := untraceable(cell)) or not trace(cell).reduces:
+        return reason
+    return (
+        f"cell {cell.name!r} reduces over the units of its head, as flashrnn.layer_norm does, and the kernels of this "
+        "backend compute every unit alone"
+    )
 
 
 @cache
@@ -120,6 +135,8 @@ def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
     """Raise UntraceableCell if the graphs compute something else than the step and its gradient, as they might where
     PyTorch's operators change."""
     points = _points(len(cell.gates) + len(cell.states), len(cell.states))
+    if made.reduces:  # over the last axis
+        points = points.unflatten(1, (-1, 3))
     ours, theirs, wrong = _compared(cell, made, points.to(dtype))
     if wrong.any():  # rounding of large numbers that cancel is no mistake of a graph, and float64 has little of it
         wrong &= _compared(cell, made, points)[2]
@@ -127,6 +144,7 @@ def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
         wrong &= _compared(cell, _record(cell, torch.float64), points)[2]
     if not wrong.any():
         return
+    ours, theirs, wrong, points = (x.flatten(1) for x in (ours, theirs, wrong, points))
     k, point = wrong.nonzero()[0].tolist()
     name = (*made.forward.outputs, *made.backward.outputs)[k]
     at = ", ".join(f"{n}={x:g}" for n, x in zip((*cell.gates, *cell.states), points[:, point].tolist(), strict=False))
@@ -137,7 +155,8 @@ def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
 
 
 def _compared(cell: Cell, made: Trace, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """New states and gradients [outputs, points] by the graphs and by the step, and where they differ.
+    """New states and gradients [outputs, ...] of `points` [values, ...], by the graphs and by the step, and where they
+    differ.
 
     Numbers near overflow are not compared: graphs multiply in another order, and 0 * x is 0 in them, whatever x is.
     """

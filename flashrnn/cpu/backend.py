@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
-from flashrnn.cells.trace import untraceable
+from flashrnn.cells.trace import not_element_wise
 from flashrnn.cpu import build, threads
 from flashrnn.memory_format import batch_time_strides, empty_in_format, in_format
 from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
@@ -35,7 +35,7 @@ class CpuFused:
             return f"it serves head sizes up to {_LARGEST}, got {problem.head_dim}; larger ones are faster by vanilla"
         if not _installed():
             return "numba is not installed: pip install '.[cpu]' in a clone of flashrnn-lm"
-        return untraceable(problem.cell)
+        return not_element_wise(problem.cell)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs

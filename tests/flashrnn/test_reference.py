@@ -10,6 +10,7 @@ from flashrnn import Cell, flashrnn, get_cell, reference
 from tests.problems import (
     BUILT_IN,
     CELLS,
+    NORMALISED,
     PEEPHOLE_LSTM,
     Inputs,
     all_states,
@@ -33,11 +34,11 @@ def check_against_plain_loop(cell: Cell, inputs: Inputs, reset: torch.Tensor | N
 
 
 @pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
-@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+@pytest.mark.parametrize("cell", [*CELLS, *NORMALISED], ids=cell_name)
 def test_gradcheck(cell, with_reset):
     """Outputs: all states and last states; inputs: Wx, R, b and the initial states."""
     reset = torch.tensor([[False, True, False], [False, False, True]]) if with_reset else None
-    inputs = tuple(random_inputs(cell, 2, 3, 2, 2))
+    inputs = tuple(random_inputs(cell, 2, 3, 2, 3 if cell in NORMALISED else 2))
 
     def outputs(*x):
         h, last, states = all_states(*x, function=cell, reset=reset, backend="vanilla")
@@ -55,7 +56,7 @@ def test_equals_autograd_through_a_plain_loop(cell, T, B, N, D):
     check_against_plain_loop(cell, random_inputs(cell, B, T, N, D))
 
 
-@pytest.mark.parametrize("cell", [*CELLS, LINEAR], ids=cell_name)
+@pytest.mark.parametrize("cell", [*CELLS, *NORMALISED, LINEAR], ids=cell_name)
 @pytest.mark.parametrize("steps", [1, 2, 7, 8])
 def test_chunks_of_the_backward(cell, steps, monkeypatch):
     monkeypatch.setattr(reference, "_CHUNK", steps * 2 * 2 * 3)

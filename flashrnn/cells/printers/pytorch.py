@@ -5,10 +5,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flashrnn.cells.graph import Graph, Node
+from flashrnn.cells.graph import REDUCTIONS, Graph, Node
 from flashrnn.cells.printers.printing import PYTHON, operations, python_function, variables, write
 
 _FORMULA = PYTHON | {"pow": "{0} ** {1}", "max": "torch.maximum({0}, {1})", "min": "torch.minimum({0}, {1})"}
+_FORMULA |= {
+    "unit_sum": "{0}.sum(-1, keepdim=True)",
+    "unit_mean": "{0}.mean(-1, keepdim=True)",
+    "unit_max": "{0}.amax(-1, keepdim=True)",
+    "unit_variance": "{0}.var(-1, correction=0, keepdim=True)",
+}
 _CLAMP = {"max": "min", "min": "max"}  # the argument of clamp that a constant operand is
 _TENSOR_FIRST = ("fmod", "copysign")  # whose second operand alone may be a number
 
@@ -16,7 +22,7 @@ _TENSOR_FIRST = ("fmod", "copysign")  # whose second operand alone may be a numb
 def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str]) -> Callable:
     """A function of tensors `arguments` that returns the tuple of the graph's outputs `results`.
 
-    An output that is a constant is returned as a float.
+    An output that is a constant is returned as a float. Reductions go over the last axis.
     """
 
     def as_tensor(number: str) -> str:
@@ -28,6 +34,8 @@ def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str
             args[1] = as_tensor(args[1])
         if node.op in _TENSOR_FIRST and is_constant[0]:
             args[0] = as_tensor(args[0])
+        if node.op in REDUCTIONS and any(is_constant):
+            return f"{as_tensor(args[0])} * {inputs[arguments[0]]}.shape[-1]"
         if node.op in _CLAMP and any(is_constant):
             constant = is_constant.index(True)
             return f"torch.clamp({args[1 - constant]}, {_CLAMP[node.op]}={args[constant]})"
@@ -35,6 +43,9 @@ def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str
 
     inputs = variables(arguments)
     printed, texts = operations(graph, results, inputs, lambda value: f"({value!r})", text_of)
+    for k, index in enumerate(graph.outputs[name] for name in results):
+        if graph.is_uniform(index) and graph.constant(index) is None:
+            texts[k] += f".expand_as({inputs[arguments[0]]})"
     scope: dict = {"torch": torch, "inf": math.inf, "nan": math.nan}
     exec(python_function("function", inputs.values(), printed, texts), scope)
     return scope["function"]

@@ -1,0 +1,144 @@
+"""Reductions over the units of a head: what a cell's step may see of other units.
+
+On tensors they go over the last axis. A trace sees one unit, as a tensor without dimensions; there they are operators
+of their own, which the recorder writes down, and so are the reductions in their gradients.
+
+`layer_norm` and `rms_norm` reduce once: all that they need of other units is independent of each other, so that kernels
+get it in one exchange. The variance is a reduction of its own, because a sum of squares, less the square of the mean,
+cancels in float32: kernels go over the units twice where these are at hand, and else combine means and squared
+deviations of groups of units, which is as accurate.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from flashrnn.cells.graph import REDUCTIONS
+
+
+def _reduction(over_units: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A reduction of the last axis, which `over_units` leaves with one element; the result has the shape of `x`."""
+
+    @wraps(over_units)
+    def reduction(x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"flashrnn.{over_units.__name__} takes a tensor, not {type(x).__name__}")
+        if has_torch_function((x,)):
+            return handle_torch_function(reduction, (x,), x)
+        if x.ndim == 0:
+            return _OfOneUnit.apply(f"unit_{over_units.__name__}", x)
+        return over_units(x).expand_as(x)
+
+    CALLED.add(reduction)
+    return reduction
+
+
+CALLED: set[Callable[[Tensor], Tensor]] = set()
+"""The reductions that are called as functions of one tensor."""
+
+
+@_reduction
+def sum(x: Tensor) -> Tensor:
+    """Return the sum of a gate or state over the units of the head, for every unit: [..., D] -> [..., D]."""
+    return x.sum(-1, keepdim=True)
+
+
+@_reduction
+def mean(x: Tensor) -> Tensor:
+    """Return the mean of a gate or state over the units of the head, for every unit: [..., D] -> [..., D]."""
+    return x.mean(-1, keepdim=True)
+
+
+@_reduction
+def max(x: Tensor) -> Tensor:
+    """Return the largest of a gate or state over the units of the head, for every unit: [..., D] -> [..., D].
+
+    Equally large units share its gradient.
+    """
+    return x.amax(-1, keepdim=True)
+
+
+@_reduction
+def variance(x: Tensor) -> Tensor:
+    """Return the mean squared deviation from the mean over the units of the head, for every unit."""
+    return x.var(-1, correction=0, keepdim=True)
+
+
+def layer_norm(*values: Tensor, eps: float = 1e-5) -> Tensor | tuple[Tensor, ...]:
+    """Return gates or states of mean 0 and variance 1 over the units of the head (LayerNorm, arXiv 1607.06450).
+
+    Several values are normalised jointly, as one LayerNorm over their concatenation. Weights and biases are gates of
+    the cell, which have neither an input nor a recurrent part: `(1 + weight) * flashrnn.layer_norm(x) + bias`.
+
+    Args:
+        values: gates, states or what was computed of them, each [..., D].
+        eps: what is added to the variance.
+
+    Returns:
+        As many tensors [..., D] as `values`, in a tuple if they are several.
+    """
+    if len(values) == 1:
+        average, squared = mean(values[0]), variance(values[0])
+    else:
+        center = _average(values)  # of a unit: the variance is that of the centers, and the mean one around them
+        average = mean(center)
+        deviations = [x - center.detach() for x in values]  # whose sum is 0, and so the gradient by the center
+        squared = variance(center) + mean(_average([x * x for x in deviations]))
+    scale = torch.rsqrt(squared + eps)
+    return _one_or_all((x - average) * scale for x in values)
+
+
+def rms_norm(*values: Tensor, eps: float = 1e-5) -> Tensor | tuple[Tensor, ...]:
+    """Return gates or states of mean square 1 over the units of the head (RMSNorm, arXiv 1910.07467).
+
+    Arguments and results are those of `layer_norm`.
+    """
+    scale = torch.rsqrt(mean(_average([x * x for x in values])) + eps)
+    return _one_or_all(x * scale for x in values)
+
+
+def _average(values) -> Tensor:
+    first, *others = values
+    for x in others:
+        first = first + x
+    return first / (1 + len(others)) if others else first
+
+
+def _one_or_all(values) -> Tensor | tuple[Tensor, ...]:
+    values = tuple(values)
+    return values if len(values) > 1 else values[0]
+
+
+class _OfOneUnit(torch.autograd.Function):
+    """A reduction in a trace. Its gradient reduces over units again."""
+
+    @staticmethod
+    def forward(ctx, name: str, x: Tensor) -> Tensor:
+        result = _unit(name, x)
+        ctx.name = name
+        if name in ("unit_variance", "unit_max"):
+            ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, d: Tensor) -> tuple[None, Tensor]:
+        if not ctx.saved_tensors:
+            return None, _unit(ctx.name, d)
+        x, result = ctx.saved_tensors
+        if ctx.name == "unit_variance":
+            return None, 2 * (x - _unit("unit_mean", x)) * _unit("unit_mean", d)
+        is_largest = torch.where(x == result, 1.0, torch.zeros_like(x))
+        return None, is_largest / _unit("unit_sum", is_largest) * _unit("unit_sum", d)
+
+
+def _unit(name: str, x: Tensor) -> Tensor:
+    return getattr(torch.ops.flashrnn, name)(x)
+
+
+for _name in REDUCTIONS:  # of the one unit that a trace sees
+    torch.library.define(f"flashrnn::{_name}", "(Tensor x) -> Tensor")
+    _of_one = torch.zeros_like if _name == "unit_variance" else torch.clone
+    torch.library.impl(f"flashrnn::{_name}", "CompositeExplicitAutograd", _of_one)
