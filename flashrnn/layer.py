@@ -33,7 +33,8 @@ class FlashRNN(nn.Module):
         device: of the parameters.
         dtype: of the parameters; PyTorch's default one if None.
         num_heads: heads of every layer; a head's units see only that head's previous state. 1 is the usual RNN.
-        function: a registered cell's name ("elman", "elman_relu", "gru", "lstm", "slstm", yours), or a `flashrnn.Cell`.
+        function: a registered cell's name ("elman", "elman_relu", "gru", "lstm", "slstm",
+            "layernorm_lstm", "layernorm_gru", yours), or a `flashrnn.Cell`.
         backend: a backend's name, or "auto".
         recurrent_init: as in `Recurrence`.
         bias_init: as in `Recurrence`; the place is the layer's.

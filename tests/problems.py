@@ -68,11 +68,14 @@ NORMALISED_STATE = Cell(
     "normalised_state", _normalised_state, states=("h", "c"), input_gates=("u",), recurrent_gates=("r",)
 )
 COMPETING = Cell("competing", _competing, states=("h",))
-NORMALISED = (NORMALISED_ELMAN, NORMALISED_LSTM, NORMALISED_STATE, COMPETING)
+LAYERNORM = (get_cell("layernorm_lstm"), get_cell("layernorm_gru"))
+NORMALISED = (*LAYERNORM, NORMALISED_ELMAN, NORMALISED_LSTM, NORMALISED_STATE, COMPETING)
 """Cells whose steps see the other units of their head."""
 
 # Without relu alone, whose gradient jumps where rounding changes a sign: held against nn.RNN in float32 and float64.
-BUILT_IN = tuple(get_cell(name) for name in registered_cells() if name != "elman_relu")
+BUILT_IN = tuple(
+    get_cell(name) for name in registered_cells() if name != "elman_relu" and get_cell(name) not in LAYERNORM
+)
 CELLS = (*BUILT_IN, MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN)
 
 

@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from flashrnn.cells.definition import Cell
+from flashrnn.cells.reductions import layer_norm
 from flashrnn.cells.registry import register_built_in
 
 
@@ -38,8 +39,49 @@ def _slstm(i, f, z, o, h, c, n, m):
     return torch.sigmoid(o) * c / n, c, n, new_m
 
 
+def _layernorm_lstm(
+    x_i, x_f, x_z, x_o, r_i, r_f, r_z, r_o, i, f, z, o,
+    x_i_gain, x_f_gain, x_z_gain, x_o_gain, r_i_gain, r_f_gain, r_z_gain, r_o_gain, c_gain, c_bias, h, c,
+):  # fmt: skip
+    """Layer Normalization (arXiv 1607.06450), appendix, as haste's LayerNormLSTM computes it: one norm over the input
+    part of all gates, one over their recurrent part, one over c. Gains are stored as what they differ from 1 by."""
+    x_i, x_f, x_z, x_o = layer_norm(x_i, x_f, x_z, x_o)
+    r_i, r_f, r_z, r_o = layer_norm(r_i, r_f, r_z, r_o)
+    i = torch.sigmoid((1 + x_i_gain) * x_i + (1 + r_i_gain) * r_i + i)
+    f = torch.sigmoid((1 + x_f_gain) * x_f + (1 + r_f_gain) * r_f + f)
+    z = torch.tanh((1 + x_z_gain) * x_z + (1 + r_z_gain) * r_z + z)
+    o = torch.sigmoid((1 + x_o_gain) * x_o + (1 + r_o_gain) * r_o + o)
+    c = f * c + i * z
+    return o * torch.tanh((1 + c_gain) * layer_norm(c) + c_bias), c
+
+
+def _layernorm_gru(r, c, z, r_gain, c_gain, z_gain, r_bias, c_bias, z_bias, h):
+    """The GRU of DreamerV2 (arXiv 2010.02193): one norm over all gates, r within the candidate c's tanh, and an update
+    gate z that starts closed. Gains are stored as what they differ from 1 by."""
+    r, c, z = layer_norm(r, c, z, eps=1e-3)
+    r = torch.sigmoid((1 + r_gain) * r + r_bias)
+    c = torch.tanh(r * ((1 + c_gain) * c + c_bias))
+    z = torch.sigmoid((1 + z_gain) * z + z_bias - 1)
+    return z * c + (1 - z) * h
+
+
 ELMAN = register_built_in(Cell("elman", _elman, states=("h",)))
 ELMAN_RELU = register_built_in(Cell("elman_relu", _elman_relu, states=("h",)))
 GRU = register_built_in(Cell("gru", _gru, states=("h",), input_gates=("r", "z", "n"), recurrent_gates=("g", "r", "z")))
 LSTM = register_built_in(Cell("lstm", _lstm, states=("h", "c"), float16_states=True))
 SLSTM = register_built_in(Cell("slstm", _slstm, states=("h", "c", "n", "m"), float16_states=True))
+
+_LSTM_GATES = tuple("ifzo")
+LAYERNORM_LSTM = register_built_in(
+    Cell(
+        "layernorm_lstm",
+        _layernorm_lstm,
+        states=("h", "c"),
+        input_gates=tuple(f"x_{gate}" for gate in _LSTM_GATES),
+        recurrent_gates=tuple(f"r_{gate}" for gate in _LSTM_GATES),
+        float16_states=True,
+    )
+)
+LAYERNORM_GRU = register_built_in(
+    Cell("layernorm_gru", _layernorm_gru, states=("h",), input_gates=tuple("rcz"), recurrent_gates=tuple("rcz"))
+)

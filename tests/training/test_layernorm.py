@@ -1,0 +1,29 @@
+"""Models of cells with layer norms are trained, evaluated, exported and generated from as others are."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from scripts.train import train
+from training.export import export
+
+CELLS = pytest.mark.parametrize("cell", ["layernorm_lstm", "layernorm_gru"])
+
+
+@CELLS
+def test_learns_parity(tiny_config, cell):
+    """A hundred steps on short sequences."""
+    longer = ["model.d_model=32", "data.batch_size=64", "trainer.max_steps=100", "optim.lr=0.01", "val_every=100"]
+    result = train(tiny_config("parity", f"model={cell}", *longer))
+    assert [part["accuracy"] > 0.9 for part in result["ranges"]] == [True, True]
+
+
+@CELLS
+def test_text_is_generated_step_by_step(tiny_config, tmp_path, cell):
+    config = tiny_config("text_tiny", f"model={cell}")
+    train(config)
+    export(config.run_dir, tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    options = {"max_new_tokens": 6, "do_sample": False}
+    ids = torch.arange(5, 13).view(2, 4)
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
