@@ -77,6 +77,20 @@ def constant_when_compiled(function: F) -> F:
     return function
 
 
+@cache
+def _onednn_has_bfloat16() -> bool:
+    try:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except AttributeError:
+        return False
+
+
+def onednn_computes(dtype: torch.dtype) -> bool:
+    """Return whether nn.LSTM runs by oneDNN on the CPU in float32 or bfloat16."""
+    mkldnn = torch.backends.mkldnn
+    return mkldnn.is_available() and mkldnn.enabled and (dtype == torch.float32 or _onednn_has_bfloat16())
+
+
 def openmp_parallel() -> Callable[[int, int, int, int], None] | None:
     """Return GOMP_parallel(function, data, threads, flags) of the OpenMP library that PyTorch uses; None without one.
 

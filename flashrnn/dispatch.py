@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashrnn._torch_private import constant_when_compiled
 from flashrnn.cells import Cell, cell_of_key
-from flashrnn.cpu.backend import CpuFused
+from flashrnn.cpu.backend import NUMBA_IS_MISSING, CpuFused
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.streaming.backend import CudaStreaming
 from flashrnn.problem import (
@@ -30,7 +30,8 @@ from flashrnn.triton.backend import TritonFused
 
 logger = logging.getLogger("flashrnn")
 
-BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), CudaStreaming(), CpuFused(), Reference())
+CPU_FUSED, VANILLA = CpuFused(), Reference()
+BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), CudaStreaming(), CPU_FUSED, VANILLA)
 """All backends, the one that `auto` prefers first."""
 
 
@@ -89,6 +90,8 @@ def run_forward(
     problem, aux = _problem(cell, inputs.Wx, inputs.reset, training), aux_dtype(cell, inputs.Wx.dtype, all_states)
     while True:
         chosen = _choose_for(name, problem, inputs.Wx, aux)
+        if name == "auto" and chosen is VANILLA:
+            _warn_if_slow(problem)
         try:
             return chosen, *chosen.forward(cell, inputs, all_states, training)
         except KernelUnavailable as reason:
@@ -159,6 +162,19 @@ def _warn_of_fallback(backend: str, reason: str) -> None:
         f"backend {backend!r} is not available, so that 'auto' takes the next one, which may be slower: {reason}",
         RuntimeWarning,
         stacklevel=4,
+    )
+
+
+def _warn_if_slow(problem: Problem) -> None:
+    """Say once what to install where a package is all that is missing for a faster backend."""
+    if _refusal(CPU_FUSED, problem) == NUMBA_IS_MISSING:
+        _warn_of_missing_numba()
+
+
+@cache
+def _warn_of_missing_numba() -> None:
+    warnings.warn(
+        "flashrnn runs several times faster on the CPU with numba: pip install numba", RuntimeWarning, stacklevel=4
     )
 
 

@@ -185,9 +185,10 @@ def _check(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor | None, states: Tensor |
             raise ValueError(f"{name} is on {tensor.device}, but Wx is on {Wx.device}; move them to one device")
 
 
-def check_reset(reset: Tensor, batch: int, time: int) -> None:
-    """Raise unless it is bool [batch, time]."""
+def check_reset(reset: Tensor, batch: int, *time: int) -> None:
+    """Raise unless it is bool [batch, time], or of a single step [batch]."""
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         raise TypeError(f"reset must be a bool tensor, got {getattr(reset, 'dtype', type(reset).__name__)}")
-    if tuple(reset.shape) != (batch, time):
-        raise ValueError(f"reset must be [B, T], here {[batch, time]}, got {list(reset.shape)}")
+    if tuple(reset.shape) != (batch, *time):
+        shape = "[B, T]" if time else "[B]"
+        raise ValueError(f"reset must be {shape}, here {[batch, *time]}, got {list(reset.shape)}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from flashrnn import torch_networks
+from flashrnn import onednn, stepping, torch_networks
 from flashrnn.cells import Cell, get_cell
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.initialization import init_input
@@ -147,21 +147,60 @@ class FlashRNN(nn.Module):
         if x.dim() == 2:
             out, last = self._run(x[None], self._initial(states), _rows(x[None], reset, cu_seqlens))
             return out[0], self._last(last, batched=False)
+        if cu_seqlens is None and (done := self._shorter_way(x, states, reset)) is not None:
+            return done
         x = x if self.batch_first else x.transpose(0, 1)
         out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, cu_seqlens))
         return out if self.batch_first else out.transpose(0, 1), self._last(last)
 
     def step(
-        self, x_t: Tensor, states: Tensor | tuple[Tensor, ...] | None = None
+        self, x_t: Tensor, states: Tensor | tuple[Tensor, ...] | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
         """One time step: x_t [B, input_size] -> out [B, hidden_size] and the new states; raises as `forward` does.
 
-        A document starts with states of zero, or None."""
+        A document starts with states of zero, or None, or where `reset` [B] is True."""
         if self.bidirectional:
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
+        if reset is not None:
+            check_reset(reset, len(x_t))
+        if (stepped := self._quick_step(x_t, states, reset)) is not None:
+            return stepped
         self._check_input(x_t, (2,))
-        out, last = self._run(x_t.unsqueeze(1), self._initial(states, x_t.shape[0]), Whole(None))
+        rows = _rows(x_t.unsqueeze(1), None if reset is None else reset.unsqueeze(1), None)
+        out, last = self._run(x_t.unsqueeze(1), self._initial(states, x_t.shape[0]), rows)
         return out.squeeze(1), self._last(last)
+
+    def _shorter_way(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
+        """As `forward` of a batch of sequences, or None where there is no shorter way, or an argument is wrong."""
+        time = int(self.batch_first)
+        if x.shape[time] == 1 and not self.bidirectional:
+            if reset is not None:
+                check_reset(reset, x.shape[1 - time], 1)
+                reset = reset[:, 0]
+            stepped = self._quick_step(x.select(time, 0), states, reset)
+            if stepped is not None:
+                return stepped[0].unsqueeze(time), stepped[1]
+        return onednn.lstm(self, x, states) if reset is None else None
+
+    def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
+        """As `step`, or None where `stepping` does not serve the call, or an argument is wrong."""
+        if not isinstance(x, Tensor):
+            return None
+        if states is None:
+            states = (x.new_zeros(self.num_layers, x.shape[0], self.hidden_size),) * len(self.cell.states)
+        states = states if isinstance(states, tuple | list) else (states,)
+        modules = [(self._modules[f"input_l{k}"], self._modules[f"recurrent_l{k}"]) for k in range(self.num_layers)]
+        if (layers := stepping.layers(modules, x, states, reset)) is None:
+            return None
+        new = []
+        for k, layer in enumerate(layers):
+            if k:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+            before = states if len(layers) == 1 else [state[k : k + 1] for state in states]
+            x, *after = stepping.step(layer, x, before, reset)
+            new.append(after)
+        last = tuple(new[0] if len(layers) == 1 else map(torch.cat, zip(*new, strict=True)))
+        return x, last if len(last) > 1 else last[0]
 
     def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:
         if not isinstance(x, Tensor):

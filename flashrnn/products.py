@@ -1,6 +1,6 @@
 """What fused backends do after the time loop of the backward: d_R as one product over all steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -61,9 +61,9 @@ def weight_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, h_before: Tensor) -> 
 
 
 def weight_gradient_of_states(
-    cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None
+    cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Sequence[Tensor] | Tensor | None, reset: Tensor | None
 ) -> Tensor:
-    """As `weight_gradient`, from h after every step and the initial states [S, B, N, D], None: zeros.
+    """As `weight_gradient`, from h after every step and the initial states, S times [B, N, D], None: zeros.
 
     h before a step is the row before that of the step, so h is read where it is; `previous_h` is made where `reset`
     changes it.

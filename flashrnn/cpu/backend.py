@@ -1,9 +1,8 @@
 """Backend `cpu_fused`: the whole time loop of a head compiled for the CPU, its weights and gates in the caches."""
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from math import gcd
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,13 +10,14 @@ from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import not_element_wise
-from flashrnn.cpu import build, threads
-from flashrnn.memory_format import batch_time_strides, empty_in_format, in_format
+from flashrnn.cpu import build
+from flashrnn.cpu.call import Prepared, Sizes, prepare
+from flashrnn.memory_format import empty_in_format, in_format, is_time_major
 from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
-from flashrnn.products import places
+from flashrnn.products import recurrent_only, weight_gradient_of_states
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
-_LARGEST = 384  # head size; for larger ones R comes from the third cache, and PyTorch's products are as fast
+NUMBA_IS_MISSING = "numba is not installed: pip install numba"
 
 
 class CpuFused:
@@ -31,40 +31,95 @@ class CpuFused:
             return f"it runs on CPUs, not on {problem.device.type}"
         if reason := problem.dtype_reason((torch.float32, torch.float64)):
             return reason
-        if problem.head_dim > _LARGEST:
-            return f"it serves head sizes up to {_LARGEST}, got {problem.head_dim}; larger ones are faster by vanilla"
         if not _installed():
-            return "numba is not installed: pip install '.[cpu]' in a clone of flashrnn-lm"
+            return not_element_wise(problem.cell) or NUMBA_IS_MISSING
         return not_element_wise(problem.cell)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
-        for direction in ("forward", "backward") if training else ("forward",):
-            _kernel(direction, cell, Wx.shape[4], Wx.dtype)
+        kernel = prepared("forward", cell, Wx)
+        if training:
+            prepared("backward", cell, Wx)
         states = initial_states(cell, states, Wx)
-        b = b.to(states.dtype)
-        h = empty_in_format(Wx, *Wx.shape[3:])
+        h, last = empty_in_format(Wx, *Wx.shape[3:]), torch.empty_like(states)
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training, "NGD")
-        given = {"x": in_format(Wx, Wx), "weights": columns(R.transpose(2, 3)), "b": b.contiguous()}
-        last = torch.empty_like(states)
-        _run("forward", cell, h, reset, initial=states, aux=aux, pre=gates, **given, last=last)
+        kernel.run(
+            h=h,
+            x=in_format(Wx, Wx),
+            weights=weights(kernel.sizes, R),
+            b=b.to(states.dtype).contiguous(),
+            reset=None if reset is None else in_format(reset, h),
+            initial=states.unbind(),
+            last=last.unbind(),
+            aux=aux if aux.numel() else None,
+            pre=gates if gates.numel() else None,
+        )
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
-        states = initial_states(cell, states, h)
-        given = {
-            "R": columns(R),
-            "d_h": None if grads.h is None else in_format(grads.h, h),
-            "d_aux": aux_gradient(grads, aux, states.dtype),
-        }
-        d_states = torch.zeros_like(states) if grads.last is None else torch.empty_like(states).copy_(grads.last)
-        (N, D), parts = h.shape[2:], _parts(h).count
-        d_x, d_R = empty_in_format(h, len(cell.input_gates), N, D), h.new_zeros(parts, *given["R"].shape)
-        d_b = h.new_zeros(parts, len(cell.gates), N, d_R.shape[-1])
-        given |= {"initial": states, "aux": aux, "pre": residual.gates_in("NGD")}
-        _run("backward", cell, h, reset, **given, d_x=d_x, d_R=d_R, d_b=d_b, one=h.new_ones(1), d_states=d_states)
-        return Gradients(d_x, d_R.sum(0)[..., :D].contiguous(), d_b.sum(0)[..., :D].contiguous(), d_states)
+        gates = residual.gates_in("NGD")
+        initial = initial_states(cell, states, h)
+        d_states = torch.zeros_like(initial) if grads.last is None else torch.empty_like(initial).copy_(grads.last)
+        d_h, d_aux = None if grads.h is None else in_format(grads.h, h), aux_gradient(grads, aux, initial.dtype)
+        return Gradients(
+            *gradients(cell, R, initial.unbind(), reset, h, gates, d_h, d_states.unbind(), aux=aux, d_aux=d_aux),
+            d_states,
+        )
+
+
+def gradients(
+    cell: Cell,
+    R: Tensor,
+    initial: Sequence[Tensor],
+    reset: Tensor | None,
+    h: Tensor,
+    gates: Tensor,
+    d_h: Tensor | None,
+    d_states: Sequence[Tensor],
+    **others: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of Wx, R and b; `d_states`, those of the last states, become those of the initial ones.
+
+    Args:
+        cell: the cell.
+        R: [Gr, N, D, D].
+        initial: states before the first step, each [B, N, D].
+        reset: [B, T] or None.
+        h: [B, T, N, D], which for a single step is not read.
+        gates: [B, T, N, G, D], of the forward.
+        d_h: [B, T, N, D] in memory as h, or None.
+        d_states: of each state [B, N, D], contiguous.
+        others: "aux" and "d_aux", which a single step does not have.
+    """
+    kernel, large, (N, D) = prepared("backward", cell, h), build.is_large(h.shape[3]), h.shape[2:]
+    d_x = empty_in_format(h, len(cell.input_gates), N, D)
+    d_u = empty_in_format(h, len(recurrent_only(cell)), N, D) if large else None
+    width = build.layout(D).width
+    d_R = None if large else h.new_zeros(kernel.parts, len(cell.recurrent_gates), N, D, width)
+    d_b = h.new_zeros(kernel.parts, len(cell.gates), N, width)
+    kernel.run(
+        h=h,
+        R=R.transpose(2, 3).contiguous() if large else columns(R),
+        reset=None if reset is None else in_format(reset, h),
+        initial=initial,
+        pre=gates,
+        d_h=d_h,
+        d_x=d_x,
+        d_u=d_u,
+        d_R=d_R,
+        d_b=d_b,
+        one=_one(h.dtype),
+        d_states=d_states,
+        **others,
+    )
+    d_R = weight_gradient_of_states(cell, d_x, d_u, h, initial, reset) if large else _sum_of_parts(d_R, D)
+    return d_x, d_R, _sum_of_parts(d_b, D)
+
+
+@cache
+def _one(dtype: torch.dtype) -> Tensor:
+    return torch.ones(1, dtype=dtype, device="cpu")
 
 
 @cache
@@ -72,94 +127,26 @@ def _installed() -> bool:
     return find_spec("numba") is not None
 
 
-class _Kernel(NamedTuple):
-    """The compiled parts of a kernel."""
-
-    loop: build.Part
-    multiply: build.Part
-    cell: build.Part
+def prepared(direction: str, cell: Cell, rows: Tensor) -> Prepared:
+    """Return the kernel for `rows` [B, T, ..., N, D]; raises KernelUnavailable."""
+    B, T, *_, N, D = rows.shape
+    return prepare(Sizes(direction, cell, B, T, N, D, is_time_major(rows), rows.dtype, torch.get_num_threads()))
 
 
-@cache
-def _kernel(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> _Kernel:
-    layout = build.layout(head_dim)
-    return _Kernel(
-        build.time_loop(direction, dtype),
-        build.matrix_product(layout.width, dtype),
-        build.cell_step(direction, cell, layout.stride, dtype),
-    )
+def weights(sizes: Sizes, R: Tensor) -> Tensor:
+    """Return R as the forward of such sizes takes it."""
+    return R.contiguous() if sizes.by_rows else columns(R.transpose(2, 3))
 
 
 def columns(R: Tensor) -> Tensor:
     """R [Gr, N, D, D] -> [Gr, N, D, width], filled with zeros to the width that is computed with."""
-    return pad(R, (0, build.layout(R.shape[3]).width - R.shape[3])).contiguous()
+    D = R.shape[3]
+    missing = build.layout(D).width - D
+    return (pad(R, (0, missing)) if missing else R).contiguous()
 
 
-class _Parts(NamedTuple):
-    """How the batch is divided, so that the heads' parts keep all threads busy."""
-
-    count: int
-    size: int  # sequences in each, but for the last
-
-
-def _parts(h: Tensor) -> _Parts:
-    B, N, available = h.shape[0], h.shape[2], torch.get_num_threads()
-    size = -(-B // (available // gcd(N, available)))
-    size += size % 2  # sequences are worked on in pairs
-    return _Parts(-(-B // size), size)
-
-
-class Call(NamedTuple):
-    """A kernel on every head of every part of a batch, with its arguments."""
-
-    function: int
-    data: threads.Data
-    tasks: int
-    fields: tuple[str, ...]  # what the words of the data are
-    counters: Tensor  # zeros before the call
-
-    def run(self) -> None:
-        threads.run(self.function, self.data, self.tasks)
-
-
-def _run(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **others: Tensor | None) -> None:
-    prepared(direction, cell, h, reset, **others).run()
-
-
-def prepared(direction: str, cell: Cell, h: Tensor, reset: Tensor | None, **others: Tensor | None) -> Call:
-    """Return the call of a direction's kernel; `others` go by their names in the kernels."""
-    B, T, N, D = h.shape
-    reset = h.new_zeros(B, T, dtype=torch.bool) if reset is None else reset
-    layout, kernel, parts = build.layout(D), _kernel(direction, cell, D, h.dtype), _parts(h)
-    tasks = parts.count * N
-    buffers = len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)
-    threads_with_room = min(tasks, torch.get_num_threads())
-    arguments = {
-        "counters": torch.zeros(2, dtype=torch.int64),
-        "tasks": tasks,
-        "part": parts.size,
-        "room": h.new_zeros(threads_with_room, buffers * layout.stride),  # zeros: no number is slow to work on
-        "room_size": buffers * layout.stride,
-        **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
-        **dict(zip(("batch_stride", "time_stride"), batch_time_strides(h), strict=True)),
-        **layout._asdict(),
-        "gates": len(cell.gates),
-        "states": len(cell.states),
-        "inputs": len(cell.input_gates),
-        "matrices": len(cell.recurrent_gates),
-        "input_of": torch.tensor(places(cell.gates, cell.input_gates)),
-        "recurrent_of": torch.tensor(places(cell.gates, cell.recurrent_gates)),
-        "multiply": kernel.multiply.address,
-        "cell": kernel.cell.address,
-        **{"reset": in_format(reset, h), "h": h},
-        **others,
-    }
-    words = [_word(arguments[name]) for name in kernel.loop.module.FIELDS]
-    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
-    data = threads.Data(torch.tensor(words), tensors)
-    return Call(kernel.loop.address, data, tasks, kernel.loop.module.FIELDS, arguments["counters"])
-
-
-def _word(value: Tensor | int | None) -> int:
-    """An address, or a number."""
-    return 0 if value is None else value.data_ptr() if isinstance(value, Tensor) else int(value)
+def _sum_of_parts(d: Tensor, size: int) -> Tensor:
+    """[parts, ..., width] -> [..., size]."""
+    if d.shape[0] == 1 and d.shape[-1] == size:
+        return d.view(d.shape[1:])
+    return (d[0] if len(d) == 1 else d.sum(0))[..., :size].contiguous()

@@ -17,12 +17,14 @@ import torch
 
 from flashrnn.cache import cache_folder, store, warn_not_kept
 from flashrnn.cells import Cell
-from flashrnn.cells.printers.numba import cell_loop, product
+from flashrnn.cells.printers.numba import cell_loop, product, row_product
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import dtype_name, making_kernels
 
 _KERNELS = Path(__file__).parent / "kernels"
 _ELEMENTS = 2048  # of a gate that are worked on at a time: all gates and states fit the second cache
+_LARGE = 384  # head size; matrices of larger heads come from the third cache, and their product is that by rows
+_ELEMENTS_OF_LARGE = 16384  # as many as the second cache holds: every row more is one that the matrices are read for
 
 
 class Layout(NamedTuple):
@@ -33,8 +35,17 @@ class Layout(NamedTuple):
     stride: int
 
 
+def is_large(head_dim: int) -> bool:
+    return head_dim > _LARGE
+
+
+@cache
 def layout(head_dim: int) -> Layout:
     """Columns in whole vectors, and of few different widths to compile; some rows more than fit one vector."""
+    if is_large(head_dim):
+        width = head_dim + -head_dim % 16
+        rows = max(8, _ELEMENTS_OF_LARGE // width // 4 * 4)
+        return Layout(width, rows, max(_ELEMENTS_OF_LARGE, rows * width) + 16)
     width = next(w for power in range(4, 64) for w in (2**power, 3 * 2 ** (power - 1)) if w >= head_dim and w % 16 == 0)
     rows = max(16, _ELEMENTS // width)
     return Layout(width, rows, max(_ELEMENTS, rows * width) + 16)  # 16: gates do not compete for the same lines
@@ -58,6 +69,12 @@ def matrix_product(width: int, dtype: torch.dtype) -> Part:
     """The function of kernels/product.py for matrices of `width` columns."""
     blocks = [product(rows, depth) for whole in ((4, 4), (2, 8), (1, 8)) for rows, depth in (whole, (whole[0], 1))]
     return _compiled("product", dtype, f"WIDTH = {width}", *blocks, _template("product"))
+
+
+@cache
+def row_product_of(dtype: torch.dtype) -> Part:
+    """The function of kernels/rows.py, for matrices of any width."""
+    return _compiled("rows", dtype, *(row_product(*tile) for tile in ((4, 4), (1, 4), (1, 1))), _template("rows"))
 
 
 @cache

@@ -4,14 +4,14 @@ The threads of PyTorch's OpenMP spin for a while after each of its operations, s
 other threads would have to wait for their cores.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, c_void_p
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from flashrnn._torch_private import openmp_parallel
 from flashrnn.forking import after_fork_in_child
@@ -22,28 +22,35 @@ _Function = CFUNCTYPE(None, c_void_p)
 class Data(NamedTuple):
     """What a function is given: the address of `words`."""
 
-    words: Tensor  # int64
-    tensors: Sequence[Tensor]  # whose addresses are among the words: they live as long as a thread may use them
+    words: array  # of 64-bit integers
+    others: Any  # whose addresses are among the words: they live as long as a thread may use them
+
+    @property
+    def address(self) -> int:
+        return self.words.buffer_info()[0]
 
 
-def run(function: int, data: Data, tasks: int) -> None:
-    """Calls the C function at address `function` in torch.get_num_threads() threads at once, of which the caller's is
-    one; those that `tasks` leaves idle may be missing.
+def run(function: int, data: Data, threads: int) -> None:
+    """Call the C function at address `function` in so many threads at once, of which the caller's is one.
+
+    There are never more than torch.get_num_threads(), and may always be as many, unless `threads` is one.
 
     The function must not use Python. Called from within a parallel region, it has the caller's thread alone.
     """
-    threads, address = torch.get_num_threads(), data.words.data_ptr()
-    if min(threads, tasks) == 1:
-        _Function(function)(address)
+    if threads == 1:
+        _function_at(function)(data.address)
     elif _openmp is not None:
-        _openmp(function, address, threads, 0)  # always all of them: to change their number takes long
+        _openmp(function, data.address, torch.get_num_threads(), 0)  # all of them: to change their number takes long
     else:
-        _run_in_pool(_Function(function), data, min(threads, tasks))
+        _run_in_pool(_function_at(function), data, min(threads, torch.get_num_threads()))
+
+
+_function_at = cache(_Function)
 
 
 def _run_in_pool(function: Callable[[int], None], data: Data, threads: int) -> None:
-    futures = [_pool(threads).submit(lambda: function(data.words.data_ptr())) for _ in range(threads - 1)]
-    function(data.words.data_ptr())
+    futures = [_pool(threads).submit(lambda: function(data.address)) for _ in range(threads - 1)]
+    function(data.address)
     for future in futures:
         if not future.cancel():  # it has not begun, so there is nothing left for it
             future.result()

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from flashrnn import Cell, dispatch, flashrnn, get_cell
-from flashrnn.cpu import backend, build
+from flashrnn.cpu import build, call
 from flashrnn.dispatch import BACKENDS
 from flashrnn.problem import KernelUnavailable
 from tests.problems import random_inputs, results
@@ -79,7 +80,7 @@ def test_where_numba_fails_auto_takes_vanilla_and_cpu_fused_says_why(monkeypatch
 
     monkeypatch.setattr(build, "_execute", fail)
     monkeypatch.setattr(dispatch, "_FAILED", {})
-    for cached in (build._compiled_once, build.time_loop, build.cell_step, backend._kernel, dispatch._warn_of_fallback):
+    for cached in (build._compiled_once, build.time_loop, build.cell_step, call.prepare, dispatch._warn_of_fallback):
         cached.cache_clear()
     inputs = random_inputs(get_cell("elman"), 2, 3, 1, 6, torch.float32)
     with pytest.raises(KernelUnavailable, match=r"^numba cannot compile the kernels for the CPU: LLVM has no such"):
@@ -114,9 +115,24 @@ def test_what_it_does_not_serve_has_a_reason(monkeypatch):
     assert reason() is None
     assert reason(device=torch.device("cuda:0")) == "it runs on CPUs, not on cuda"
     assert reason(dtype=torch.bfloat16) == "it computes in float32 and float64, not in torch.bfloat16"
-    assert reason(head_dim=385) == "it serves head sizes up to 384, got 385; larger ones are faster by vanilla"
+    assert reason(head_dim=4096) is None
     monkeypatch.setattr("flashrnn.cpu.backend._installed", lambda: False)
-    assert reason() == "numba is not installed: pip install '.[cpu]' in a clone of flashrnn-lm"
+    assert reason() == "numba is not installed: pip install numba"
+
+
+def test_without_numba_the_first_slow_call_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("flashrnn.cpu.backend._installed", lambda: False)
+    for cached in (dispatch._refusal, dispatch._choose, dispatch._warn_of_missing_numba):
+        cached.cache_clear()
+    inputs = random_inputs(get_cell("gru"), 2, 3, 1, 6, torch.float32)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for backend in ("vanilla", "auto", "auto"):
+            flashrnn(*inputs, function="gru", backend=backend)
+    (warning,) = seen
+    assert "pip install numba" in str(warning.message)
+    for cached in (dispatch._refusal, dispatch._choose):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu_fused"])

@@ -1,5 +1,6 @@
 import multiprocessing
 import threading
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, c_void_p, cast
 
@@ -35,7 +36,7 @@ def output(B: int = 4, N: int = 2) -> torch.Tensor:
 
 def call_in_threads(function, tasks: int) -> None:
     c_function = CFUNCTYPE(None, c_void_p)(lambda _: function())
-    words = torch.zeros(1, dtype=torch.int64)
+    words = array("q", [0])
     threads.run(cast(c_function, c_void_p).value, threads.Data(words, ()), tasks)
 
 
@@ -93,7 +94,7 @@ def test_without_openmp_an_error_in_a_thread_reaches_the_caller():
         raise ValueError("thread failed")
 
     with pytest.raises(ValueError, match="thread failed"):
-        threads._run_in_pool(fail, threads.Data(torch.zeros(1, dtype=torch.int64), ()), 2)
+        threads._run_in_pool(fail, threads.Data(array("q", [0]), ()), 2)
 
 
 @pytest.mark.usefixtures("_two_threads")

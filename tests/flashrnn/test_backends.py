@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from flashrnn import get_cell
+from tests.problems import MINIMAL_GATED
 from tests.suite import (
     CELL_CASES,
     HEADS_CASES,
@@ -10,11 +12,13 @@ from tests.suite import (
     LENGTH_CASES,
     RESET_CASES,
     SIZE_CASES,
+    Case,
     check,
     check_no_states,
 )
 
-WIDTHS = (1, 20, 33, 64, 100)  # head sizes that fill a width of the kernels, and such that do not
+WIDTHS = (1, 20, 33, 64, 100, 512)  # head sizes that fill a width of the kernels, and such that do not
+LARGE_CASES = [Case(get_cell("gru"), 11, 9, 2, 387, reset=True), Case(MINIMAL_GATED, 6, 9, 1, 400, time_major=True)]
 CASES = [
     *CELL_CASES,
     *(case for case in RESET_CASES if case.D == 32),
@@ -22,6 +26,7 @@ CASES = [
     *(case for case in SIZE_CASES if case.D in WIDTHS),
     *HEADS_CASES,
     *LAYOUT_CASES,
+    *LARGE_CASES,
 ]
 
 

@@ -45,6 +45,23 @@ def product(rows: int, depth: int) -> str:
     return "\n".join(lines)
 
 
+def row_product(rows: int, columns: int) -> str:
+    """`dots_{rows}x{columns}(out, a, row_step, w, depth)`: out [rows, columns] += a [rows, depth] @ w.T, where w is
+    [columns, depth], and rows of `out` and a are `row_step` apart.
+
+    The sums stay in registers, each in parts, one for each place in a vector.
+    """
+    sums = [(r, c) for r in range(rows) for c in range(columns)]
+    lines = ["@njit(**SUMS)", f"def dots_{rows}x{columns}(out, a, row_step, w, depth):"]
+    lines += [f"    s{r}_{c} = F(0)" for r, c in sums]
+    lines.append("    for d in range(depth):")
+    lines += [f"        a{r} = a[{r} * row_step + d]" for r in range(rows)]
+    lines += [f"        w{c} = w[{c} * depth + d]" for c in range(columns)]
+    lines += [f"        s{r}_{c} += a{r} * w{c}" for r, c in sums]
+    lines += [f"    out[{r} * row_step + {c}] += s{r}_{c}" for r, c in sums]
+    return "\n".join(lines)
+
+
 def _loop(arrays: tuple[str, ...], body: list[str]) -> str:
     lines = [
         f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, **OPTIONS)",

@@ -6,14 +6,17 @@ k // count of sequence k % count.
 
 FIELDS = (
     *SHARED,
-    "R",  # [Gr, N, D, width]
+    "R",  # [Gr, N, D, row], for rows.py transposed
     "d_h",  # [rows, N, D], or 0
     "d_aux",  # [S-1, rows, N, D], or 0
     "d_x",  # [rows, Gi, N, D]
-    "d_R",  # [parts, Gr, N, D, width], to be added to
+    "d_u",  # [rows, Ga, N, D]: gradients of the gates without an input, or 0
+    "alone",  # Ga
+    "alone_of",  # [G]: which of these is this gate's, or -1
+    "d_R",  # [parts, Gr, N, D, width], to be added to, or 0
     "d_b",  # [parts, G, N, width], to be added to
     "one",  # the number
-    "d_states",  # [S, B, N, D]: of the last states, then of the first
+    "d_states",  # [S] addresses of [B, N, D]: of the last states, then of the first
 )
 
 
@@ -32,7 +35,7 @@ def load_previous(z, old, sequence, t, head):
         if is_reset(z, row_of(z, sequence, t)):
             clear(to, z.width)
         elif t == 0:
-            copy(to, behind(z.initial, state_at(z, s, sequence, head)), z.D)
+            copy(to, state_of(z, z.initial, s, sequence, head), z.D)
         elif s == 0:
             copy(to, behind(z.h, (row * z.heads + head) * z.D), z.D)
         else:
@@ -63,6 +66,10 @@ def add_sums(z, gates, h, part, head, rows):
     """Sums over rows: of the gates' gradients, and of these times the h that they saw."""
     for gate in range(z.gates):
         given, d_b = behind(gates, gate * z.stride), behind(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
+        if z.d_R == 0:
+            for r in range(rows):
+                add(d_b, behind(given, r * z.width), z.D)
+            continue
         add_product(z, d_b, behind(z.one, 0), 0, 0, given, 1, rows)
         k = words_behind(z.recurrent_of, gate)[0]
         if k >= 0:
@@ -77,6 +84,10 @@ def store_gates(z, gates, row, head):
         k = words_behind(z.input_of, gate)[0]
         if k >= 0:
             stream(z.d_x, input_at(z, row, k, head), behind(gates, gate * z.stride), z.D)
+        elif z.d_u != 0:
+            k = words_behind(z.alone_of, gate)[0]
+            if k >= 0:
+                stream(z.d_u, ((row * z.alone + k) * z.heads + head) * z.D, behind(gates, gate * z.stride), z.D)
 
 
 @function

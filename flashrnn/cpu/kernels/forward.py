@@ -3,9 +3,9 @@
 FIELDS = (
     *SHARED,
     "x",  # [rows, Gi, N, D]
-    "weights",  # [Gr, N, D, width]: R transposed, [previous unit, unit]
+    "weights",  # [Gr, N, D, row]: R transposed, [previous unit, unit], or for rows.py R itself
     "b",  # [G, N, D]
-    "last",  # [S, B, N, D]
+    "last",  # [S] addresses of [B, N, D]
 )
 
 

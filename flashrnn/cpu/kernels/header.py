@@ -16,6 +16,7 @@ pointer, words = CPointer(real), CPointer(intp)
 # Products and sums become one instruction; NaN, infinities and the order of sums stay.
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}}
 function = njit(**OPTIONS)
+SUMS = {**OPTIONS, "fastmath": {"contract", "reassoc"}}  # of vectors, whose places are added up apart
 
 
 def _places_of(kind):

@@ -8,7 +8,8 @@ compiled once.
 
 # The kernel's arguments `z`: numbers and addresses.
 SHARED = (
-    "counters",  # [2]: tasks, and threads, that have begun
+    "begun",  # tasks, 0 before the call
+    "threads",  # that have begun, 0 before the call
     "tasks",
     "part",  # sequences in a part of the batch
     "room",  # [threads, room_size]: what a thread works on
@@ -28,10 +29,11 @@ SHARED = (
     "matrices",
     "input_of",  # [G]: which input is this gate's, or -1
     "recurrent_of",  # [G]: which matrix is this gate's, or -1
-    "multiply",  # the function of product.py
+    "multiply",  # the function of product.py, or of rows.py, whose matrices have rows of D numbers
+    "row",  # numbers in a row of the matrices
     "cell",  # the cell's step
-    "initial",  # [S, B, N, D]
-    "reset",  # [rows]
+    "initial",  # [S] addresses of [B, N, D]
+    "reset",  # [rows], or 0
     "h",  # [rows, N, D]
     "aux",  # [S-1, rows, N, D], forward 0 if it is not wanted
     "pre",  # [rows, N, G, D], the gates' pre-activations, forward 0 if they are not wanted
@@ -113,7 +115,7 @@ def row_of(z, sequence, t):
 
 @function
 def is_reset(z, row):
-    return bytes_behind(z.reset, row)[0] != 0
+    return z.reset != 0 and bytes_behind(z.reset, row)[0] != 0
 
 
 @function
@@ -132,27 +134,28 @@ def gate_at(z, row, gate, head):
 
 
 @function
-def state_at(z, s, sequence, head):
-    return ((s * z.batch + sequence) * z.heads + head) * z.D
+def state_of(z, states, s, sequence, head):
+    """Where one of the `states`, [S] addresses of [B, N, D], of a sequence begins."""
+    return behind(words_behind(states, s)[0], (sequence * z.heads + head) * z.D)
 
 
 @function
 def matrix_at(z, k, head):
-    return (k * z.heads + head) * z.D * z.width
+    return (k * z.heads + head) * z.D * z.row
 
 
 @function
 def load_states(z, state, states, begin, count, head):
     for s in range(z.states):
         for r in range(count):
-            copy(behind(state, s * z.stride + r * z.width), behind(states, state_at(z, s, begin + r, head)), z.D)
+            copy(behind(state, s * z.stride + r * z.width), state_of(z, states, s, begin + r, head), z.D)
 
 
 @function
 def store_states(z, state, states, begin, count, head):
     for s in range(z.states):
         for r in range(count):
-            copy(behind(states, state_at(z, s, begin + r, head)), behind(state, s * z.stride + r * z.width), z.D)
+            copy(state_of(z, states, s, begin + r, head), behind(state, s * z.stride + r * z.width), z.D)
 
 
 @function

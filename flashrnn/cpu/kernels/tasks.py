@@ -24,7 +24,7 @@ def next_of(typing, counter):
 @cfunc(void(words), cache=CACHE, **OPTIONS)
 def kernel(data):
     z = arguments_at(data)
-    begun, threads = words_behind(z.counters, 0), words_behind(z.counters, 1)
+    begun, threads = words_behind(data, 0), words_behind(data, 1)
     task = next_of(begun)
     if task < z.tasks:  # only so many threads have room
         room = behind(z.room, next_of(threads) * z.room_size)

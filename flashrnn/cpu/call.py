@@ -1,0 +1,129 @@
+"""Calls of compiled kernels, whose arguments are one array of numbers and addresses.
+
+Whatever follows from the sizes of a call is prepared once; a call copies it and adds its addresses.
+"""
+
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache, lru_cache
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
+from flashrnn.cpu import build, threads
+from flashrnn.products import places, recurrent_only
+
+_SMALL = 2**19  # multiplications of a call that one thread has done before another one has begun
+
+
+class Sizes(NamedTuple):
+    """All that decides which kernel runs, and on how many threads."""
+
+    direction: str
+    cell: Cell
+    batch: int
+    steps: int
+    heads: int
+    head_dim: int
+    time_major: bool
+    dtype: torch.dtype
+    threads: int  # that there are
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether products are those of kernels/rows.py: of large heads, and where the other would be slower than the
+        copy of R that it needs."""
+        return build.is_large(self.head_dim) or (self.direction == "forward" and self.steps == 1)
+
+
+class Prepared(NamedTuple):
+    """What calls of the same sizes share."""
+
+    sizes: Sizes
+    kernel: build.Part
+    words: array
+    field: dict[str, int]  # where an argument stands among the words
+    threads: int  # that take part
+    parts: int  # of the batch
+    buffers: int  # numbers that they work on
+    tensors: tuple[Tensor, ...]  # which words point to
+
+    def run(self, **arguments: Tensor | Sequence[Tensor] | None) -> None:
+        """Run with these arguments, by their names in the kernels; several tensors are an array of their addresses."""
+        words, kept = self.words[:], []
+        room = self._room()
+        words[self.field["room"]] = room.data_ptr()
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                words[self.field[name]] = value.data_ptr()
+            elif value is not None:
+                kept.append(addresses := array("q", [x.data_ptr() for x in value]))
+                words[self.field[name]] = addresses.buffer_info()[0]
+        threads.run(self.kernel.address, threads.Data(words, (room, arguments, kept)), self.threads)
+        if self.sizes.steps == 1:
+            _spare(self.buffers, self.sizes.dtype).append(room)
+
+    def _room(self) -> Tensor:
+        """Zeros, because there are numbers that are slow to work on; for a single step what another one has left."""
+        if self.sizes.steps == 1:
+            with suppress(IndexError):  # no other thread gets the same
+                return _spare(self.buffers, self.sizes.dtype).pop()
+        return torch.zeros(self.buffers, dtype=self.sizes.dtype, device="cpu")
+
+
+@cache
+def _spare(numbers: int, dtype: torch.dtype) -> list[Tensor]:
+    return []
+
+
+@lru_cache(maxsize=1024)
+def prepare(sizes: Sizes) -> Prepared:
+    """Return what calls of such sizes share; raises KernelUnavailable."""
+    direction, cell, B, T, N, D, time_major, dtype, _ = sizes
+    layout, (parts, part) = build.layout(D), _parts(sizes)
+    kernel = build.time_loop(direction, dtype)
+    product = build.row_product_of(dtype) if sizes.by_rows else build.matrix_product(layout.width, dtype)
+    alone = recurrent_only(cell)
+    tensors = [torch.tensor(places(cell.gates, gates)) for gates in (cell.input_gates, cell.recurrent_gates, alone)]
+    buffers = (len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)) * layout.stride
+    values = {
+        "tasks": parts * N,
+        "part": part,
+        "room_size": buffers,
+        **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
+        **dict(zip(("batch_stride", "time_stride"), (1, B) if time_major else (T, 1), strict=True)),
+        **layout._asdict(),
+        "row": D if sizes.by_rows else layout.width,
+        "gates": len(cell.gates),
+        "states": len(cell.states),
+        "inputs": len(cell.input_gates),
+        "matrices": len(cell.recurrent_gates),
+        "alone": len(alone),
+        **dict(zip(("input_of", "recurrent_of", "alone_of"), (x.data_ptr() for x in tensors), strict=True)),
+        "multiply": product.address,
+        "cell": build.cell_step(direction, cell, layout.stride, dtype).address,
+    }
+    fields = kernel.module.FIELDS
+    words = array("q", [values.get(name, 0) for name in fields])
+    busy = 1 if _is_small(sizes) else min(parts * N, sizes.threads)
+    field = {name: k for k, name in enumerate(fields)}
+    return Prepared(sizes, kernel, words, field, busy, parts, busy * buffers, tuple(tensors))
+
+
+def _is_small(sizes: Sizes) -> bool:
+    matrices = len(sizes.cell.recurrent_gates) * sizes.heads * sizes.head_dim**2
+    return sizes.batch * sizes.steps * matrices < _SMALL
+
+
+def _parts(sizes: Sizes) -> tuple[int, int]:
+    """How the batch is divided, so that the heads' parts keep all threads busy: the number of parts, and the sequences
+    in each, but for the last."""
+    if _is_small(sizes):
+        return 1, sizes.batch
+    size = -(-sizes.batch // (sizes.threads // gcd(sizes.heads, sizes.threads)))
+    size += -size % (4 if sizes.by_rows else 2)  # sequences that are worked on at once
+    return -(-sizes.batch // size), size

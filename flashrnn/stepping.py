@@ -1,0 +1,191 @@
+"""One time step of a network on the CPU: a call of the kernel per layer, with as little around it as there can be.
+
+At a batch of one the kernel takes 5 µs; what a whole sequence does before it starts takes forty times as long.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from flashrnn import op
+from flashrnn._torch_private import autograd_alone, transforms_active
+from flashrnn.cells import Cell
+from flashrnn.cpu.backend import CpuFused, gradients
+from flashrnn.cpu.call import Sizes, prepare
+from flashrnn.dispatch import choose
+from flashrnn.problem import KernelUnavailable, Problem
+from flashrnn.recurrence import Recurrence
+from flashrnn.residual import Residual
+
+_PLAIN = (Tensor, nn.Parameter)
+_CPU = torch.device("cpu")
+
+
+class Layer(NamedTuple):
+    """What `step` takes of a layer."""
+
+    recurrent: Recurrence
+    W: Tensor  # of the input product
+    R: Tensor
+    b: Tensor | None
+
+
+def layers(
+    modules: Sequence[tuple[nn.Module, nn.Module]], x: Tensor, states: Sequence[Tensor], reset: Tensor | None
+) -> list[Layer] | None:
+    """Return what `step` takes of each layer, or None where it does not serve the call: the modules are no more what
+    FlashRNN has made them, their backend is not `cpu_fused`, not autograd alone looks at it, or an argument is wrong.
+
+    Args:
+        modules: of each layer input product and recurrence.
+        x: [B, features].
+        states: of each state of the cell [layers, B, H].
+        reset: [B] or None.
+    """
+    if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2:
+        return None
+    dtype, (B, features), (_, first) = x.dtype, x.shape, modules[0]
+    if not (B and is_plain(x, dtype) and len(states) == len(first.cell.states)):
+        return None
+    if reset is not None and not is_plain(reset, torch.bool):
+        return None
+    size = len(modules), B, first.hidden_size
+    for state in states:
+        if not is_plain(state, dtype) or state.shape != size or not state.is_contiguous():
+            return None
+    found = []
+    for product, recurrent in modules:
+        if (layer := _layer(product, recurrent, dtype)) is None or layer.W.shape[1] != features:
+            return None
+        found.append(layer)
+        features = layer.recurrent.hidden_size
+    return found
+
+
+def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether x is a tensor of that dtype on the CPU, of no subclass."""
+    return type(x) in _PLAIN and x.dtype == dtype and x.device == _CPU
+
+
+def as_made(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> bool:
+    """Return whether nothing but their weights of that dtype decides what a layer's modules do."""
+    if type(product) is not nn.Linear or type(recurrent) is not Recurrence:  # parametrizations change the class
+        return False
+    if product._forward_pre_hooks or product._forward_hooks or recurrent._forward_pre_hooks or recurrent._forward_hooks:
+        return False
+    W, R, b = product._parameters.get("weight"), recurrent._parameters.get("R"), recurrent._parameters.get("b")
+    return is_plain(W, dtype) and is_plain(R, dtype) and (b is None or is_plain(b, dtype))
+
+
+def _layer(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> Layer | None:
+    if not as_made(product, recurrent, dtype):
+        return None
+    of_recurrent = recurrent._parameters
+    R = of_recurrent["R"]
+    if not _is_for_the_kernel(recurrent.cell, recurrent.backend, *R.shape[1:3], dtype):
+        return None
+    return Layer(recurrent, product._parameters["weight"], R, of_recurrent["b"])
+
+
+@lru_cache(maxsize=1024)
+def _is_for_the_kernel(cell: Cell, backend: str, heads: int, head_dim: int, dtype: torch.dtype) -> bool:
+    problem = Problem(cell, heads, head_dim, dtype, _CPU, training=True, reset=False)
+    try:
+        if choose(backend, problem).name != CpuFused.name:
+            return False
+        for direction in problem.directions:
+            prepare(Sizes(direction, cell, 1, 1, heads, head_dim, False, dtype, 1))
+    except (ValueError, KernelUnavailable):  # which a whole sequence reports
+        return False
+    return True
+
+
+def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None) -> tuple[Tensor, ...]:
+    """Return h [B, H] and the new states, each of the shape of the old one.
+
+    Args:
+        layer: of `layers`.
+        x: [B, features].
+        states: of each state of the cell a tensor of B*H elements.
+        reset: [B] bool, or None.
+    """
+    recurrent, W, R, b = layer
+    if torch.is_grad_enabled() and (W.requires_grad or any(_requires_grad(t) for t in (R, b, x, *states))):
+        return _Step.apply(recurrent.cell, reset, x, W, R, b, *states)
+    return _forward(recurrent.cell, reset, linear(x, W), R, b, states, None)
+
+
+def _requires_grad(x: Tensor | None) -> bool:
+    return x is not None and x.requires_grad
+
+
+def _forward(cell: Cell, reset, Wx: Tensor, R: Tensor, b: Tensor | None, states, gates: Tensor | None):
+    B, (_, N, D, _) = Wx.shape[0], R.shape
+    kernel = prepare(Sizes("forward", cell, B, 1, N, D, False, Wx.dtype, torch.get_num_threads()))
+    h, new = Wx.new_empty(B, N * D), [torch.empty_like(state) for state in states]
+    kernel.run(
+        h=h,
+        x=Wx,
+        weights=R.contiguous(),
+        b=Wx.new_zeros(len(cell.gates), N, D) if b is None else b.contiguous(),
+        reset=None if reset is None else reset.contiguous(),
+        initial=states,
+        last=new,
+        pre=gates,
+    )
+    return h, *new
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, cell, reset, x, W, R, b, *states):
+        gates = x.new_empty(x.shape[0], len(cell.gates) * R.shape[1] * R.shape[2])
+        ctx.cell, ctx.has_bias = cell, b is not None
+        ctx.save_for_backward(x, W, R, reset, gates, *states)
+        ctx.set_materialize_grads(False)
+        return _forward(cell, reset, linear(x, W), R, b, states, gates)
+
+    @staticmethod
+    def backward(ctx, d_h, *d_new):
+        x, W, *kept = ctx.saved_tensors
+        batched_or_with_a_graph = transforms_active() or torch.is_grad_enabled()
+        run = _by_operator if batched_or_with_a_graph else _backward
+        d_Wx, d_R, d_b, *d_states = run(ctx.cell, d_h, d_new, *kept)
+        _, _, of_x, of_W, *_ = ctx.needs_input_grad
+        d_x, d_W = d_Wx @ W if of_x else None, d_Wx.t() @ x if of_W else None
+        return None, None, d_x, d_W, d_R, d_b if ctx.has_bias else None, *d_states
+
+
+def _backward(cell: Cell, d_h: Tensor | None, d_new, R: Tensor, reset, gates: Tensor, *states):
+    B, (_, N, D, _) = gates.shape[0], R.shape
+    d_states = [
+        torch.zeros_like(state) if d is None else d.clone(memory_format=torch.contiguous_format)
+        for state, d in zip(states, d_new, strict=True)
+    ]
+    before = [state.view(B, N, D) for state in states]
+    d_h = None if d_h is None else d_h.contiguous()
+    d_x, d_R, d_b = gradients(cell, R, before, _column(reset), before[0].unsqueeze(1), gates, d_h, d_states)
+    return d_x.view(B, -1), d_R, d_b, *d_states
+
+
+def _by_operator(cell: Cell, d_h: Tensor | None, d_new, R: Tensor, reset, gates: Tensor, *states):
+    """As `_backward`, by the operator, which all that looks at it knows."""
+    B, (_, N, D, _) = gates.shape[0], R.shape
+    before = torch.stack([state.view(B, N, D) for state in states])
+    h, aux, gates = before[0].unsqueeze(1), before[1:].unsqueeze(2), gates.view(B, 1, N, -1, D)
+    residual = Residual(R, before, _column(reset), h, aux, gates, "NGD")
+    d_last = None
+    if any(d is not None for d in d_new):
+        d_last = torch.stack([torch.zeros_like(s) if d is None else d for s, d in zip(states, d_new, strict=True)])
+        d_last = d_last.view(before.shape)
+    d_h = None if d_h is None else d_h.view(B, 1, N, D)
+    d_x, d_R, d_b, d_before = op.backward(cell, CpuFused.name, residual, d_h, (None,) * (len(states) - 1), d_last)
+    return d_x.flatten(1), d_R, d_b, *(d.reshape(state.shape) for d, state in zip(d_before, states, strict=True))
+
+
+def _column(reset: Tensor | None) -> Tensor | None:
+    return None if reset is None else reset[:, None]

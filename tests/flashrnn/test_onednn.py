@@ -1,0 +1,101 @@
+"""An LSTM on the CPU runs by nn.LSTM's own kernel where that is what the caller asks for, and gives its results."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from flashrnn import Cell, FlashRNN, onednn
+from tests.tolerances import BOUNDS
+
+NETWORKS = [{}, {"num_layers": 2, "bidirectional": True, "bias": False}, {"batch_first": True}]
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The results of all calls that ask for oneDNN, None where it was not taken."""
+    results, lstm = [], onednn.lstm
+
+    def record(*args):
+        results.append(lstm(*args))
+        return results[-1]
+
+    monkeypatch.setattr(onednn, "lstm", record)
+    return results
+
+
+def gradients(network: nn.Module, x: torch.Tensor, states) -> tuple[torch.Tensor, ...]:
+    x = x.clone().requires_grad_()
+    out, (h, c) = network(x, states)
+    weights = [w for name, w in network.named_parameters() if "bias_hh" not in name]
+    return out, h, c, *(g.flatten() for g in torch.autograd.grad(out.sum() + c.sum(), (x, *weights)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", NETWORKS, ids=str)
+def test_results_are_those_of_nn_lstm(options, dtype, taken):
+    torch.manual_seed(0)
+    theirs = nn.LSTM(5, 6, **options).to(dtype)
+    ours, x = FlashRNN.from_torch(theirs), torch.randn(4, 4, 5, dtype=dtype)
+    sizes = ours.num_layers * len(ours._directions), 4, 6
+    states = tuple(torch.randn(sizes, dtype=dtype) for _ in range(2))
+    found, expected = gradients(ours, x, states), gradients(theirs, x, states)
+    assert taken[0] is not None
+    assert found[2].dtype == torch.float32
+    # the order of the parameters differs: a layer's input product and recurrence are modules
+    assert_close([f.to(dtype) for f in found[:4]], list(expected[:4]), rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
+    norms = [sorted(float(g.norm()) for g in results[4:]) for results in (found, expected)]
+    assert norms[0] == pytest.approx(norms[1], rel=10 * BOUNDS[dtype])
+
+
+def test_dropout_between_layers_is_that_of_nn_lstm():
+    theirs = nn.LSTM(5, 6, 2, dropout=0.5)
+    ours, x = FlashRNN.from_torch(theirs), torch.randn(4, 3, 5)
+    outputs = []
+    for network in (ours, theirs):
+        torch.manual_seed(3)
+        outputs.append(network(x)[0])
+    assert_close(*outputs)
+    assert not torch.equal(ours(x)[0], outputs[0])
+    assert torch.equal(ours.eval()(x)[0], ours(x)[0])
+
+
+def _named_alike(i, f, z, o, h, c):
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * z
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"backend": "vanilla"},
+        {"function": "gru"},
+        {"function": Cell("lstm", _named_alike, ("h", "c"))},
+        {"num_heads": 2},
+        {"proj_size": 3},
+        {"dtype": torch.float64},
+    ],
+    ids=["backend", "cell", "cell's name", "heads", "projection", "dtype"],
+)
+def test_other_networks_run_otherwise(options, taken):
+    network = FlashRNN(5, 6, **options)
+    network(torch.randn(4, 3, 5, dtype=network.recurrent_l0.R.dtype))
+    assert taken == [None]
+
+
+def test_resets_hooks_and_compilers_are_seen(taken):
+    network, x = FlashRNN(5, 6), torch.randn(4, 3, 5)
+    expected = network(x)[0]
+    assert_close(network(x, reset=torch.zeros(3, 4, dtype=torch.bool))[0], expected)
+    assert_close(torch.compile(network, backend="eager")(x)[0], expected)
+    torch.func.grad(lambda x: network(x)[0].sum())(x)
+    seen = []
+    network.recurrent_l0.register_forward_hook(lambda *_: seen.append(1))
+    assert_close(network(x)[0], expected)
+    assert seen
+    assert sum(result is not None for result in taken) == 1
+
+
+def test_wrong_states_are_refused_as_ever():
+    with pytest.raises(ValueError, match=r"states must be 2 tensor\(s\)"):
+        FlashRNN(5, 6)(torch.randn(4, 3, 5), (torch.zeros(1, 3, 6),))
