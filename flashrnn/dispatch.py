@@ -12,7 +12,7 @@ from flashrnn._torch_private import constant_when_compiled
 from flashrnn.cells import Cell, cell_of_key
 from flashrnn.cpu.backend import NUMBA_IS_MISSING, CpuFused
 from flashrnn.cuda.resident.backend import CudaFused
-from flashrnn.cuda.streaming.backend import CudaStreaming
+from flashrnn.cuda.streaming.backend import Cuda
 from flashrnn.problem import (
     Backend,
     Gradients,
@@ -31,7 +31,7 @@ from flashrnn.triton.backend import TritonFused
 logger = logging.getLogger("flashrnn")
 
 CPU_FUSED, VANILLA = CpuFused(), Reference()
-BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), CudaStreaming(), CPU_FUSED, VANILLA)
+BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), Cuda(), CPU_FUSED, VANILLA)
 """All backends, the one that `auto` prefers first."""
 
 

@@ -66,7 +66,7 @@ def plans(
     if reason := tiling.infeasible(spec):
         raise UnsupportedProblem(f"{direction} does not fit on the chip: {reason.summary}")
     for cycles, found in tiling.estimates(spec):
-        fragments = spec.planes * tiling.tiles_of_warp(spec, found)
+        fragments = spec.splits * tiling.tiles_of_warp(spec, found)
         shape = found.blocks, found.grid, found.warps, found.sequences
         yield Plan(*shape, fragments, found.register_fragments, found.stages, cycles)
 

@@ -16,10 +16,11 @@ from flashrnn.problem import KernelUnavailable, making_kernels
 
 
 class LoadedKernel:
-    """A kernel on one GPU, with its launch shape: blocks of `threads` in groups of `blocks`.
+    """A kernel on one GPU, with its launch shape: blocks of `threads` threads in groups of `blocks`.
 
-    A group is a cluster, or, in a `grid`, blocks anywhere on the GPU that are certain to run at the same time. `beside`
-    lets the kernel begin when all blocks of the one before it in the stream run and have said so.
+    A group is a cluster or, with `grid`, a cooperative group: blocks anywhere on the GPU that run at the same time. A
+    `dependent` kernel is a programmatic dependent launch: it begins once all blocks of the kernel before it in the
+    stream have called griddepcontrol.launch_dependents.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class LoadedKernel:
         shared_bytes: int,
         blocks: int,
         grid: bool,
-        beside: bool = False,
+        dependent: bool = False,
     ) -> None:
         from cuda.bindings import driver
         from cuda.core import Device, ObjectCode
@@ -40,8 +41,8 @@ class LoadedKernel:
         with making_kernels(refusal), torch.cuda.device(device):  # which puts back the caller's
             Device(device).set_current()
             self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
-        self.device, self.threads, self.shared_bytes, self.blocks, self.grid, self.beside = (
-            device, threads, shared_bytes, blocks, grid, beside,
+        self.device, self.threads, self.shared_bytes, self.blocks, self.grid, self.dependent = (
+            device, threads, shared_bytes, blocks, grid, dependent,
         )  # fmt: skip
         self._config = cache(self._make_config)
         self._parameters = parameters
@@ -60,7 +61,7 @@ class LoadedKernel:
             self.at_once = self._groups_at_once()
         if not self.at_once:
             raise KernelUnavailable(
-                f"{binary.entry}: this GPU has no room for {blocks} blocks with {shared_bytes} bytes of shared memory "
+                f"{binary.entry}: this GPU cannot run {blocks} blocks with {shared_bytes} bytes of shared memory "
                 "each at a time; another process or a partition (MIG) may hold part of it"
             )
 
@@ -74,13 +75,14 @@ class LoadedKernel:
         config = LaunchConfig(grid=1, cluster=self.blocks, block=self.threads, shmem_size=self.shared_bytes)
         return occupancy.max_active_clusters(config, stream=_current_stream(self.device))
 
-    def rounds(self, groups: int) -> Iterator[tuple[int, int]]:
-        """(first group, number of groups) of each launch: blocks of a grid wait for each other, so all have to run."""
-        together = self.at_once if self.grid else groups
-        return ((first, min(together, groups - first)) for first in range(0, groups, together))
+    def waves(self, groups: int) -> Iterator[tuple[int, int]]:
+        """Yield (first group, number of groups) of each launch: with `grid`, whose blocks wait for each other, as many
+        launches as it takes for all blocks of each to run at once; otherwise one."""
+        wave = self.at_once if self.grid else groups
+        return ((first, min(wave, groups - first)) for first in range(0, groups, wave))
 
     def with_known(self, **arguments: int) -> "Launch":
-        """Return launches that have these arguments, the last ones of the kernel."""
+        """Return launches with these arguments, the last ones of the kernel, filled in."""
         return Launch(self, Packed(self._parameters, arguments))
 
     def run(self, groups: int, arguments: int) -> None:
@@ -131,7 +133,7 @@ class LoadedKernel:
         elif self.blocks > 1:
             cluster = add("CLUSTER_DIMENSION").clusterDim
             cluster.x, cluster.y, cluster.z = self.blocks, 1, 1
-        if self.beside:
+        if self.dependent:
             add("PROGRAMMATIC_STREAM_SERIALIZATION").programmaticStreamSerializationAllowed = 1
         return attributes
 
@@ -143,7 +145,7 @@ class Launch:
         self._kernel, self._packed, self._packing = kernel, packed, Lock()
 
     def __call__(self, groups: int, arguments: Mapping[str, Argument]) -> None:
-        """Launch `groups` groups of blocks with these arguments, those apart that are known."""
+        """Launch `groups` groups of blocks; `arguments` are all but the known ones."""
         with self._packing:  # the driver copies the arguments before it returns, but lets other threads run meanwhile
             self._packed.pack(arguments)
             self._kernel.run(groups, self._packed.address)
@@ -158,15 +160,15 @@ def load(
     shared_bytes: int,
     blocks: int,
     grid: bool,
-    beside: bool = False,
+    dependent: bool = False,
 ) -> LoadedKernel:
-    return LoadedKernel(binary, parameters, device, threads, shared_bytes, blocks, grid, beside)
+    return LoadedKernel(binary, parameters, device, threads, shared_bytes, blocks, grid, dependent)
 
 
 def zeros(device: int, size: int) -> Tensor:
     """Return `size` zero bytes, or more, on a GPU, for kernels on PyTorch's current stream, which must not write there.
 
-    They are kept for later calls. A CUDA graph fills its own, which live as long as it does.
+    They are cached for later calls. A CUDA graph fills its own, which live as long as it does.
     """
     if torch.cuda.current_device() == device:
         return _zeros(device, size)
@@ -177,15 +179,15 @@ def zeros(device: int, size: int) -> Tensor:
 def _zeros(device: int, size: int) -> Tensor:
     if torch.cuda.is_current_stream_capturing():
         return _new_zeros(size)
-    return _kept_zeros(device, current_stream(device), 1 << max(20, (size - 1).bit_length()))
+    return _cached_zeros(device, current_stream(device), 1 << max(20, (size - 1).bit_length()))
 
 
 @lru_cache(maxsize=16)
-def _kept_zeros(device: int, stream: int, size: int) -> Tensor:
+def _cached_zeros(device: int, stream: int, size: int) -> Tensor:
     """Return zeros of PyTorch's allocator for one stream: whoever gets their memory next runs later on that stream.
 
     Another thread allocates them, because this one may allocate from the memory pool of a CUDA graph that it is about
-    to capture, where nothing may stay.
+    to capture, in which nothing may outlive the graph.
     """
 
     def fill(stream: torch.cuda.Stream) -> Tensor:
@@ -201,7 +203,7 @@ def _new_zeros(size: int) -> Tensor:
 
 
 def _current_stream(device: int):
-    """PyTorch's current stream as cuda-core has it. Not kept: the default streams of all GPUs have the same handle."""
+    """Return PyTorch's current stream as cuda-core's. Not cached: all GPUs' default streams have the same handle."""
     from cuda.core import Stream
 
     return Stream.from_handle(current_stream(device))

@@ -239,12 +239,12 @@ def _gradient_rows(spec: KernelSpec) -> Parameters:
     )
 
 
-def sum_of_parts(dtype: torch.dtype) -> Parameters:
-    """Return those of kernels/sum_of_parts.cuh."""
+def sum_of_partials(dtype: torch.dtype) -> Parameters:
+    """Return those of kernels/sum_of_partials.cuh."""
     return (
-        Parameter("partial", "const float2* __restrict__", torch.float32, ("parts", "pairs", 2)),
+        Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
         Parameter("total", "Pair* __restrict__", dtype, ("pairs", 2)),
-        *_numbers("parts", "pairs"),
+        *_numbers("partials", "pairs"),
     )
 
 

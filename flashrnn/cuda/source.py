@@ -1,4 +1,4 @@
-"""Text that stands before the source of any kernel: sizes as constants, and the cell's printed functions."""
+"""The printed source before a kernel's header: sizes as constants, and the cell's functions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from flashrnn.products import places, recurrent_only
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
 
 
-def cell_prelude(spec: KernelSpec, layout: Mapping[str, int], tables: Mapping[str, Sequence[int]]) -> str:
-    """What any kernel is told of its spec, its own constants `layout`, and its own `tables` by gate."""
+def cell_prelude(spec: KernelSpec, more: Mapping[str, int], tables: Mapping[str, Sequence[int]]) -> str:
+    """Return the source that all kernels of a cell need, with constants `more` and `tables` by gate for this one."""
     cell, variant = spec.cell, spec.variant
     constants = {
         "HEADS": spec.heads,
@@ -29,11 +29,11 @@ def cell_prelude(spec: KernelSpec, layout: Mapping[str, int], tables: Mapping[st
         "STATES": len(cell.states),
         "FACTORS": max(1, len(trace(cell).factors.outputs)),
         "RESET": variant.reset,
-        "KEEP_AUX": variant.aux is not None,
-        "KEEP_GATES": variant.training,
+        "STORE_AUX": variant.aux is not None,
+        "STORE_GATES": variant.training,
         "HAS_D_AUX": variant.d_aux,
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
-        **layout,
+        **more,
     }
     all_tables = {
         "INPUT_OF": places(cell.gates, cell.input_gates),
@@ -54,7 +54,7 @@ def cell_prelude(spec: KernelSpec, layout: Mapping[str, int], tables: Mapping[st
 def definitions(
     dtype: torch.dtype, constants: Mapping[str, int], tables: Mapping[str, Sequence[int]], tf32: bool = False
 ) -> str:
-    """The dtype of inputs and outputs, numbers, and lists of them, as C++; `tf32` as in `Variant`."""
+    """Return the dtype of inputs and outputs, constants and arrays as C++; `tf32` as in `Variant`."""
     lines = ["#define SCALAR_TF32" if tf32 else f"#define {_SCALAR[dtype]}"]
     lines += [f"constexpr int {name} = {int(value)};" for name, value in constants.items()]
     lines += [
@@ -65,7 +65,7 @@ def definitions(
 
 @cache
 def finite_at_zero(cell: Cell) -> bool:
-    """Whether padding, which is all zeros, stays finite: then it needs no masks."""
+    """Return whether padding, which is all zeros, stays finite: then it needs no masks."""
     graphs, names = trace(cell), (*cell.gates, *cell.states)
     zeros = [torch.zeros((), dtype=torch.float64)] * len(names)
     values = []

@@ -1,4 +1,4 @@
-"""What a kernel is made for: the key by which kernels are cached, and what the solvers of tilings are asked with."""
+"""What a kernel is made for: the cache key of kernels, and the question to the solvers of tilings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,20 +13,22 @@ from flashrnn.problem import Problem, dtype_name, tf32_allowed
 
 @dataclass(frozen=True)
 class Variant:
-    """What a call takes and gives, besides its sizes."""
+    """What a call takes and returns, besides its sizes."""
 
     reset: bool = False
-    aux: torch.dtype | None = None  # of the states behind the first at every step; None if none are there or wanted
-    training: bool = False  # gates are kept for the backward
+    aux: torch.dtype | None = (
+        None  # of the states after the first at every step; None if there are none or they are not needed
+    )
+    training: bool = False  # gates are stored for the backward
     d_aux: bool = False
     tf32: bool = False  # float32 products may be as coarse as TF32
-    half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float
-    parts: bool = False  # the backward counts the parts of its steps that are done, for a kernel beside it
+    half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float32
+    counts_chunks: bool = False  # the backward counts finished chunks of its steps, for a kernel that overlaps with it
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """All that a kernel and its tiling depend on. Those for d_R are of the backward that they follow."""
+    """Everything that a kernel and its tiling depend on. Kernels for d_R have the spec of their backward."""
 
     direction: str  # "forward" or "backward"
     cell: Cell
@@ -38,13 +40,13 @@ class KernelSpec:
     variant: Variant = Variant()
 
     @property
-    def planes(self) -> int:
-        """Parts of a number that tensor cores multiply one by one, as PLANES in kernels/common.cuh."""
+    def splits(self) -> int:
+        """Return how many numbers for the tensor cores a float is split into, as SPLITS in kernels/common.cuh."""
         return 1 if self.dtype != torch.float32 else 2 if self.variant.tf32 else 3
 
     @property
     def of_all_variants(self) -> "KernelSpec":
-        """The same for every spec with the same tilings."""
+        """Return a spec that all specs with the same tilings have in common."""
         return replace(self, variant=Variant(tf32=self.variant.tf32))
 
     def __str__(self) -> str:
@@ -62,6 +64,6 @@ def specs_of(problem: Problem) -> Iterator[KernelSpec]:
 def variant_of(
     reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False, half_bias: bool = False
 ) -> Variant:
-    """Return what a call takes that has these tensors."""
-    kept = aux.dtype if len(aux) and aux.shape[2] else None
-    return Variant(reset is not None, kept, training, d_aux, tf32_allowed(h.dtype, h.device), half_bias)
+    """Return the variant of a call with these tensors."""
+    aux_dtype = aux.dtype if len(aux) and aux.shape[2] else None
+    return Variant(reset is not None, aux_dtype, training, d_aux, tf32_allowed(h.dtype, h.device), half_bias)

@@ -1,4 +1,4 @@
-"""d_R after the time loop: of narrow heads by a kernel, because a library's products have too few results for a GPU."""
+"""d_R after the time loop. Narrow heads have a kernel: a library's product of that few results would not fill a GPU."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,18 +13,18 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.sum_of_parts import sum_of_parts
+from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.memory_format import aligned, contiguous
 
-WIDEST = 128  # of a head; wider ones were not tried
-_ROWS = 32  # that are loaded at a time
-_STAGES = 5  # loads on their way and in use, where they fit
-_UNITS = 256  # of all gates and heads of a block, which its registers hold
-_CLUSTER = 8  # blocks that add up what they have, where there are clusters
+WIDEST = 128  # head size; wider ones were not tried
+_ROWS = 32  # of a load
+_STAGES = 5  # loads in flight and in use, if they fit
+_UNITS = 256  # of a block, over its gates and heads: their sums are in registers
+_CLUSTER = 8  # blocks that add up their sums, on GPUs with clusters
 
 
 @dataclass(frozen=True)
-class Layout:
+class Tiling:
     """How many gates and heads a block takes; names as in kernels/weight_gradient.cuh."""
 
     gates: int
@@ -33,10 +33,10 @@ class Layout:
     stages: int
     blocks: int  # of a cluster
     shared_bytes: int
-    groups: int  # of gates and heads: clusters for the same rows
+    groups: int  # of gates and heads: clusters that read the same rows
 
     @staticmethod
-    def of(spec: KernelSpec) -> "Layout":
+    def of(spec: KernelSpec) -> "Tiling":
         heads, gpu = spec.heads, spec.gpu
         padded, all_gates = -(-spec.head_dim // 16) * 16, len(spec.cell.recurrent_gates)
         gate_groups = -(-all_gates * padded // _UNITS)
@@ -49,22 +49,22 @@ class Layout:
         blocks = _CLUSTER if gpu.clusters else 1
         results = together * gates * padded * (padded + 8) * 4 if gpu.clusters else 0
         groups = -(-all_gates // gates) * -(-heads // together)
-        return Layout(gates, together, warps, stages, blocks, max(stages * stage, results), groups)
+        return Tiling(gates, together, warps, stages, blocks, max(stages * stage, results), groups)
 
 
 def weight_gradient(
     spec: KernelSpec, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None
 ) -> Tensor:
-    """As `products.weight_gradient_of_states`, after the backward of that spec."""
+    """Return d_R as `products.weight_gradient_of_states` does, after the backward of that spec."""
     cell, (B, T, N, D) = spec.cell, h.shape
     other_gates = d_u.shape[2] > len(products.recurrent_only(cell))  # with a bias alone, as backend `cuda` has there
     if other_gates or not _has_kernel(spec):
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
-    kernel, layout = _kernel(spec, h.device.index)
-    parts = max(1, min(spec.gpu.multiprocessors // layout.groups, B * T // (_STAGES * _ROWS)) // layout.blocks)
-    shape, in_parts = (len(cell.recurrent_gates), N, D, D), parts > 1 or layout.blocks == 1
-    partial = torch.empty(parts, *shape, device=h.device) if in_parts else None
-    d_R = None if in_parts else h.new_empty(shape)
+    kernel, tiling = _kernel(spec, h.device.index)
+    k_splits = max(1, min(spec.gpu.multiprocessors // tiling.groups, B * T // (_STAGES * _ROWS)) // tiling.blocks)
+    shape, has_partials = (len(cell.recurrent_gates), N, D, D), k_splits > 1 or tiling.blocks == 1
+    partial = torch.empty(k_splits, *shape, device=h.device) if has_partials else None
+    d_R = None if has_partials else h.new_empty(shape)
     initial = None if states is None else states[0].to(h.dtype)
     arguments = {
         "d_x": d_Wx,
@@ -77,10 +77,10 @@ def weight_gradient(
         "B": B,
         "T": T,
         "row_t": products.batch_time_strides(h)[1],
-        "block_rows": -(-B * T // (parts * layout.blocks)),
+        "block_rows": -(-B * T // (k_splits * tiling.blocks)),
     }
-    kernel.launch(parts * layout.groups, arguments)
-    return sum_of_parts(partial, h.dtype) if in_parts else d_R
+    kernel.launch(k_splits * tiling.groups, arguments)
+    return sum_of_partials(partial, h.dtype) if has_partials else d_R
 
 
 def _has_kernel(spec: KernelSpec) -> bool:
@@ -88,41 +88,41 @@ def _has_kernel(spec: KernelSpec) -> bool:
 
 
 def prepare_weight_gradient(spec: KernelSpec, device: int) -> None:
-    """Make what `weight_gradient` will need."""
+    """Compile and load what `weight_gradient` will need."""
     if _has_kernel(spec):
         _kernel(spec, device)
 
 
 @cache
-def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
-    binary, layout = compile_kernel(spec)
-    shape = 32 * layout.warps, layout.shared_bytes, layout.blocks, False
-    return load(binary, parameters.weight_gradient(spec), device, *shape), layout
+def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
+    binary, tiling = compile_kernel(spec)
+    shape = 32 * tiling.warps, tiling.shared_bytes, tiling.blocks, False
+    return load(binary, parameters.weight_gradient(spec), device, *shape), tiling
 
 
-def compile_kernel(spec: KernelSpec) -> tuple[Binary, Layout]:
-    """The kernel for the products of parts and the layout; needs no GPU."""
-    layout, entry = Layout.of(spec), "flashrnn_weight_gradient"
-    return build(prelude(spec, layout), "kernels/weight_gradient.cuh", entry, spec.gpu.arch, str(spec)), layout
+def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
+    """Return the compiled kernel and its tiling; needs no GPU."""
+    tiling, entry = Tiling.of(spec), "flashrnn_weight_gradient"
+    return build(prelude(spec, tiling), "kernels/weight_gradient.cuh", entry, spec.gpu.arch, str(spec)), tiling
 
 
-def prelude(spec: KernelSpec, layout: Layout) -> str:
-    """The source before the header of the products."""
-    sizes, places = sizes_and_places(spec)
+def prelude(spec: KernelSpec, tiling: Tiling) -> str:
+    """Return the source before the header."""
+    sizes, indices = sizes_and_indices(spec)
     constants = {
-        "GATES_AT_ONCE": layout.gates,
-        "HEADS_AT_ONCE": layout.heads,
+        "GATES_AT_ONCE": tiling.gates,
+        "HEADS_AT_ONCE": tiling.heads,
         "ROWS": _ROWS,
-        "STAGES": layout.stages,
-        "CLUSTER": layout.blocks,
-        "SHARED_BYTES_EXPECTED": layout.shared_bytes,
+        "STAGES": tiling.stages,
+        "CLUSTER": tiling.blocks,
+        "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
     }
-    source = definitions(spec.dtype, sizes | constants, places)
+    source = definitions(spec.dtype, sizes | constants, indices)
     return "\n".join((source, declaration(parameters.weight_gradient(spec))))
 
 
-def sizes_and_places(spec: KernelSpec) -> tuple[dict[str, int], dict]:
-    """What kernels for d_R are told of a cell: sizes, and where its recurrent gates stand among d_Wx and d_u."""
+def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:
+    """Return constants of the cell for kernels of d_R: sizes, and indices of its recurrent gates in d_Wx and d_u."""
     cell = spec.cell
     sizes = {
         "HEADS": spec.heads,
@@ -132,8 +132,8 @@ def sizes_and_places(spec: KernelSpec) -> tuple[dict[str, int], dict]:
         "GU": len(products.recurrent_only(cell)),
         "RESET": spec.variant.reset,
     }
-    places = {
+    indices = {
         "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),
         "ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
     }
-    return sizes, places
+    return sizes, indices

@@ -88,9 +88,9 @@ using operand = __nv_bfloat16;
 #endif
 constexpr int BYTES = sizeof(scalar);
 #ifdef SCALAR_TF32
-constexpr int PLANES = 2;
+constexpr int SPLITS = 2;
 #else
-constexpr int PLANES = BYTES == 4 ? 3 : 1;
+constexpr int SPLITS = BYTES == 4 ? 3 : 1;
 #endif
 using gate = std::conditional_t<BYTES == 4, float, __half>;
 
@@ -110,12 +110,12 @@ inline void to_gate(__half& gate, float x) { gate = __half(finite(x)); }
 template <class S>
 struct PairOf {
   u32 word;
-  u32 next_plane() const { return word; }
+  u32 next_split() const { return word; }
 };
 template <>
 struct PairOf<float> {
   float low, high;
-  u32 next_plane() {
+  u32 next_split() {
     u32 word = pack(low, high);
     float2 rounded = unpack(word);
     low -= rounded.x, high -= rounded.y;
@@ -138,7 +138,7 @@ inline void load(PairOf<S>& pair, const scalar* from) { pair.word = from ? *rein
 template <class T>
 inline void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
 template <class T>
-inline void keep(T&) {}
+inline void asm_fence(T&) {}
 
 // Threads, and what they wait for.
 
@@ -200,7 +200,7 @@ inline thread_local Warp* warp_of_thread;
 inline void __syncwarp() { warp_of_thread->meet.wait(32); }
 inline void __syncthreads() { dawdle(), block->barriers[0].wait(blockDim.x), dawdle(); }
 template <int THREADS>
-inline void group_barrier(int id) {
+inline void named_barrier(int id) {
   if constexpr (THREADS == 32) return __syncwarp();
   CHECK(id > 0 && id < 16);
   dawdle(), block->barriers[id].wait(THREADS), dawdle();
@@ -434,9 +434,9 @@ inline void peek_phase(uint2& v, const u64* from) {
 }
 inline bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
 template <int BLOCKS>
-struct Meeting {
+struct GridBarrier {
   u64 *words, launch;
-  Meeting(void* words_of_groups, u64 launch)
+  GridBarrier(void* words_of_groups, u64 launch)
       : words(static_cast<u64*>(words_of_groups) + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
   void arrive() const {
     __syncthreads();
@@ -446,7 +446,7 @@ struct Meeting {
     for (int i = threadIdx.x; i < BLOCKS; i += blockDim.x)
       while (shared_word<u64>(words + i).load(std::memory_order_acquire) != launch) usleep(20);
   }
-  void end() const {
+  void reset() const {
     if (threadIdx.x == 0) shared_word<u64>(words + blockIdx.x % BLOCKS).store(~launch, std::memory_order_relaxed);
   }
 };

@@ -68,7 +68,7 @@ class HostKernel:
     shared_bytes: int
     at_once: int = 1000
 
-    def rounds(self, groups: int) -> Iterator[tuple[int, int]]:
+    def waves(self, groups: int) -> Iterator[tuple[int, int]]:
         return iter([(0, groups)])
 
     def with_known(self, **known: int) -> Callable[[int, Mapping[str, Argument]], None]:

@@ -36,9 +36,9 @@ def gpu(monkeypatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     for name in ("device", "stream"):
         monkeypatch.setattr(torch.cuda, name, lambda _: nullcontext())
-    launch._kept_zeros.cache_clear()
+    launch._cached_zeros.cache_clear()
     yield state
-    launch._kept_zeros.cache_clear()
+    launch._cached_zeros.cache_clear()
 
 
 def test_zeros_are_kept_for_the_next_call_on_the_same_gpu_and_stream(gpu):
@@ -96,7 +96,7 @@ def test_a_kernel_that_finds_no_room_is_not_available(gpu, monkeypatch):
     monkeypatch.setattr(launch, "device_gpu", lambda device: named_gpu("H100"))
     monkeypatch.setattr(launch.LoadedKernel, "_groups_at_once", lambda self: 0)
     binary = Binary(b"", "flashrnn_forward", 32, 0, Path("forward.cubin"))
-    with pytest.raises(KernelUnavailable, match=r"^flashrnn_forward: this GPU has no room for 16 blocks"):
+    with pytest.raises(KernelUnavailable, match=r"^flashrnn_forward: this GPU cannot run 16 blocks"):
         launch.LoadedKernel(binary, (), 0, 128, 1024, 16, grid=False)
 
 
@@ -107,7 +107,7 @@ def test_a_training_forward_makes_the_kernel_of_its_backward(monkeypatch, D):
     def load(binary: Binary, *_) -> SimpleNamespace:
         if binary.entry == "backward":
             raise KernelUnavailable("no room for the backward")
-        return SimpleNamespace(rounds=lambda groups: [(0, groups)], at_once=132, with_known=lambda **known: None)
+        return SimpleNamespace(waves=lambda groups: [(0, groups)], at_once=132, with_known=lambda **known: None)
 
     def choose(spec: KernelSpec) -> tuple[Binary, tiling.Tiling]:
         return Binary(b"", spec.direction, 32, 0, Path()), next(tiling.tilings(spec))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from flashrnn import Cell, get_cell, products
-from flashrnn.cuda import parameters, sum_of_parts
+from flashrnn.cuda import parameters, sum_of_partials
 from flashrnn.cuda import weight_gradient as module
 from flashrnn.cuda.spec import KernelSpec, Variant
-from flashrnn.cuda.weight_gradient import Layout, compile_kernel, prelude, weight_gradient
+from flashrnn.cuda.weight_gradient import Tiling, compile_kernel, prelude, weight_gradient
 from flashrnn.gpu import Gpu, named_gpu
 from flashrnn.memory_format import empty_in_format
 from tests.cuda.host_kernel import HostKernel, compile_for_host
@@ -23,26 +23,26 @@ LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path_factory):
-    """Runs the kernel on the processor. Gives a GPU on which rows are in as many parts as there may be, or in one."""
+    """Runs the kernel on the processor, with rows split between as many clusters as possible or not at all."""
 
     @cache
     def sum_kernel(dtype, device):
-        folder, entry = tmp_path_factory.mktemp("sum_of_parts"), "flashrnn_sum_of_parts"
-        program = compile_for_host(entry, sum_of_parts.prelude(dtype), "kernels/sum_of_parts.cuh", folder)
-        return HostKernel(program, parameters.sum_of_parts(dtype), 1, sum_of_parts.THREADS, 0)
+        folder, entry = tmp_path_factory.mktemp("sum_of_partials"), "flashrnn_sum_of_parts"
+        program = compile_for_host(entry, sum_of_partials.prelude(dtype), "kernels/sum_of_partials.cuh", folder)
+        return HostKernel(program, parameters.sum_of_partials(dtype), 1, sum_of_partials.THREADS, 0)
 
     def use(gpu: str, in_parts: bool) -> Gpu:
         @cache
         def kernel(spec, device):
-            layout = Layout.of(spec)
+            tiling = Tiling.of(spec)
             folder = tmp_path_factory.mktemp("weight_gradient")
             entry, header = "flashrnn_weight_gradient", "kernels/weight_gradient.cuh"
-            program = compile_for_host(entry, prelude(spec, layout), header, folder)
-            shape = layout.blocks, 32 * layout.warps, layout.shared_bytes
-            return HostKernel(program, parameters.weight_gradient(spec), *shape), layout
+            program = compile_for_host(entry, prelude(spec, tiling), header, folder)
+            shape = tiling.blocks, 32 * tiling.warps, tiling.shared_bytes
+            return HostKernel(program, parameters.weight_gradient(spec), *shape), tiling
 
         monkeypatch.setattr(module, "_kernel", kernel)
-        monkeypatch.setattr(sum_of_parts, "_kernel", sum_kernel)
+        monkeypatch.setattr(sum_of_partials, "_kernel", sum_kernel)
         return replace(named_gpu(gpu), shared_per_block=80_000, multiprocessors=1000 if in_parts else 1)
 
     return use
@@ -96,16 +96,16 @@ def test_gates_with_a_bias_alone_may_stand_behind_those_with_a_recurrent_part():
 def test_nothing_is_spilled(cell, head_dim, gpu):
     sizes = 768 // head_dim, head_dim, 16, torch.bfloat16
     spec = KernelSpec("backward", get_cell(cell), *sizes, named_gpu(gpu), Variant(reset=True))
-    binary, layout = compile_kernel(spec)
+    binary, tiling = compile_kernel(spec)
     assert GPUS[gpu] in binary.path.name
     assert binary.spilled == 0
-    assert layout.stages >= 3
+    assert tiling.stages >= 3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_sum_of_parts(on_host, dtype):
     on_host("H100", True)
     partial = torch.randn(3, 5, 62)
-    out = sum_of_parts.sum_of_parts(partial, dtype)
+    out = sum_of_partials.sum_of_partials(partial, dtype)
     assert out.dtype == dtype
     torch.testing.assert_close(out, partial.sum(0).to(dtype))

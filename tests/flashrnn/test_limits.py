@@ -7,7 +7,7 @@ from flashrnn import get_cell, registered_cells
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.streaming.backend import CudaStreaming
+from flashrnn.cuda.streaming.backend import Cuda
 from flashrnn.gpu import NAMED, named_gpu
 from flashrnn.limits import DTYPES, STEP, largest_head, limit
 from flashrnn.problem import Problem
@@ -51,4 +51,4 @@ def test_an_lstm_on_an_h100_has_at_most_a_tile_per_multiprocessor():
 def test_backend_cuda_has_no_largest_head(gpu):
     for cell in registered_cells():
         for dtype in DTYPES:
-            assert CudaStreaming().unsupported_reason(problem(gpu, cell, 2**16, dtype, training=True)) is None
+            assert Cuda().unsupported_reason(problem(gpu, cell, 2**16, dtype, training=True)) is None

@@ -135,7 +135,7 @@ def test_a_cuda_graph_captures_a_call_without_states_whose_zeros_nobody_has_made
         d_h = torch.randn_like(h)
         (expected,) = torch.autograd.grad(h, Wx, d_h)
     torch.cuda.current_stream().wait_stream(stream)
-    launch._kept_zeros.cache_clear()
+    launch._cached_zeros.cache_clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = flashrnn(Wx, R, b, None, LSTM, "cuda_fused")[0]
@@ -150,12 +150,12 @@ def test_a_cuda_graph_captures_a_call_without_states_whose_zeros_nobody_has_made
 
 def test_zeros_of_initial_states_are_memory_of_pytorch_which_it_gets_back():
     Wx, R, b, _ = on_gpu("cuda_fused", 64, 4, 1, 768)
-    launch._kept_zeros.cache_clear()
+    launch._cached_zeros.cache_clear()
     before = torch.cuda.memory_allocated()
     with torch.no_grad():
         flashrnn(Wx, R, b, None, LSTM, "cuda_fused")
     assert torch.cuda.memory_allocated() == before + 2**20  # 64 x 768 x 2 states x 4 bytes are less
-    launch._kept_zeros.cache_clear()
+    launch._cached_zeros.cache_clear()
     assert torch.cuda.memory_allocated() == before
 
 
@@ -163,7 +163,7 @@ def test_a_layer_compiled_to_cuda_graphs_makes_its_zeros_outside_of_their_memory
     torch.manual_seed(0)
     layer = FlashRNN(64, 128, num_heads=2, batch_first=True, device="cuda", dtype=torch.bfloat16, backend="cuda_fused")
     compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
-    launch._kept_zeros.cache_clear()
+    launch._cached_zeros.cache_clear()
     for _ in range(4):  # as it is, warming up, captured, replayed
         x = torch.randn(4, 33, 64, device="cuda", dtype=torch.bfloat16)
         torch.compiler.cudagraph_mark_step_begin()
@@ -201,7 +201,7 @@ def test_d_R_beside_the_loop_is_that_behind_it(monkeypatch, function, N, D, B, d
     assert any(event.name == "flashrnn_concurrent_gradient" for event in profiled.events())
     assert torch.equal(second, -2 * first)
     assert torch.equal(again, first)
-    monkeypatch.setattr(concurrent_gradient, "beside", lambda *_: None)
+    monkeypatch.setattr(concurrent_gradient, "overlapped", lambda *_: None)
     backend._plan.cache_clear()
     assert_close({"d_R": first}, {"d_R": _d_R(inputs, function, 1, resets)}, dtype)
 
@@ -217,7 +217,7 @@ def test_the_kernel_beside_the_loop_against_float64(dtype, time_major):
         d_Wx, h = d_Wx.transpose(0, 1), h.transpose(0, 1)
     reset, d_u = random_reset(B, T).cuda(), empty_in_format(h, 0, N, D)
     spec = KernelSpec("backward", LSTM, N, D, B, dtype, named_gpu("H200"), Variant(reset=True))
-    layout = concurrent_gradient.beside(spec, producers)
+    layout = concurrent_gradient.overlapped(spec, producers)
     concurrent = concurrent_gradient.ConcurrentGradient(spec, layout, producers, h, None, reset)
     concurrent.progress.fill_(producers)  # there is no loop to wait for
     expected = weight_gradient_of_states(LSTM, d_Wx.double(), d_u.double(), h.double(), None, reset)

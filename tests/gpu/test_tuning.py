@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flashrnn import get_cell
-from flashrnn.cuda.resident.tuned import kept
+from flashrnn.cuda.resident.tuned import saved_tiling
 from flashrnn.cuda.resident.tuning import tune
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import device_gpu
@@ -23,5 +23,5 @@ def test_the_fastest_is_kept_and_computes_right():
         measured = [trial for trial in trials if trial.direction == direction]
         assert len(measured) == 3
         fastest = min(measured, key=lambda trial: trial.us)
-        assert kept(KernelSpec(direction, cell, *sizes, device_gpu(0))) == fastest.tiling
+        assert saved_tiling(KernelSpec(direction, cell, *sizes, device_gpu(0))) == fastest.tiling
     check("cuda_fused", Case(cell, B=24, T=9, N=3, D=96), torch.bfloat16, "cuda:0")

@@ -17,7 +17,7 @@ DEVICE u32 pack_halves(float low, float high) {
 DEVICE float2 unpack_halves(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
 DEVICE float2 unpack_bfloats(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
 
-// scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is split into PLANES
+// scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is split into SPLITS
 // operands of 8 bits each: in 3, whose 6 largest products of the 9 leave an error of 2^-23; where products may be as coarse
 // as TF32 (2^-10), in 2, whose 3 largest of the 4 leave 2^-16. An instruction of TF32 would read as many bytes, for two
 // thirds of the tensor cores' time, but with other layouts than all other types have.
@@ -43,9 +43,9 @@ using scalar = float;
 #endif
 constexpr int BYTES = sizeof(scalar);
 #ifdef SCALAR_TF32
-constexpr int PLANES = 2;
+constexpr int SPLITS = 2;
 #else
-constexpr int PLANES = BYTES == 4 ? 3 : 1;
+constexpr int SPLITS = BYTES == 4 ? 3 : 1;
 #endif
 
 // What gates, and states that are asked for by nobody else, are kept in for the backward.
@@ -68,12 +68,12 @@ DEVICE void to_gate(__half& gate, float x) { gate = __ushort_as_half(static_cast
 template <class S>
 struct PairOf {
   u32 word;
-  DEVICE u32 next_plane() const { return word; }
+  DEVICE u32 next_split() const { return word; }
 };
 template <>
 struct PairOf<float> {
   float low, high;
-  DEVICE u32 next_plane() {
+  DEVICE u32 next_split() {
     u32 word = pack(low, high);
     float2 rounded = unpack(word);
     low -= rounded.x, high -= rounded.y;
@@ -151,11 +151,11 @@ template <class T>
 DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
 
 // Keeps the compiler from computing x anew wherever it is used.
-DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }
-DEVICE void keep(i64& x) { asm volatile("" : "+l"(x)); }
+DEVICE void asm_fence(u32& x) { asm volatile("" : "+r"(x)); }
+DEVICE void asm_fence(i64& x) { asm volatile("" : "+l"(x)); }
 // The same for a pointer to global memory, which the compiler still knows it to be.
 template <class T>
-DEVICE void keep(T*& pointer) {
+DEVICE void asm_fence(T*& pointer) {
   size_t address = __cvta_generic_to_global(pointer);
   asm volatile("" : "+l"(address));
   pointer = static_cast<T*>(__cvta_global_to_generic(address));
@@ -169,7 +169,7 @@ DEVICE void store_shared(u32 address, u16 half) { asm volatile("st.shared.b16 [%
 
 // A barrier among THREADS threads that use the same id.
 template <int THREADS>
-DEVICE void group_barrier(int id) {
+DEVICE void named_barrier(int id) {
   if constexpr (THREADS == 32) {
     __syncwarp();
   } else {

@@ -14,7 +14,7 @@ DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "
 constexpr bool ACCURATE = sizeof(scalar) == 4;
 // For floats whose products have errors of 2^-16: tanh, sigmoid, exp and div without branches, with relative errors of
 // 2^-20, but for exp and sigmoid of numbers x beyond 8, where it is |x| 2^-23.
-constexpr bool TF32 = ACCURATE && PLANES == 2;
+constexpr bool TF32 = ACCURATE && SPLITS == 2;
 
 // Below 3/8 a polynomial, because the difference of two numbers near 1 has an absolute error of 2^-22.
 DEVICE float tanh_tf32(float x) {

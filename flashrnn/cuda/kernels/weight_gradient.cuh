@@ -19,23 +19,23 @@ constexpr int SHARED_BYTES = STAGES * STAGE > RESULT_BYTES ? STAGES * STAGE : RE
 static_assert(D % VECTOR == 0 && BYTES == 2 && ROWS_AT_ONCE > 0 && SHARED_BYTES == SHARED_BYTES_EXPECTED);
 
 // What a thread copies: the same columns of every ROWS_AT_ONCE-th row. Row r of all tensors is a step of a sequence.
-struct Source {
+struct RowSource {
   const scalar *d_x, *d_u, *h, *initial;
   const unsigned char* reset;
   u32 T, row_t;
   int first_gate, first_row;
   bool has_columns;
-  u32 place;  // in a matrix in shared memory
+  u32 offset;  // in a matrix in shared memory
 
-  DEVICE Source(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, const unsigned char* reset, u32 T,
+  DEVICE RowSource(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, const unsigned char* reset, u32 T,
                 u32 row_t, int first_head, int first_gate)
       : reset(reset), T(T), row_t(row_t), first_gate(first_gate) {
     first_row = threadIdx.x / ROW_VECTORS;
-    const int column = threadIdx.x % ROW_VECTORS * VECTOR, head = column / D, offset = first_head * D + column;
+    const int column = threadIdx.x % ROW_VECTORS * VECTOR, head = column / D, from = first_head * D + column;
     has_columns = first_row < ROWS_AT_ONCE && first_head + head < HEADS;
-    place = first_row * PITCH + (head * PADDED + column % D) * BYTES;
-    this->d_x = d_x + offset, this->d_u = d_u + offset, this->h = h + offset;
-    this->initial = initial ? initial + offset : nullptr;
+    offset = first_row * PITCH + (head * PADDED + column % D) * BYTES;
+    this->d_x = d_x + from, this->d_u = d_u + from, this->h = h + from;
+    this->initial = initial ? initial + from : nullptr;
   }
   // h before a row; null for zeros.
   DEVICE const scalar* before(u32 row) const {
@@ -52,7 +52,7 @@ struct Source {
       if (r + first_row >= ROWS || first_row >= ROWS_AT_ONCE) continue;
       const bool valid = own < end && has_columns;
       const scalar *x = d_x + i64(own) * (GI * HEADS * D), *u = d_u + i64(own) * (GU * HEADS * D);
-      const u32 at = to + place + r * PITCH;
+      const u32 at = to + offset + r * PITCH;
 #pragma unroll
       for (int j = 0; j < GR; j++) {
         const int gate = GATE_GROUPS == 1 ? j : j - first_gate;
@@ -76,7 +76,7 @@ flashrnn_weight_gradient(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
   const int cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, first_head = cluster % HEAD_GROUPS * HEADS_AT_ONCE;
   const int first_gate = cluster / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, part = cluster / HEAD_GROUPS / GATE_GROUPS;
-  const Source source(d_x, d_u, h, initial, reset, u32(T), u32(row_t), first_head, first_gate);
+  const RowSource source(d_x, d_u, h, initial, reset, u32(T), u32(row_t), first_head, first_gate);
   const int begin = int((part * CLUSTER + rank) * block_rows), end = int(min(B * T, begin + block_rows));
   if (D < PADDED || GR % GATES_AT_ONCE) {  // copies leave the padding, and gates that are not there, as they are
     for (int i = threadIdx.x; i < STAGES * STAGE / 16; i += THREADS) reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
@@ -85,7 +85,7 @@ flashrnn_weight_gradient(PARAMETERS) {
   const u32 shared = shared_address(memory);
   for (int s = 0; s < STAGES - 1; s++) source.copy(shared + s * STAGE, begin + s * ROWS, end);
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, lane_in_quad = lane % 4;
   const int head = warp * TILES / HEAD_TILES, first_tile = warp * TILES % HEAD_TILES;
   // Rows of a transposed matrix are the product's inner axis. Of the gradients, lanes 8 to 15 give the next columns and 16 to
   // 31 the next rows; of h the other way round.
@@ -118,7 +118,7 @@ flashrnn_weight_gradient(PARAMETERS) {
   }
 
   // Where a unit's results stand in d_R; negative for padding.
-  auto place = [&](int unit, int column) {
+  auto offset_in_d_R = [&](int unit, int column) {
     const int gate = first_gate + unit / PADDED % GATES_AT_ONCE, of = first_head + unit / PADDED / GATES_AT_ONCE, row = unit % PADDED;
     return gate < GR && of < HEADS && row < D && column < D ? ((i64(gate) * HEADS + of) * D + row) * D + column : -1;
   };
@@ -133,10 +133,10 @@ flashrnn_weight_gradient(PARAMETERS) {
     for (int n = 0; n < PADDED; n += 8)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int unit = (warp * TILES + m) * 16 + half * 8 + g, column = n + 2 * t;
+        const int unit = (warp * TILES + m) * 16 + half * 8 + quad, column = n + 2 * lane_in_quad;
         const float2 pair = make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
         if (CLUSTER > 1) *reinterpret_cast<float2*>(memory + (unit * RESULTS + column) * 4) = pair;
-        else if (place(unit, column) >= 0) *reinterpret_cast<float2*>(partial + part * SIZE + place(unit, column)) = pair;
+        else if (offset_in_d_R(unit, column) >= 0) *reinterpret_cast<float2*>(partial + part * SIZE + offset_in_d_R(unit, column)) = pair;
       }
   if constexpr (CLUSTER > 1) {
     cluster_sync();
@@ -148,7 +148,7 @@ flashrnn_weight_gradient(PARAMETERS) {
         const float4 more = load_remote(remote_address(shared + (unit * RESULTS + column) * 4, block));
         sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
       }
-      const i64 to = place(unit, column);
+      const i64 to = offset_in_d_R(unit, column);
       if (to < 0) continue;
       if (partial) *reinterpret_cast<float4*>(partial + part * SIZE + to) = sum;
       else *reinterpret_cast<uint2*>(d_R + to / 2) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));

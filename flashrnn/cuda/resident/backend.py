@@ -15,13 +15,13 @@ from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
 from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import concurrent_gradient, tiling
-from flashrnn.cuda.resident.concurrent_gradient import SHORTEST, ConcurrentGradient
+from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS, ConcurrentGradient
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
-from flashrnn.cuda.sum_of_parts import sum_of_parts
+from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, contiguous, empty_in_format, in_format, is_time_major
@@ -33,7 +33,7 @@ Choose = Callable[[KernelSpec], tuple[Binary, Tiling]]
 
 
 class CudaFused:
-    """`choose` gives the kernel and the tiling of a call, as compile_best does."""
+    """`choose` returns the kernel and the tiling for a spec, as compile_best does."""
 
     name = "cuda_fused"
 
@@ -51,8 +51,8 @@ class CudaFused:
         return None
 
     def padding(self, problem: Problem) -> int:
-        """Units to add to a head of an odd size, for rows that copies of 16 bytes can start from; 0 where that is not
-        served, or would let units that are not finite meet the others."""
+        """Return how many units to add to a head of odd size, so that rows are aligned for copies of 16 bytes; 0 where
+        that is not supported, or where the padding would not stay finite."""
         units = -problem.head_dim % 8
         wider = problem._replace(head_dim=problem.head_dim + units)
         return units if self.unsupported_reason(wider) is None and finite_at_zero(problem.cell) else 0
@@ -99,9 +99,9 @@ class CudaFused:
         d_b = d_states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
         first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
         concurrent = None
-        if plan.beside:
+        if plan.overlapped:
             producers = _producers(plan.spec, plan.tiling)
-            concurrent = ConcurrentGradient(plan.spec, plan.beside, producers, h, states, reset)
+            concurrent = ConcurrentGradient(plan.spec, plan.overlapped, producers, h, states, reset)
         arguments = {
             "R": R.contiguous(),
             "initial": _or_zeros(contiguous(states), d_states),
@@ -121,18 +121,18 @@ class CudaFused:
         }
         plan.launch(arguments, h.device)
         d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(plan.spec, d_Wx, d_u, h, states, reset)
-        return Gradients(d_Wx, d_R, sum_of_parts(d_b, b_dtype or d_b.dtype), d_states)
+        return Gradients(d_Wx, d_R, sum_of_partials(d_b, b_dtype or d_b.dtype), d_states)
 
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """The launches of a call: all that depends on its sizes alone."""
+    """The launches of a call: everything that depends on its sizes alone."""
 
     spec: KernelSpec
     tiling: Tiling
     launches: tuple[tuple[int, Launch], ...]  # with the number of groups
-    workspace: int  # bytes for a group's exchange through global memory
-    beside: concurrent_gradient.Layout | None = None  # of d_R, where it is made beside the loop
+    workspace: int  # bytes in global memory that a group exchanges through
+    overlapped: concurrent_gradient.Tiling | None = None  # of d_R, if its kernel overlaps with the loop
 
     def launch(self, arguments: dict[str, Argument], device: torch.device) -> None:
         for groups, launch in self.launches:
@@ -143,7 +143,7 @@ class _Plan:
             launch(groups, arguments)
 
 
-_LAUNCHES = count(secrets.randbits(62))  # for a Meeting: no number that memory would hold by chance
+_LAUNCHES = count(secrets.randbits(62))  # for GridBarrier: a number that is not in memory by chance
 
 
 @lru_cache(maxsize=4096)
@@ -157,28 +157,27 @@ def _plan(
     variant: Variant,
     device: int,
 ) -> _Plan:
-    """The plan of that direction of a call with h of that shape."""
+    """Return the plan of that direction of a call with h of that shape."""
     B, T, N, D = shape
     spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant)
-    beside = None
+    overlapped = None
     if direction == "forward":
         kernel, tiling = _kernel(choose, spec, device)
         if variant.training:
             without_bias = replace(variant, half_bias=False)
             _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
     else:
-        kernel, tiling, beside = _backward_kernel(choose, spec, T, device)
+        kernel, tiling, overlapped = _backward_kernel(choose, spec, T, device)
     row_b, row_t = (1, B) if time_major else (T, 1)
     sizes = {"B": B, "T": T, "row_b": row_b, "row_t": row_t, **_step_bytes(spec, row_t)}
     launches = [
-        (groups, kernel.with_known(first_group=first, **sizes))
-        for first, groups in kernel.rounds(tiling.batches(B) * N)
+        (groups, kernel.with_known(first_group=first, **sizes)) for first, groups in kernel.waves(tiling.batches(B) * N)
     ]
-    return _Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), beside)
+    return _Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped)
 
 
 def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
-    """Bytes between steps of Wx, h, aux and gates."""
+    """Return the bytes between time steps of Wx, h, aux and gates."""
     cell, aux, unit = spec.cell, spec.variant.aux, row_t * spec.heads * spec.head_dim
     return {
         "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
@@ -189,55 +188,55 @@ def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
 
 
 def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
-    """Bytes for a group's exchange through global memory."""
+    """Return the bytes in global memory that a group exchanges through."""
     if not tiling.grid:
         return 0
     tile = tiling.padded * 8 * tiling.batch_tiles
-    if spec.direction == "forward":  # three steps of h: Ring in resident/kernels/forward.cuh
-        exchanged = 3 * spec.planes * tile * 2
-    else:  # two buffers of partial sums, from every block of a group to every block: resident/kernels/partial_sums.cuh
+    if spec.direction == "forward":  # three steps of h: Ring in kernels/forward.cuh
+        exchanged = 3 * spec.splits * tile * 2
+    else:  # two buffers of partial sums, from every block of a group to every block: kernels/reduce_scatter.cuh
         exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize
-    return exchanged + 8 * tiling.blocks  # and a word for each block: Meeting in resident/kernels/grid.cuh
+    return exchanged + 8 * tiling.blocks  # and a word for each block: GridBarrier in kernels/grid.cuh
 
 
 def _backward_kernel(
     choose: Choose, spec: KernelSpec, steps: int, device: int
-) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Layout | None]:
-    """The kernel, its tiling, and, where d_R can be made beside it, the layout of that."""
-    counting = counting_parts(spec, steps)
-    if counting.variant.parts:
+) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
+    """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
+    counting = counting_chunks(spec, steps)
+    if counting.variant.counts_chunks:
         kernel, loop = _kernel(choose, counting, device)
-        layout = concurrent_gradient.beside(spec, _producers(spec, loop))
-        if layout and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
-            return kernel, loop, layout
+        overlapped = concurrent_gradient.overlapped(spec, _producers(spec, loop))
+        if overlapped and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
+            return kernel, loop, overlapped
     kernel, loop = _kernel(choose, spec, device)
     prepare_weight_gradient(spec, device)
     return kernel, loop, None
 
 
-def counting_parts(spec: KernelSpec, steps: int) -> KernelSpec:
-    """The spec of a backward that counts parts if its likely tiling leaves room for d_R beside it."""
-    if steps < SHORTEST:
+def counting_chunks(spec: KernelSpec, steps: int) -> KernelSpec:
+    """Return the spec of a backward; it counts chunks if its likely tiling leaves multiprocessors idle for d_R."""
+    if steps < FEWEST_STEPS:
         return spec
-    layout = concurrent_gradient.beside(spec, _producers(spec, _likely(spec.of_all_variants)))
-    return replace(spec, variant=replace(spec.variant, parts=layout is not None))
+    overlapped = concurrent_gradient.overlapped(spec, _producers(spec, _likely(spec.of_all_variants)))
+    return replace(spec, variant=replace(spec.variant, counts_chunks=overlapped is not None))
 
 
 def _producers(spec: KernelSpec, tiling: Tiling) -> int:
-    """The loop's blocks."""
+    """Return the number of blocks of the loop."""
     return tiling.batches(spec.batch) * spec.heads * tiling.blocks
 
 
 @cache
 def _likely(spec: KernelSpec) -> Tiling:
-    """The tiling, unless another is tuned or spills less."""
+    """Return the tiling that is compiled unless another one is tuned or spills less."""
     return next(tiling.tilings(spec))
 
 
 def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
-    binary, layout = _chosen(choose, spec)
-    shared = tiling.shared_bytes(spec, layout)
-    return load(binary, fused(spec), device, layout.threads, shared, layout.blocks, layout.grid), layout
+    binary, chosen = _chosen(choose, spec)
+    shared = tiling.shared_bytes(spec, chosen)
+    return load(binary, fused(spec), device, chosen.threads, shared, chosen.blocks, chosen.grid), chosen
 
 
 @cache
@@ -245,18 +244,17 @@ def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
     return choose(spec)
 
 
-def _or_zeros(states: Tensor | None, room: Tensor) -> Tensor:
-    """`states`, or at least as many zero bytes as are in `room`."""
-    return zeros(room.device.index, room.nbytes) if states is None else states
+def _or_zeros(states: Tensor | None, like: Tensor) -> Tensor:
+    """Return `states`; for None at least as many zero bytes as `like` has."""
+    return zeros(like.device.index, like.nbytes) if states is None else states
 
 
 def _d_aux(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> dict[str, Tensor | None]:
-    planes = (None if d is None else _as_plane(d, aux, dtype) for d in grads.aux)
-    return {f"d_aux_{i}": plane for i, plane in enumerate(planes)}
+    return {f"d_aux_{i}": None if d is None else _in_memory_as(aux, d, dtype) for i, d in enumerate(grads.aux)}
 
 
-def _as_plane(d: Tensor, aux: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient [B, T, N, D] of one of the states in aux, in memory as that."""
+def _in_memory_as(aux: Tensor, d: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient d [B, T, N, D] of one of the states in `aux`, in the memory format of that state."""
     if d.dtype == dtype and d.stride() == aux.stride()[1:]:
         return aligned(d)
     return torch.empty_like(aux[0], dtype=dtype).copy_(d)

@@ -7,21 +7,21 @@ from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
-from flashrnn.cuda.resident.tuned import kept
+from flashrnn.cuda.resident.tuned import saved_tiling
 from flashrnn.cuda.spec import KernelSpec
 
 logger = logging.getLogger("flashrnn")
 
 _ATTEMPTS = 6  # tilings that are compiled before the one of them that spills least is taken
-SPILLED = 168  # bytes of a thread's registers that may be put aside while R is loaded, before the time loop
+SPILLED = 168  # bytes of a thread's registers that may spill while R is loaded, before the time loop
 
 
 def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """The fused kernel and its tiling; needs no GPU.
+    """Return the fused kernel and its tiling; needs no GPU.
 
-    The tiling that `python -m flashrnn tune` has kept for these sizes, or else the best by estimate.
+    It is the tiling that `python -m flashrnn tune` has saved for these sizes, or else the best by estimate.
     """
-    tuned = kept(spec)
+    tuned = saved_tiling(spec)
     if tuned is not None:
         return compile_tiling(spec, tuned), tuned
     tried: list[tuple[Binary, Tiling]] = []
@@ -37,13 +37,13 @@ def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
 
 
 def compile_tiling(spec: KernelSpec, choice: Tiling) -> Binary:
-    """The kernel with this very tiling."""
+    """Return the kernel with this tiling."""
     source = prelude(spec, choice, tiling.shared_bytes(spec, choice))
     header, entry = f"resident/kernels/{spec.direction}.cuh", f"flashrnn_{spec.direction}"
     return build(source, header, entry, spec.gpu.arch, str(spec))
 
 
 def _needs_as_many_registers(choice: Tiling, other: Tiling) -> bool:
-    """Whether it only loads ahead otherwise, or keeps more of R in registers."""
-    same_layout = replace(choice, stages=other.stages, register_fragments=other.register_fragments) == other
-    return same_layout and choice.register_fragments >= other.register_fragments
+    """Return whether `choice` differs from `other` in stages alone, or in more of R in registers."""
+    same = replace(choice, stages=other.stages, register_fragments=other.register_fragments) == other
+    return same and choice.register_fragments >= other.register_fragments

@@ -1,4 +1,4 @@
-"""The text that stands before a fused kernel's source."""
+"""The printed source before a fused kernel's header."""
 
 import torch
 
@@ -10,27 +10,27 @@ from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import places, recurrent_only
 from flashrnn.residual import GateFormat
 
-PART_UNIT = 16  # steps: parts of the backward's loop (resident/kernels/parts.cuh) are multiples of so many
+CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of that many
 
 
 def gate_format(cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
-    """Return the format of a head's gates for the backward: PNDG where what a thread moves is in one piece of it.
+    """Return the format of a head's gates for the backward: PNDG if no copy of a thread crosses the end of a piece.
 
-    These pieces lie in the memory of the gradients of the head's inputs, so that a backward may write those over them.
+    The pieces have the memory of the gradients of the head's inputs, so that a backward may write these over the gates.
     """
     whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0
     return "PNDG" if whole and cell.input_gates == cell.gates and dtype.itemsize == 2 else "NDG"
 
 
 def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
-    """The source before a fused kernel's header: constants and the cell's functions.
+    """Return the source before a fused kernel's header: constants and the cell's functions.
 
-    The kernel computes its shared memory itself and compares with `shared_bytes`, which it will be launched with.
+    The kernel computes its shared memory itself and asserts that it is `shared_bytes`, with which it is launched.
     """
     cell, variant = spec.cell, spec.variant
-    layout = {
+    constants = {
         "UNIT_TILES": tiling.unit_tiles,
-        "K_SPLITS": tiling.k_splits,
+        "K_SLICES": tiling.k_slices,
         "BATCH_TILES": tiling.batch_tiles,
         "SEQUENCES": tiling.sequences,
         "BLOCKS": tiling.blocks,
@@ -40,12 +40,12 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "GATES_IN_PIECES": len(cell.gates) > 1 and gate_format(cell, spec.head_dim, spec.dtype) == "PNDG",
         "HALF_BIAS": variant.half_bias,
         "FINITE_AT_ZERO": finite_at_zero(cell),
-        "PARTS": variant.parts,
-        "PART_UNIT": PART_UNIT,
+        "COUNT_CHUNKS": variant.counts_chunks,
+        "CHUNK_UNIT": CHUNK_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}
     parameters = fused(spec)
     d_aux = [one.name for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
-    return "\n".join((cell_prelude(spec, layout, tables), declaration(parameters), array))
+    return "\n".join((cell_prelude(spec, constants, tables), declaration(parameters), array))

@@ -1,9 +1,9 @@
-"""The tiling of a kernel as an integer constraint problem: what fits on the chip, and what of it is fastest.
+"""The tiling of a kernel as an integer constraint problem: which tilings fit on the chip, and which one is fastest.
 
-The unknowns are those of `Tiling`. Constraints are the GPU's limits and what the kernels' sources (tiles.cuh,
-forward.cuh, backward.cuh) take for granted; the objective is an estimate of the time of the whole loop, in clock cycles
-per step, from the rates below. The register need of a kernel is known only once it is compiled: `register_need` is an
-estimate for the first guess, and a kernel that spills gives way to the next best solution.
+The unknowns are the fields of `Tiling`. Constraints are the GPU's limits and what the kernels' sources (tiles.cuh,
+forward.cuh, backward.cuh) assume; the objective is an estimate of the time of the whole loop, in clock cycles per step,
+from the rates below. The registers of a kernel are known only once it is compiled: `_registers` estimates them, and a
+kernel that spills is replaced by the next best solution.
 """
 
 import heapq
@@ -21,38 +21,35 @@ from flashrnn.residual import residual_dtype
 
 # Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/dev/log.md).
 _MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores
-_ALONE = (
-    90,
-    235,
-)  # tenths: a tile of R by one, by two tiles of sequences, for a warp that has nobody to take turns with
+_ALONE = (90, 235)  # tenths: a tile of R by one, by two tiles of sequences, for a warp that is alone on its scheduler
 _READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
-_BOTH = 7  # tenths of the shorter of products and reads, which do not quite hide each other
-_WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, apart from those of its cells
+_BOTH = 7  # tenths of the shorter of products and reads, which overlap, but not completely
+_WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, without those of its cells
 _CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
-_SECOND_TILE = 59  # what two batch tiles in one block cost besides the work of both
-_BESIDE = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
-_REDUCE = 114  # adding up the sums of a tile's warps, for each of them; a grid's exchange hides that
-_EXCHANGE = {"forward": 86, "backward": 193}  # a step's results from block to block of a cluster
+_SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
+_SECOND_BLOCK = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
+_REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
+_EXCHANGE = {"forward": 86, "backward": 193}  # sending a step's results from block to block of a cluster
 _EXCHANGE_UNIT = {"forward": 127, "backward": 131}  # hundredths, for every unit and eight sequences
-_RANK = 9  # what another block of the cluster has sent
+_RANK = 9  # receiving from another block of the cluster
 _GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same through L2
 _GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths
-_LOOK = 450  # at what eight other blocks have sent to a warp
-_GRADIENT = 36  # multiprocessors, for d_R beside the backward's loop
-_AFTER = 350  # what d_R costs where a loop of one wave leaves it no room
+_POLL = 450  # a warp polls the results of eight other blocks
+_GRADIENT = 36  # multiprocessors for d_R, overlapped with the backward's loop
+_AFTER = 350  # what d_R costs where a loop of one wave leaves no multiprocessors for it
 _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in resident/kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How one head is laid over warps and blocks; names and meaning as in resident/kernels/tiles.cuh.
+    """How one head is distributed over warps and blocks; names as in resident/kernels/tiles.cuh.
 
-    While the problem is posed its fields are the unknowns, and what follows from them is an expression.
+    While the problem is posed, its fields are the unknowns and its properties expressions of them.
     """
 
     unit_tiles: int
-    k_splits: int
+    k_slices: int
     batch_tiles: int
     sequences: int
     blocks: int
@@ -72,7 +69,7 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        return self.unit_tiles * self.k_splits
+        return self.unit_tiles * self.k_slices
 
     @property
     def threads(self) -> int:
@@ -139,17 +136,17 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[Problem, tuple[Expression, ...]]
     gpu, p = spec.gpu, Problem(f"{spec.direction} of {spec.cell.name}, head size {spec.head_dim}, on {spec.gpu.name}")
     at_once = _groups_at_once(gpu, grid)
     tiling = _unknowns(p, spec, grid, at_once)
-    blocks, k_splits, warps = tiling.blocks, tiling.k_splits, tiling.warps
+    blocks, k_slices, warps = tiling.blocks, tiling.k_slices, tiling.warps
 
     p.add("units of the head", tiling.padded >= spec.head_dim)
     p.add("threads", tiling.threads <= gpu.threads_per_block)
-    p.add("whole fragments", (blocks * tiling.unit_tiles) % k_splits == 0)
-    p.add("fragments of R", tiling.register_fragments <= spec.planes * tiles_of_warp(spec, tiling))
-    p.add("barriers of unit tiles", (k_splits == 1) | (tiling.unit_tiles <= 15))
+    p.add("whole fragments", (blocks * tiling.unit_tiles) % k_slices == 0)
+    p.add("fragments of R", tiling.register_fragments <= spec.splits * tiles_of_warp(spec, tiling))
+    p.add("barriers of unit tiles", (k_slices == 1) | (tiling.unit_tiles <= 15))
     if spec.direction == "backward":
-        p.add("units per warp", blocks % k_splits == 0)
+        p.add("units per warp", blocks % k_slices == 0)
     if grid:
-        p.add("no idle block", tiling.units * (blocks - k_splits) < spec.head_dim)
+        p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)
     registers, shared = _registers(spec, tiling), _shared_bytes(spec, tiling)
     p.add("registers per thread", registers <= gpu.registers_per_thread, unit="registers")
     p.add("registers", registers * 32 * warps <= gpu.registers, unit="registers")
@@ -159,12 +156,12 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[Problem, tuple[Expression, ...]]
     waves = ceil_div(groups, lookup(blocks, at_once))
     fit = minimum(gpu.registers // (registers * 32 * warps), gpu.shared_per_block // maximum(shared, 1))
     alone = lookup(blocks, {size: int(size == 1) for size in at_once})
-    beside = alone * (minimum(fit, 2) - 1)  # whether a second block fits beside one that is a group by itself
+    second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each a group by itself, fit on a multiprocessor
     step = _step_cycles(spec, tiling)
     if idle := _idle(spec):
         free = gpu.multiprocessors - groups * blocks
         step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
-    cycles = (8 * waves - beside * (8 - _BESIDE) * (waves - 1)) * step
+    cycles = (8 * waves - second * (8 - _SECOND_BLOCK) * (waves - 1)) * step
     return p, (cycles, warps * blocks, -tiling.register_fragments)
 
 
@@ -178,7 +175,7 @@ def _groups_at_once(gpu: Gpu, grid: bool) -> dict[int, int]:
 def _unknowns(p: Problem, spec: KernelSpec, grid: bool, at_once: Mapping[int, int]) -> Tiling:
     blocks = p.variable("blocks", [size for size in at_once if at_once[size]], "blocks that share a head")
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
-    k_splits = p.variable("k_splits", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
+    k_slices = p.variable("k_slices", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
     batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
     sequences = 8 * batch_tiles  # of a group
     if not grid and len(at_once) > 1:
@@ -187,7 +184,7 @@ def _unknowns(p: Problem, spec: KernelSpec, grid: bool, at_once: Mapping[int, in
         p.add("sequences of a group", sequences == fewer)
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
-    return Tiling(unit_tiles, k_splits, batch_tiles, sequences, blocks, grid, stages, register_fragments)
+    return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments)
 
 
 def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
@@ -196,25 +193,25 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     It is that of the tiling alone, because units that are padding take as long as others. So a head is never slower, by
     the estimate, than a larger one, whose tilings hold it too.
     """
-    direction, planes, warps, batch_tiles = spec.direction, spec.planes, tiling.warps, tiling.batch_tiles
+    direction, splits, warps, batch_tiles = spec.direction, spec.splits, tiling.warps, tiling.batch_tiles
     tiles = tiles_of_warp(spec, tiling)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
-    products = tiles * (planes * (planes + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
-    reads = maximum(planes * tiles - tiling.register_fragments, 0) * warps * _READ // 10
+    products = tiles * (splits * (splits + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
+    reads = maximum(splits * tiles - tiling.register_fragments, 0) * warps * _READ // 10
     step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
-    cell_warps = tiling.unit_tiles * minimum(tiling.k_splits, 4 * batch_tiles)
+    cell_warps = tiling.unit_tiles * minimum(tiling.k_slices, 4 * batch_tiles)
     step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(tiling) * _CELL[direction])
     step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
     if direction == "forward" and not tiling.grid:
-        step += minimum(tiling.k_splits - 1, 1) * tiling.k_splits * _REDUCE
+        step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
     return step
 
 
 def _grid_cycles(direction: str, tiling: Tiling) -> Expression:
     """What a step's exchange through L2 takes, which hides what a second batch tile costs."""
     cycles = _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * tiling.padded * tiling.batch_tiles // 100
-    return cycles + ceil_div(tiling.blocks // tiling.k_splits, 8) * _LOOK if direction == "backward" else cycles
+    return cycles + ceil_div(tiling.blocks // tiling.k_slices, 8) * _POLL if direction == "backward" else cycles
 
 
 def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
@@ -230,11 +227,11 @@ def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 def _cells_of_lane(tiling: Tiling) -> Expression:
     """Cells whose element-wise step a lane computes."""
-    return maximum(4 * tiling.batch_tiles // tiling.k_splits, 1)
+    return maximum(4 * tiling.batch_tiles // tiling.k_slices, 1)
 
 
 def _idle(spec: KernelSpec) -> int:
-    """Multiprocessors that a loop should leave idle: those on which d_R is made beside the backward's, on Hopper."""
+    """Return how many multiprocessors a loop should leave idle: on Hopper, those for d_R, which overlaps with it."""
     hopper = spec.gpu.capability[0] == 9 and spec.gpu.multiprocessors > _GRADIENT
     return _GRADIENT if spec.direction == "backward" and hopper else 0
 
@@ -253,7 +250,7 @@ def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
 
 def tiles_of_warp(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Tiles of R, 16 x 16, that a warp multiplies, in either direction."""
-    return len(spec.cell.recurrent_gates) * (tiling.blocks * tiling.unit_tiles // tiling.k_splits)
+    return len(spec.cell.recurrent_gates) * (tiling.blocks * tiling.unit_tiles // tiling.k_slices)
 
 
 def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
@@ -262,10 +259,10 @@ def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
     if spec.direction == "forward":
         sums, values = len(spec.cell.recurrent_gates), 1 + (gates + 2 * states) * cells + cells // 4 * 34
     else:
-        sums = maximum(4, minimum(tiling.blocks // tiling.k_splits, 8))
+        sums = maximum(4, minimum(tiling.blocks // tiling.k_slices, 8))
         values = (2 * gates + 3 * states) * cells
     slack = _GRID_SLACK[spec.direction] * tiling.grid
-    return tiling.register_fragments * 4 + 38 + 8 * spec.planes + 4 * (sums * tiling.batch_tiles) + values + slack
+    return tiling.register_fragments * 4 + 38 + 8 * spec.splits + 4 * (sums * tiling.batch_tiles) + values + slack
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
@@ -275,22 +272,20 @@ def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
 
 def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
     """As SHARED_BYTES in resident/kernels/{forward,backward}.cuh."""
-    cell, planes, size = spec.cell, spec.planes, spec.dtype.itemsize
+    cell, splits, size = spec.cell, spec.splits, spec.dtype.itemsize
     gates, others = len(cell.recurrent_gates), len(cell.states) - 1
     seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
-    from_memory = planes * tiles_of_warp(spec, tiling) - tiling.register_fragments
-    several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_splits - 1, 1)
+    from_memory = splits * tiles_of_warp(spec, tiling) - tiling.register_fragments
+    several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
     sums = several_warps * warps * tiling.batch_tiles * 512  # of one gate
     if spec.direction == "forward":
-        operand, row = planes * tiling.padded * seqs * 2, len(cell.input_gates) * size
-        exchange = gates * sums + several_blocks * (planes * units * seqs * 2)
+        operand, row = splits * tiling.padded * seqs * 2, len(cell.input_gates) * size
+        exchange = gates * sums + several_blocks * (splits * units * seqs * 2)
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
-        operand = planes * gates * units * seqs * 2
-        kept = (len(cell.gates) | 1) * residual_dtype(
-            spec.dtype
-        ).itemsize  # gates' rows lie an odd number of units apart
-        row = kept + (1 + uses_h) * size + others * 4
+        operand = splits * gates * units * seqs * 2
+        stored_gates = (len(cell.gates) | 1) * residual_dtype(spec.dtype).itemsize  # rows: an odd number of units apart
+        row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size)
     inputs = units * seqs * row
     return 2 * operand + tiling.stages * inputs + exchange + warps * maximum(from_memory, 0) * 512 + _BARRIERS

@@ -1,4 +1,4 @@
-"""Tilings that `resident.tuning` found to be the fastest: kept on disk, until the kernels' sources change."""
+"""Tilings that `resident.tuning` found to be the fastest, on disk; valid until the kernels' sources change."""
 
 import hashlib
 import json
@@ -11,9 +11,9 @@ from flashrnn.cuda.resident.tiling import Tiling, is_solution
 from flashrnn.cuda.spec import KernelSpec
 
 
-def kept(spec: KernelSpec) -> Tiling | None:
-    """The tiling that was found to be the fastest for the spec's sizes; None if there is none, or if the file has what
-    cannot be one."""
+def saved_tiling(spec: KernelSpec) -> Tiling | None:
+    """Return the tiling that was the fastest for the spec's sizes; None if none is saved, or if the file holds
+    something other than a solution of the tiling problem."""
     try:
         tiling = Tiling(**json.loads(_path(spec).read_text())["tiling"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -22,8 +22,8 @@ def kept(spec: KernelSpec) -> Tiling | None:
     return tiling if typed and is_solution(spec, tiling) else None
 
 
-def keep(spec: KernelSpec, tiling: Tiling, us: float) -> None:
-    """`us`: what it was measured to take, for whoever reads the file."""
+def save_tiling(spec: KernelSpec, tiling: Tiling, us: float) -> None:
+    """Save the fastest tiling; `us`, its measured time per step, is for people who read the file."""
     content = {"tiling": asdict(tiling), "us": us, "spec": str(spec)}
     store({_path(spec): json.dumps(content, indent=2).encode()})
 

@@ -1,6 +1,6 @@
-"""Tilings chosen by measuring: the best few by estimate are timed on the GPU, and the fastest is kept on disk.
+"""Tilings chosen by measuring: the best few by estimate are timed on the GPU, and the fastest is saved on disk.
 
-A kept tiling is taken by later processes, for all calls of its sizes on that model of GPU.
+Later processes take a saved tiling for all calls of its sizes on that model of GPU.
 """
 
 import itertools
@@ -17,29 +17,29 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.resident import tiling
-from flashrnn.cuda.resident.backend import CudaFused, counting_parts
+from flashrnn.cuda.resident.backend import CudaFused, counting_chunks
 from flashrnn.cuda.resident.kernel import compile_best, compile_tiling
 from flashrnn.cuda.resident.tiling import Tiling
-from flashrnn.cuda.resident.tuned import keep
+from flashrnn.cuda.resident.tuned import save_tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import Inputs, StateGradients, aux_dtype, state_dtype, tf32_allowed
 from flashrnn.residual import Residual
 
 _STEPS, _REPEATS = 256, 7
-_LOOKED_AT = 2000  # solutions, among which are many that differ in nothing that matters
+_CONSIDERED = 2000  # solutions, many of which differ in nothing that matters
 
 
 class Trial(NamedTuple):
     direction: str
     tiling: Tiling
-    us: float  # of a time step, with what stands around the kernel; infinite if it cannot run
+    us: float  # per time step, with what runs before and after the kernel; infinite if it cannot run
 
 
 def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, count: int = 8) -> Iterator[Trial]:
-    """Times `count` tilings of each direction on the current GPU, and keeps the fastest.
+    """Time `count` tilings of each direction on the current GPU, and save the fastest.
 
-    Those of float32 are for PyTorch's present setting for TF32.
+    In float32, they are for PyTorch's current setting for TF32.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     aux = aux_dtype(cell, dtype, all_states=False) if len(cell.states) > 1 else None
@@ -55,16 +55,16 @@ def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, 
             yield trials[-1]
         best = min(trials, key=lambda trial: trial.us)
         if math.isfinite(best.us):
-            keep(spec, best.tiling, best.us)
+            save_tiling(spec, best.tiling, best.us)
 
 
 def candidates(spec: KernelSpec, count: int) -> list[Tiling]:
-    """The best tilings by estimate that differ in layout, or in registers by what the compiler may need."""
+    """Return the best tilings by estimate, at most two that differ in stages or registers alone."""
     found: dict[tuple, list[Tiling]] = {}
     order = []
-    for choice in itertools.islice(tiling.tilings(spec), _LOOKED_AT):
-        layout = astuple(replace(choice, stages=0, register_fragments=0))
-        same = found.setdefault(layout, [])
+    for choice in itertools.islice(tiling.tilings(spec), _CONSIDERED):
+        key = astuple(replace(choice, stages=0, register_fragments=0))
+        same = found.setdefault(key, [])
         if len(same) < 2 and all(choice.register_fragments < other.register_fragments for other in same):
             same.append(choice)
             order.append(choice)
@@ -74,7 +74,7 @@ def candidates(spec: KernelSpec, count: int) -> list[Tiling]:
 
 
 def _compile_all(spec: KernelSpec, choices: list[Tiling]) -> None:
-    spec = counting_parts(spec, _STEPS) if spec.direction == "backward" else spec
+    spec = counting_chunks(spec, _STEPS) if spec.direction == "backward" else spec
     with ThreadPoolExecutor() as pool:
         list(pool.map(partial(compile_tiling, spec), choices))
 
@@ -97,17 +97,17 @@ def _measure(spec: KernelSpec, choice: Tiling, inputs: Inputs) -> float:
         residual = Residual(inputs.R, None, None, states.h, states.aux, gates, gate_format)
         grads = StateGradients(torch.randn_like(states.h), (None,) * (len(cell.states) - 1), None)
         return _us(partial(backend.backward, cell, residual, grads))
-    except RuntimeError:  # no room for its blocks
+    except RuntimeError:  # its blocks do not fit on the GPU
         return float("inf")
 
 
 def _take(direction: str, choice: Tiling, spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """As compile_best, but the given tiling for one direction."""
+    """Return what compile_best does, but `choice` for its direction."""
     return (compile_tiling(spec, choice), choice) if spec.direction == direction else compile_best(spec)
 
 
 def _us(run: Callable[[], object]) -> float:
-    """Microseconds per time step, the median."""
+    """Return the median of microseconds per time step."""
     run()
     times = []
     for _ in range(_REPEATS):

@@ -16,7 +16,7 @@ from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
-from flashrnn.cuda.streaming.tiling import Layout, best_layout, infeasible, layout_prelude, shared_bytes, without_input
+from flashrnn.cuda.streaming.tiling import Tiling, best_tiling, infeasible, prelude, shared_bytes, without_input
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, batch_time_strides, contiguous, empty_in_format, in_format
@@ -24,7 +24,7 @@ from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States,
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
 
-class CudaStreaming:
+class Cuda:
     name = "cuda"
 
     def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
@@ -48,9 +48,9 @@ class CudaStreaming:
         gates = empty_gates(cell, Wx, training, "NDG")
         variant = variant_of(reset, h, aux, training)
         spec = KernelSpec("forward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
-        kernel, layout = _kernel(spec, h.device.index)
+        kernel, tiling = _kernel(spec, h.device.index)
         state = states.clone(memory_format=torch.contiguous_format)
-        matrix, exchange, counters = in_order(R.transpose(0, 1), layout), _exchange(layout, h), _counters(layout, h)
+        matrix, exchange, counters = in_order(R.transpose(0, 1), tiling), _exchange(tiling, h), _counters(tiling, h)
         exchange[0, :, :, :D] = states[0].transpose(0, 1)
         arguments = {
             "x": Wx,
@@ -65,7 +65,7 @@ class CudaStreaming:
             "gates": gates,
             **_sizes(h),
         }
-        kernel.launch(_blocks(kernel, layout, h), arguments)
+        kernel.launch(_blocks(kernel, tiling, h), arguments)
         return States(h, aux, state), gates
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
@@ -74,19 +74,19 @@ class CudaStreaming:
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         spec = KernelSpec("backward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
-        kernel, layout = _kernel(spec, h.device.index)
+        kernel, tiling = _kernel(spec, h.device.index)
         d_Wx, d_u = (empty_in_format(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
         d_h = None if grads.h is None else in_format(grads.h, h)
         d_aux = aux_gradient(grads, aux, states.dtype)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
         if grads.last is not None:
             d_state.copy_(grads.last)
-        matrix = in_order(R.permute(1, 3, 0, 2).flatten(2)[:, None], layout)
+        matrix = in_order(R.permute(1, 3, 0, 2).flatten(2)[:, None], tiling)
         arguments = {
             "R": matrix,
             "reset": contiguous(reset),
-            "exchange": _exchange(layout, h),
-            "counters": _counters(layout, h),
+            "exchange": _exchange(tiling, h),
+            "counters": _counters(tiling, h),
             "initial": states,
             "h": h,
             "aux": aux,
@@ -98,48 +98,48 @@ class CudaStreaming:
             "d_state": d_state,
             **_sizes(h),
         }
-        kernel.launch(_blocks(kernel, layout, h), arguments)
+        kernel.launch(_blocks(kernel, tiling, h), arguments)
         d_R = weight_gradient(spec, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
 
 
 @cache
-def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Layout]:
+def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
     if spec.direction == "backward":
         prepare_weight_gradient(spec, device)
     elif spec.variant.training:
         _kernel(replace(spec, direction="backward"), device)
-    binary, layout = compile_kernel(spec)
-    return load(binary, streaming(spec), device, layout.threads, shared_bytes(spec, layout), 1, True), layout
+    binary, tiling = compile_kernel(spec)
+    return load(binary, streaming(spec), device, tiling.threads, shared_bytes(spec, tiling), 1, True), tiling
 
 
-def compile_kernel(spec: KernelSpec) -> tuple[Binary, Layout]:
-    """The kernel and its layout; needs no GPU."""
-    layout = best_layout(spec)
+def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
+    """The kernel and its tiling; needs no GPU."""
+    tiling = best_tiling(spec)
     header, entry = f"streaming/kernels/{spec.direction}.cuh", f"flashrnn_stream_{spec.direction}"
-    return build(layout_prelude(spec, layout), header, entry, spec.gpu.arch, str(spec)), layout
+    return build(prelude(spec, tiling), header, entry, spec.gpu.arch, str(spec)), tiling
 
 
-def in_order(rows: Tensor, layout: Layout) -> Tensor:
+def in_order(rows: Tensor, tiling: Tiling) -> Tensor:
     """[N, rows per unit, D, K] -> [N, unit blocks, vectors, rows of a block, numbers in a vector], zeros for padding.
 
     A warp that multiplies by a vector of every row reads consecutive memory.
     """
     N, _, D, K = rows.shape
-    blocks, length = layout.unit_blocks(D), layout.padded(rows.dtype)
-    padded = pad(rows, (0, length - K, 0, blocks * layout.units - D))
-    tiles = padded.view(N, -1, blocks, layout.units, layout.vectors, length // layout.vectors)
+    blocks, length = tiling.unit_blocks(D), tiling.padded(rows.dtype)
+    padded = pad(rows, (0, length - K, 0, blocks * tiling.units - D))
+    tiles = padded.view(N, -1, blocks, tiling.units, tiling.vectors, length // tiling.vectors)
     return tiles.permute(0, 2, 4, 1, 3, 5).contiguous()
 
 
-def _exchange(layout: Layout, h: Tensor) -> Tensor:
+def _exchange(tiling: Tiling, h: Tensor) -> Tensor:
     """Two buffers of the vectors that a step multiplies: [2, N, B, length], zeros."""
-    return h.new_zeros(2, h.shape[2], h.shape[0], layout.padded(h.dtype))
+    return h.new_zeros(2, h.shape[2], h.shape[0], tiling.padded(h.dtype))
 
 
-def _counters(layout: Layout, h: Tensor) -> Tensor:
+def _counters(tiling: Tiling, h: Tensor) -> Tensor:
     """Zeros, one for every group at the beginning of a cache line."""
-    return h.new_zeros(layout.groups(h.shape[2], h.shape[0]), 32, dtype=torch.int32)
+    return h.new_zeros(tiling.groups(h.shape[2], h.shape[0]), 32, dtype=torch.int32)
 
 
 def _sizes(h: Tensor) -> dict[str, int]:
@@ -147,10 +147,10 @@ def _sizes(h: Tensor) -> dict[str, int]:
     return {"B": B, "T": T, "row_b": row_b, "row_t": row_t}
 
 
-def _blocks(kernel: LoadedKernel, layout: Layout, h: Tensor) -> int:
+def _blocks(kernel: LoadedKernel, tiling: Tiling, h: Tensor) -> int:
     """One for every item, as far as they can run at the same time, because they wait for each other."""
     B, _, N, D = h.shape
-    return min(layout.groups(N, B) * layout.unit_blocks(D), kernel.at_once)
+    return min(tiling.groups(N, B) * tiling.unit_blocks(D), kernel.at_once)
 
 
 def _bias_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,6 @@
 """How the work of a step is laid over blocks where R is read at every step, as an integer constraint problem.
 
-The unknowns are those of `Layout`. A step costs what its busiest multiprocessor has to read, rows of R and, for each of
+The unknowns are those of `Tiling`. A step costs what its busiest multiprocessor has to read, rows of R and, for each of
 its items, the vectors of all sequences, and how often a warp waits for it.
 """
 
@@ -29,7 +29,7 @@ _READ_AT_ONCE = 64  # bytes of a row, by four lanes
 
 
 @dataclass(frozen=True)
-class Layout:
+class Tiling:
     """Names and meaning as in streaming/kernels/stream.cuh. While the problem is posed its fields are expressions."""
 
     units: int
@@ -72,7 +72,7 @@ class Rows:
 
 
 def infeasible(spec: KernelSpec) -> str | None:
-    """Why no layout fits, or None if one does; heads and batch do not matter."""
+    """Why no tiling fits, or None if one does; heads and batch do not matter."""
     return _infeasible(replace(spec.of_all_variants, heads=1, batch=1))
 
 
@@ -85,18 +85,18 @@ def _infeasible(spec: KernelSpec) -> str | None:
     return None
 
 
-def best_layout(spec: KernelSpec) -> Layout:
-    """The layout that should be fastest. Raises Infeasible, which names what does not fit."""
-    return _best_layout(spec.of_all_variants)
+def best_tiling(spec: KernelSpec) -> Tiling:
+    """Return the tiling that should be fastest. Raises Infeasible, which names what does not fit."""
+    return _best_tiling(spec.of_all_variants)
 
 
 @cache
-def _best_layout(spec: KernelSpec) -> Layout:
+def _best_tiling(spec: KernelSpec) -> Tiling:
     problem, objective = pose(spec)
     problem.solve()
     found = next(problem.best(objective))
     warp_vectors = math.ceil(_vectors(spec) / found["warps"])
-    return Layout(found["units"], found["seq_tiles"], found["warps"], warp_vectors, found["depth"])
+    return Tiling(found["units"], found["seq_tiles"], found["warps"], warp_vectors, found["depth"])
 
 
 def pose(spec: KernelSpec) -> tuple[Problem, tuple[Expression, ...]]:
@@ -112,7 +112,7 @@ def pose(spec: KernelSpec) -> tuple[Problem, tuple[Expression, ...]]:
     cells = ceil_div(16 * seq_tiles * units, 32 * warps)
 
     p.add("vectors read ahead", depth <= warp_vectors)
-    need = _registers(spec, Layout(units, seq_tiles, warps, warp_vectors, depth), cells)
+    need = _registers(spec, Tiling(units, seq_tiles, warps, warp_vectors, depth), cells)
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * (4 * ceil_div(warps, 4)) <= gpu.registers, unit="registers")  # in four parts
     stride = rows.per_unit * units + 32  # at most, see SUM_STRIDE
@@ -129,39 +129,38 @@ def _vectors(spec: KernelSpec) -> int:
     return math.ceil(Rows.of(spec).length * spec.dtype.itemsize / _READ_AT_ONCE)
 
 
-def _registers(spec: KernelSpec, layout: Layout, cells: Expression) -> Expression:
+def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expression:
     """Registers of a thread, about: sums, what is read ahead, values of cells, addresses."""
-    cell, planes, seq_tiles = spec.cell, spec.planes, layout.seq_tiles
-    row_tiles = layout.units * Rows.of(spec).per_unit // 8
+    cell, splits, seq_tiles = spec.cell, spec.splits, tiling.seq_tiles
+    row_tiles = tiling.units * Rows.of(spec).per_unit // 8
     gates, states = len(cell.gates), len(cell.states)
     if spec.direction == "forward":
         values = len(cell.input_gates) + gates + 2 * states
     else:
         values = len(trace(cell).factors.outputs) + 2 * states + gates
-    split = (6 * planes + 2 + row_tiles) * seq_tiles if planes > 1 else 0
-    return (
-        4 * row_tiles * seq_tiles + 4 * layout.depth * (row_tiles + 2 * seq_tiles) + (values + 4) * cells + split + 60
-    )
+    operands = (6 * splits + 2 + row_tiles) * seq_tiles if splits > 1 else 0
+    sums, read_ahead = 4 * row_tiles * seq_tiles, 4 * tiling.depth * (row_tiles + 2 * seq_tiles)
+    return sums + read_ahead + (values + 4) * cells + operands + 60
 
 
-def shared_bytes(spec: KernelSpec, layout: Layout) -> int:
+def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
     """Dynamic shared memory of a block: the sums of every warp, with rows as SUM_STRIDE in stream.cuh."""
-    rows = Rows.of(spec).per_unit * layout.units
-    return layout.warps * 16 * layout.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
+    rows = Rows.of(spec).per_unit * tiling.units
+    return tiling.warps * 16 * tiling.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
 
 
-def layout_prelude(spec: KernelSpec, layout: Layout) -> str:
+def prelude(spec: KernelSpec, tiling: Tiling) -> str:
     """The source before a streaming kernel's header."""
     rows = Rows.of(spec)
     constants = {
-        "UNITS": layout.units,
-        "SEQ_TILES": layout.seq_tiles,
-        "WARPS": layout.warps,
-        "WARP_VECTORS": layout.warp_vectors,
-        "DEPTH": layout.depth,
-        "ROWS": rows.per_unit * layout.units,
+        "UNITS": tiling.units,
+        "SEQ_TILES": tiling.seq_tiles,
+        "WARPS": tiling.warps,
+        "WARP_VECTORS": tiling.warp_vectors,
+        "DEPTH": tiling.depth,
+        "ROWS": rows.per_unit * tiling.units,
         "K": rows.length,
-        "SHARED_BYTES_EXPECTED": shared_bytes(spec, layout),
+        "SHARED_BYTES_EXPECTED": shared_bytes(spec, tiling),
     }
     tables = {"OTHER_OF": places(spec.cell.gates, without_input(spec.cell))}
     return "\n".join((cell_prelude(spec, constants, tables), declaration(streaming(spec))))

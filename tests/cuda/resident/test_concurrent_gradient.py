@@ -1,4 +1,4 @@
-"""The kernel for d_R beside the time loop: on the processor, without races; where it is used; its binaries."""
+"""The kernel for d_R that overlaps with the loop: on the processor, without races; where it is used; its binaries."""
 
 from dataclasses import replace
 from functools import cache
@@ -16,9 +16,9 @@ from flashrnn.cuda.resident import concurrent_gradient as module
 from flashrnn.cuda.resident.concurrent_gradient import (
     THREADS,
     ConcurrentGradient,
-    Layout,
-    beside,
+    Tiling,
     compile_kernel,
+    overlapped,
     prelude,
 )
 from flashrnn.cuda.resident.tiling import tilings
@@ -34,12 +34,12 @@ H100 = named_gpu("H100")
 PRODUCERS = 3
 
 
-# Blocks that write their sequences' rows as the loop does, one when the others are done, beside those that read them.
+# Blocks that write their sequences' rows as the loop does, one after the others, while other blocks read them.
 LOOP = """
 constexpr int PRODUCERS = 3;
 static int begun = primary_blocks += PRODUCERS;
 static std::atomic<int> readers{0};
-void beside(const scalar* given, PARAMETERS) {
+void with_loop(const scalar* given, PARAMETERS) {
   if (blockIdx.x >= PRODUCERS) {
     blockIdx.x -= PRODUCERS, readers++;
     return flashrnn_concurrent_gradient(ARGUMENTS);
@@ -52,7 +52,7 @@ void beside(const scalar* given, PARAMETERS) {
   for (int done = 0, end = 0; done < T; done++) {
     if (done == end) {
       if (done > 0) signal(const_cast<u32*>(progress++));
-      end += part_steps(done, T - done);
+      end += chunk_steps(done, T - done);
     }
     for (i64 b = blockIdx.x; b < B; b += PRODUCERS) {
       const i64 row = row_t == 1 ? b * T + T - 1 - done : (T - 1 - done) * B + b, width = GI * HEADS * D;
@@ -66,15 +66,15 @@ void beside(const scalar* given, PARAMETERS) {
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path):
-    """Lets the kernel run on the processor, beside a loop that writes the gradients `given`."""
+    """Lets the kernel run on the processor, at the same time as a loop that writes the gradients `given`."""
 
     def use(given: Tensor) -> None:
         @cache
-        def kernel(spec, layout, device):
+        def kernel(spec, tiling, device):
             own = parameters.concurrent_gradient(spec)
             loop = LOOP.replace("ARGUMENTS", ", ".join(one.name for one in own))
             header = "resident/kernels/concurrent_gradient.cuh"
-            program = compile_for_host("beside", prelude(spec, layout), header, tmp_path, loop)
+            program = compile_for_host("with_loop", prelude(spec, tiling), header, tmp_path, loop)
             with_given = (Parameter("given", "const scalar*", spec.dtype), *own)
             loaded = HostKernel(program, with_given, None, THREADS, H100.shared_per_block)
 
@@ -89,25 +89,25 @@ def on_host(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "states", "layout"),
+    ("case", "dtype", "states", "tiling"),
     [
-        (Case(LSTM, B=5, T=330, N=1, D=64), torch.bfloat16, True, Layout(64, tiles=1, blocks=2, rows=32)),
-        (Case(LSTM, B=4, T=160, N=1, D=72, time_major=True), torch.float16, False, Layout(72, 1, 3, 64)),
-        (Case(ELMAN, B=1, T=131, N=1, D=296), torch.bfloat16, True, Layout(152, 2, 3, 32)),  # an empty tile
-        (Case(ELMAN, B=2, T=129, N=3, D=24, time_major=True), torch.bfloat16, True, Layout(24, 2, 2, 128)),
-        (Case(ELMAN, B=3, T=128, N=1, D=192), torch.bfloat16, False, Layout(192, 2, 1, 32)),
-        (Case(GRU, B=9, T=131, N=1, D=72, time_major=True), torch.bfloat16, True, Layout(40, 2, 2, 128)),
-        (Case(LSTM, B=5, T=150, N=1, D=64, reset=True), torch.bfloat16, True, Layout(64, 1, 2, 32)),
-        (Case(GRU, B=11, T=131, N=2, D=24, reset=True, time_major=True), torch.float16, True, Layout(24, 2, 1, 128)),
-        (Case(ELMAN, B=4, T=131, N=1, D=100, reset=True, time_major=True), torch.bfloat16, True, Layout(56, 2, 1, 64)),
-        (Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Layout(56, 1, 3, 64)),
-        (Case(LSTM, B=5, T=131, N=1, D=36), torch.float32, True, Layout(40, 2, 1, 32)),
-        (Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True), torch.float32, True, Layout(40, 2, 1, 32)),
-        (Case(ELMAN, B=2, T=130, N=1, D=128, reset=True), torch.float32, False, Layout(128, 1, 1, 32)),
+        (Case(LSTM, B=5, T=330, N=1, D=64), torch.bfloat16, True, Tiling(64, tiles=1, blocks=2, rows=32)),
+        (Case(LSTM, B=4, T=160, N=1, D=72, time_major=True), torch.float16, False, Tiling(72, 1, 3, 64)),
+        (Case(ELMAN, B=1, T=131, N=1, D=296), torch.bfloat16, True, Tiling(152, 2, 3, 32)),  # an empty tile
+        (Case(ELMAN, B=2, T=129, N=3, D=24, time_major=True), torch.bfloat16, True, Tiling(24, 2, 2, 128)),
+        (Case(ELMAN, B=3, T=128, N=1, D=192), torch.bfloat16, False, Tiling(192, 2, 1, 32)),
+        (Case(GRU, B=9, T=131, N=1, D=72, time_major=True), torch.bfloat16, True, Tiling(40, 2, 2, 128)),
+        (Case(LSTM, B=5, T=150, N=1, D=64, reset=True), torch.bfloat16, True, Tiling(64, 1, 2, 32)),
+        (Case(GRU, B=11, T=131, N=2, D=24, reset=True, time_major=True), torch.float16, True, Tiling(24, 2, 1, 128)),
+        (Case(ELMAN, B=4, T=131, N=1, D=100, reset=True, time_major=True), torch.bfloat16, True, Tiling(56, 2, 1, 64)),
+        (Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Tiling(56, 1, 3, 64)),
+        (Case(LSTM, B=5, T=131, N=1, D=36), torch.float32, True, Tiling(40, 2, 1, 32)),
+        (Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True), torch.float32, True, Tiling(40, 2, 1, 32)),
+        (Case(ELMAN, B=2, T=130, N=1, D=128, reset=True), torch.float32, False, Tiling(128, 1, 1, 32)),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
-def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, layout):
+def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, tiling):
     cell, B, T, N, D = case[:5]
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
@@ -118,7 +118,7 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, la
     reset = _resets(B, T) if case.reset else None
     on_host(given)
     spec = KernelSpec("backward", cell, N, D, B, dtype, H100, Variant(reset=case.reset))
-    concurrent = ConcurrentGradient(spec, layout, PRODUCERS, h, initial, reset)
+    concurrent = ConcurrentGradient(spec, tiling, PRODUCERS, h, initial, reset)
     assert not concurrent.progress.any()
     out = concurrent(d_Wx, d_u)
     assert torch.equal(d_Wx, given)
@@ -164,13 +164,13 @@ def _resets(B: int, T: int) -> Tensor:
     ],
 )
 def test_it_is_used_where_there_is_room_and_time(cell, heads, head_dim, batch, dtype, producers, blocks):
-    layout = beside(KernelSpec("backward", cell, heads, head_dim, batch, dtype, H100), producers)
-    assert (layout.blocks if layout else None) == blocks
+    tiling = overlapped(KernelSpec("backward", cell, heads, head_dim, batch, dtype, H100), producers)
+    assert (tiling.blocks if tiling else None) == blocks
 
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """The variants that are compiled for LSTM 12 x 64, B = 16, and the layout of what runs beside the last."""
+    """The variants that are compiled for LSTM 12 x 64, B = 16, and the tiling of what overlaps with the last."""
 
     def choose_with(T=1024, dtype=torch.bfloat16, reset=False, at_once=1000, **of_the_loop):
         monkeypatch.setattr(backend, "load", lambda *_: SimpleNamespace(at_once=at_once))
@@ -178,7 +178,7 @@ def chosen(monkeypatch):
         compiled = []
 
         def choose(spec):
-            compiled.append(spec.variant.parts)
+            compiled.append(spec.variant.counts_chunks)
             return None, replace(next(tilings(spec)), **of_the_loop)
 
         spec = KernelSpec("backward", LSTM, 12, 64, 16, dtype, H100, Variant(reset, torch.float16, training=True))
@@ -189,23 +189,23 @@ def chosen(monkeypatch):
 
 @pytest.mark.parametrize("changes", [{}, {"reset": True}, {"dtype": torch.float32}], ids=str)
 def test_the_loop_counts_parts_where_something_runs_beside_it(chosen, changes):
-    compiled, layout = chosen(**changes)
+    compiled, tiling = chosen(**changes)
     assert compiled == [True]
-    assert layout.blocks == 24
+    assert tiling.blocks == 24
 
 
 def test_a_short_loop_is_compiled_without(chosen):
     assert chosen(T=127) == ([False], None)
 
 
-@pytest.mark.parametrize("changes", [{"at_once": 23}, {"sequences": 1}], ids=["rounds", "another tiling"])
+@pytest.mark.parametrize("changes", [{"at_once": 23}, {"sequences": 1}], ids=["two waves", "another tiling"])
 def test_a_loop_that_leaves_no_room_after_all_is_compiled_again(chosen, changes):
     assert chosen(**changes) == ([True, False], None)
 
 
 @pytest.mark.parametrize("name", ["A100", "B200"])
 def test_it_needs_the_products_of_a_warpgroup(name):
-    assert beside(KernelSpec("backward", LSTM, 12, 64, 16, torch.bfloat16, named_gpu(name)), 48) is None
+    assert overlapped(KernelSpec("backward", LSTM, 12, 64, 16, torch.bfloat16, named_gpu(name)), 48) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -214,6 +214,6 @@ def test_it_needs_the_products_of_a_warpgroup(name):
 def test_nothing_is_spilled_in_its_loop(cell, head_dim, dtype):
     spec = KernelSpec("backward", cell, 768 // head_dim, head_dim, 16, dtype, H100, Variant(reset=True))
     for idle in (12, 36, 132):
-        if layout := Layout.of(spec, idle):
-            binary = compile_kernel(spec, layout)
-            assert binary.spilled <= (0 if layout.tiles == 1 else 200)  # while tiles take turns
+        if tiling := Tiling.of(spec, idle):
+            binary = compile_kernel(spec, tiling)
+            assert binary.spilled <= (0 if tiling.tiles == 1 else 200)  # while tiles take turns

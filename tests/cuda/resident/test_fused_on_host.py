@@ -24,8 +24,8 @@ from tests.tolerances import assert_close
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 
 
-def tiled(unit_tiles, k_splits, batch_tiles, sequences, blocks, grid=False, stages=4, register_fragments=4) -> Tiling:
-    return Tiling(unit_tiles, k_splits, batch_tiles, sequences, blocks, grid, stages, register_fragments)
+def tiled(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid=False, stages=4, register_fragments=4) -> Tiling:
+    return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments)
 
 
 # A thread that reads the results of each part as soon as all blocks have counted it.
@@ -35,7 +35,7 @@ void watched(PARAMETERS) {
   if (blockIdx.x == 0 && threadIdx.x == 0)
     reader = std::thread([=] {
       u32 sum = 0, *counter = progress;
-      for (int done = 0, end; (end = done + part_steps(done, T - done)) < T; done = end) {
+      for (int done = 0, end; (end = done + chunk_steps(done, T - done)) < T; done = end) {
         await(counter++, BLOCKS);
         for (int step = done; step < end; step++)
           for (i64 b = 0; b < B; b++) {
@@ -71,7 +71,7 @@ def on_host(monkeypatch, tmp_path_factory):
             direction, layout = spec.direction, tilings[spec.direction]
             shared = tiling.shared_bytes(spec, layout)
             counts = watched and direction == "backward"
-            text = prelude(replace(spec, variant=replace(spec.variant, parts=counts)), layout, shared)
+            text = prelude(replace(spec, variant=replace(spec.variant, counts_chunks=counts)), layout, shared)
             folder = tmp_path_factory.mktemp(direction)
             parameters = fused(spec)
             watching = WATCHED.replace("ARGUMENTS", ", ".join(one.name for one in parameters))
@@ -83,11 +83,12 @@ def on_host(monkeypatch, tmp_path_factory):
         monkeypatch.setattr(backend, "_kernel", kernel)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
+        monkeypatch.setattr(backend, "prepare_weight_gradient", lambda spec, device: None)
         monkeypatch.setattr(
             backend, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
         )
         monkeypatch.setattr(backend, "prepare_weight_gradient", lambda *_: None)
-        monkeypatch.setattr(backend, "sum_of_parts", lambda partial, dtype: partial.sum(0).to(dtype))
+        monkeypatch.setattr(backend, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
 
     return use

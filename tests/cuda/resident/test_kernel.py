@@ -18,9 +18,9 @@ from flashrnn.gpu import named_gpu
 VARIANT = Variant(aux=torch.float16, training=True)
 SPEC = KernelSpec("forward", get_cell("lstm"), 1, 768, 16, torch.bfloat16, named_gpu("H100"), VARIANT)
 WIDE = Tiling(
-    unit_tiles=3, k_splits=2, batch_tiles=1, sequences=8, blocks=16, grid=False, stages=8, register_fragments=44
+    unit_tiles=3, k_slices=2, batch_tiles=1, sequences=8, blocks=16, grid=False, stages=8, register_fragments=44
 )
-OTHER = replace(WIDE, k_splits=4)
+OTHER = replace(WIDE, k_slices=4)
 
 
 @pytest.fixture

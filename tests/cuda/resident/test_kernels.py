@@ -18,7 +18,7 @@ GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
 BUILT_IN = ("elman", "gru", "lstm", "slstm")
 DIRECTIONS = ("forward", "backward")
 TRAINING = Variant(aux=torch.float16, training=True)
-COUNTING = replace(TRAINING, parts=True)
+COUNTING = replace(TRAINING, counts_chunks=True)
 
 
 def compiled(

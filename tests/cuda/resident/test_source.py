@@ -16,7 +16,7 @@ from flashrnn.gpu import named_gpu
 from tests.problems import MINIMAL_GATED
 
 TILING = Tiling(
-    unit_tiles=2, k_splits=2, batch_tiles=1, sequences=8, blocks=2, grid=False, stages=2, register_fragments=4
+    unit_tiles=2, k_slices=2, batch_tiles=1, sequences=8, blocks=2, grid=False, stages=2, register_fragments=4
 )
 PLAIN = Variant(aux=torch.float16, training=True)
 
@@ -35,20 +35,20 @@ def constants(cell: Cell, variant: Variant = PLAIN) -> dict[str, int | list[int]
 def test_sizes_and_tiling():
     found = constants(get_cell("lstm"))
     sizes = {"HEADS": 3, "D": 40, "GATES": 4, "GR": 4, "GI": 4, "GU": 0, "STATES": 2, "SHARED_BYTES_EXPECTED": 1234}
-    layout = {"UNIT_TILES": 2, "K_SPLITS": 2, "BATCH_TILES": 1, "BLOCKS": 2, "GRID": 0, "STAGES": 2}
+    layout = {"UNIT_TILES": 2, "K_SLICES": 2, "BATCH_TILES": 1, "BLOCKS": 2, "GRID": 0, "STAGES": 2}
     layout["REGISTER_FRAGMENTS"] = 4
     assert found.items() >= (sizes | layout).items()
 
 
 def test_variants():
-    constants_of = {"reset": "RESET", "training": "KEEP_GATES", "d_aux": "HAS_D_AUX"}
+    constants_of = {"reset": "RESET", "training": "STORE_GATES", "d_aux": "HAS_D_AUX"}
     for field, constant in constants_of.items():
         for value in (False, True):
             assert constants(get_cell("lstm"), variant=replace(PLAIN, **{field: value}))[constant] == value
     for aux, number in ((None, "float"), (torch.float32, "float"), (torch.float16, "gate")):
         text = prelude_of(get_cell("lstm"), variant=replace(PLAIN, aux=aux))
         assert f"using aux_number = {number};" in text
-        assert f"constexpr int KEEP_AUX = {int(aux is not None)};" in text
+        assert f"constexpr int STORE_AUX = {int(aux is not None)};" in text
 
 
 def test_scalar_type():
@@ -78,7 +78,7 @@ def test_what_is_known_of_the_cell():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("layout", [TILING, replace(TILING, grid=True, k_splits=8, blocks=8)], ids=["cluster", "grid"])
+@pytest.mark.parametrize("layout", [TILING, replace(TILING, grid=True, k_slices=8, blocks=8)], ids=["cluster", "grid"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction, layout, dtype):
     """And does not compile if it counts otherwise."""

@@ -9,7 +9,7 @@ from flashrnn import get_cell
 from flashrnn.__main__ import main
 from flashrnn.cuda.resident import tiling, tuned, tuning
 from flashrnn.cuda.resident.kernel import compile_best
-from flashrnn.cuda.resident.tuned import keep, kept
+from flashrnn.cuda.resident.tuned import save_tiling, saved_tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 
@@ -37,26 +37,26 @@ def test_candidates_differ_in_more_than_what_is_loaded_ahead():
 
 def test_what_is_kept_is_taken_for_these_sizes_alone():
     other = other_tiling()
-    keep(SPEC, other, 0.25)
-    assert kept(SPEC) == other
-    assert kept(replace(SPEC, direction="backward")) is None
-    assert kept(replace(SPEC, batch=32)) is None
-    assert kept(replace(SPEC, variant=Variant(tf32=True))) is None
+    save_tiling(SPEC, other, 0.25)
+    assert saved_tiling(SPEC) == other
+    assert saved_tiling(replace(SPEC, direction="backward")) is None
+    assert saved_tiling(replace(SPEC, batch=32)) is None
+    assert saved_tiling(replace(SPEC, variant=Variant(tf32=True))) is None
     assert compile_best(replace(SPEC, variant=Variant(reset=True, training=True)))[1] == other
 
 
 def test_other_kernels_need_other_measurements(monkeypatch):
-    keep(SPEC, other_tiling(), 0.25)
+    save_tiling(SPEC, other_tiling(), 0.25)
     monkeypatch.setattr(tuned, "sources_hash", lambda: "other")
-    assert kept(SPEC) is None
+    assert saved_tiling(SPEC) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"tiling": {"blocks": 1}}'], ids=["empty", "list", "incomplete"])
 def test_a_corrupt_file_is_as_none(tmp_path, content):
-    keep(SPEC, other_tiling(), 0.25)
+    save_tiling(SPEC, other_tiling(), 0.25)
     (file,) = tmp_path.glob("tuned-*")
     file.write_bytes(content)
-    assert kept(SPEC) is None
+    assert saved_tiling(SPEC) is None
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_a_corrupt_file_is_as_none(tmp_path, content):
         {"stages": 1000},
         {"grid": True},
         {"grid": 0},
-        {"k_splits": 1.0},
+        {"k_slices": 1.0},
         {"batch_tiles": "1"},
     ],
     ids=str,
 )
 def test_a_tiling_that_the_solver_would_not_give_is_as_none(change):
-    keep(SPEC, replace(other_tiling(), **change), 0.25)
-    assert kept(SPEC) is None
+    save_tiling(SPEC, replace(other_tiling(), **change), 0.25)
+    assert saved_tiling(SPEC) is None
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -84,8 +84,8 @@ def test_a_tiling_that_the_solver_would_not_give_is_as_none(change):
 def test_every_candidate_can_be_kept(direction, gpu):
     spec = replace(SPEC, direction=direction, gpu=named_gpu(gpu))
     for choice in tuning.candidates(spec, 4):
-        keep(spec, choice, 0.25)
-        assert kept(spec) == choice
+        save_tiling(spec, choice, 0.25)
+        assert saved_tiling(spec) == choice
 
 
 def test_without_a_gpu_the_command_says_so(monkeypatch, capsys):

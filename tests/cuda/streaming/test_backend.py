@@ -10,8 +10,8 @@ from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.cuda import parameters, spec
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import backend as streaming
-from flashrnn.cuda.streaming.backend import CudaStreaming, compile_kernel
-from flashrnn.cuda.streaming.tiling import Layout, Rows, best_layout, layout_prelude, shared_bytes
+from flashrnn.cuda.streaming.backend import Cuda, compile_kernel
+from flashrnn.cuda.streaming.tiling import Rows, Tiling, best_tiling, prelude, shared_bytes
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
 from flashrnn.products import weight_gradient_of_states
@@ -27,17 +27,17 @@ TRAINING = Variant(aux=torch.float16, training=True)
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path_factory):
-    """Lets backend `cuda` run on the processor with the layouts given, `at_once` blocks at a time."""
+    """Lets backend `cuda` run on the processor with the tilings given, `at_once` blocks at a time."""
 
-    def use(layouts: dict[str, Layout], at_once: int) -> None:
+    def use(tilings: dict[str, Tiling], at_once: int) -> None:
         @cache
         def kernel(spec, device):
-            direction, layout = spec.direction, layouts[spec.direction]
+            direction, tiling = spec.direction, tilings[spec.direction]
             folder, entry = tmp_path_factory.mktemp(direction), f"flashrnn_stream_{direction}"
             header = f"streaming/kernels/{direction}.cuh"
-            program = compile_for_host(entry, layout_prelude(spec, layout), header, folder)
-            shape = None, layout.threads, shared_bytes(spec, layout)
-            return HostKernel(program, parameters.streaming(spec), *shape, at_once), layout
+            program = compile_for_host(entry, prelude(spec, tiling), header, folder)
+            shape = None, tiling.threads, shared_bytes(spec, tiling)
+            return HostKernel(program, parameters.streaming(spec), *shape, at_once), tiling
 
         monkeypatch.setattr(streaming, "_kernel", kernel)
         monkeypatch.setattr(streaming, "device_gpu", lambda index: H100)
@@ -45,25 +45,25 @@ def on_host(monkeypatch, tmp_path_factory):
         monkeypatch.setattr(
             streaming, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
         )
-        monkeypatch.setattr(CudaStreaming, "unsupported_reason", lambda self, problem: None)
+        monkeypatch.setattr(Cuda, "unsupported_reason", lambda self, problem: None)
 
     torch.use_deterministic_algorithms(True)  # which fills new tensors with NaN
     yield use
     torch.use_deterministic_algorithms(False)
 
 
-def layouts(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps: int, depth: int) -> dict[str, Layout]:
+def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps: int, depth: int) -> dict[str, Tiling]:
     """For both directions, with as many vectors as it takes."""
     found = {}
     for direction in ("forward", "backward"):
         vectors = -(-Rows.of(KernelSpec(direction, cell, 1, D, 1, dtype, H100)).length * dtype.itemsize // 64)
         warp_vectors = -(-vectors // warps)
-        found[direction] = Layout(units, seq_tiles, warps, warp_vectors, min(depth, warp_vectors))
+        found[direction] = Tiling(units, seq_tiles, warps, warp_vectors, min(depth, warp_vectors))
     return found
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "layout", "at_once"),
+    ("case", "dtype", "tiling", "at_once"),
     [
         # padding in every direction; more vectors than are read ahead, and not a multiple
         (Case(LSTM, B=3, T=5, N=2, D=37), torch.float16, (8, 1, 1, 2), 100),
@@ -76,27 +76,27 @@ def layouts(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
     ],
     ids=str,
 )
-def test_kernels_on_the_processor(on_host, case, dtype, layout, at_once):
-    on_host(layouts(case.cell, case.D, dtype, *layout), at_once)
+def test_kernels_on_the_processor(on_host, case, dtype, tiling, at_once):
+    on_host(tilings(case.cell, case.D, dtype, *tiling), at_once)
     check("cuda", case, dtype, "cpu")
     check("cuda", case, dtype, "cpu", flashrnn)
 
 
 def test_kernels_with_tf32_on_the_processor(on_host):
     case = Case(SLSTM, B=18, T=5, N=1, D=21, reset=True)
-    on_host(layouts(case.cell, case.D, torch.float32, 8, 2, 2, 1), at_once=2)
+    on_host(tilings(case.cell, case.D, torch.float32, 8, 2, 2, 1), at_once=2)
     check_tf32("cuda", case, "cpu")
 
 
 def test_numbers_beyond_float16(on_host):
-    on_host(layouts(SLSTM, 16, torch.float16, 8, 1, 2, 1), at_once=100)
+    on_host(tilings(SLSTM, 16, torch.float16, 8, 1, 2, 1), at_once=100)
     check_numbers_beyond_float16("cuda", "cpu")
 
 
 def test_inference_on_the_processor(on_host):
     """Kernels that keep neither gates nor states give the states that training gives."""
     case = Case(SLSTM, B=3, T=4, N=2, D=11)
-    on_host(layouts(case.cell, case.D, torch.float32, 8, 1, 2, 1), at_once=100)
+    on_host(tilings(case.cell, case.D, torch.float32, 8, 1, 2, 1), at_once=100)
     inputs = random_inputs(case.cell, case.B, case.T, case.N, case.D).to(torch.float32)
     trained = flashrnn(*inputs, case.cell, "cuda")
     with torch.no_grad():
@@ -108,9 +108,9 @@ def test_inference_on_the_processor(on_host):
 def test_rows_come_in_the_order_in_which_they_are_multiplied():
     """Vector after vector: of every row of a block, padded with zeros, the numbers of that vector."""
     N, gates, D, K = 2, 3, 5, 40
-    layout = Layout(units=4, seq_tiles=1, warps=2, warp_vectors=2, depth=1)
+    tiling = Tiling(units=4, seq_tiles=1, warps=2, warp_vectors=2, depth=1)
     rows = torch.randn(N, gates, D, K, generator=torch.Generator().manual_seed(0))
-    found = streaming.in_order(rows, layout)
+    found = streaming.in_order(rows, tiling)
     assert found.shape == (N, 2, 4, gates, 4, 16)
     assert torch.equal(found[1, 0, 2, 1, 3], torch.cat([rows[1, 1, 3, 32:], torch.zeros(8)]))
     assert torch.equal(found[1, 1, 1, 2, 0], rows[1, 2, 4, 16:32])
@@ -164,12 +164,12 @@ def test_binaries_with_tf32(direction, gpu, cell, batch):
 @pytest.mark.parametrize("gpu", [H100, A100, B200], ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_work_is_spread_over_the_whole_gpu(direction, gpu):
-    """What a step takes is rounds of items over the multiprocessors: at least six in ten have something to do."""
+    """What a step takes is waves of items over the multiprocessors: at least six in ten have something to do."""
     for heads, D, batch in ((12, 64, 16), (1, 768, 16), (1, 1024, 64), (1, 4096, 16), (4, 2048, 16), (1, 8192, 256)):
-        layout = best_layout(KernelSpec(direction, LSTM, heads, D, batch, torch.bfloat16, gpu))
-        items = layout.groups(heads, batch) * layout.unit_blocks(D)
-        rounds = -(-items // gpu.multiprocessors)
-        assert items >= 0.6 * rounds * gpu.multiprocessors, (heads, D, batch, layout)
+        tiling = best_tiling(KernelSpec(direction, LSTM, heads, D, batch, torch.bfloat16, gpu))
+        items = tiling.groups(heads, batch) * tiling.unit_blocks(D)
+        waves = -(-items // gpu.multiprocessors)
+        assert items >= 0.6 * waves * gpu.multiprocessors, (heads, D, batch, tiling)
 
 
 PROBLEM = Problem(LSTM, 1, 4096, torch.bfloat16, torch.device("cuda"), True, False, H100)
@@ -186,13 +186,13 @@ PROBLEM = Problem(LSTM, 1, 4096, torch.bfloat16, torch.device("cuda"), True, Fal
     ids=["served", "odd float32", "device", "dtype"],
 )
 def test_reasons(changes, expected):
-    assert CudaStreaming().unsupported_reason(PROBLEM._replace(**changes)) == expected
+    assert Cuda().unsupported_reason(PROBLEM._replace(**changes)) == expected
 
 
 def test_a_cell_of_too_many_gates_says_what_is_missing():
     names = [f"g{k}" for k in range(57)]
     scope = {}
     exec(f"def step({', '.join(names)}, h): return {' + '.join(names)}", scope)
-    reason = CudaStreaming().unsupported_reason(PROBLEM._replace(cell=Cell("many", scope["step"], ("h",))))
+    reason = Cuda().unsupported_reason(PROBLEM._replace(cell=Cell("many", scope["step"], ("h",))))
     assert reason.startswith("forward does not fit: no solution")
     assert "registers" in reason

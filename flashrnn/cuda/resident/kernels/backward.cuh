@@ -5,63 +5,63 @@
 // its part, and add up what they receive. The factors of the cell's gradient, which depend on gates and states alone,
 // are computed while that is under way.
 #pragma once
-#include "resident/kernels/parts.cuh"
+#include "resident/kernels/chunks.cuh"
 #include "resident/kernels/products.cuh"
 
 constexpr int K_TILES = GR * UNITS / 16;
 constexpr int M_TILES = PADDED / 16 / WARPS;  // tiles of 16 units of the head that a warp multiplies for
 constexpr int M_CHUNK =  // of them at once
     M_TILES <= 8 ? M_TILES : M_TILES % 4 == 0 ? 4 : M_TILES % 3 == 0 ? 3 : M_TILES % 2 == 0 ? 2 : 1;
-static_assert(M_TILES * WARPS * 16 == PADDED && (BLOCKS > 1 || K_SPLITS == 1));
+static_assert(M_TILES * WARPS * 16 == PADDED && (BLOCKS > 1 || K_SLICES == 1));
 using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
-constexpr int PLANE_BYTES = GR * UNITS * SEQS * 2;
-constexpr int GATE_BYTES = PLANES * PLANE_BYTES;                          // dg of a step, for the product
+constexpr int SPLIT_BYTES = GR * UNITS * SEQS * 2;
+constexpr int GATE_BYTES = SPLITS * SPLIT_BYTES;                          // dg of a step, for the product
 constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state, if it is in float
 constexpr int GATE_PITCH = pitch(GATES);
 constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // behind the gates of a unit tile
 constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
 constexpr int INPUT_BYTES = UNIT_TILES * (AUX_TILE + (STATES - 1) * STATE_ROW_BYTES);  // of a step
-constexpr int INBOX_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
+constexpr int RECEIVE_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
 constexpr int GRID_FLOATS = GRID ? SUM_FLOATS<1> : 0;                     // partial sums of a tile's warps
 constexpr int SHARED_BYTES =
-    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * INBOX_BYTES + GRID_FLOATS * 4 + WARPS * Weights::SHARED + BARRIER_BYTES;
+    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * RECEIVE_BYTES + GRID_FLOATS * 4 + WARPS * Weights::SHARED + BARRIER_BYTES;
 static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
 
-#include "resident/kernels/partial_sums.cuh"
+#include "resident/kernels/reduce_scatter.cuh"
 
 // Where rows of a step are read from: row (n, t) of each is n * row_b + t * row_t.
-struct Sources {
+struct StepRows {
   const gate* gates;
   const scalar *d_h, *h;
   const aux_number *aux, *first_aux;
   i64 B, T, row_b, row_t;
-  Steps step;
+  StepStrides step;
   DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
 };
 
 // Copies gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step, from
 // the last step on.
 struct StepInputs {
-  const Sources from;
-  const Place& place;
+  const StepRows from;
+  const ThreadCoord& coord;
   const u32 tile;
   const i64 head;
   TileLoader<sizeof(gate), 1, 0, GATES, GATES_IN_PIECES> gates;
   TileLoader<BYTES, 1, 0> d_h, h;
   TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
 
-  DEVICE StepInputs(u32 tile, const Sources& from, const Place& place)
-      : from(from), place(place), tile(tile), head(place.head * D) {
-    gates.start(tile, place, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * GATES + head * (GATES_IN_PIECES ? 1 : GATES); });
-    d_h.start(tile + D_H_TILE, place, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
-    h.start(tile + H_TILE, place, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
+  DEVICE StepInputs(u32 tile, const StepRows& from, const ThreadCoord& coord)
+      : from(from), coord(coord), tile(tile), head(coord.head * D) {
+    gates.start(tile, coord, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * GATES + head * (GATES_IN_PIECES ? 1 : GATES); });
+    d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
+    h.start(tile + H_TILE, coord, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
   }
   DEVICE void start_aux(bool first_step) {
 #pragma unroll
     for (int i = 0; i < STATES - 1; i++)
-      aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, place, [&](i64 n) {
+      aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, coord, [&](i64 n) {
         const aux_number* before = from.aux + (i * from.B * from.T + from.last_row(n, 1)) * ROW;
         return head + (first_step ? from.first_aux + (i * from.B + n) * ROW : before);
       });
@@ -79,39 +79,39 @@ struct StepInputs {
   }
 };
 
-DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const Place& place) {
-  weights.load(fragments, R, place, [&](int i, int row, int column) {
+DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
+  weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
-    int k = in_chunk / M_CHUNK * 16 + row, from = place.rank * UNITS + k % UNITS;
-    int to = (place.warp * M_TILES + m) * 16 + column;
-    return from < D && to < D ? R + ((k / UNITS * HEADS + place.head) * D + from) * D + to : nullptr;
+    int k = in_chunk / M_CHUNK * 16 + row, from = coord.rank * UNITS + k % UNITS;
+    int to = (coord.warp * M_TILES + m) * 16 + column;
+    return from < D && to < D ? R + ((k / UNITS * HEADS + coord.head) * D + from) * D + to : nullptr;
   });
 }
 
-DEVICE void clear_operands(char* gates, u32* inbox) {
+DEVICE void clear_operands(char* gates, u32* receive_buffer) {
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
     reinterpret_cast<u32*>(gates)[i] = 0;
   if (SEQUENCES < SEQS)  // nobody sends the others
-    for (int i = threadIdx.x; i < INBOX_BYTES / 2; i += THREADS) inbox[i] = 0;
+    for (int i = threadIdx.x; i < RECEIVE_BYTES / 2; i += THREADS) receive_buffer[i] = 0;
 }
 
 // What blocks hand each other: partial sums, and barriers or memory for them.
 struct Exchange {
-  u32* inbox;
+  u32* receive_buffer;
   u32 barriers;
-  u64* parts;
+  u64* partials;
   float* sums;
 };
 
 // The gradient that h of a step gets through R from the step after it, number `step` of the loop.
 DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const Weights& weights, const char* gates,
-                               const Exchange& from, const Place& place) {
+                               const Exchange& from, const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
     float c[M_CHUNK][BATCH_TILES][4] = {};
     Weights::Queue queue;
     weights.start(queue);
     const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES;
-    product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, 0, operand, place);
+    product<M_CHUNK, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) sum[q] = c[0][q / 4][q % 2 * 2 + q / 2 % 2];
   } else {
@@ -119,12 +119,12 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const Weights& wei
     for (int q = 0; q < CELLS; q++) sum[q] = 0;
     if (CLUSTERED && step >= 0) {
       barrier_wait(from.barriers + (step & 1) * 8, (step >> 1) & 1);
-      receive_sums(sum, from.inbox + (step & 1) * (INBOX_BYTES / 4), place);
+      reduce_received(sum, from.receive_buffer + (step & 1) * (RECEIVE_BYTES / 4), coord);
     }
     if (GRID && step >= 0) {
       float c[1][BATCH_TILES][4], u[1][CELLS];
-      collect_sums(c, from.parts, step, place);
-      reduce_splits<1>(u, c, from.sums, place);
+      reduce_published(c, from.partials, step, coord);
+      reduce_slices<1>(u, c, from.sums, coord);
 #pragma unroll
       for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
     }
@@ -132,41 +132,41 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const Weights& wei
 }
 
 // This block's gates' gradients of a step times its rows of R, to everyone.
-DEVICE void hand_out(int step, const Weights& weights, const char* gates, const Exchange& to, const Place& place) {
+DEVICE void scatter_gradient(int step, const Weights& weights, const char* gates, const Exchange& to, const ThreadCoord& coord) {
   Weights::Queue queue;
   weights.start(queue);
 #pragma unroll
   for (int first = 0; first < M_TILES; first += M_CHUNK) {
     float c[M_CHUNK][BATCH_TILES][4] = {};
     const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES, odd = step & 1;
-    product<M_CHUNK, K_TILES, PLANE_BYTES>(c, weights, queue, first * K_TILES, operand, place);
-    const int tile = place.warp * M_TILES + first;
-    if constexpr (CLUSTERED) send_sums(c, tile, shared_address(to.inbox) + odd * INBOX_BYTES, to.barriers + odd * 8, place);
-    else publish_sums(c, tile, to.parts, step, place);
+    product<M_CHUNK, K_TILES, SPLIT_BYTES>(c, weights, queue, first * K_TILES, operand, coord);
+    const int tile = coord.warp * M_TILES + first;
+    if constexpr (CLUSTERED) send_partials(c, tile, shared_address(to.receive_buffer) + odd * RECEIVE_BYTES, to.barriers + odd * 8, coord);
+    else publish_partials(c, tile, to.partials, step, coord);
   }
 }
 
-DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Place& place) {
+DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const ThreadCoord& coord) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    KeptGates gates;
-    gates.load(tile + tile_row(place.sequence(p * PAIR)) * GATE_PITCH + (place.unit(p * PAIR) - place.tile_unit) * GATES);
+    ResidualGates gates;
+    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.tile_unit) * GATES);
     gates.get(g[p]);
   }
 }
 
 // What StepInputs has copied of a step: its gates, d_h, and the states before it.
 DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], float (&old)[STATES][CELLS], const char* tile,
-                      const float (&first_h)[CELLS], bool first, const Place& place) {
-  if (!place.has_cells()) return;
+                      const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
+  if (!coord.has_cells()) return;
   const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
-  read_gates(g, reinterpret_cast<const gate*>(tile), place);
-  read_cells(given, rows, 0, place);
+  read_gates(g, reinterpret_cast<const gate*>(tile), coord);
+  read_cells(given, rows, 0, coord);
 #pragma unroll
   for (int i = 1; i < STATES; i++)
-    read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, place);
+    read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, coord);
   if constexpr (USES_H) {
-    read_cells(old[0], rows, 1, place);
+    read_cells(old[0], rows, 1, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) old[0][q] = first ? first_h[q] : old[0][q];  // a branch would split the loop
   }
@@ -174,13 +174,13 @@ DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], floa
 
 // The gradients that the other states of a step are given: asked for a step ahead, and brought into the second-level cache
 // a few before that.
-struct GivenStates {
+struct AuxGradients {
   static constexpr int OTHERS = HAS_D_AUX ? STATES - 1 : 1, AHEAD = 8;  // steps
   const char* from[OTHERS][PAIRS];
   float values[OTHERS][CELLS], next[OTHERS][CELLS];
   i64 step;  // bytes back to the step before
   // d_aux[i]: the last step's row of sequence 0, null for zeros; rows lie row_b apart.
-  DEVICE GivenStates(const float* const (&d_aux)[OTHERS], i64 row_b, i64 last_row, const i64 (&element)[CELLS],
+  DEVICE AuxGradients(const float* const (&d_aux)[OTHERS], i64 row_b, i64 last_row, const i64 (&element)[CELLS],
                      const int (&sequence)[CELLS], i64 step)
       : step(step) {
 #pragma unroll
@@ -219,15 +219,15 @@ struct GivenStates {
 };
 
 // What the gradient of a step needs of its gates and of the states before it; `keep`: whether these go on into the step.
-DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
-                            const float (&old)[STATES][CELLS], const ResetMask& reset, const Place& place) {
+DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
+                            const float (&old)[STATES][CELLS], const ResetMask& reset, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    if (!place.has_cells()) break;
+    if (!coord.has_cells()) break;
     float g[GATES], s[STATES];
-    keep[q] = reset.keep(q);
+    carry[q] = reset.carries(q);
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i] = keep[q] && (i > 0 || USES_H) ? old[i][q] : 0;
+    for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
 #pragma unroll
     for (int j = 0; j < GATES; j++) g[j] = gates[q / PAIR][q % PAIR * GATES + j];
     cell_factors(g, s, factors[q]);
@@ -236,7 +236,7 @@ DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&keep)[CELLS
 
 // Gradients of the gates and of the state before the step, from those of the state after it, of the lane's cell q.
 DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
-                      const float (&factors)[FACTORS], const float (&d_new)[STATES], int q, bool valid, bool keep) {
+                      const float (&factors)[FACTORS], const float (&d_new)[STATES], int q, bool valid, bool carry) {
   float d_g[GATES], d_old[STATES];
   cell_backward(factors, d_new, d_g, d_old);
 #pragma unroll
@@ -245,22 +245,22 @@ DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][C
     d_b[j][q] += d_g_all[j][q];
   }
 #pragma unroll
-  for (int i = 0; i < STATES; i++) d_state[i][q] = keep ? d_old[i] : 0;
+  for (int i = 0; i < STATES; i++) d_state[i][q] = carry ? d_old[i] : 0;
 }
 
 // Rounds the gates' gradients, and puts those of recurrent gates where the product reads them.
-DEVICE void place_operand(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const u32 (&to)[PAIRS], u32 offset,
-                          const Place& place) {
+DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const u32 (&to)[PAIRS], u32 offset,
+                          const ThreadCoord& coord) {
 #pragma unroll
   for (int j = 0; j < GATES; j++) {
     rounded[j].round(d_g[j]);
-    if (RECURRENT_OF[j] >= 0 && place.has_cells())
+    if (RECURRENT_OF[j] >= 0 && coord.has_cells())
       store_operand<GR * UNITS>(rounded[j], to, offset + RECURRENT_OF[j] * UNITS * SEQS * 2);
   }
 }
 
-// Biases: the sum over this tile's sequences, which four lanes t, and with K_SPLITS > 1 several warps, hold.
-DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const Place& place) {
+// Biases: the sum over this tile's sequences, which four lanes t, and with K_SLICES > 1 several warps, hold.
+DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const ThreadCoord& coord) {
   __syncthreads();
 #pragma unroll
   for (int j = 0; j < GATES; j++)
@@ -268,71 +268,71 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
     for (int odd = 0; odd < 2; odd++) {
       float sum = 0;
 #pragma unroll
-      for (int q = 0; q < CELLS; q++) sum += place.unit(q) % 2 == odd ? d_b[j][q] : 0;
+      for (int q = 0; q < CELLS; q++) sum += coord.unit(q) % 2 == odd ? d_b[j][q] : 0;
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const int unit = place.unit_tile * 16 + 2 * place.g + odd;
-      if (place.t == 0 && place.has_cells()) totals[(place.split * GATES + j) * UNITS + unit] = sum;
+      const int unit = coord.unit_tile * 16 + 2 * coord.quad + odd;
+      if (coord.lane_in_quad == 0 && coord.has_cells()) totals[(coord.k_slice * GATES + j) * UNITS + unit] = sum;
     }
   __syncthreads();
   for (int i = threadIdx.x; i < GATES * UNITS; i += THREADS) {
-    int gate = i / UNITS, unit = place.rank * UNITS + i % UNITS;
+    int gate = i / UNITS, unit = coord.rank * UNITS + i % UNITS;
     float sum = 0;
 #pragma unroll
-    for (int k = 0; k < CELL_SPLITS; k++) sum += totals[k * GATES * UNITS + i];
-    if (unit < D) d_bias[(place.batch_tile * GATES + gate) * ROW + place.head * D + unit] = sum;
+    for (int k = 0; k < CELL_SLICES; k++) sum += totals[k * GATES * UNITS + i];
+    if (unit < D) d_bias[(coord.batch_tile * GATES + gate) * ROW + coord.head * D + unit] = sum;
   }
 }
 
 // PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as aux has them; d_h and, with HAS_D_AUX, d_aux_0 and
 // so on of the other states (null: zero), d_last (null: zero) -> d_x, with GATES_IN_PIECES, but not GRID, maybe in the memory of
 // gates; d_u, for gates with a recurrent part alone; d_bias [batch tiles, GATES, N, D], d_initial.
-// With GRID, `workspace` is for the partial sums of every group of the launch, and behind them for a Meeting's words.
-// With PARTS, every block adds one to the word in `progress` of each part of the steps (parts.cuh) but the last.
+// With GRID, `workspace` is for the partial sums of every group of the launch, and behind them for a GridBarrier's words.
+// With COUNT_CHUNKS, every block adds one to the word in `progress` of each part of the steps (chunks.cuh) but the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(PARAMETERS) {
-  if (PARTS) launch_dependents();
+  if (COUNT_CHUNKS) launch_dependents();
   extern __shared__ __align__(128) char memory[];
   char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
-  u32* inbox = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
-  float* sums = reinterpret_cast<float*>(reinterpret_cast<char*>(inbox) + 2 * INBOX_BYTES);
+  u32* receive_buffer = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
+  float* sums = reinterpret_cast<float*>(reinterpret_cast<char*>(receive_buffer) + 2 * RECEIVE_BYTES);
   char* fragments = reinterpret_cast<char*>(sums + GRID_FLOATS);
   const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
-  const Place place(first_group, B);
+  const ThreadCoord coord(first_group, B);
   const int steps = static_cast<int>(T);
-  const Meeting<BLOCKS> meeting(workspace + gridDim.x / BLOCKS * GROUP_PARTS, launch);
+  const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
   if (GRID) {
-    workspace += blockIdx.x / BLOCKS * GROUP_PARTS;
-    clear_parts(workspace, place);
-    meeting.arrive();
+    workspace += blockIdx.x / BLOCKS * GROUP_PARTIALS;
+    clear_partials(workspace, coord);
+    grid_barrier.arrive();
   }
-  const Exchange exchange{inbox, barriers, workspace, sums};
+  const Exchange exchange{receive_buffer, barriers, workspace, sums};
 
   Weights weights;
-  load_weights(weights, fragments, R, place);
+  load_weights(weights, fragments, R, coord);
 
   bool valid[CELLS];
   int sequence[CELLS];
   i64 element[CELLS];  // where the lane's cells stand in [.., B, N, D]
   float d_state[STATES][CELLS], d_b[GATES][CELLS] = {};
   float first_h[CELLS];   // before the first step
-  bool keep_next[CELLS];  // d_h of step t + 1 reaches step t
+  bool carry_next[CELLS];  // d_h of step t + 1 reaches step t
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    sequence[q] = place.sequence0 + place.sequence(q);
-    valid[q] = place.has_cells() && place.unit(q) < D && place.sequence(q) < place.sequences;
-    keep_next[q] = true;
-    element[q] = place.head * D + place.unit(q);
+    sequence[q] = coord.sequence0 + coord.sequence(q);
+    valid[q] = coord.has_cells() && coord.unit(q) < D && coord.sequence(q) < coord.sequences;
+    carry_next[q] = true;
+    element[q] = coord.head * D + coord.unit(q);
     first_h[q] = USES_H && valid[q] ? float(scalar(initial[sequence[q] * ROW + element[q]])) : 0;
 #pragma unroll
     for (int i = 0; i < STATES; i++)
       d_state[i][q] = valid[q] && d_last ? d_last[(i * B + sequence[q]) * ROW + element[q]] : 0;
   }
-  clear_operands(memory, inbox);
+  clear_operands(memory, receive_buffer);
 
-  const u32 own_inputs = place.unit_tile * (INPUT_BYTES / UNIT_TILES);
-  const Sources sources{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
-  StepInputs next_inputs(shared_address(inputs) + own_inputs, sources, place);
+  const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES);
+  const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
+  StepInputs next_inputs(shared_address(inputs) + own_inputs, step_rows, coord);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) next_inputs.load(steps - 1 - i, i);
   copy_wait<STAGES - 2>();
@@ -340,7 +340,7 @@ flashrnn_backward(PARAMETERS) {
     if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
     cluster_sync();
   }
-  if (GRID) meeting.wait();
+  if (GRID) grid_barrier.wait();
   __syncthreads();
 
   int stage = 0;
@@ -353,9 +353,9 @@ flashrnn_backward(PARAMETERS) {
   for (int p = 0; p < PAIRS; p++) {
     i64 row = sequence[p * PAIR] * row_b + T * row_t;  // one step behind the last
     x_to[p] = d_x + row * GI * ROW + element[p * PAIR], u_to[p] = d_u + row * GU * ROW + element[p * PAIR];
-    keep(x_to[p]), keep(u_to[p]);
+    asm_fence(x_to[p]), asm_fence(u_to[p]);
   }
-  operand_addresses(gate_operand, shared_address(memory), place.rank * UNITS, place);
+  operand_addresses(gate_operand, shared_address(memory), coord.rank * UNITS, coord);
   auto store_results = [&] {
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
@@ -366,71 +366,71 @@ flashrnn_backward(PARAMETERS) {
     for (int p = 0; p < PAIRS; p++) advance(x_to[p], -x_step), advance(u_to[p], -GU * h_step);
   };
   const float* const d_aux[] = D_AUX_ARRAY;
-  GivenStates d_others(d_aux, row_b, (T - 1) * row_t, element, sequence, row_t * ROW * 4);
-  d_others.load(steps - 1, valid);
+  AuxGradients aux_gradients(d_aux, row_b, (T - 1) * row_t, element, sequence, row_t * ROW * 4);
+  aux_gradients.load(steps - 1, valid);
   ResetMask resets(reset, T, sequence);
   resets.load(steps - 1, valid);
   auto go_back = [&](int step) {
     const int t = steps - 1 - step;
     const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
     float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
-    if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
-    d_others.load(t - 1, valid);
-    read_step(g, given, old, tile, first_h, t == 0, place);
+    if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, coord);
+    aux_gradients.load(t - 1, valid);
+    read_step(g, given, old, tile, first_h, t == 0, coord);
     store_results();
     next_inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
 
     float factors[CELLS][FACTORS];
-    bool keep[CELLS];
-    compute_factors(factors, keep, g, old, resets, place);
+    bool carry[CELLS];
+    compute_factors(factors, carry, g, old, resets, coord);
     if (t > 0) resets.load(t - 1, valid);
-    if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, place);
+    if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, coord);
 
     float d_g_all[GATES][CELLS];
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
-      if (!place.has_cells()) break;
+      if (!coord.has_cells()) break;
       float d_new[STATES];
 #pragma unroll
       for (int i = 0; i < STATES; i++) {
         d_new[i] = d_state[i][q];
-        if (HAS_D_AUX && i > 0) d_new[i] += d_others.values[i > 0 ? i - 1 : 0][q];
+        if (HAS_D_AUX && i > 0) d_new[i] += aux_gradients.values[i > 0 ? i - 1 : 0][q];
       }
-      d_new[0] += given[q] + (keep_next[q] ? d_from_next[q] : 0);
-      step_back(d_g_all, d_state, d_b, factors[q], d_new, q, valid[q], keep[q]);
-      keep_next[q] = keep[q];
+      d_new[0] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
+      step_back(d_g_all, d_state, d_b, factors[q], d_new, q, valid[q], carry[q]);
+      carry_next[q] = carry[q];
     }
 
-    place_operand(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, place);
+    store_gate_operands(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) to_store[q] = valid[q];
     copy_wait<STAGES - 2>();
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, INBOX_BYTES / SEQS * SEQUENCES);
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, RECEIVE_BYTES / SEQS * SEQUENCES);
     __syncthreads();
-    if constexpr (BLOCKS > 1) hand_out(step, weights, memory, exchange, place);
+    if constexpr (BLOCKS > 1) scatter_gradient(step, weights, memory, exchange, coord);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   };
   // A part's last results leave in the step after it.
   for (int step = 0, end = 0; step < steps; progress++) {
-    end += PARTS ? part_steps(end, steps - end) : steps;
+    end += COUNT_CHUNKS ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
     do go_back(step);
     while (++step < stop);
-    if (PARTS && end < steps && threadIdx.x == 0) signal(progress);
+    if (COUNT_CHUNKS && end < steps && threadIdx.x == 0) signal(progress);
   }
 
   store_results();
   float d_first[CELLS];
-  recurrent_gradient(d_first, steps - 1, weights, memory, exchange, place);
+  recurrent_gradient(d_first, steps - 1, weights, memory, exchange, coord);
 #pragma unroll
-  for (int q = 0; q < CELLS; q++) d_state[0][q] += keep_next[q] ? d_first[q] : 0;
+  for (int q = 0; q < CELLS; q++) d_state[0][q] += carry_next[q] ? d_first[q] : 0;
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++)
       if (valid[q]) d_initial[(i * B + sequence[q]) * ROW + element[q]] = d_state[i][q];
 
-  sum_biases(d_bias, d_b, reinterpret_cast<float*>(memory), place);
+  sum_biases(d_bias, d_b, reinterpret_cast<float*>(memory), coord);
   if constexpr (CLUSTERED) cluster_sync();
-  if (GRID) meeting.end();
+  if (GRID) grid_barrier.reset();
 }

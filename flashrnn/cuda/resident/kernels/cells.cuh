@@ -12,10 +12,10 @@ DEVICE float2 to_pair(const __nv_bfloat16* from) { return unpack_bfloats(*reinte
 
 // One value per cell of the lane from row `row` of a tile that a TileLoader has filled.
 template <class T>
-DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const Place& place) {
+DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    const T* from = tile + (row * SEQS + tile_row(place.sequence(p * PAIR))) * 16 + place.unit(p * PAIR) - place.tile_unit;
+    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 + coord.unit(p * PAIR) - coord.tile_unit;
     if constexpr (PAIR == 2) {
       float2 pair = to_pair(from);
       v[2 * p] = pair.x, v[2 * p + 1] = pair.y;
@@ -96,7 +96,7 @@ constexpr int PAIR_GATES = PAIR * GATES;
 static_assert(!GATES_IN_PIECES || (D % 8 == 0 && D % PAIR_GATES == 0 && GATES == GI));
 constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
 constexpr int PAIR_WORDS = (PAIR_GATES * sizeof(gate) + 3) / 4;
-struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates {
+struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualGates {
   u32 words[PAIR_WORDS];
   DEVICE void round(const float (&numbers)[PAIR_GATES]) {
 #pragma unroll
@@ -113,13 +113,13 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates
     }
   }
   DEVICE void store(gate* to) const {
-    if constexpr (WHOLE_WORDS) *reinterpret_cast<KeptGates*>(to) = *this;
+    if constexpr (WHOLE_WORDS) *reinterpret_cast<ResidualGates*>(to) = *this;
     else
 #pragma unroll
       for (int i = 0; i < PAIR_GATES; i++) reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[i / 2] >> i % 2 * 16);
   }
   DEVICE void load(const gate* from) {
-    if constexpr (WHOLE_WORDS) *this = *reinterpret_cast<const KeptGates*>(from);
+    if constexpr (WHOLE_WORDS) *this = *reinterpret_cast<const ResidualGates*>(from);
     else
 #pragma unroll
       for (int i = 0; i < PAIR_WORDS; i++) {
@@ -129,7 +129,7 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) KeptGates
   }
 };
 
-// Whether the lane's cells keep their state before a step, read a step before it is asked for.
+// Whether the lane's cells carry their state before a step, read a step before it is asked for.
 struct ResetMask {
   const unsigned char* rows[PAIRS];  // [T] of the pair's sequence
   u32 resets[PAIRS] = {};
@@ -143,7 +143,7 @@ struct ResetMask {
     for (int p = 0; p < PAIRS; p++)
       if (valid[p * PAIR]) resets[p] = rows[p][t];
   }
-  DEVICE bool keep(int q) const { return !RESET || !resets[q / PAIR]; }
+  DEVICE bool carries(int q) const { return !RESET || !resets[q / PAIR]; }
 };
 
 // Stores values of cells into an operand tile of UNITS_OF_TILE units, `offset` bytes behind `to` of operand_addresses.
@@ -153,8 +153,8 @@ DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 
   for (int p = 0; p < PAIRS; p++) {
     Pair pair = cells.pair(p);
 #pragma unroll
-    for (int plane = 0; plane < PLANES; plane++) {
-      u32 word = pair.next_plane(), at = to[p] + offset + plane * UNITS_OF_TILE * SEQS * 2;
+    for (int split = 0; split < SPLITS; split++) {
+      u32 word = pair.next_split(), at = to[p] + offset + split * UNITS_OF_TILE * SEQS * 2;
       if constexpr (PAIR == 2) store_shared(at, word);
       else store_shared(at, static_cast<u16>(word));
     }
@@ -162,10 +162,10 @@ DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 
 }
 
 // Where the pairs of the lane's cells stand in an operand tile at `address` whose first unit is `first`.
-DEVICE void operand_addresses(u32 (&to)[PAIRS], u32 address, int first, const Place& place) {
+DEVICE void operand_addresses(u32 (&to)[PAIRS], u32 address, int first, const ThreadCoord& coord) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    to[p] = address + operand_offset(place.unit(p * PAIR) - first, place.sequence(p * PAIR)) * 2;
-    keep(to[p]);
+    to[p] = address + operand_offset(coord.unit(p * PAIR) - first, coord.sequence(p * PAIR)) * 2;
+    asm_fence(to[p]);
   }
 }

@@ -15,11 +15,11 @@ struct Sums {
 
   DEVICE void add(u32 stage) {
     warpgroup_begin();
-    if constexpr (PLANES == 1) products<true>(c, stage, 0, 0);
+    if constexpr (SPLITS == 1) products<true>(c, stage, 0, 0);
     else {
       products<false>(of_load, stage, 0, 0);
 #pragma unroll
-      for (int sum = 1; sum < PLANES; sum++)
+      for (int sum = 1; sum < SPLITS; sum++)
 #pragma unroll
         for (int left = 0; left <= sum; left++) products<true>(of_load, stage, left, sum - left);
     }
@@ -27,9 +27,9 @@ struct Sums {
   }
   // Of a plane of each; if not ADDS, they replace the sums.
   template <bool ADDS>
-  DEVICE static void products(float (&sums)[COLUMNS / 2], u32 stage, int left_plane, int right_plane) {
-    const auto left = matrix(stage + left_plane * LEFT + threadIdx.x / 128 * BLOCK, BLOCK);
-    const auto right = matrix(stage + PLANES * LEFT + right_plane * RIGHT, BLOCK);
+  DEVICE static void products(float (&sums)[COLUMNS / 2], u32 stage, int left_split, int right_split) {
+    const auto left = matrix(stage + left_split * LEFT + threadIdx.x / 128 * BLOCK, BLOCK);
+    const auto right = matrix(stage + SPLITS * LEFT + right_split * RIGHT, BLOCK);
     warpgroup_mma<ADDS>(sums, left, right);
 #pragma unroll
     for (int row = 16; row < ROWS; row += 16) warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
@@ -71,7 +71,7 @@ struct Sums {
 };
 
 // Adds up `loads` loads of rows. Copies of half types are AHEAD loads ahead, and products of two more may be under way.
-DEVICE void add_rows(Sums& sums, const Source& source, Cursor at, int loads, u32 shared) {
+DEVICE void add_rows(Sums& sums, const RowSource& source, Cursor at, int loads, u32 shared) {
   if constexpr (BYTES == 2) {
     constexpr int AHEAD = STAGES - 2;
     for (int load = 0; load < AHEAD; load++) {
@@ -122,7 +122,7 @@ flashrnn_concurrent_gradient(PARAMETERS) {
     for (int i = threadIdx.x; i < SAVED / 16; i += THREADS) saved[i] = make_float4(0, 0, 0, 0);
   int held = 0;  // which of the tiles is in registers
   for (int done = 0, part = 0, count; done < steps; done += count, part++) {
-    count = part_steps(done, steps - done);
+    count = chunk_steps(done, steps - done);
     if (done + count < steps) {
       if (threadIdx.x == 0) await(progress + part, u32(producers));
     } else {
@@ -130,10 +130,10 @@ flashrnn_concurrent_gradient(PARAMETERS) {
       if (VECTOR * BYTES < 16) forget_cached();  // copies of 16 bytes pass by that cache
     }
     __syncthreads();
-    const int loads = (count + PART_UNIT - 1) / PART_UNIT * ((sequences + TOGETHER - 1) / TOGETHER);
+    const int loads = (count + CHUNK_UNIT - 1) / CHUNK_UNIT * ((sequences + TOGETHER - 1) / TOGETHER);
     for (int turn = 1;; turn++) {
-      const Source source(rows, Tile(blockIdx.x * TILES + held));
-      add_rows(sums, source, source.first(steps - done - PART_UNIT), loads, shared);
+      const RowSource source(rows, Tile(blockIdx.x * TILES + held));
+      add_rows(sums, source, source.first(steps - done - CHUNK_UNIT), loads, shared);
       if (turn == TILES) break;
       sums.swap(saved), held ^= 1;
     }

@@ -1,20 +1,20 @@
 // The rows that d_R is summed over, in loads of a few of them, and how they come to shared memory beside the loop that writes
 // them: rows of the gates' gradients, and of h before the step.
 #pragma once
-#include "resident/kernels/parts.cuh"
+#include "resident/kernels/chunks.cuh"
 #include "kernels/previous_h.cuh"
 #include "resident/kernels/warpgroup.cuh"
 
-constexpr int TOGETHER = ROWS / PART_UNIT;  // blocks of PART_UNIT rows that a load takes
+constexpr int TOGETHER = ROWS / CHUNK_UNIT;  // blocks of CHUNK_UNIT rows that a load takes
 // Bytes of a load in shared memory: planes of the gates' gradients, then planes of h.
 constexpr int BLOCK = ROWS * BLOCK_ROW;
 constexpr int LEFT = UNITS / BLOCK_COLUMNS * BLOCK, RIGHT = (COLUMNS + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK;
-constexpr int STAGE = PLANES * (LEFT + RIGHT);
+constexpr int STAGE = SPLITS * (LEFT + RIGHT);
 constexpr int COLUMN_TILES = (D + COLUMNS - 1) / COLUMNS, UNIT_TILES = (GR * D + UNITS - 1) / UNITS;
 constexpr i64 ROW = i64(HEADS) * D;
 // Elements of a copy: 16 bytes, or as many as a head's size is a multiple of.
 constexpr int VECTOR = BYTES == 4 ? 4 : D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;
-static_assert(D % VECTOR == 0 && COLUMNS % 8 == 0 && ROWS % PART_UNIT == 0);
+static_assert(D % VECTOR == 0 && COLUMNS % 8 == 0 && ROWS % CHUNK_UNIT == 0);
 
 // The tile's place in d_R.
 struct Tile {
@@ -31,14 +31,14 @@ constexpr int H_VECTORS = COLUMNS / VECTOR, H_AT_ONCE = power_of_two(THREADS / H
 constexpr int COPIES = ROWS / AT_ONCE, H_COPIES = (ROWS + H_AT_ONCE - 1) / H_AT_ONCE;
 static_assert(ROWS % AT_ONCE == 0 && H_COPIES <= 32);
 
-// Which rows a load takes: TOGETHER blocks of PART_UNIT rows, of as many blocks as there are sequences. With the batch
-// outside, a block is PART_UNIT steps of a sequence; with time outside, blocks are PART_UNIT steps of all sequences in order.
+// Which rows a load takes: TOGETHER blocks of CHUNK_UNIT rows, of as many blocks as there are sequences. With the batch
+// outside, a block is CHUNK_UNIT steps of a sequence; with time outside, blocks are CHUNK_UNIT steps of all sequences in order.
 struct Cursor {
   int step, block;                            // the first of both; steps before the first one are negative
   unsigned char reset[RESET ? H_COPIES : 1];  // of the rows whose h the thread copies
   DEVICE void advance(int sequences) {
     block += TOGETHER;
-    if (block >= sequences) block = 0, step -= PART_UNIT;
+    if (block >= sequences) block = 0, step -= CHUNK_UNIT;
   }
 };
 
@@ -51,13 +51,13 @@ struct Rows {
 };
 
 // Where a thread copies from.
-struct Source {
+struct RowSource {
   Rows rows;
   const scalar* gradients;  // of the thread's units, in row 0
   i64 stride;               // from row to row
   int of_head;              // the thread's column among all heads' units
   bool has_units, has_column;
-  DEVICE Source(const Rows& rows, const Tile& tile) : rows(rows), gradients(rows.d_x), stride(0), of_head(0) {
+  DEVICE RowSource(const Rows& rows, const Tile& tile) : rows(rows), gradients(rows.d_x), stride(0), of_head(0) {
     const int unit = tile.unit + threadIdx.x % VECTORS * VECTOR, gate = unit / D;
     const int column = tile.column + threadIdx.x % H_VECTORS * VECTOR;
     has_units = tile.head < HEADS && gate < GR;
@@ -82,9 +82,9 @@ struct Source {
   template <class Left, class Right>
   DEVICE void each_row(const Cursor& at, Left left, Right right) const {
     const bool batch_outside = rows.batch_outside();
-    const i64 first = batch_outside ? i64(at.block) * rows.steps + at.step : i64(at.step) * rows.sequences + at.block * PART_UNIT;
-    const int apart = batch_outside ? rows.steps : PART_UNIT;  // rows between blocks
-    auto offset = [&](int row) { return i64(row / PART_UNIT) * apart + row % PART_UNIT; };
+    const i64 first = batch_outside ? i64(at.block) * rows.steps + at.step : i64(at.step) * rows.sequences + at.block * CHUNK_UNIT;
+    const int apart = batch_outside ? rows.steps : CHUNK_UNIT;  // rows between blocks
+    auto offset = [&](int row) { return i64(row / CHUNK_UNIT) * apart + row % CHUNK_UNIT; };
     const int own = threadIdx.x / VECTORS, own_h = threadIdx.x / H_VECTORS;
     u32 zero = 0;  // a bit for each copy of h
 #pragma unroll
@@ -99,11 +99,11 @@ struct Source {
         if (copies_h()) right(i, from_h + offset(i * H_AT_ONCE) * ROW, has_column && !(zero >> i & 1));
     } else {
       auto exists = [&](int row) {
-        return at.block + row / PART_UNIT < rows.sequences && (batch_outside ? at.step + row % PART_UNIT : first + row) >= 0;
+        return at.block + row / CHUNK_UNIT < rows.sequences && (batch_outside ? at.step + row % CHUNK_UNIT : first + row) >= 0;
       };
       auto h_before = [&](int row) -> const scalar* {
-        const i64 index = first + offset(row), sequence = batch_outside ? at.block + row / PART_UNIT : index;
-        const bool first_step = batch_outside ? at.step + row % PART_UNIT == 0 : index < rows.sequences;
+        const i64 index = first + offset(row), sequence = batch_outside ? at.block + row / CHUNK_UNIT : index;
+        const bool first_step = batch_outside ? at.step + row % CHUNK_UNIT == 0 : index < rows.sequences;
         return previous_h(rows.h, rows.initial, index, i64(rows.row_t), first_step, [&] { return sequence; });
       };
       constexpr int UNROLLED = BYTES == 2 ? 1 : ROWS;  // registers have no index
@@ -128,12 +128,12 @@ struct Source {
       const u32 sequences = rows.sequences, reciprocal = 0xffffffffu / sequences + 1;
 #pragma unroll
       for (int i = 0; i < H_COPIES; i++) {
-        const u32 row = threadIdx.x / H_VECTORS + i * H_AT_ONCE, in_order = at.block * PART_UNIT + row;
+        const u32 row = threadIdx.x / H_VECTORS + i * H_AT_ONCE, in_order = at.block * CHUNK_UNIT + row;
         // With time outside there are 2 to 16,383 sequences, a loop's of one wave: then the product is exact.
-        const u32 later = rows.batch_outside() ? row % PART_UNIT : __umulhi(in_order, reciprocal);
-        const u32 sequence = rows.batch_outside() ? at.block + row / PART_UNIT : in_order - later * sequences;
+        const u32 later = rows.batch_outside() ? row % CHUNK_UNIT : __umulhi(in_order, reciprocal);
+        const u32 sequence = rows.batch_outside() ? at.block + row / CHUNK_UNIT : in_order - later * sequences;
         const int step = at.step + int(later);
-        const bool exists = copies_h() && at.block + row / PART_UNIT < sequences && step >= 0;
+        const bool exists = copies_h() && at.block + row / CHUNK_UNIT < sequences && step >= 0;
         at.reset[i] = exists ? rows.reset[i64(sequence) * rows.steps + step] : 0;
       }
     }
@@ -147,17 +147,17 @@ struct Destination {
     return column / BLOCK_COLUMNS * BLOCK + swizzled(row, column % BLOCK_COLUMNS / 8) + column % 8 * 2;
   }
   // The same column `rows` rows further on, of which a power of two greater than the row is a divisor.
-  DEVICE static u32 further(u32 place, int rows) { return (place ^ rows % 8 * 16) + rows * BLOCK_ROW; }
+  DEVICE static u32 further(u32 offset, int rows) { return (offset ^ rows % 8 * 16) + rows * BLOCK_ROW; }
   u32 left, right;
   DEVICE Destination(u32 stage)
       : left(stage + in_blocks(threadIdx.x / VECTORS, threadIdx.x % VECTORS * VECTOR)),
-        right(stage + PLANES * LEFT + in_blocks(threadIdx.x / H_VECTORS, threadIdx.x % H_VECTORS * VECTOR)) {}
+        right(stage + SPLITS * LEFT + in_blocks(threadIdx.x / H_VECTORS, threadIdx.x % H_VECTORS * VECTOR)) {}
   DEVICE u32 left_row(int i) const { return further(left, i * AT_ONCE); }
   DEVICE u32 right_row(int i) const { return further(right, i * H_AT_ONCE); }
 };
 
 // Half types: asynchronous copies.
-DEVICE void copy_load(u32 stage, const Source& source, const Cursor& at) {
+DEVICE void copy_load(u32 stage, const RowSource& source, const Cursor& at) {
   const Destination to(stage);
   source.each_row(
       at, [&](int i, const scalar* from, bool valid) { copy_async<VECTOR * BYTES>(to.left_row(i), from, valid); },
@@ -167,7 +167,7 @@ DEVICE void copy_load(u32 stage, const Source& source, const Cursor& at) {
 // float32: through registers, where numbers are split into planes.
 struct Floats {
   uint4 left[COPIES], right[H_COPIES];
-  DEVICE void load(const Source& source, const Cursor& at) {
+  DEVICE void load(const RowSource& source, const Cursor& at) {
     auto load_from = [](const scalar* from, bool valid) { return load_exchanged(reinterpret_cast<const uint4*>(from), valid); };
     source.each_row(
         at, [&](int i, const scalar* from, bool valid) { left[i] = load_from(from, valid); },
@@ -176,14 +176,14 @@ struct Floats {
   DEVICE void store(u32 stage) const {
     const Destination to(stage);
 #pragma unroll
-    for (int i = 0; i < COPIES; i++) store_planes(to.left_row(i), LEFT, left[i]);
+    for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, left[i]);
 #pragma unroll
     for (int i = 0; i < H_COPIES; i++)
-      if (Source::copies_h()) store_planes(to.right_row(i), RIGHT, right[i]);
+      if (RowSource::copies_h()) store_splits(to.right_row(i), RIGHT, right[i]);
   }
-  DEVICE static void store_planes(u32 to, int apart, const uint4& v) {
+  DEVICE static void store_splits(u32 to, int apart, const uint4& v) {
     PairOf<float> low{__uint_as_float(v.x), __uint_as_float(v.y)}, high{__uint_as_float(v.z), __uint_as_float(v.w)};
 #pragma unroll
-    for (int p = 0; p < PLANES; p++) store_shared(to + p * apart, make_uint2(low.next_plane(), high.next_plane()));
+    for (int p = 0; p < SPLITS; p++) store_shared(to + p * apart, make_uint2(low.next_split(), high.next_split()));
   }
 };

@@ -31,10 +31,10 @@ DEVICE bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
 // How the blocks of a group begin together, in memory that holds anything: each has a word, into which it writes the
 // number of the launch, which no other launch has.
 template <int BLOCKS>
-struct Meeting {
+struct GridBarrier {
   u64* words;
   u64 launch;
-  DEVICE Meeting(void* words_of_groups, u64 launch)
+  DEVICE GridBarrier(void* words_of_groups, u64 launch)
       : words(static_cast<u64*>(words_of_groups) + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
   // What this block wrote before is there for whoever has waited.
   DEVICE void arrive() const {
@@ -50,7 +50,7 @@ struct Meeting {
     }
   }
   // For a block that has heard from all others since. A CUDA graph launches with the same number again.
-  DEVICE void end() const {
+  DEVICE void reset() const {
     if (threadIdx.x == 0) words[blockIdx.x % BLOCKS] = ~launch;
   }
 };

@@ -4,10 +4,10 @@
 
 // Left-operand fragments of mma that stay on chip for the whole time loop: some in registers, the rest in shared
 // memory. Tile i of a warp is a 16 x 16 tile of R, or of R transposed; row g stands for unit 2g, row g + 8 for 2g + 1. It
-// is kept as PLANES fragments, one after the other.
+// is kept as SPLITS fragments, one after the other.
 template <int TILES, int IN_REGISTERS, bool TRANSPOSED>
 struct Fragments {
-  static constexpr int TOTAL = TILES * PLANES;
+  static constexpr int TOTAL = TILES * SPLITS;
   static constexpr int SHARED = (TOTAL - IN_REGISTERS) * 32 * 16;  // bytes of shared memory, per warp
   // Both kinds take turns, so that products from registers hide the reading of the others.
   static DEVICE constexpr int register_index(int f) { return f * IN_REGISTERS / TOTAL; }
@@ -18,19 +18,19 @@ struct Fragments {
   // Loads R, or starts to: a warp's own part has arrived when the asynchronous copies that were started here have.
   // tile(i, row, column) points at element (row, column) of R's tile, two elements of a row at a time, null outside R.
   template <class Tile>
-  DEVICE void load(char* memory, const scalar* R, const Place& place, Tile tile) {
-    shared = shared_address(memory) + place.warp * SHARED + place.lane * 16;
-    if constexpr (TRANSPOSED || PLANES > 1) load_shared(place, tile);
-    else copy_shared(R, place, tile);
+  DEVICE void load(char* memory, const scalar* R, const ThreadCoord& coord, Tile tile) {
+    shared = shared_address(memory) + coord.warp * SHARED + coord.lane * 16;
+    if constexpr (TRANSPOSED || SPLITS > 1) load_shared(coord, tile);
+    else copy_shared(R, coord, tile);
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
-      if (register_index(i * PLANES) == register_index((i + 1) * PLANES)) continue;
+      if (register_index(i * SPLITS) == register_index((i + 1) * SPLITS)) continue;
       Pair pairs[4];
-      read(pairs, i, place, tile);
+      read(pairs, i, coord, tile);
 #pragma unroll
-      for (int f = i * PLANES; f < (i + 1) * PLANES; f++) {
+      for (int f = i * SPLITS; f < (i + 1) * SPLITS; f++) {
         u32 value[4];
-        next_planes(value, pairs);
+        next_splits(value, pairs);
         if (in_registers(f))
 #pragma unroll
           for (int r = 0; r < 4; r++) registers[register_index(f)][r] = value[r];
@@ -41,32 +41,32 @@ struct Fragments {
   // As words that are copied as they are: all of them may be on their way at once. In a loop, because code that runs once
   // is fetched, and compiled, for longer than it runs.
   template <class Tile>
-  DEVICE void copy_shared(const scalar* R, const Place& place, Tile tile) {
+  DEVICE void copy_shared(const scalar* R, const ThreadCoord& coord, Tile tile) {
 #pragma unroll 1
     for (int f = 0; f < IN_SHARED; f++) {
       const int i = f * TOTAL / FRAGMENTS;
 #pragma unroll
       for (int r = 0; r < 4; r++) {
-        const scalar* from = tile(i, 2 * place.g + r % 2, 2 * place.t + r / 2 * 8);
+        const scalar* from = tile(i, 2 * coord.quad + r % 2, 2 * coord.lane_in_quad + r / 2 * 8);
         copy_async<4>(shared + f * 512 + r * 4, from ? from : R, from);
       }
     }
   }
   // Through registers. Not in a loop where R is transposed: the compiler would find addresses anew in every time step.
   template <class Tile>
-  DEVICE void load_shared(const Place& place, Tile tile) {
+  DEVICE void load_shared(const ThreadCoord& coord, Tile tile) {
     constexpr int AT_ONCE = 8, UNROLLED = TRANSPOSED ? FRAGMENTS : 1;
 #pragma unroll UNROLLED
     for (int first = 0; first < IN_SHARED; first += AT_ONCE) {
       Pair pairs[AT_ONCE][4];
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++)  // in the end some twice, without a branch
-        read(pairs[k], min(first + k, IN_SHARED - 1) * TOTAL / FRAGMENTS / PLANES, place, tile);
+        read(pairs[k], min(first + k, IN_SHARED - 1) * TOTAL / FRAGMENTS / SPLITS, coord, tile);
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++) {
         if (first + k >= IN_SHARED) continue;
         u32 value[4];
-        for (int plane = 0; plane <= (first + k) * TOTAL / FRAGMENTS % PLANES; plane++) next_planes(value, pairs[k]);
+        for (int split = 0; split <= (first + k) * TOTAL / FRAGMENTS % SPLITS; split++) next_splits(value, pairs[k]);
         asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
                      ::"r"(shared + (first + k) * 512), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
                      : "memory");
@@ -74,24 +74,24 @@ struct Fragments {
     }
   }
   template <class Tile>
-  static DEVICE void read(Pair (&pairs)[4], int i, const Place& place, Tile tile) {
+  static DEVICE void read(Pair (&pairs)[4], int i, const ThreadCoord& coord, Tile tile) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {  // columns 2t, 2t + 1 and 2t + 8, 2t + 9 of the fragment
-      int column = 2 * place.t + half * 8;
+      int column = 2 * coord.lane_in_quad + half * 8;
       Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
       if constexpr (TRANSPOSED) {
-        ::load(even, tile(i, column, 2 * place.g));
-        ::load(odd, tile(i, column + 1, 2 * place.g));
+        ::load(even, tile(i, column, 2 * coord.quad));
+        ::load(odd, tile(i, column + 1, 2 * coord.quad));
         transpose(even, odd);
       } else {
-        ::load(even, tile(i, 2 * place.g, column));
-        ::load(odd, tile(i, 2 * place.g + 1, column));
+        ::load(even, tile(i, 2 * coord.quad, column));
+        ::load(odd, tile(i, 2 * coord.quad + 1, column));
       }
     }
   }
-  static DEVICE void next_planes(u32 (&value)[4], Pair (&pairs)[4]) {
+  static DEVICE void next_splits(u32 (&value)[4], Pair (&pairs)[4]) {
 #pragma unroll
-    for (int r = 0; r < 4; r++) value[r] = pairs[r].next_plane();
+    for (int r = 0; r < 4; r++) value[r] = pairs[r].next_split();
   }
   // Shared fragments on their way to registers: AHEAD of them, so that their latency hides behind products.
   static constexpr int AHEAD = TOTAL > IN_REGISTERS ? 3 : 0;
@@ -109,13 +109,13 @@ struct Fragments {
     for (int i = 0; i < AHEAD; i++) fetch(queue, i);
   }
   // c[n] += tile i x b[.][n], half `half` of its k; tiles come in order.
-  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[PLANES][BATCH_TILES][4], int half) const {
+  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[SPLITS][BATCH_TILES][4], int half) const {
 #pragma unroll
-    for (int plane = 0; plane < PLANES; plane++) {
-      const int f = i * PLANES + plane, in_shared = f - register_index(f);
+    for (int split = 0; split < SPLITS; split++) {
+      const int f = i * SPLITS + split, in_shared = f - register_index(f);
       if (!in_registers(f)) fetch(queue, in_shared + AHEAD);
 #pragma unroll
-      for (int other = 0; other < PLANES - plane; other++)
+      for (int other = 0; other < SPLITS - split; other++)
 #pragma unroll
         for (int n = 0; n < BATCH_TILES; n++) {
           const u32(&right)[4] = b[other][n];
@@ -127,35 +127,35 @@ struct Fragments {
 };
 
 // c[m][n] += tiles (m, k) x operand tile (k, n) for K_TILES tiles of 16 rows of the operand, from `address` on; planes of
-// the operand lie PLANE_BYTES apart. Tile first + k * M + m. SPLIT chains of mma per result keep the tensor cores busy
+// the operand lie SPLIT_BYTES apart. Tile first + k * M + m. CHAINS chains of mma per result carry the tensor cores busy
 // where M is small.
-template <int M, int K_TILES, int PLANE_BYTES, class F>
+template <int M, int K_TILES, int SPLIT_BYTES, class F>
 DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first, u32 address,
-                    const Place& place) {
-  constexpr int SPLIT = M * BATCH_TILES >= 4 || K_TILES < 2 ? 1 : 4 / (M * BATCH_TILES);
-  float part[SPLIT][M][BATCH_TILES][4] = {};
+                    const ThreadCoord& coord) {
+  constexpr int CHAINS = M * BATCH_TILES >= 4 || K_TILES < 2 ? 1 : 4 / (M * BATCH_TILES);
+  float part[CHAINS][M][BATCH_TILES][4] = {};
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++)
 #pragma unroll
       for (int r = 0; r < 4; r++) part[0][m][n][r] = c[m][n][r];
-  const u32 row = address + ((place.lane / 8) * SEQS + place.lane % 8) * 16;
+  const u32 row = address + ((coord.lane / 8) * SEQS + coord.lane % 8) * 16;
 #pragma unroll
   for (int k = 0; k < K_TILES; k += 2) {
-    u32 b[PLANES][BATCH_TILES][4];
+    u32 b[SPLITS][BATCH_TILES][4];
 #pragma unroll
-    for (int plane = 0; plane < PLANES; plane++)
+    for (int split = 0; split < SPLITS; split++)
 #pragma unroll
       for (int n = 0; n < BATCH_TILES; n++) {
-        u32 from = row + plane * PLANE_BYTES + (k * 2 * SEQS + n * 8) * 16;
-        if (k + 1 == K_TILES) load_two_matrices(b[plane][n][0], b[plane][n][1], from);
-        else load_four_matrices(b[plane][n], from);
+        u32 from = row + split * SPLIT_BYTES + (k * 2 * SEQS + n * 8) * 16;
+        if (k + 1 == K_TILES) load_two_matrices(b[split][n][0], b[split][n][1], from);
+        else load_four_matrices(b[split][n], from);
       }
 #pragma unroll
     for (int half = 0; half < 2 && k + half < K_TILES; half++)
 #pragma unroll
-      for (int m = 0; m < M; m++) fragments.multiply(queue, part[(k + half) % SPLIT][m], first + (k + half) * M + m, b, half);
+      for (int m = 0; m < M; m++) fragments.multiply(queue, part[(k + half) % CHAINS][m], first + (k + half) * M + m, b, half);
   }
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -165,23 +165,23 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
       for (int r = 0; r < 4; r++) {
         float sum = part[0][m][n][r];
 #pragma unroll
-        for (int s = 1; s < SPLIT; s++) sum += part[s][m][n][r];
+        for (int s = 1; s < CHAINS; s++) sum += part[s][m][n][r];
         c[m][n][r] = sum;
       }
 }
 
-// The sums of the K_SPLITS warps of a unit tile: c (this warp's part of all of the lane's cells) -> u, complete, for
+// The sums of the K_SLICES warps of a unit tile: c (this warp's part of all of the lane's cells) -> u, complete, for
 // the lane's own cells, if it has any. Room for them: SUM_FLOATS<ROWS>.
 template <int ROWS>
-constexpr int SUM_FLOATS = K_SPLITS == 1 ? 0 : WARPS * CELL_SPLITS * CELLS * 32 * ROWS;
+constexpr int SUM_FLOATS = K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
 
 template <int ROWS>
-DEVICE void reduce_splits(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const Place& place) {
+DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
   auto part = [&](int cell, int row) { return c[row][cell / 4][cell % 2 * 2 + cell / 2 % 2]; };
   auto slot = [&](int to, int from, int q) {
-    return sums + ((((place.unit_tile * CELL_SPLITS + to) * K_SPLITS + from) * CELLS + q) * 32 + place.lane) * ROWS;
+    return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + coord.lane) * ROWS;
   };
-  if constexpr (K_SPLITS == 1) {
+  if constexpr (K_SLICES == 1) {
 #pragma unroll
     for (int q = 0; q < CELLS; q++)
 #pragma unroll
@@ -189,39 +189,39 @@ DEVICE void reduce_splits(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
     return;
   }
 #pragma unroll
-  for (int to = 0; to < CELL_SPLITS; to++)
+  for (int to = 0; to < CELL_SLICES; to++)
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
-      if (to == place.split) continue;
+      if (to == coord.k_slice) continue;
       if constexpr (ROWS == 4) {
-        *reinterpret_cast<float4*>(slot(to, place.split, q)) =
+        *reinterpret_cast<float4*>(slot(to, coord.k_slice, q)) =
             make_float4(part(to * CELLS + q, 0), part(to * CELLS + q, 1), part(to * CELLS + q, 2), part(to * CELLS + q, 3));
       } else {
 #pragma unroll
-        for (int j = 0; j < ROWS; j++) slot(to, place.split, q)[j] = part(to * CELLS + q, j);
+        for (int j = 0; j < ROWS; j++) slot(to, coord.k_slice, q)[j] = part(to * CELLS + q, j);
       }
     }
-  group_barrier<TILE_THREADS>(1 + place.unit_tile);
-  if (!place.has_cells()) return;
+  named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+  if (!coord.has_cells()) return;
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll
     for (int j = 0; j < ROWS; j++) {
       u[j][q] = part(q, j);
 #pragma unroll
-      for (int own = 1; own < CELL_SPLITS; own++) {
+      for (int own = 1; own < CELL_SLICES; own++) {
         float value = part(own * CELLS + q, j);  // read in any case, or the compiler makes an array in memory of c
-        u[j][q] = own == place.split ? value : u[j][q];
+        u[j][q] = own == coord.k_slice ? value : u[j][q];
       }
     }
 #pragma unroll
-    for (int other = 1; other < K_SPLITS; other++) {
-      const int from = (place.split + other) % K_SPLITS;
+    for (int other = 1; other < K_SLICES; other++) {
+      const int from = (coord.k_slice + other) % K_SLICES;
       float v[ROWS];
-      if constexpr (ROWS == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<float4*>(slot(place.split, from, q));
+      if constexpr (ROWS == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<float4*>(slot(coord.k_slice, from, q));
       else
 #pragma unroll
-        for (int j = 0; j < ROWS; j++) v[j] = slot(place.split, from, q)[j];
+        for (int j = 0; j < ROWS; j++) v[j] = slot(coord.k_slice, from, q)[j];
 #pragma unroll
       for (int j = 0; j < ROWS; j++) u[j][q] += v[j];
     }

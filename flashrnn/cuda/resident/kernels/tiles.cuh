@@ -1,7 +1,7 @@
 // How one head is laid over warps and blocks, and the tiles that forward and backward share.
 //
 // A group of BLOCKS blocks runs one head for a tile of SEQS sequences: one block, a cluster, or with GRID blocks anywhere
-// on the GPU. A block owns UNIT_TILES tiles of 16 units, a tile is worked on by K_SPLITS warps. In the matrix products,
+// on the GPU. A block owns UNIT_TILES tiles of 16 units, a tile is worked on by K_SLICES warps. In the matrix products,
 // row g of a 16-row fragment stands for unit 2g of its tile and row g + 8 for unit 2g + 1, so that lane (g, t) holds units
 // 2g, 2g + 1 of sequences 2t, 2t + 1: a "cell" is one such unit of one sequence. Cell q of a lane: unit 2g + q % 2,
 // sequence 8 (q / 4) + 2t + q / 2 % 2.
@@ -14,34 +14,34 @@ constexpr bool CLUSTERED = BLOCKS > 1 && !GRID;
 constexpr int SEQS = 8 * BATCH_TILES;               // of which SEQUENCES are used: the others are not handed around
 constexpr int UNITS = 16 * UNIT_TILES;              // of a block
 constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
-constexpr int WARPS = UNIT_TILES * K_SPLITS;
+constexpr int WARPS = UNIT_TILES * K_SLICES;
 constexpr int THREADS = 32 * WARPS;
-constexpr int TILE_THREADS = 32 * K_SPLITS;         // threads that work on one unit tile
+constexpr int TILE_THREADS = 32 * K_SLICES;         // threads that work on one unit tile
 constexpr int LANE_CELLS = 4 * BATCH_TILES;         // cells in a lane's fragment
-constexpr int CELL_SPLITS = K_SPLITS < LANE_CELLS ? K_SPLITS : LANE_CELLS;  // warps of a tile that compute its cells
-constexpr int CELLS = LANE_CELLS / CELL_SPLITS;     // cells whose element-wise step a lane of these computes
+constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
+constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // room for the barriers of a cluster's exchange
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
-static_assert(LANE_CELLS % CELL_SPLITS == 0 && (CELLS == 1 || CELLS % 2 == 0));
+static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 
 // Bytes from a time step to the next in what has a row for every step. They are arguments of the kernels, because what
 // lies in constant memory is not computed anew in the loop.
-struct Steps {
+struct StepStrides {
   i64 x, h, aux, gates;
 };
 
 // Where a thread stands.
-struct Place {
-  int warp, lane, g, t, unit_tile, split, tile_thread;
+struct ThreadCoord {
+  int warp, lane, quad, lane_in_quad, unit_tile, k_slice, tile_thread;
   int rank;  // block in its group
   i64 head;
   int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
   int tile_unit;                         // first unit of the unit tile, in the head
-  DEVICE Place(i64 first_group, i64 B) {
-    warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    unit_tile = warp / K_SPLITS, split = warp % K_SPLITS, tile_thread = threadIdx.x % TILE_THREADS;
+  DEVICE ThreadCoord(i64 first_group, i64 B) {
+    warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, lane_in_quad = lane % 4;
+    unit_tile = warp / K_SLICES, k_slice = warp % K_SLICES, tile_thread = threadIdx.x % TILE_THREADS;
     int group = static_cast<int>(first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
@@ -49,12 +49,12 @@ struct Place {
     if (SEQUENCES < SEQS) sequences = min(sequences, SEQUENCES);
     tile_unit = rank * UNITS + unit_tile * 16;
   }
-  DEVICE bool has_cells() const { return CELL_SPLITS == K_SPLITS || split < CELL_SPLITS; }
+  DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || k_slice < CELL_SLICES; }
   // The unit (in the head) and the sequence (in the tile) of the lane's cell number q < CELLS.
-  DEVICE int unit(int q) const { return tile_unit + 2 * g + (split * CELLS + q) % 2; }
+  DEVICE int unit(int q) const { return tile_unit + 2 * quad + (k_slice * CELLS + q) % 2; }
   DEVICE int sequence(int q) const {
-    int cell = split * CELLS + q;
-    return cell / 4 * 8 + 2 * t + cell / 2 % 2;
+    int cell = k_slice * CELLS + q;
+    return cell / 4 * 8 + 2 * lane_in_quad + cell / 2 % 2;
   }
 };
 
@@ -82,23 +82,23 @@ struct TileLoader {
   static constexpr int LENGTH = 16 * NUMBERS;                                           // of a sequence
   static constexpr int PER_ROW = SEQS * LENGTH / WIDTH;                                 // copies
   static constexpr int TOGETHER = PER_ROW < TILE_THREADS ? TILE_THREADS / PER_ROW : 1;  // rows
-  static constexpr int PARTS = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, for each thread
-  const char* from[PARTS];
-  u32 to[PARTS];
-  bool valid[PARTS];
+  static constexpr int COPIES = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, for each thread
+  const char* from[COPIES];
+  u32 to[COPIES];
+  bool valid[COPIES];
   int first_row;
 
   // source(sequence) points at the first unit of the head in the first step's row 0.
   template <class Source>
-  DEVICE void start(u32 tile, const Place& place, Source source) {
-    first_row = place.tile_thread / PER_ROW % TOGETHER;
+  DEVICE void start(u32 tile, const ThreadCoord& coord, Source source) {
+    first_row = coord.tile_thread / PER_ROW % TOGETHER;
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) {
-      int copy = (i * TILE_THREADS + place.tile_thread) % PER_ROW;  // two threads may make the same
+    for (int i = 0; i < COPIES; i++) {
+      int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;  // two threads may make the same
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
-      valid[i] = place.tile_unit * NUMBERS + column < D * NUMBERS && sequence < place.sequences;
-      from[i] = reinterpret_cast<const char*>(source(valid[i] ? place.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
-      const int number = place.tile_unit * NUMBERS + column;
+      valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && sequence < coord.sequences;
+      from[i] = reinterpret_cast<const char*>(source(valid[i] ? coord.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
+      const int number = coord.tile_unit * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
     }
@@ -106,7 +106,7 @@ struct TileLoader {
   // Starts the copies of a step into the stage at `offset` bytes, and moves on by `step` bytes.
   DEVICE void load(u32 offset, i64 step) {
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) {
+    for (int i = 0; i < COPIES; i++) {
 #pragma unroll
       for (int row = 0; row < ROWS; row += TOGETHER)
         if (ROWS % TOGETHER == 0 || row + first_row < ROWS)

@@ -18,12 +18,12 @@ flashrnn_stream_backward(PARAMETERS) {
     for (int index = first; index < items; index += gridDim.x) {
       const Item item(index), next(index + gridDim.x < items ? index + gridDim.x : first);
       float factors[CELLS][FACTORS], d_new[CELLS][STATES];
-      bool keep[CELLS], keep_next[CELLS];
+      bool carry[CELLS], carry_next[CELLS];
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
-        const CellPlace cell(item, i, B);
+        const CellCoord cell(item, i, B);
         if (!cell.valid) continue;
-        keep_next[i] = !RESET || step == 0 || !reset[cell.sequence * T + t + 1];
+        carry_next[i] = !RESET || step == 0 || !reset[cell.sequence * T + t + 1];
 #pragma unroll
         for (int k = 0; k < STATES; k++) d_new[i][k] = d_state[(k * B + cell.sequence) * ROW + cell.element];
         if (t < 0) continue;
@@ -32,18 +32,18 @@ flashrnn_stream_backward(PARAMETERS) {
           if (t >= AHEAD + behind) prefetch(from - AHEAD * back);
           return *from;
         };
-        keep[i] = !RESET || !reset[cell.sequence * T + t];
-        const UnitGates kept = read(gates + at, 0);
+        carry[i] = !RESET || !reset[cell.sequence * T + t];
+        const UnitGates stored = read(gates + at, 0);
         float g[GATES], s[STATES];
 #pragma unroll
-        for (int j = 0; j < GATES; j++) g[j] = float(kept.of[j]);
+        for (int j = 0; j < GATES; j++) g[j] = float(stored.of[j]);
         const float* first_state = initial + cell.sequence * ROW + cell.element;
-        s[0] = !USES_H || !keep[i] ? 0 : t > 0 ? float(read(h + at - back, 1)) : *first_state;
+        s[0] = !USES_H || !carry[i] ? 0 : t > 0 ? float(read(h + at - back, 1)) : *first_state;
 #pragma unroll
         for (int k = 1; k < STATES; k++) {
-          const i64 plane = (k - 1) * B * T * ROW + at;
-          s[k] = !keep[i] ? 0 : t > 0 ? float(read(aux + plane - back, 1)) : first_state[k * B * ROW];
-          if (HAS_D_AUX) d_new[i][k] += read(d_aux + plane, 0);
+          const i64 row = (k - 1) * B * T * ROW + at;
+          s[k] = !carry[i] ? 0 : t > 0 ? float(read(aux + row - back, 1)) : first_state[k * B * ROW];
+          if (HAS_D_AUX) d_new[i][k] += read(d_aux + row, 0);
         }
         if (d_h) d_new[i][0] += float(read(d_h + at, 0));
         cell_factors(g, s, factors[i]);
@@ -52,9 +52,9 @@ flashrnn_stream_backward(PARAMETERS) {
       float d_g[CELLS][GATES], d_old[CELLS][STATES];
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
-        const CellPlace cell(item, i, B);
+        const CellCoord cell(item, i, B);
         if (!cell.valid) continue;
-        if (keep_next[i]) d_new[i][0] += sum_of(sums, cell, cell.row);
+        if (carry_next[i]) d_new[i][0] += sum_of(sums, cell, cell.row);
         if (t < 0) continue;
         cell_backward(factors[i], d_new[i], d_g[i], d_old[i]);
 #pragma unroll
@@ -65,12 +65,12 @@ flashrnn_stream_backward(PARAMETERS) {
       if (threadIdx.x == 0) signal(counters + item.counter);
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
-        const CellPlace cell(item, i, B);
+        const CellCoord cell(item, i, B);
         if (!cell.valid) continue;
         const i64 row = cell.sequence * row_b + t * row_t;
 #pragma unroll
         for (int k = 0; k < STATES; k++)
-          d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0 ? d_new[i][k] : keep[i] ? d_old[i][k] : 0;
+          d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0 ? d_new[i][k] : carry[i] ? d_old[i][k] : 0;
         if (t < 0) continue;
 #pragma unroll
         for (int j = 0; j < GATES; j++) {

@@ -5,7 +5,7 @@ static_assert(ROWS == GR * UNITS && K == D);
 
 // PARAMETERS: types and shapes are in parameters.py. x, R in the order of Stream, bias, reset -> h, aux. state: the initial
 // states, in the end the last ones. exchange [2, N, B, PADDED_K]: h before the first step, zeros where it is padding.
-// counters [groups, 32]: zeros. gates, if KEEP_GATES: what cell_forward saw.
+// counters [groups, 32]: zeros. gates, if STORE_GATES: what cell_forward saw.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(PARAMETERS) {
@@ -18,13 +18,13 @@ flashrnn_stream_forward(PARAMETERS) {
     for (int index = first; index < items; index += gridDim.x) {
       const Item item(index), next(index + gridDim.x < items ? index + gridDim.x : first);
       float b[CELLS][GATES], in[CELLS][GI], s[CELLS][STATES];
-      bool keep[CELLS];
+      bool carry[CELLS];
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
-        const CellPlace cell(item, i, B);
+        const CellCoord cell(item, i, B);
         if (!cell.valid) continue;
         const scalar* from = x + (cell.sequence * row_b + t * row_t) * GI * ROW + cell.element;
-        keep[i] = !RESET || !reset[cell.sequence * T + t];
+        carry[i] = !RESET || !reset[cell.sequence * T + t];
 #pragma unroll
         for (int j = 0; j < GI; j++) {
           in[i][j] = float(from[j * ROW]);
@@ -33,21 +33,21 @@ flashrnn_stream_forward(PARAMETERS) {
 #pragma unroll
         for (int j = 0; j < GATES; j++) b[i][j] = bias[j * ROW + cell.element];
 #pragma unroll
-        for (int k = 0; k < STATES; k++) s[i][k] = keep[i] ? state[(k * B + cell.sequence) * ROW + cell.element] : 0;
+        for (int k = 0; k < STATES; k++) s[i][k] = carry[i] ? state[(k * B + cell.sequence) * ROW + cell.element] : 0;
       }
       step_sums(sums, stream, item, next, before, counters, t, B);
       float fresh[CELLS][STATES];
       UnitGates seen[CELLS];
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
-        const CellPlace cell(item, i, B);
+        const CellCoord cell(item, i, B);
         if (!cell.valid) continue;
         float g[GATES];
 #pragma unroll
         for (int j = 0; j < GATES; j++) {
           g[j] = b[i][j];
           if (INPUT_OF[j] >= 0) g[j] += in[i][INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0];
-          if (RECURRENT_OF[j] >= 0) g[j] += keep[i] ? sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row) : 0;
+          if (RECURRENT_OF[j] >= 0) g[j] += carry[i] ? sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row) : 0;
           to_gate(seen[i].of[j], g[j]);
         }
         cell_forward(g, s[i], fresh[i]);
@@ -59,15 +59,15 @@ flashrnn_stream_forward(PARAMETERS) {
       if (threadIdx.x == 0) signal(counters + item.counter);
 #pragma unroll
       for (int i = 0; i < CELLS; i++) {
-        const CellPlace cell(item, i, B);
+        const CellCoord cell(item, i, B);
         if (!cell.valid) continue;
         const i64 at = (cell.sequence * row_b + t * row_t) * ROW + cell.element;
         h[at] = scalar(fresh[i][0]);
-        if (KEEP_GATES) gates[at] = seen[i];
+        if (STORE_GATES) gates[at] = seen[i];
 #pragma unroll
         for (int k = 0; k < STATES; k++) {
           state[(k * B + cell.sequence) * ROW + cell.element] = fresh[i][k];
-          if (KEEP_AUX && k > 0) to_gate(aux[(k - 1) * B * T * ROW + at], fresh[i][k]);
+          if (STORE_AUX && k > 0) to_gate(aux[(k - 1) * B * T * ROW + at], fresh[i][k]);
         }
       }
     }

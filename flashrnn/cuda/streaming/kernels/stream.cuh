@@ -45,11 +45,11 @@ struct Item {
 };
 
 // One unit of one sequence: number i < CELLS of a thread.
-struct CellPlace {
+struct CellCoord {
   int row, column;  // unit in the item, sequence in the item
   bool valid;
   i64 sequence, element;  // element of [N, D]
-  DEVICE CellPlace(const Item& item, int i, i64 B) {
+  DEVICE CellCoord(const Item& item, int i, i64 B) {
     int cell = threadIdx.x + i * THREADS;
     row = cell % UNITS, column = cell / UNITS;
     sequence = item.sequence0 + column, element = item.head * D + item.unit0 + row;
@@ -78,9 +78,9 @@ DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_T
     auto split = [](u32* to, int stride, u32 low, u32 high) {
       PairOf<float> pair{__uint_as_float(low), __uint_as_float(high)};
 #pragma unroll
-      for (int plane = 0; plane < PLANES; plane++) to[plane * stride] = pair.next_plane();
+      for (int split = 0; split < SPLITS; split++) to[split * stride] = pair.next_split();
     };
-    u32 a[SEQ_TILES][PLANES][4];
+    u32 a[SEQ_TILES][SPLITS][4];
 #pragma unroll
     for (int m = 0; m < SEQ_TILES; m++)
 #pragma unroll
@@ -90,7 +90,7 @@ DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_T
       }
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
-      u32 b[PLANES][2];
+      u32 b[SPLITS][2];
       split(&b[0][0], 2, r[n].x, r[n].y);
       split(&b[0][1], 2, r[n].z, r[n].w);
 #pragma unroll
@@ -98,9 +98,9 @@ DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_T
         // Tensor cores cut off what they add up; sums over many vectors are left to rounded additions.
         float sum[4] = {};
 #pragma unroll
-        for (int order = PLANES - 1; order >= 0; order--)
+        for (int order = SPLITS - 1; order >= 0; order--)
 #pragma unroll
-          for (int plane = 0; plane <= order; plane++) mma(sum, a[m][plane], b[order - plane][0], b[order - plane][1]);
+          for (int split = 0; split <= order; split++) mma(sum, a[m][split], b[order - split][0], b[order - split][1]);
 #pragma unroll
         for (int i = 0; i < 4; i++) c[m][n][i] += sum[i];
       }
@@ -125,8 +125,8 @@ struct Stream {
 
   // This warp's part of the sums of an item: c of tile (m, n) has its vectors' sequences as rows. `vectors`: of the head.
   DEVICE void product(float (&c)[SEQ_TILES][ROW_TILES][4], const Item& item, const Item& next, const scalar* vectors, i64 B) {
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + g) * PADDED_K) + warp * 4 + t;
+    const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
+    const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + quad) * PADDED_K) + warp * 4 + lane_in_quad;
     uint4 v[DEPTH][SEQ_TILES][2];
     auto load_vectors = [&](int slot, int k) {
 #pragma unroll
@@ -135,7 +135,7 @@ struct Stream {
         for (int half = 0; half < 2; half++) {
           int sequence = m * 16 + half * 8;
           const uint4* from = lane_vectors + sequence * (PADDED_K / VECTOR * 4) + k * WARPS * 4;
-          v[slot][m][half] = load_exchanged(from, item.sequence0 + sequence + g < B);
+          v[slot][m][half] = load_exchanged(from, item.sequence0 + sequence + quad < B);
         }
     };
 #pragma unroll
@@ -162,7 +162,7 @@ struct Stream {
 // Waits for the group's vectors of the step before, and leaves every warp's part of the item's sums in shared memory.
 DEVICE void step_sums(float* sums, Stream& stream, const Item& item, const Item& next, const scalar* vectors,
                       const u32* counters, u32 step, i64 B) {
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
   if (threadIdx.x == 0) await(counters + item.counter, step * UNIT_BLOCKS);
   __syncthreads();  // and everyone has read the sums before
   float c[SEQ_TILES][ROW_TILES][4];
@@ -173,14 +173,14 @@ DEVICE void step_sums(float* sums, Stream& stream, const Item& item, const Item&
     for (int half = 0; half < 2; half++)
 #pragma unroll
       for (int n = 0; n < ROW_TILES; n++) {
-        float* to = sums + (warp * SEQS + m * 16 + half * 8 + g) * SUM_STRIDE + n * 8 + 2 * t;
+        float* to = sums + (warp * SEQS + m * 16 + half * 8 + quad) * SUM_STRIDE + n * 8 + 2 * lane_in_quad;
         *reinterpret_cast<float2*>(to) = make_float2(c[m][n][2 * half], c[m][n][2 * half + 1]);
       }
   __syncthreads();
 }
 
 // The sum of row `row` of the item, for the cell's sequence.
-DEVICE float sum_of(const float* sums, const CellPlace& cell, int row) {
+DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
   float sum = 0;
 #pragma unroll
   for (int warp = 0; warp < WARPS; warp++) sum += sums[(warp * SEQS + cell.column) * SUM_STRIDE + row];

@@ -1,4 +1,4 @@
-// The sum of what several blocks have added up.
+// The sum of the partial sums of several blocks.
 #pragma once
 #include "kernels/common.cuh"
 
@@ -6,15 +6,15 @@ DEVICE void round(PairOf<float>& pair, float low, float high) { pair.low = low, 
 template <class S>
 DEVICE void round(PairOf<S>& pair, float low, float high) { pair.word = pack(low, high); }
 
-// PARAMETERS: types and shapes are in parameters.py. partial -> total, the sum over parts.
+// PARAMETERS: types and shapes are in parameters.py. partial -> total, the sum over its first axis.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
-flashrnn_sum_of_parts(PARAMETERS) {
+flashrnn_sum_of_partials(PARAMETERS) {
   const i64 i = i64(blockIdx.x) * SUM_THREADS + threadIdx.x;
   if (i >= pairs) return;
   float2 sum = make_float2(0, 0);
 #pragma unroll 8
-  for (i64 part = 0; part < parts; part++) {
-    const float2 more = partial[part * pairs + i];
+  for (i64 k = 0; k < partials; k++) {
+    const float2 more = partial[k * pairs + i];
     sum.x += more.x, sum.y += more.y;
   }
   round(total[i], sum.x, sum.y);

@@ -4,26 +4,26 @@
 
 // A lane's part of a 16 x 8 tile of partial sums: two units for two sequences. Parts lie in order of sequences, so that
 // those of the sequences that are used lie together.
-constexpr int PART_WORDS = BYTES;
-DEVICE int part_of(int rank, int tile, int n, const Place& place) {
-  return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + place.t * 8 + place.g) * PART_WORDS;
+constexpr int PARTIAL_WORDS = BYTES;
+DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
+  return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + coord.lane_in_quad * 8 + coord.quad) * PARTIAL_WORDS;
 }
 
 // Sends every block its part of c, the sums over this block's gates, which stand in tiles from `first` on. In 16 bits a
 // part is two words, the sums of two units for one sequence each; half of the lanes swap them, so that the
 // receivers, who want the same word of every lane, read from different banks.
-DEVICE void send_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 inbox, u32 barrier, const Place& place) {
+DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 receive_buffer, u32 barrier, const ThreadCoord& coord) {
 #pragma unroll
   for (int n = 0; n < BATCH_TILES; n++) {
-    if (8 * n + 2 * place.t >= SEQUENCES) break;
+    if (8 * n + 2 * coord.lane_in_quad >= SEQUENCES) break;
 #pragma unroll
     for (int m = 0; m < M_CHUNK; m++) {
       const float(&part)[4] = c[m][n];
       const int tile = first + m, rank = tile / UNIT_TILES;
-      const u32 to = remote_address(inbox, rank) + part_of(place.rank, tile, n, place) * 4, signal = remote_address(barrier, rank);
+      const u32 to = remote_address(receive_buffer, rank) + partial_offset(coord.rank, tile, n, coord) * 4, signal = remote_address(barrier, rank);
       if constexpr (BYTES == 2) {
         u32 even = pack(part[0], part[2]), odd = pack(part[1], part[3]);
-        send(to, place.t < 2 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
+        send(to, coord.lane_in_quad < 2 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
       } else {
         send(to, make_uint4(__float_as_uint(part[0]), __float_as_uint(part[2]), __float_as_uint(part[1]), __float_as_uint(part[3])), signal);
       }
@@ -31,17 +31,17 @@ DEVICE void send_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 
   }
 }
 
-DEVICE void receive_sums(float (&sum)[CELLS], const u32* inbox, const Place& place) {
+DEVICE void reduce_received(float (&sum)[CELLS], const u32* receive_buffer, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) sum[q] = 0;
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    int cell = place.split * CELLS + p * PAIR, odd = cell / 2 % 2;
+    int cell = coord.k_slice * CELLS + p * PAIR, odd = cell / 2 % 2;
 #pragma unroll
     for (int rank = 0; rank < BLOCKS; rank++) {
-      const u32* from = inbox + part_of(rank, place.unit_tile, cell / 4, place);
+      const u32* from = receive_buffer + partial_offset(rank, coord.unit_tile, cell / 4, coord);
       float2 pair;
-      if constexpr (BYTES == 2) pair = unpack(from[odd ^ place.t / 2]);
+      if constexpr (BYTES == 2) pair = unpack(from[odd ^ coord.lane_in_quad / 2]);
       else pair = *reinterpret_cast<const float2*>(from + 2 * odd);
       if constexpr (PAIR == 2) sum[2 * p] += pair.x, sum[2 * p + 1] += pair.y;
       else sum[p] += cell % 2 ? pair.y : pair.x;
@@ -49,26 +49,26 @@ DEVICE void receive_sums(float (&sum)[CELLS], const u32* inbox, const Place& pla
   }
 }
 
-// The same through global memory. `parts` is [2 buffers][to block][part_of], of one group; words go in twos.
-constexpr i64 PARTS_TO_BLOCK = PADDED * SEQS / 4 * PART_WORDS / 2;
-constexpr i64 GROUP_PARTS = 2 * BLOCKS * PARTS_TO_BLOCK;
-DEVICE u64* parts_of(u64* parts, int step, int to) { return parts + ((step & 1) * BLOCKS + to) * PARTS_TO_BLOCK; }
+// The same through global memory. `partials` is [2 buffers][to block][partial_offset], of one group; words go in twos.
+constexpr i64 BLOCK_PARTIALS = PADDED * SEQS / 4 * PARTIAL_WORDS / 2;
+constexpr i64 GROUP_PARTIALS = 2 * BLOCKS * BLOCK_PARTIALS;
+DEVICE u64* partials_to(u64* partials, int step, int to) { return partials + ((step & 1) * BLOCKS + to) * BLOCK_PARTIALS; }
 DEVICE u32 phase_of(int step) { return (step >> 1 & 1) ^ 1; }
 
 // Makes room for the first two steps' sums that this block is to receive.
-DEVICE void clear_parts(u64* parts, const Place& place) {
+DEVICE void clear_partials(u64* partials, const ThreadCoord& coord) {
   for (int step = 0; step < 2; step++)
-    for (int i = threadIdx.x; i < PARTS_TO_BLOCK; i += THREADS) publish_phase(parts_of(parts, step, place.rank) + i, {}, 0);
+    for (int i = threadIdx.x; i < BLOCK_PARTIALS; i += THREADS) publish_phase(partials_to(partials, step, coord.rank) + i, {}, 0);
 }
 
-DEVICE void publish_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u64* parts, int step, const Place& place) {
+DEVICE void publish_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u64* partials, int step, const ThreadCoord& coord) {
 #pragma unroll
   for (int m = 0; m < M_CHUNK; m++)
 #pragma unroll
     for (int n = 0; n < BATCH_TILES; n++) {
       const float(&part)[4] = c[m][n];
       int tile = first + m;
-      u64* to = parts_of(parts, step, tile / UNIT_TILES) + part_of(place.rank, tile, n, place) / 2;
+      u64* to = partials_to(partials, step, tile / UNIT_TILES) + partial_offset(coord.rank, tile, n, coord) / 2;
       if constexpr (BYTES == 2) {
         publish_phase(to, make_uint2(pack(part[0], part[2]), pack(part[1], part[3])), phase_of(step));
       } else {
@@ -79,9 +79,9 @@ DEVICE void publish_sums(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u
 }
 
 // Every warp of a unit tile adds up what comes from M_TILES of the blocks, in an order that does not depend on time.
-DEVICE void collect_sums(float (&c)[1][BATCH_TILES][4], u64* parts, int step, const Place& place) {
-  constexpr int TOGETHER = M_TILES < 16 / PART_WORDS ? M_TILES : 16 / PART_WORDS, HALVES = PART_WORDS / 2;
-  const u64* own = parts_of(parts, step, place.rank);
+DEVICE void reduce_published(float (&c)[1][BATCH_TILES][4], u64* partials, int step, const ThreadCoord& coord) {
+  constexpr int TOGETHER = M_TILES < 16 / PARTIAL_WORDS ? M_TILES : 16 / PARTIAL_WORDS, HALVES = PARTIAL_WORDS / 2;
+  const u64* own = partials_to(partials, step, coord.rank);
 #pragma unroll
   for (int n = 0; n < BATCH_TILES; n++) {
     float(&sum)[4] = c[0][n];
@@ -98,7 +98,7 @@ DEVICE void collect_sums(float (&c)[1][BATCH_TILES][4], u64* parts, int step, co
         all = true;
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
-          const u64* from = own + part_of((k + i) * K_SPLITS + place.split, place.unit_tile, n, place) / 2;
+          const u64* from = own + partial_offset((k + i) * K_SLICES + coord.k_slice, coord.unit_tile, n, coord) / 2;
 #pragma unroll
           for (int half = 0; half < HALVES; half++)
             if (!here[i][half]) peek_phase(part[i][half], from + half);
