@@ -34,7 +34,7 @@ def _kernel(dtype: torch.dtype, device: int) -> LoadedKernel:
 
 def compile_kernel(dtype: torch.dtype, gpu: Gpu) -> Binary:
     """The kernel; needs no GPU."""
-    return build(prelude(dtype), "kernels/sum_of_partials.cuh", "flashrnn_sum_of_parts", gpu.arch)
+    return build(prelude(dtype), "kernels/sum_of_partials.cuh", "flashrnn_sum_of_partials", gpu.arch)
 
 
 def prelude(dtype: torch.dtype) -> str:

@@ -134,6 +134,6 @@ def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:
     }
     indices = {
         "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),
-        "ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
+        "RECURRENT_ONLY_OF": products.places(cell.recurrent_gates, products.recurrent_only(cell)),
     }
     return sizes, indices

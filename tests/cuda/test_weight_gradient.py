@@ -27,7 +27,7 @@ def on_host(monkeypatch, tmp_path_factory):
 
     @cache
     def sum_kernel(dtype, device):
-        folder, entry = tmp_path_factory.mktemp("sum_of_partials"), "flashrnn_sum_of_parts"
+        folder, entry = tmp_path_factory.mktemp("sum_of_partials"), "flashrnn_sum_of_partials"
         program = compile_for_host(entry, sum_of_partials.prelude(dtype), "kernels/sum_of_partials.cuh", folder)
         return HostKernel(program, parameters.sum_of_partials(dtype), 1, sum_of_partials.THREADS, 0)
 

@@ -57,7 +57,7 @@ struct RowSource {
       for (int j = 0; j < GR; j++) {
         const int gate = GATE_GROUPS == 1 ? j : j - first_gate;
         if (gate < 0 || gate >= GATES_AT_ONCE) continue;
-        const scalar* from = INPUT_OF[j] >= 0 ? x + INPUT_OF[j] * (HEADS * D) : u + ONLY_OF[j] * (HEADS * D);
+        const scalar* from = INPUT_OF[j] >= 0 ? x + INPUT_OF[j] * (HEADS * D) : u + RECURRENT_ONLY_OF[j] * (HEADS * D);
         copy_async<VECTOR * BYTES>(at + gate * MATRIX, from, valid);
       }
       const scalar* before_row = valid ? before(own) : nullptr;

@@ -44,7 +44,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "CHUNK_UNIT": CHUNK_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
-    tables = {"ONLY_OF": places(cell.gates, recurrent_only(cell))}
+    tables = {"RECURRENT_ONLY_OF": places(cell.gates, recurrent_only(cell))}
     parameters = fused(spec)
     d_aux = [one.name for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"

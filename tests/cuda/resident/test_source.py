@@ -59,13 +59,13 @@ def test_scalar_type():
 def test_where_gates_find_their_parts():
     lstm = constants(get_cell("lstm"))
     assert lstm["INPUT_OF"] == lstm["RECURRENT_OF"] == [0, 1, 2, 3]
-    assert lstm["ONLY_OF"] == [-1, -1, -1, -1]
+    assert lstm["RECURRENT_ONLY_OF"] == [-1, -1, -1, -1]
     gru = constants(get_cell("gru"))  # gates g (recurrent alone), r, z, n (input alone)
     assert gru["INPUT_OF"] == [-1, 0, 1, 2]
     assert gru["RECURRENT_OF"] == [0, 1, 2, -1]
-    assert gru["ONLY_OF"] == [0, -1, -1, -1]
+    assert gru["RECURRENT_ONLY_OF"] == [0, -1, -1, -1]
     assert recurrent_only(get_cell("gru")) == ("g",)
-    assert constants(MINIMAL_GATED)["ONLY_OF"] == [-1, 0, -1]  # u (both), r (recurrent alone), f (input alone)
+    assert constants(MINIMAL_GATED)["RECURRENT_ONLY_OF"] == [-1, 0, -1]  # u (both), r (recurrent alone), f (input alone)
 
 
 def test_what_is_known_of_the_cell():

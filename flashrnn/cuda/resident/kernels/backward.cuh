@@ -284,6 +284,110 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
   }
 }
 
+// Locates the lane's cells, and loads the gradients of their last states and, where the cell's gradient needs it, h before
+// the first step.
+DEVICE void load_cells(LaneCells& cells, float (&d_state)[STATES][CELLS], float (&first_h)[CELLS], bool (&carry_next)[CELLS],
+                       const float* initial, const float* d_last, i64 B, const ThreadCoord& coord) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    cells.sequence[q] = coord.sequence0 + coord.sequence(q);
+    cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.sequence(q) < coord.sequences;
+    carry_next[q] = true;
+    cells.element[q] = coord.head * D + coord.unit(q);
+    first_h[q] = USES_H && cells.valid[q] ? float(scalar(initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
+#pragma unroll
+    for (int i = 0; i < STATES; i++) d_state[i][q] = cells.valid[q] && d_last ? d_last[cells.state_index(i, q, B)] : 0;
+  }
+}
+
+// Results of a step. They are stored after the next step has begun its product.
+struct Results {
+  scalar *x_to[PAIRS], *u_to[PAIRS];
+  bool to_store[CELLS] = {};  // none before the first step
+  DEVICE void start(scalar* d_x, scalar* d_u, i64 row_b, i64 row_t, i64 T, const LaneCells& cells) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+      i64 row = cells.sequence[p * PAIR] * row_b + T * row_t;  // one step after the last
+      x_to[p] = d_x + row * GI * ROW + cells.element[p * PAIR], u_to[p] = d_u + row * GU * ROW + cells.element[p * PAIR];
+      asm_fence(x_to[p]), asm_fence(u_to[p]);
+    }
+  }
+  DEVICE void store(const StoredCells (&d_gate)[GATES], const StepStrides& strides) {
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, to_store);
+      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, RECURRENT_ONLY_OF[j] * ROW, to_store);
+    }
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) advance(x_to[p], -strides.x), advance(u_to[p], -GU * strides.h);
+  }
+};
+
+// The block's dynamic shared memory.
+struct SharedMemory {
+  char* gates;          // two buffers of the gates' gradients, the right operand of the product
+  char* inputs;         // STAGES steps of what StepInputs copies
+  u32* receive_buffer;  // two buffers of partial sums from the blocks of a cluster
+  float* sums;          // see reduce_slices
+  char* fragments;      // what of R is not in registers
+  u32 barriers;         // two mbarriers
+  DEVICE SharedMemory(char* memory) {
+    gates = memory;
+    inputs = memory + 2 * GATE_BYTES;
+    receive_buffer = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
+    sums = reinterpret_cast<float*>(reinterpret_cast<char*>(receive_buffer) + 2 * RECEIVE_BYTES);
+    fragments = reinterpret_cast<char*>(sums + GRID_FLOATS);
+    barriers = shared_address(fragments + WARPS * Weights::SHARED);
+  }
+};
+
+// Number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the gradients
+// of its gates, and their product with R, which is reduced in the step before.
+DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const SharedMemory& shared, const Weights& weights,
+                          const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
+                          const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
+                          AuxGradients& aux_gradients, ResetMask& resets, StoredCells (&d_gate)[GATES], Results& results, const u32 (&gate_operand)[PAIRS],
+                          const Exchange& exchange, const StepStrides& strides, const ThreadCoord& coord) {
+  const int t = steps - 1 - step;
+  const char* tile = shared.inputs + stage * INPUT_BYTES + own_inputs;
+  float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
+  if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, shared.gates, exchange, coord);
+  aux_gradients.load(t - 1, cells.valid);
+  read_step(g, given, old, tile, first_h, t == 0, coord);
+  results.store(d_gate, strides);
+  inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
+
+  float factors[CELLS][FACTORS];
+  bool carry[CELLS];
+  compute_factors(factors, carry, g, old, resets, coord);
+  if (t > 0) resets.load(t - 1, cells.valid);
+  if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, shared.gates, exchange, coord);
+
+  float d_g_all[GATES][CELLS];
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    if (!coord.has_cells()) break;
+    float d_new[STATES];
+#pragma unroll
+    for (int i = 0; i < STATES; i++) {
+      d_new[i] = d_state[i][q];
+      if (HAS_D_AUX && i > 0) d_new[i] += aux_gradients.values[i > 0 ? i - 1 : 0][q];
+    }
+    d_new[0] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
+    step_back(d_g_all, d_state, d_b, factors[q], d_new, q, cells.valid[q], carry[q]);
+    carry_next[q] = carry[q];
+  }
+
+  store_gate_operands(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, coord);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+  copy_wait<STAGES - 2>();
+  if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQS * SEQUENCES);
+  __syncthreads();
+  if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.gates, exchange, coord);
+  stage = stage + 1 == STAGES ? 0 : stage + 1;
+}
+
 // PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as aux has them; d_h and, with HAS_D_AUX, d_aux_0 and
 // so on of the other states (null: zero), d_last (null: zero) -> d_x, with GATES_IN_PIECES, but not GRID, maybe in the memory of
 // gates; d_u, for gates with a recurrent part alone; d_bias [batch tiles, GATES, N, D], d_initial.
@@ -293,142 +397,72 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(PARAMETERS) {
   if (COUNT_CHUNKS) launch_dependents();
   extern __shared__ __align__(128) char memory[];
-  char* inputs = memory + 2 * GATE_BYTES;  // behind the gates' gradients, the right operand
-  u32* receive_buffer = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
-  float* sums = reinterpret_cast<float*>(reinterpret_cast<char*>(receive_buffer) + 2 * RECEIVE_BYTES);
-  char* fragments = reinterpret_cast<char*>(sums + GRID_FLOATS);
-  const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
+  const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B);
   const int steps = static_cast<int>(T);
+  const StepStrides strides{x_step, h_step, aux_step, gates_step};
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
   if (GRID) {
     workspace += blockIdx.x / BLOCKS * GROUP_PARTIALS;
     clear_partials(workspace, coord);
     grid_barrier.arrive();
   }
-  const Exchange exchange{receive_buffer, barriers, workspace, sums};
+  const Exchange exchange{shared.receive_buffer, shared.barriers, workspace, shared.sums};
 
   Weights weights;
-  load_weights(weights, fragments, R, coord);
+  load_weights(weights, shared.fragments, R, coord);
 
-  bool valid[CELLS];
-  int sequence[CELLS];
-  i64 element[CELLS];  // where the lane's cells stand in [.., B, N, D]
+  LaneCells cells;
   float d_state[STATES][CELLS], d_b[GATES][CELLS] = {};
-  float first_h[CELLS];   // before the first step
+  float first_h[CELLS];    // before the first step
   bool carry_next[CELLS];  // d_h of step t + 1 reaches step t
-#pragma unroll
-  for (int q = 0; q < CELLS; q++) {
-    sequence[q] = coord.sequence0 + coord.sequence(q);
-    valid[q] = coord.has_cells() && coord.unit(q) < D && coord.sequence(q) < coord.sequences;
-    carry_next[q] = true;
-    element[q] = coord.head * D + coord.unit(q);
-    first_h[q] = USES_H && valid[q] ? float(scalar(initial[sequence[q] * ROW + element[q]])) : 0;
-#pragma unroll
-    for (int i = 0; i < STATES; i++)
-      d_state[i][q] = valid[q] && d_last ? d_last[(i * B + sequence[q]) * ROW + element[q]] : 0;
-  }
-  clear_operands(memory, receive_buffer);
+  load_cells(cells, d_state, first_h, carry_next, initial, d_last, B, coord);
+  clear_operands(shared.gates, shared.receive_buffer);
 
   const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES);
-  const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, {x_step, h_step, aux_step, gates_step}};
-  StepInputs next_inputs(shared_address(inputs) + own_inputs, step_rows, coord);
+  const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, strides};
+  StepInputs next_inputs(shared_address(shared.inputs) + own_inputs, step_rows, coord);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) next_inputs.load(steps - 1 - i, i);
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
-    if (threadIdx.x == 0) barrier_init(barriers), barrier_init(barriers + 8);
+    if (threadIdx.x == 0) barrier_init(shared.barriers), barrier_init(shared.barriers + 8);
     cluster_sync();
   }
   if (GRID) grid_barrier.wait();
   __syncthreads();
 
   int stage = 0;
-  // Results of a step leave once the next one has begun its product.
   StoredCells d_gate[GATES];
-  bool to_store[CELLS] = {};  // not before there was a step
-  scalar *x_to[PAIRS], *u_to[PAIRS];
+  Results results;
   u32 gate_operand[PAIRS];
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-    i64 row = sequence[p * PAIR] * row_b + T * row_t;  // one step behind the last
-    x_to[p] = d_x + row * GI * ROW + element[p * PAIR], u_to[p] = d_u + row * GU * ROW + element[p * PAIR];
-    asm_fence(x_to[p]), asm_fence(u_to[p]);
-  }
-  operand_addresses(gate_operand, shared_address(memory), coord.rank * UNITS, coord);
-  auto store_results = [&] {
-#pragma unroll
-    for (int j = 0; j < GATES; j++) {
-      if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, to_store);
-      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, ONLY_OF[j] * ROW, to_store);
-    }
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) advance(x_to[p], -x_step), advance(u_to[p], -GU * h_step);
-  };
+  results.start(d_x, d_u, row_b, row_t, T, cells);
+  operand_addresses(gate_operand, shared_address(shared.gates), coord.rank * UNITS, coord);
   const float* const d_aux[] = D_AUX_ARRAY;
-  AuxGradients aux_gradients(d_aux, row_b, (T - 1) * row_t, element, sequence, row_t * ROW * 4);
-  aux_gradients.load(steps - 1, valid);
-  ResetMask resets(reset, T, sequence);
-  resets.load(steps - 1, valid);
-  auto go_back = [&](int step) {
-    const int t = steps - 1 - step;
-    const char* tile = inputs + stage * INPUT_BYTES + own_inputs;
-    float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
-    if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, coord);
-    aux_gradients.load(t - 1, valid);
-    read_step(g, given, old, tile, first_h, t == 0, coord);
-    store_results();
-    next_inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
-
-    float factors[CELLS][FACTORS];
-    bool carry[CELLS];
-    compute_factors(factors, carry, g, old, resets, coord);
-    if (t > 0) resets.load(t - 1, valid);
-    if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, memory, exchange, coord);
-
-    float d_g_all[GATES][CELLS];
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) {
-      if (!coord.has_cells()) break;
-      float d_new[STATES];
-#pragma unroll
-      for (int i = 0; i < STATES; i++) {
-        d_new[i] = d_state[i][q];
-        if (HAS_D_AUX && i > 0) d_new[i] += aux_gradients.values[i > 0 ? i - 1 : 0][q];
-      }
-      d_new[0] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
-      step_back(d_g_all, d_state, d_b, factors[q], d_new, q, valid[q], carry[q]);
-      carry_next[q] = carry[q];
-    }
-
-    store_gate_operands(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, coord);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) to_store[q] = valid[q];
-    copy_wait<STAGES - 2>();
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + (step & 1) * 8, RECEIVE_BYTES / SEQS * SEQUENCES);
-    __syncthreads();
-    if constexpr (BLOCKS > 1) scatter_gradient(step, weights, memory, exchange, coord);
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
-  };
+  AuxGradients aux_gradients(d_aux, row_b, (T - 1) * row_t, cells.element, cells.sequence, row_t * ROW * 4);
+  aux_gradients.load(steps - 1, cells.valid);
+  ResetMask resets(reset, T, cells.sequence);
+  resets.load(steps - 1, cells.valid);
   // A part's last results leave in the step after it.
   for (int step = 0, end = 0; step < steps; progress++) {
     end += COUNT_CHUNKS ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
-    do go_back(step);
+    do step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs, aux_gradients, resets,
+                     d_gate, results, gate_operand, exchange, strides, coord);
     while (++step < stop);
     if (COUNT_CHUNKS && end < steps && threadIdx.x == 0) signal(progress);
   }
 
-  store_results();
+  results.store(d_gate, strides);
   float d_first[CELLS];
-  recurrent_gradient(d_first, steps - 1, weights, memory, exchange, coord);
+  recurrent_gradient(d_first, steps - 1, weights, shared.gates, exchange, coord);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) d_state[0][q] += carry_next[q] ? d_first[q] : 0;
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++)
-      if (valid[q]) d_initial[(i * B + sequence[q]) * ROW + element[q]] = d_state[i][q];
+      if (cells.valid[q]) d_initial[(i * B + cells.sequence[q]) * ROW + cells.element[q]] = d_state[i][q];
 
   sum_biases(d_bias, d_b, reinterpret_cast<float*>(memory), coord);
   if constexpr (CLUSTERED) cluster_sync();

@@ -1,10 +1,20 @@
 // What a lane has of its cells, and how it goes to and from memory.
 #pragma once
+#include "kernels/gates.cuh"
 #include "resident/kernels/tiles.cuh"
 
 // Cells are read and written in pairs of two units that lie side by side, or one by one where a lane has one cell.
 constexpr int PAIR = CELLS % 2 == 0 ? 2 : 1;
 constexpr int PAIRS = CELLS / PAIR;
+
+// Where the lane's cells are: a unit of a sequence each.
+struct LaneCells {
+  bool valid[CELLS];    // neither padding nor another warp's
+  int sequence[CELLS];  // of the batch
+  i64 element[CELLS];   // of a row [N, D]
+  // Of state i of cell q in [S, B, N, D].
+  DEVICE i64 state_index(int i, int q, i64 B) const { return (i * B + sequence[q]) * ROW + element[q]; }
+};
 
 DEVICE float2 to_pair(const float* from) { return *reinterpret_cast<const float2*>(from); }
 DEVICE float2 to_pair(const __half* from) { return unpack_halves(*reinterpret_cast<const u32*>(from)); }

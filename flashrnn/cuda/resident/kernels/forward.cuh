@@ -1,9 +1,9 @@
-// The forward time loop of one head and batch tile: R stays on chip, h goes round through shared memory.
+// The forward time loop of one head and batch tile. R stays on the chip; h is exchanged through shared memory.
 //
-// Every warp multiplies its rows of R (16 units, all recurrent gates) by its part of h_{t-1}; with K_SLICES > 1 the
-// partial sums of a unit tile's warps meet in shared memory, each warp keeps CELLS cells per lane. Then the cell's
-// element-wise step, and h_t goes to everyone: through this block's shared memory, in a cluster by stores into every
-// block's that complete on its barrier, and with GRID through global memory.
+// Every warp multiplies its rows of R (16 units, all recurrent gates) by its slice of h_{t-1}. With K_SLICES > 1, the warps of
+// a unit tile reduce their partial sums through shared memory (slice-K), and each of them has CELLS cells per lane. After the
+// cell's element-wise step, h_t is sent to all warps: in one block through its shared memory, in a cluster by stores into the
+// shared memory of every block, which complete on that block's mbarrier, and with GRID through global memory.
 #pragma once
 #include "resident/kernels/products.cuh"
 
@@ -24,17 +24,17 @@ DEVICE int unit_at(int k, const ThreadCoord& coord) {
 }
 
 constexpr int SPLIT_BYTES = PADDED * SEQS * 2;
-constexpr int STATE_BYTES = SPLITS * SPLIT_BYTES;                 // h of a head, for the product
+constexpr int H_BYTES = SPLITS * SPLIT_BYTES;                 // h of a head, for the product
 constexpr int INPUT_BYTES = UNIT_TILES * GI * ROW_BYTES;          // one step of x
 constexpr int SEND_BYTES = BLOCKS == 1 ? 0 : SPLITS * UNITS * SEQS * 2;
 constexpr int SHARED_BYTES =
-    2 * STATE_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS<GR> * 4 + SEND_BYTES + WARPS * Weights::SHARED + BARRIER_BYTES;
+    2 * H_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS<GR> * 4 + SEND_BYTES + WARPS * Weights::SHARED + BARRIER_BYTES;
 static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
 
 constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: a split of h of a unit tile
 
 // h of a unit tile, from the send_buffer into every block's shared memory, the next block's first.
-DEVICE void send_state(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
+DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
   constexpr int AT_ONCE = TILE_THREADS / VECTORS;  // blocks
   const u32 vector = coord.tile_thread % VECTORS, first = coord.tile_thread / VECTORS;
 #pragma unroll
@@ -130,7 +130,7 @@ DEVICE void store_initial_h(char* state, const float* initial, const ThreadCoord
     for (int split = 0; split < SPLITS; split++) {
       char* to = state + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
       *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_split());
-      *reinterpret_cast<u16*>(to + STATE_BYTES) = 0;
+      *reinterpret_cast<u16*>(to + H_BYTES) = 0;
     }
   }
 }
@@ -141,7 +141,7 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
   const int now = t & 1;
   Weights::Queue queue;
   weights.start(queue);
-  const u32 operand_tile = state + now * STATE_BYTES + coord.k_slice * SEGMENT_TILES * SEQS * 32;
+  const u32 operand_tile = state + now * H_BYTES + coord.k_slice * SEGMENT_TILES * SEQS * 32;
 #pragma unroll
   for (int i = 0; i < SEGMENTS; i++) {
     if (CLUSTERED && t > 0) barrier_wait(barriers + (now * SEGMENTS + i) * 8, (t - 1) >> 1 & 1);
@@ -151,9 +151,9 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
 }
 
 // One warp that makes the whole sum of its cells begins it with the bias, which then costs nothing.
-constexpr bool BIAS_IN_SUM = K_SLICES == 1;
+constexpr bool SUM_HAS_BIAS = K_SLICES == 1;
 DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
-  if constexpr (BIAS_IN_SUM) {
+  if constexpr (SUM_HAS_BIAS) {
 #pragma unroll
     for (int j = 0; j < GATES; j++)
 #pragma unroll
@@ -162,7 +162,28 @@ DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][C
   }
 }
 
-// One step of the lane's cells: inputs v, recurrent sums u, biases b; s becomes the new state, `kept` the gates.
+template <bool>
+struct BiasOf { using type = float; };
+template <>
+struct BiasOf<true> { using type = scalar; };
+using bias_number = BiasOf<HALF_BIAS>::type;
+
+// Locates the lane's cells, and loads their states before the first step and their biases.
+DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[GATES][CELLS], const float* initial,
+                       const bias_number* bias, i64 B, const ThreadCoord& coord) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    cells.sequence[q] = coord.sequence0 + coord.sequence(q);
+    cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.sequence(q) < coord.sequences;
+    cells.element[q] = coord.head * D + coord.unit(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i][q] = cells.valid[q] ? initial[cells.state_index(i, q, B)] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) b[j][q] = cells.valid[q] ? float(bias[j * ROW + cells.element[q]]) : 0;
+  }
+}
+
+// One step of the lane's cells, from inputs v, recurrent sums u and biases b: s becomes the new state, `residual` the gates.
 DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
                        const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const ResetMask& reset,
                        const bool (&valid)[CELLS]) {
@@ -175,10 +196,7 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
     for (int i = 0; i < STATES; i++) old[i] = carry ? s[i][q] : 0;
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
-      const bool recurrent = RECURRENT_OF[j] >= 0;
-      const float sum = recurrent ? u[recurrent ? RECURRENT_OF[j] : 0][q] : 0;
-      gates[j] = recurrent && BIAS_IN_SUM ? (carry ? sum : b[j][q]) : b[j][q] + (carry ? sum : 0);
-      if (INPUT_OF[j] >= 0) gates[j] += v[INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0][q];
+      gates[j] = assemble_gate<SUM_HAS_BIAS>(j, b[j][q], carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
       all_gates[q / PAIR][q % PAIR * GATES + j] = gates[j];
     }
     cell_forward(gates, old, fresh);
@@ -190,159 +208,191 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
     for (int p = 0; p < PAIRS; p++) residual[p].round(all_gates[p]);
 }
 
-template <bool>
-struct BiasOf { using type = float; };
-template <>
-struct BiasOf<true> { using type = scalar; };
-using bias_number = BiasOf<HALF_BIAS>::type;
-
-// PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, reset -> h, aux, last, gates (cells.cuh).
-// With GRID, `workspace` has room for a Ring for every group of the launch, and behind them for a GridBarrier's words.
-// Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flashrnn_forward(PARAMETERS) {
-  extern __shared__ __align__(128) char memory[];
-  char* state = memory;
-  char* inputs = memory + 2 * STATE_BYTES;
-  float* sums = reinterpret_cast<float*>(inputs + STAGES * INPUT_BYTES);
-  char* send_buffer = reinterpret_cast<char*>(sums + SUM_FLOATS<GR>);
-  char* fragments = send_buffer + SEND_BYTES;
-  const u32 barriers = shared_address(fragments + WARPS * Weights::SHARED);
-  const ThreadCoord coord(first_group, B);
-  const int steps = static_cast<int>(T);
-  const StepStrides step{x_step, h_step, aux_step, gates_step};
-  const Ring ring(workspace, coord);
-  const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * RING_VECTORS, launch);
-  if (GRID && steps > 1) {
-    for (int i = 0; i < 3; i++) ring.clear(i);
-    grid_barrier.arrive();
-  }
-
-  Weights weights;
-  load_weights(weights, fragments, R, coord);
-
-  bool valid[CELLS];
-  int sequence[CELLS];
-  i64 element[CELLS];  // where the lane's cells stand in [.., B, N, D]
-  float s[STATES][CELLS], b[GATES][CELLS];
+DEVICE void store_states(float* last, const float (&s)[STATES][CELLS], const LaneCells& cells, i64 B) {
 #pragma unroll
-  for (int q = 0; q < CELLS; q++) {
-    sequence[q] = coord.sequence0 + coord.sequence(q);
-    valid[q] = coord.has_cells() && coord.unit(q) < D && coord.sequence(q) < coord.sequences;
-    element[q] = coord.head * D + coord.unit(q);
+  for (int q = 0; q < CELLS; q++)
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = valid[q] ? initial[(i * B + sequence[q]) * ROW + element[q]] : 0;
-#pragma unroll
-    for (int j = 0; j < GATES; j++) b[j][q] = valid[q] ? float(bias[j * ROW + element[q]]) : 0;
-  }
-  store_initial_h(state, initial, coord);
-  StoredCells h_now;
-  h_now.round(s[0]);  // as h of every step
-  h_now.get(s[0]);
+    for (int i = 0; i < STATES; i++)
+      if (cells.valid[q]) last[cells.state_index(i, q, B)] = s[i][q];
+}
 
-  TileLoader<BYTES, GI, ROW * BYTES> loader;
-  loader.start(shared_address(inputs) + coord.unit_tile * GI * ROW_BYTES, coord,
-               [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
-  auto load_input = [&](int t, int stage) {
-    if (t < steps) loader.load(stage * INPUT_BYTES, step.x);
-    copy_commit();
-  };
+// Copies of x to shared memory, several steps ahead.
+using InputLoader = TileLoader<BYTES, GI, ROW * BYTES>;
+DEVICE void load_input(InputLoader& loader, int t, int stage, int steps, i64 step_bytes) {
+  if (t < steps) loader.load(stage * INPUT_BYTES, step_bytes);
+  copy_commit();
+}
+DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
+  const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.unit_tile * GI * ROW_BYTES);
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) load_input(i, i);
-  copy_wait<STAGES - 2>();
-  if constexpr (CLUSTERED) {
-    if (threadIdx.x == 0)
-      for (int i = 0; i < 2 * SEGMENTS; i++) barrier_init(barriers + i * 8);
-    cluster_sync();
-  }
-  if (GRID && steps > 1) grid_barrier.wait();
-  __syncthreads();
+  for (int j = 0; j < GI; j++)
+    if (coord.has_cells()) read_cells(v[j], tile, j, coord);
+}
 
-  // Results of a step leave once the next one has begun its product, which has to wait for nothing but h.
-  ResidualGates gates_now[PAIRS];
-  bool to_store[CELLS] = {};  // not before there was a step
+// Results of a step. They are stored after the next step has begun its product, which waits for nothing but h.
+struct Results {
+  StoredCells h;
+  ResidualGates gates[PAIRS];
+  bool to_store[CELLS] = {};  // none before the first step
   scalar* h_to[PAIRS];
   aux_number* aux_to[PAIRS];
   gate* gates_to[PAIRS];
-  u32 h_operand[PAIRS];
+  i64 aux_stride;  // from state to state
+  DEVICE void start(scalar* h, aux_number* aux, gate* gates, i64 row_b, i64 row_t, i64 aux_stride_, const LaneCells& cells,
+                    const ThreadCoord& coord) {
 #pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-    i64 at = (sequence[p * PAIR] * row_b - row_t) * ROW + element[p * PAIR];  // one step before the first
-    h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * GATES;
-    if constexpr (GATES_IN_PIECES) {
-      const int number = coord.unit(p * PAIR) * GATES;
-      gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
+    for (int p = 0; p < PAIRS; p++) {
+      i64 at = (cells.sequence[p * PAIR] * row_b - row_t) * ROW + cells.element[p * PAIR];  // one step before the first
+      h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * GATES;
+      if constexpr (GATES_IN_PIECES) {
+        const int number = coord.unit(p * PAIR) * GATES;
+        gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
+      }
+      asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
     }
-    asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
+    aux_stride = aux_stride_;
+    asm_fence(aux_stride);
   }
-  i64 aux_stride = B * T * ROW;  // of one state
-  asm_fence(aux_stride);
-  operand_addresses(h_operand, shared_address(BLOCKS == 1 ? state : send_buffer), BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
-  auto store_results = [&] {
-    h_now.store_global(h_to, 0, to_store);
+  DEVICE void store(const float (&s)[STATES][CELLS], const StepStrides& strides) {
+    h.store_global(h_to, 0, to_store);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
       if (STORE_AUX) store_cells(s[i], aux_to, (i - 1) * aux_stride, to_store);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
-      if (STORE_GATES && to_store[p * PAIR]) gates_now[p].store(gates_to[p]);
+      if (STORE_GATES && to_store[p * PAIR]) gates[p].store(gates_to[p]);
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) advance(h_to[p], step.h), advance(aux_to[p], step.aux), advance(gates_to[p], step.gates);
-  };
-  ResetMask resets(reset, T, sequence);
-  resets.load(0, valid);
-  int stage = 0;
-  for (int t = 0; t < steps; t++) {
-    const int next = t + 1 & 1;
-    const bool exchange = BLOCKS > 1 && t + 1 < steps;
-    if (GRID && exchange) ring.clear(t + 1);
-    if (CLUSTERED && exchange && threadIdx.x == 0)
-      for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (next * SEGMENTS + i) * 8, STATE_BYTES / SEGMENTS / SEQS * SEQUENCES);
-
-    float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
-    begin_sums(c, b);
-    multiply(c, weights, shared_address(state), barriers, t, coord);
-    const scalar* tile = reinterpret_cast<const scalar*>(inputs + stage * INPUT_BYTES + coord.unit_tile * GI * ROW_BYTES);
-    float v[GI][CELLS];
-#pragma unroll
-    for (int j = 0; j < GI; j++)
-      if (coord.has_cells()) read_cells(v[j], tile, j, coord);
-    store_results();
-    load_input(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
-    reduce_slices<GR>(u, c, sums, coord);
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
-
-    if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send_buffer has been read; else reduce_slices says so
-    if (coord.has_cells()) {
-      step_cells(s, gates_now, v, u, b, resets, valid);
-      if (t + 1 < steps) resets.load(t + 1, valid);
-      h_now.round(s[0]);
-      h_now.get(s[0]);
-      store_operand<BLOCKS == 1 ? PADDED : UNITS>(h_now, h_operand, BLOCKS == 1 ? next * STATE_BYTES : 0);
-    }
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) to_store[q] = valid[q];
-    copy_wait<STAGES - 2>();
-    if constexpr (BLOCKS == 1) {
-      __syncthreads();
-    } else if constexpr (CLUSTERED) {
-      named_barrier<TILE_THREADS>(1 + coord.unit_tile);
-      if (exchange) send_state(send_buffer, shared_address(state) + next * STATE_BYTES, barriers + next * SEGMENTS * 8, coord);
-    } else {
-      __syncthreads();
-      if (exchange) {
-        ring.send(send_buffer, t);
-        ring.receive(state + next * STATE_BYTES, t);
-      }
-      __syncthreads();
-    }
+    for (int p = 0; p < PAIRS; p++)
+      advance(h_to[p], strides.h), advance(aux_to[p], strides.aux), advance(gates_to[p], strides.gates);
   }
-  store_results();
+};
+
+// The block's dynamic shared memory.
+struct SharedMemory {
+  char* h;            // two buffers, read and written by turns
+  char* inputs;       // STAGES steps of x
+  float* sums;        // see reduce_slices
+  char* send_buffer;  // h of this block's units
+  char* fragments;    // what of R is not in registers
+  u32 barriers;       // two buffers of SEGMENTS mbarriers
+  DEVICE SharedMemory(char* memory) {
+    h = memory;
+    inputs = h + 2 * H_BYTES;
+    sums = reinterpret_cast<float*>(inputs + STAGES * INPUT_BYTES);
+    send_buffer = reinterpret_cast<char*>(sums + SUM_FLOATS<GR>);
+    fragments = send_buffer + SEND_BYTES;
+    barriers = shared_address(fragments + WARPS * Weights::SHARED);
+  }
+};
+
+DEVICE void init_barriers(u32 barriers) {
+  if (threadIdx.x == 0)
+    for (int i = 0; i < 2 * SEGMENTS; i++) barrier_init(barriers + i * 8);
+}
+DEVICE void expect_h(u32 barriers, int buffer) {
+  if (threadIdx.x == 0)
+    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SEQS * SEQUENCES);
+}
+
+// One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
+// `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
+DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
+                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], ResetMask& resets, InputLoader& loader,
+                         Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const StepStrides& strides,
+                         const ThreadCoord& coord) {
+  const int next = t + 1 & 1;
+  const bool exchange = BLOCKS > 1 && t + 1 < steps;
+  if (GRID && exchange) ring.clear(t + 1);
+  if (CLUSTERED && exchange) expect_h(shared.barriers, next);
+
+  float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
+  begin_sums(c, b);
+  multiply(c, weights, shared_address(shared.h), shared.barriers, t, coord);
+  float v[GI][CELLS];
+  read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
+  results.store(s, strides);
+  load_input(loader, t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, strides.x);
+  reduce_slices<GR>(u, c, shared.sums, coord);
+  stage = stage + 1 == STAGES ? 0 : stage + 1;
+
+  if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
+  if (coord.has_cells()) {
+    step_cells(s, results.gates, v, u, b, resets, cells.valid);
+    if (t + 1 < steps) resets.load(t + 1, cells.valid);
+    results.h.round(s[0]);
+    results.h.get(s[0]);
+    store_operand<BLOCKS == 1 ? PADDED : UNITS>(results.h, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
+  }
 #pragma unroll
-  for (int q = 0; q < CELLS; q++)
+  for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+  copy_wait<STAGES - 2>();
+  if constexpr (BLOCKS == 1) {
+    __syncthreads();
+  } else if constexpr (CLUSTERED) {
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+    if (exchange) send_h(shared.send_buffer, shared_address(shared.h) + next * H_BYTES, shared.barriers + next * SEGMENTS * 8, coord);
+  } else {
+    __syncthreads();
+    if (exchange) {
+      ring.send(shared.send_buffer, t);
+      ring.receive(shared.h + next * H_BYTES, t);
+    }
+    __syncthreads();
+  }
+}
+
+// PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, reset -> h, aux, last, gates (see cells.cuh).
+// With GRID, `workspace` has a Ring for every group of the launch, and after them the words of their GridBarrier.
+// Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flashrnn_forward(PARAMETERS) {
+  extern __shared__ __align__(128) char memory[];
+  const SharedMemory shared(memory);
+  const ThreadCoord coord(first_group, B);
+  const int steps = static_cast<int>(T);
+  const StepStrides strides{x_step, h_step, aux_step, gates_step};
+  const Ring ring(workspace, coord);
+  const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * RING_VECTORS, launch);
+
+  // Prologue: R, initial states and the first inputs are loaded; then all blocks of the group are ready.
+  if (GRID && steps > 1) {
+    for (int i = 0; i < 3; i++) ring.clear(i);
+    grid_barrier.arrive();
+  }
+  Weights weights;
+  load_weights(weights, shared.fragments, R, coord);
+  LaneCells cells;
+  float s[STATES][CELLS], b[GATES][CELLS];
+  load_cells(cells, s, b, initial, bias, B, coord);
+  store_initial_h(shared.h, initial, coord);
+  Results results;
+  results.h.round(s[0]);  // as h of every step
+  results.h.get(s[0]);
+  InputLoader loader;
+  loader.start(shared_address(shared.inputs) + coord.unit_tile * GI * ROW_BYTES, coord,
+               [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
 #pragma unroll
-    for (int i = 0; i < STATES; i++)
-      if (valid[q]) last[(i * B + sequence[q]) * ROW + element[q]] = s[i][q];
+  for (int i = 0; i < STAGES - 1; i++) load_input(loader, i, i, steps, strides.x);
+  copy_wait<STAGES - 2>();
+  if constexpr (CLUSTERED) {
+    init_barriers(shared.barriers);
+    cluster_sync();
+  }
+  if (GRID && steps > 1) grid_barrier.wait();
+  __syncthreads();
+  results.start(h, aux, gates, row_b, row_t, B * T * ROW, cells, coord);
+  u32 h_operand[PAIRS];
+  operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.h : shared.send_buffer), BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
+  ResetMask resets(reset, T, cells.sequence);
+  resets.load(0, cells.valid);
+
+  int stage = 0;
+  for (int t = 0; t < steps; t++)
+    step_forward(t, stage, steps, shared, weights, cells, s, b, resets, loader, results, h_operand, ring, strides, coord);
+
+  // Epilogue: the last results; no block ends while others may still send to it.
+  results.store(s, strides);
+  store_states(last, s, cells, B);
   if constexpr (CLUSTERED) cluster_sync();
   if (GRID && steps > 1) grid_barrier.reset();
 }

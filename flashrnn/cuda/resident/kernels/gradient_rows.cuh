@@ -66,7 +66,7 @@ struct RowSource {
     if (!has_units) return;
     const bool from_x = INPUT_OF[gate] >= 0;
     stride = (from_x ? GI : GU) * ROW;
-    gradients = (from_x ? rows.d_x + INPUT_OF[gate] * ROW : rows.d_u + ONLY_OF[gate] * ROW) + tile.head * D + unit % D;
+    gradients = (from_x ? rows.d_x + INPUT_OF[gate] * ROW : rows.d_u + RECURRENT_ONLY_OF[gate] * ROW) + tile.head * D + unit % D;
   }
   DEVICE static bool copies_h() { return threadIdx.x / H_VECTORS < min(H_AT_ONCE, ROWS); }
 
