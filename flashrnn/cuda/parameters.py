@@ -186,7 +186,7 @@ def _stream_forward(spec: KernelSpec) -> Parameters:
 
 
 def _stream_backward(spec: KernelSpec) -> Parameters:
-    of, (S, G, GI, _, _), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
+    of, (S, G, GI, _, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
     return (
         Parameter("R", "const uint4* __restrict__", spec.dtype),
         of.reads("reset", "unsigned char", B, T),
@@ -199,7 +199,8 @@ def _stream_backward(spec: KernelSpec) -> Parameters:
         of.reads("d_h", "scalar", B, T, N, D),
         of.reads("d_aux", "float", S - 1, B, T, N, D),
         of.writes("d_x", "scalar", B, T, GI, N, D),
-        of.writes("d_u", "scalar", B, T, G - GI, N, D),
+        of.writes("d_u", "scalar", B, T, GU, N, D),
+        of.shares("d_bias", "float", B, G, N, D),
         of.writes("d_state", "float", S, B, N, D),
         *_numbers("B", "T", "row_b", "row_t"),
     )

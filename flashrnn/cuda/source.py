@@ -16,8 +16,8 @@ from flashrnn.products import places, recurrent_only
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
 
 
-def cell_prelude(spec: KernelSpec, more: Mapping[str, int], tables: Mapping[str, Sequence[int]]) -> str:
-    """Return the source that all kernels of a cell need, with constants `more` and `tables` by gate for this one."""
+def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
+    """Return the source that all kernels of a cell need, with constants `more` of this one."""
     cell, variant = spec.cell, spec.variant
     constants = {
         "HEADS": spec.heads,
@@ -35,15 +35,15 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int], tables: Mapping[str,
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
         **more,
     }
-    all_tables = {
+    tables = {
         "INPUT_OF": places(cell.gates, cell.input_gates),
         "RECURRENT_OF": places(cell.gates, cell.recurrent_gates),
-        **tables,
+        "RECURRENT_ONLY_OF": places(cell.gates, recurrent_only(cell)),
     }
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join(
         [
-            definitions(spec.dtype, constants, all_tables, variant.tf32),
+            definitions(spec.dtype, constants, tables, variant.tf32),
             '#include "kernels/math.cuh"',
             aux_number,
             cell_functions(cell),

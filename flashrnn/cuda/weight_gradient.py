@@ -14,7 +14,7 @@ from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_partials import sum_of_partials
-from flashrnn.memory_format import aligned, contiguous
+from flashrnn.memory_format import aligned, batch_time_strides, contiguous
 
 WIDEST = 128  # head size; wider ones were not tried
 _ROWS = 32  # of a load
@@ -57,8 +57,7 @@ def weight_gradient(
 ) -> Tensor:
     """Return d_R as `products.weight_gradient_of_states` does, after the backward of that spec."""
     cell, (B, T, N, D) = spec.cell, h.shape
-    other_gates = d_u.shape[2] > len(products.recurrent_only(cell))  # with a bias alone, as backend `cuda` has there
-    if other_gates or not _has_kernel(spec):
+    if not _has_kernel(spec):
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
     kernel, tiling = _kernel(spec, h.device.index)
     k_splits = max(1, min(spec.gpu.multiprocessors // tiling.groups, B * T // (_STAGES * _ROWS)) // tiling.blocks)
@@ -76,7 +75,7 @@ def weight_gradient(
         "d_R": d_R,
         "B": B,
         "T": T,
-        "row_t": products.batch_time_strides(h)[1],
+        "row_t": batch_time_strides(h)[1],
         "block_rows": -(-B * T // (k_splits * tiling.blocks)),
     }
     kernel.launch(k_splits * tiling.groups, arguments)

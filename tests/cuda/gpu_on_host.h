@@ -398,6 +398,7 @@ template <class T>
 inline std::atomic<T>& shared_word(const void* p) { return *reinterpret_cast<std::atomic<T>*>(const_cast<void*>(p)); }
 inline uint4 load_once(const uint4* from) { return *from; }
 inline uint4 load_exchanged(const uint4* from, bool valid) { return valid ? *from : uint4{}; }
+inline void add_to(float* sum, float x) { *sum += x; }
 inline void prefetch(const void*) {}
 inline void signal(u32* counter) { shared_word<u32>(counter).fetch_add(1, std::memory_order_release); }
 inline void await(const u32* counter, u32 count) {

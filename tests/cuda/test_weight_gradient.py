@@ -103,7 +103,7 @@ def test_nothing_is_spilled(cell, head_dim, gpu):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_sum_of_parts(on_host, dtype):
+def test_the_sum_of_partials(on_host, dtype):
     on_host("H100", True)
     partial = torch.randn(3, 5, 62)
     out = sum_of_partials.sum_of_partials(partial, dtype)

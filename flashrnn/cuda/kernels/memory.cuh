@@ -18,6 +18,9 @@ DEVICE uint4 load_exchanged(const uint4* from, bool valid) {
   return v;
 }
 
+// Adds x to a sum in memory that no other thread adds to, without waiting for the old sum.
+DEVICE void add_to(float* sum, float x) { asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory"); }
+
 // Brings what will be read a few steps later into the second-level cache.
 DEVICE void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 

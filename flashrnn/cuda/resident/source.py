@@ -7,7 +7,6 @@ from flashrnn.cuda.parameters import declaration, fused
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import places, recurrent_only
 from flashrnn.residual import GateFormat
 
 CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of that many
@@ -44,8 +43,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "CHUNK_UNIT": CHUNK_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
-    tables = {"RECURRENT_ONLY_OF": places(cell.gates, recurrent_only(cell))}
     parameters = fused(spec)
     d_aux = [one.name for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
-    return "\n".join((cell_prelude(spec, constants, tables), declaration(parameters), array))
+    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array))

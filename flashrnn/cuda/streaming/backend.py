@@ -16,11 +16,12 @@ from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
-from flashrnn.cuda.streaming.tiling import Tiling, best_tiling, infeasible, prelude, shared_bytes, without_input
+from flashrnn.cuda.streaming.tiling import Tiling, best_tiling, infeasible, prelude, shared_bytes
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, batch_time_strides, contiguous, empty_in_format, in_format
 from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
+from flashrnn.products import recurrent_only
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
 
@@ -75,8 +76,9 @@ class Cuda:
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         spec = KernelSpec("backward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
         kernel, tiling = _kernel(spec, h.device.index)
-        d_Wx, d_u = (empty_in_format(h, len(names), N, D) for names in (cell.input_gates, without_input(cell)))
+        d_Wx, d_u = (empty_in_format(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
         d_h = None if grads.h is None else in_format(grads.h, h)
+        d_b = states.new_zeros(B, len(cell.gates), N, D)  # float32, as it is added up over the steps
         d_aux = aux_gradient(grads, aux, states.dtype)
         d_state = torch.zeros_like(states, memory_format=torch.contiguous_format)
         if grads.last is not None:
@@ -95,12 +97,13 @@ class Cuda:
             "d_aux": d_aux,
             "d_x": d_Wx,
             "d_u": d_u,
+            "d_bias": d_b,
             "d_state": d_state,
             **_sizes(h),
         }
         kernel.launch(_blocks(kernel, tiling, h), arguments)
         d_R = weight_gradient(spec, d_Wx, d_u, h, states, reset)
-        return Gradients(d_Wx, d_R, _bias_gradient(cell, d_Wx, d_u, states.dtype), d_state)
+        return Gradients(d_Wx, d_R, d_b.sum(0), d_state)
 
 
 @cache
@@ -151,10 +154,3 @@ def _blocks(kernel: LoadedKernel, tiling: Tiling, h: Tensor) -> int:
     """One for every item, as far as they can run at the same time, because they wait for each other."""
     B, _, N, D = h.shape
     return min(tiling.groups(N, B) * tiling.unit_blocks(D), kernel.at_once)
-
-
-def _bias_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, dtype: torch.dtype) -> Tensor:
-    """d_b [G, N, D]: the sums of the gates' gradients over sequences and steps."""
-    sums = torch.cat([d_gates.sum((0, 1), dtype=dtype) for d_gates in (d_Wx, d_u)])
-    names = cell.input_gates + without_input(cell)
-    return torch.stack([sums[names.index(gate)] for gate in cell.gates])

@@ -10,13 +10,11 @@ from functools import cache
 
 import torch
 
-from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, minimum
 from flashrnn.cuda.parameters import declaration, streaming
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import places, recurrent_only
 
 # Clock cycles of an H100, by its data sheet and by what docs/kernels.md reports of other kernels; not fitted.
 _BYTES = 40  # that a multiprocessor reads from the second-level cache in a cycle
@@ -162,11 +160,4 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
         "K": rows.length,
         "SHARED_BYTES_EXPECTED": shared_bytes(spec, tiling),
     }
-    tables = {"OTHER_OF": places(spec.cell.gates, without_input(spec.cell))}
-    return "\n".join((cell_prelude(spec, constants, tables), declaration(streaming(spec))))
-
-
-def without_input(cell: Cell) -> tuple[str, ...]:
-    """The gates whose gradients are not in d_Wx: first those with a recurrent part, as in `products.gate_views`."""
-    only = recurrent_only(cell)
-    return only + tuple(gate for gate in cell.gates if gate not in (*only, *cell.input_gates))
+    return "\n".join((cell_prelude(spec, constants), declaration(streaming(spec))))

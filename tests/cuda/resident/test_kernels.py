@@ -52,7 +52,7 @@ def test_wide_heads_spill_before_the_time_loop_alone(direction, gpu, cell):
 
 
 @pytest.mark.parametrize("cell", BUILT_IN)
-def test_counting_parts_takes_no_registers(cell):
+def test_counting_chunks_takes_no_registers(cell):
     assert compiled("backward", cell, 64, variant=COUNTING).spilled == 0
     assert_spills_before_the_loop(compiled("backward", cell, 768, variant=COUNTING), loads=4)
 

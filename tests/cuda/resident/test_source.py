@@ -65,7 +65,7 @@ def test_where_gates_find_their_parts():
     assert gru["RECURRENT_OF"] == [0, 1, 2, -1]
     assert gru["RECURRENT_ONLY_OF"] == [0, -1, -1, -1]
     assert recurrent_only(get_cell("gru")) == ("g",)
-    assert constants(MINIMAL_GATED)["RECURRENT_ONLY_OF"] == [-1, 0, -1]  # u (both), r (recurrent alone), f (input alone)
+    assert constants(MINIMAL_GATED)["RECURRENT_ONLY_OF"] == [-1, 0, -1]  # u (both), r (recurrent-only), f (input)
 
 
 def test_what_is_known_of_the_cell():

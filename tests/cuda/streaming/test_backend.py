@@ -93,6 +93,17 @@ def test_numbers_beyond_float16(on_host):
     check_numbers_beyond_float16("cuda", "cpu")
 
 
+def test_gradients_of_biases_are_summed_in_float32(on_host):
+    """Each step's gradient is 1.001, which bfloat16 rounds to 1."""
+    cell = Cell("scaled", lambda g, h: 1.001 * g, ("h",))
+    on_host(tilings(cell, 16, torch.bfloat16, 8, 1, 2, 1), at_once=1)
+    B, T, N, D = 3, 5, 2, 16
+    Wx, R = torch.randn(B, T, 1, N, D).bfloat16(), torch.zeros(1, N, D, D).bfloat16()
+    b = torch.zeros(1, N, D, requires_grad=True)
+    flashrnn(Wx, R, b, function=cell, backend="cuda")[0].sum().backward()
+    torch.testing.assert_close(b.grad, torch.full_like(b, 1.001 * B * T))
+
+
 def test_inference_on_the_processor(on_host):
     """Kernels that keep neither gates nor states give the states that training gives."""
     case = Case(SLSTM, B=3, T=4, N=2, D=11)

@@ -4,8 +4,8 @@
 #include "streaming/kernels/stream.cuh"
 static_assert(ROWS == UNITS && K == GR * D);
 
-// PARAMETERS as of flashrnn_stream_forward, and: initial; d_h (may be null), d_aux -> d_x and, for gates without an input,
-// d_u. d_state: the gradient of the last states, in the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
+// PARAMETERS as of flashrnn_stream_forward, and: initial; d_h (may be null), d_aux -> d_x, d_u. d_bias, zeros: the
+// gradients of the biases are added to it, for each sequence. d_state: the gradient of the last states, in the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_backward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];
@@ -74,8 +74,9 @@ flashrnn_stream_backward(PARAMETERS) {
         if (t < 0) continue;
 #pragma unroll
         for (int j = 0; j < GATES; j++) {
-          scalar* to = INPUT_OF[j] >= 0 ? d_x + (row * GI + INPUT_OF[j]) * ROW : d_u + (row * NO_INPUT + OTHER_OF[j]) * ROW;
-          to[cell.element] = scalar(d_g[i][j]);
+          if (INPUT_OF[j] >= 0) d_x[(row * GI + INPUT_OF[j]) * ROW + cell.element] = scalar(d_g[i][j]);
+          else if (RECURRENT_OF[j] >= 0) d_u[(row * GU + RECURRENT_ONLY_OF[j]) * ROW + cell.element] = scalar(d_g[i][j]);
+          add_to(d_bias + (cell.sequence * GATES + j) * ROW + cell.element, d_g[i][j]);
         }
       }
     }

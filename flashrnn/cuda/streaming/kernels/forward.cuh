@@ -45,9 +45,8 @@ flashrnn_stream_forward(PARAMETERS) {
         float g[GATES];
 #pragma unroll
         for (int j = 0; j < GATES; j++) {
-          g[j] = b[i][j];
-          if (INPUT_OF[j] >= 0) g[j] += in[i][INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0];
-          if (RECURRENT_OF[j] >= 0) g[j] += carry[i] ? sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row) : 0;
+          g[j] = assemble_gate<false>(
+              j, b[i][j], carry[i], [&](int k) { return sum_of(sums, cell, k * UNITS + cell.row); }, [&](int k) { return in[i][k]; });
           to_gate(seen[i].of[j], g[j]);
         }
         cell_forward(g, s[i], fresh[i]);

@@ -8,6 +8,7 @@
 // R comes in the order in which it is multiplied, straight into registers, DEPTH vectors of 64 bytes per row ahead. It
 // waits for nobody: while a block waits for its group, the first vectors of its next item are on their way.
 #pragma once
+#include "kernels/gates.cuh"
 #include "kernels/math.cuh"
 #include "kernels/memory.cuh"
 
@@ -18,7 +19,6 @@ constexpr int VECTOR = 64 / sizeof(scalar);                    // numbers of a r
 constexpr int PADDED_K = WARPS * WARP_VECTORS * VECTOR;        // in turn, a vector for every warp
 constexpr int UNIT_BLOCKS = (D + UNITS - 1) / UNITS;           // items of a group
 constexpr int CELLS = (SEQS * UNITS + THREADS - 1) / THREADS;  // units of one sequence, of a thread
-constexpr int NO_INPUT = GATES - GI;
 constexpr i64 ROW = i64(HEADS) * D;                            // units of all heads
 constexpr int AHEAD = 4;                                       // steps
 constexpr int GATE_BYTES = GATES * sizeof(gate);               // of a unit
