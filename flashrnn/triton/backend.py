@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
-from flashrnn.cells.trace import not_element_wise
+from flashrnn.cells.trace import untraceable
 from flashrnn.memory_format import empty_in_format, in_format
 from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
 from flashrnn.products import previous_h, recurrent_only, weight_gradient
@@ -28,7 +28,7 @@ class TritonFused:
     def unsupported_reason(self, problem: Problem) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed; it comes with PyTorch for GPUs on Linux"
-        return _device_reason(problem) or _size_reason(problem) or not_element_wise(problem.cell)
+        return _device_reason(problem) or _size_reason(problem) or untraceable(problem.cell)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         from flashrnn.triton.launch import launch

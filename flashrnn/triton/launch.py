@@ -17,6 +17,7 @@ from triton.language import constexpr
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.functions import functions
 from flashrnn.cells.printers.triton import cell_functions
+from flashrnn.cells.trace import trace
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.memory_format import batch_time_strides
 from flashrnn.problem import making_kernels
@@ -94,7 +95,7 @@ def kernel_constants(
         "SEQS": SEQUENCES,
         "PREFETCH": stages,
     }
-    printed = _functions(cell, interpret)
+    printed = _functions(cell, head_dim if trace(cell).reduces else None, interpret)
     constants = Constants(**{name: constexpr(value) for name, value in values.items()})
     return {name: printed[name] for name in names} | {"C": constants}
 
@@ -109,9 +110,9 @@ def _kernels(interpret: bool) -> ModuleType:
 
 
 @cache
-def _functions(cell: Cell, interpret: bool) -> dict[str, Callable]:
+def _functions(cell: Cell, head_dim: int | None, interpret: bool) -> dict[str, Callable]:
     names = [function.name for function in functions(cell)]
-    return dict(zip(names, load(cell_functions(cell), cell.name, names), strict=True))
+    return dict(zip(names, load(cell_functions(cell, head_dim), cell.name, names), strict=True))
 
 
 def load(source: str, label: str, names: Sequence[str]) -> list[Callable]:

@@ -1,4 +1,4 @@
-"""Element-wise functions of the printed cells, of operators that every GPU and Triton's interpreter have.
+"""Functions of the printed cells, of operators that every GPU and Triton's interpreter have.
 
 `launch.load` puts this text before that of a cell. Errors are relative, about 2^-20, where nothing else is said, and no
 argument overflows to NaN. exp2 and rsqrt, squared for an inverse, are one instruction each; exp and a division are five
@@ -162,3 +162,35 @@ def op_pow(x, y):
     odd = y - 2.0 * tl.floor(y / 2.0)
     sign = tl.where(x >= 0.0, 1.0, tl.where(y != tl.floor(y), float("nan"), 1.0 - 2.0 * odd))
     return tl.where(y == 0.0, 1.0, size * sign)
+
+
+@triton.jit
+def only_units(x, D: tl.constexpr, other):
+    """x [sequences, units], with `other` in the place of units that pad the head."""
+    return tl.where(tl.arange(0, x.shape[1])[None, :] < D, x, other)
+
+
+@triton.jit
+def plus(x, y):
+    return x + y
+
+
+@triton.jit
+def op_unit_sum(x, D: tl.constexpr):
+    return tl.reduce(only_units(x, D, 0.0), 1, plus, keep_dims=True)  # tl.sum may be there for the compiler alone
+
+
+@triton.jit
+def op_unit_mean(x, D: tl.constexpr):
+    return op_unit_sum(x, D) / D
+
+
+@triton.jit
+def op_unit_max(x, D: tl.constexpr):
+    return tl.reduce(only_units(x, D, float("-inf")), 1, op_max, keep_dims=True)
+
+
+@triton.jit
+def op_unit_variance(x, D: tl.constexpr):
+    deviation = x - op_unit_mean(x, D)
+    return op_unit_mean(deviation * deviation, D)

@@ -14,11 +14,11 @@ from flashrnn.gpu import named_gpu
 from flashrnn.problem import KernelUnavailable, Problem
 from flashrnn.triton import backend, launch
 from flashrnn.triton.backend import TritonFused
-from tests.problems import BUILT_IN, CELLS, random_inputs, results
+from tests.problems import BUILT_IN, CELLS, NORMALISED, random_inputs, results
 from tests.suite import Case, check, check_numbers_beyond_float16
 from tests.tolerances import assert_close
 
-LSTM = get_cell("lstm")
+LSTM, LAYERNORM_GRU = get_cell("lstm"), get_cell("layernorm_gru")
 CUDA, H100 = torch.device("cuda"), named_gpu("H100")
 PROBLEM = Problem(LSTM, 12, 64, torch.bfloat16, CUDA, True, False, H100)
 
@@ -31,6 +31,8 @@ def reason(**changes) -> str | None:
 CASES = [
     *(Case(cell, B=3, T=6, D=20, reset=True) for cell in CELLS),
     *(Case(cell, B=3, T=3, N=1, D=64) for cell in BUILT_IN),
+    *(Case(cell, B=2, T=3, N=1, D=20, reset=True) for cell in NORMALISED),  # with padding among the units
+    *(Case(LAYERNORM_GRU, B=B, T=2, N=N, D=D) for B, N, D in ((17, 1, 16), (1, 2, 1))),
     *(Case(B=B, T=T, N=1, D=16) for B, T in ((1, 1), (16, 2), (17, 1), (33, 3))),
     *(Case(B=2, T=3, N=2, D=D) for D in (1, 33)),
     Case(get_cell("gru"), B=9, T=3, time_major=True),
@@ -48,6 +50,11 @@ def test_float32(case):
 def test_float16(case):
     check("triton_fused", case, torch.float16, "cpu")
     check("triton_fused", case, torch.float16, "cpu", flashrnn)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_layer_norm_in_float16():
+    check("triton_fused", Case(LAYERNORM_GRU, B=2, T=2, N=1, D=20), torch.float16, "cpu")
 
 
 @pytest.mark.usefixtures("interpreted")

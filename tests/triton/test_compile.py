@@ -18,7 +18,7 @@ from flashrnn.triton import kernels
 from flashrnn.triton.launch import kernel_constants, load, num_warps, padded, prefetch
 from tests.cells.graphs import every_operator
 from tests.cells.test_triton import apply
-from tests.problems import BUILT_IN, cell_name
+from tests.problems import BUILT_IN, COMPETING, cell_name
 
 LSTM, SLSTM = get_cell("lstm"), get_cell("slstm")
 HALF_POINTERS = ("x", "R", "h", "h_before", "d_h", "d_x", "d_u")
@@ -70,6 +70,18 @@ AMD = GPUTarget("hip", "gfx942", 64)
 def test_nothing_spills_at_heads_of_64(cell, direction, tmp_path):
     kernel = compiled(direction, cell, 64, torch.bfloat16, NVIDIA["H100"], named_gpu("H100").shared_per_block)
     assert spilled(kernel, tmp_path) == 0
+
+
+LONG = pytest.param(get_cell("layernorm_lstm"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("target", [NVIDIA["H100"], AMD], ids=["H100", "AMD"])
+@pytest.mark.parametrize("cell", [LONG, get_cell("layernorm_gru"), COMPETING], ids=cell_name)
+def test_reductions_over_units(cell, target):
+    """In heads that fill their block, and such that do not."""
+    for direction, D in (("forward", 64), ("backward", 48)):
+        kernel = compiled(direction, cell, D, torch.float16, target, 200 * 1024, ("reset",))
+        assert kernel.metadata.shared <= 200 * 1024
 
 
 @pytest.mark.parametrize(
