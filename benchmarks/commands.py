@@ -12,28 +12,26 @@ from benchmarks import RESULTS
 from benchmarks.cases import SUITES, select
 from training.command_line import one_line_errors
 
-ON_CPU = {"reference_cpu": "", "cpu_fused": "", "data": "_cpu"}  # and what the names of their files end with
 
-
-def _measure(options: argparse.Namespace, ending: str, *arguments) -> None:
-    """Writes <name><ending>.json with the rows of a benchmark, and draws them where it can."""
+def _measure(options: argparse.Namespace, device: str, *arguments, ending: str = "") -> None:
+    """Write <device>/<name><ending>.json with the rows of a benchmark, and draw them where it can."""
     from benchmarks.results import write
 
     module = import_module(f"benchmarks.{options.name}")
-    path = options.out / f"{options.name}{ending}.json"
+    path = options.out / device / f"{options.name}{ending}.json"
     write(path, module.rows.__doc__, options.commit, module.rows(*arguments))
     if hasattr(module, "draw"):
         print(module.draw(json.loads(path.read_text()), path.with_suffix(".png")))
 
 
 def _on_cpu(options: argparse.Namespace) -> None:
-    _measure(options, ON_CPU[options.name])
+    _measure(options, "cpu")
 
 
 def _on_gpu(options: argparse.Namespace) -> None:
-    from benchmarks.results import gpu_slug
+    from benchmarks.results import gpu_folder
 
-    _measure(options, f"_{gpu_slug()}")
+    _measure(options, gpu_folder())
 
 
 def _kernels(options: argparse.Namespace) -> None:
@@ -56,31 +54,31 @@ def _sweep(options: argparse.Namespace) -> None:
 
 
 def _first_call(options: argparse.Namespace) -> None:
-    from benchmarks.results import gpu_slug
+    from benchmarks.results import gpu_folder
 
-    _measure(options, f"_{gpu_slug()}", select("main", options.case), options.rounds)
+    _measure(options, gpu_folder(), select("main", options.case), options.rounds)
 
 
 def _counters(options: argparse.Namespace) -> None:
-    from benchmarks.results import gpu_slug
+    from benchmarks.results import gpu_folder
 
-    _measure(options, f"_{gpu_slug()}", select(options.suite, options.case))
+    _measure(options, gpu_folder(), select(options.suite, options.case))
 
 
 def _generation(options: argparse.Namespace) -> None:
-    from benchmarks.results import device_slug
+    from benchmarks.results import device_folder
 
-    _measure(options, f"_{device_slug()}", options.contexts)
+    _measure(options, device_folder(), options.contexts)
 
 
 def _language_model(options: argparse.Namespace) -> None:
     from benchmarks import language_model
-    from benchmarks.results import gpu_slug
+    from benchmarks.results import gpu_folder
 
     asked = options.models or language_model.MODELS, options.batch_sizes, options.accumulate
     devices, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
     if rank == 0:
-        _measure(options, f"_{gpu_slug()}{f'_x{devices}' if devices > 1 else ''}", *asked)
+        _measure(options, gpu_folder(), *asked, ending=f"_x{devices}" if devices > 1 else "")
     else:
         list(language_model.rows(*asked))
 
@@ -224,7 +222,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scripts.benchmark", description=__doc__)
     names = parser.add_subparsers(dest="name", required=True)
     output = argparse.ArgumentParser(add_help=False)
-    output.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (default: docs/results)")
+    output.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS,
+        help="folder of the results, which has one for each device (default: docs/results)",
+    )
     output.add_argument("--commit", help="what is measured (default: this checkout's, from git)")
     for name, (title, _, add_arguments) in COMMANDS.items():
         parents = [output] if name != "figures" else []

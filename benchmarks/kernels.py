@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import haste, ours, peers, time_loop
 from benchmarks.cases import MODES, Case, Job, select
-from benchmarks.results import KernelResults, gpu_slug, head, milliseconds
+from benchmarks.results import KernelResults, gpu_folder, head, milliseconds
 from benchmarks.table import print_table
 from benchmarks.timing import Effort
 from benchmarks.worker import error_text
@@ -117,7 +117,7 @@ def run(
 ) -> None:
     """Measures cases of a suite, and prints a table of all that the suite's file then holds."""
     cases, chosen = select(suite, patterns), implementations(peer_names, wheel, haste_sources)
-    path = folder / f"kernels_{suite}_{gpu_slug()}.json"
+    path = folder / gpu_folder() / f"kernels_{suite}.json"
     results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": suite}, head(commit))
     measure(cases, chosen, results, effort)
     print_table(results.rows)

@@ -50,6 +50,7 @@ def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
 
     Until the last one they are in <name>.partial.json, which stays if the run is broken off.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial, found = path.with_suffix(".partial.json"), []
     described = {"what": " ".join(what.split())} | head(commit)
     for row in rows:
@@ -73,21 +74,19 @@ def _processor() -> str:
     return models[0] if models else platform.processor()
 
 
-def gpu_slug() -> str:
-    """The GPU's name as part of a file's: h100_80gb_hbm3."""
-    if not torch.cuda.is_available():
-        raise ValueError("this is measured on an NVIDIA GPU, and torch sees none")
-    return slug(torch.cuda.get_device_name())
+def gpu_folder(gpu: str | None = None) -> str:
+    """Return the name of the folder for results of a GPU, of this machine's if None: h100 for NVIDIA H100 80GB HBM3."""
+    if gpu is None:
+        if not torch.cuda.is_available():
+            raise ValueError("this is measured on an NVIDIA GPU, and torch sees none")
+        gpu = torch.cuda.get_device_name()
+    model = re.search(r"RTX \w+|[A-Z]+\d+[A-Z]*", gpu)
+    return re.sub(r"[^a-z0-9]+", "_", (model[0] if model else gpu).lower())
 
 
-def slug(gpu: str) -> str:
-    """A GPU's name as part of a file's."""
-    return re.sub(r"[^a-z0-9]+", "_", gpu.removeprefix("NVIDIA ").lower())
-
-
-def device_slug() -> str:
-    """What runs here, as part of a file's name: that of the GPU, or cpu."""
-    return gpu_slug() if torch.cuda.is_available() else "cpu"
+def device_folder() -> str:
+    """Return the name of the folder for results of what runs here: that of the GPU, or cpu."""
+    return gpu_folder() if torch.cuda.is_available() else "cpu"
 
 
 def milliseconds(row: dict) -> float:
@@ -102,6 +101,7 @@ class KernelResults:
     """
 
     def __init__(self, path: Path, head: dict, run: dict) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         content = json.loads(path.read_text()) if path.exists() else head | {"runs": [], "rows": []}
         self._content = content | {"runs": [*content["runs"], run]}

@@ -12,7 +12,7 @@ import torch
 from benchmarks import ours, sweep_page
 from benchmarks.cases import MODES, TRAINING, Case, Job, matching
 from benchmarks.kernels import InProcess, measure
-from benchmarks.results import KernelResults, gpu_slug, head
+from benchmarks.results import KernelResults, gpu_folder, head
 from benchmarks.sweep_cases import CASES
 from benchmarks.timing import QUICK, measure_in_a_row, random_inputs
 from flashrnn import flashrnn
@@ -30,7 +30,7 @@ _CYCLES_PER_MS = 1.98e6  # an H200's clock in a kernel that does not draw all of
 def run(patterns: list[str], folder: Path, commit: str) -> None:
     """Measures what the file of the sweep lacks, and makes its page and figure anew."""
     cases = matching(CASES, patterns, "the sweep")
-    path = folder / f"sweep_{gpu_slug()}.json"
+    path = folder / gpu_folder() / "sweep.json"
     results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": "sweep"}, head(commit))
     missing = [case for case in cases if any(results.missing(Job(case, mode), ours.NAME) for mode in MODES)]
     compile_ahead(missing)

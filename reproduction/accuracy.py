@@ -13,6 +13,7 @@ from training.configuration import CONFIGS
 MODELS = ("transformer", "mamba", "mlstm", "elman", "gru", "lstm", "slstm")
 TASKS = tuple(task for task in data.tasks.TASKS if Path(CONFIGS, "data", f"{task}.yaml").is_file())
 SEEDS = (0, 1, 2)
+_NAMES = {"mlstm": "mLSTM", "gru": "GRU", "lstm": "LSTM", "slstm": "sLSTM", "nn_lstm": "nn.LSTM"}
 # By experiment. mLSTM, many small operators, wins the time of compiling back, but not in the 250 steps of --quick.
 COMPILED = {"parity": (), "parity_paper": ("mlstm",), "state_tracking": ("mlstm",)}
 # experiment=state_tracking gives recurrent cells one layer and no MLP; these, which have no such states, keep both.
@@ -109,6 +110,11 @@ def mean_extrapolated(contents: list[dict], **kept: str) -> float | None:
     """Over the finished runs that have these values."""
     each = [extrapolated(run) for run in finished(contents, **kept)]
     return mean(each) if each else None
+
+
+def model_name(model: str) -> str:
+    """Return a model's name as papers write it."""
+    return _NAMES.get(model, model.capitalize() if model in MODELS else model)
 
 
 def solved(contents: list[dict], **kept: str) -> int:

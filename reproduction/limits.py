@@ -17,7 +17,7 @@ def _measure(options: Options) -> list[Path]:
         {"gpu": gpu.name, "cell": cell, "head_dim": limit(cell, torch.bfloat16, gpu).training}
         for gpu, cell in tqdm(asked, unit="limit")
     ]
-    return [save("head_size_limits", options, {"rows": rows}, place="")]
+    return [save("head_size_limits", options, {"rows": rows}, place="cpu")]
 
 
 def _table(contents: list[dict]) -> Table:

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks import RESULTS, ROOT
 from benchmarks.markdown import Table, markdown
-from benchmarks.results import device_slug, head
+from benchmarks.results import device_folder, head
 from data.atomic_file import replacing
 from reproduction import ENTRIES
 from training.provenance import short
@@ -61,12 +61,13 @@ def known(value: float | None, form: str = ".2f") -> str:
 
 
 def save(name: str, options: Options, content: dict, place: str | None = None) -> Path:
-    """Writes <name>_<place>.json with what is needed to repeat it; a quick result does not replace a full one.
+    """Write <place>/<name>.json with what is needed to repeat it; a quick result does not replace a full one.
 
-    `place` is this device if None; where the device does not matter it is "".
+    `place` is the folder of this device if None. Training runs say themselves by which commit and on which device they
+    were made; where they were collected does not matter.
     """
-    path = options.out / f"{name}_{device_slug() if place is None else place}".rstrip("_")
-    path = path.with_suffix(".json")
+    path = options.out / (place or device_folder()) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     if options.quick and path.exists() and not json.loads(path.read_text()).get("quick", True):
         raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with --out FOLDER")
     if missing := _called(json.loads(path.read_text())) - _called(content) if path.exists() else ():
@@ -75,7 +76,7 @@ def save(name: str, options: Options, content: dict, place: str | None = None) -
             f"one: --add-to {path} adds these to them, --out FOLDER leaves them alone"
         )
     command = shlex.join(["python", "-m", "scripts.reproduce", *sys.argv[1:]])
-    described = head() | {"command": command, "quick": options.quick}
+    described = ({} if "runs" in content else head()) | {"command": command, "quick": options.quick}
     with replacing(path) as file:
         file.write(f"{json.dumps(described | content, indent=1)}\n".encode())
     return path
@@ -102,7 +103,7 @@ def kernels(options: Options, *suites: str) -> list[Path]:
     """Speed of the kernels in these suites; a file of scripts.benchmark for each."""
     for suite in suites:
         benchmark(options, "kernels", "--suite", suite, *(["--quick"] if options.quick else []))
-    return [options.out / f"kernels_{suite}_{device_slug()}.json" for suite in suites]
+    return [options.out / device_folder() / f"kernels_{suite}.json" for suite in suites]
 
 
 def origin(content: dict) -> str:
@@ -114,10 +115,11 @@ def origin(content: dict) -> str:
 
 
 def _origin(run: dict) -> str:
+    if "commit" not in run:  # training runs, whose commits the notes have
+        return f"    {run['command']}"
     machine, versions = run["machine"], run["versions"]
     where = machine["gpu"] or f"{machine['cores']} cores of {machine['processor']}"
-    collected = "Collected from finished runs:\n\n" if " --runs " in run["command"] else ""
-    return f"{collected}    {run['command']}\n\nCommit {short(run['commit'])}, {where}, torch {versions['torch']}."
+    return f"    {run['command']}\n\nCommit {short(run['commit'])}, {where}, torch {versions['torch']}."
 
 
 def _gpus_of_kernels(contents: list[dict]) -> set[str]:
@@ -126,7 +128,7 @@ def _gpus_of_kernels(contents: list[dict]) -> set[str]:
 
 
 def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Path) -> list[Path]:
-    """The page <name>_<device>.md of the data in `files`, and its figure; where they are."""
+    """Write the page <device>/<name>.md of the data in `files`, and its figure; where they are."""
     first = files[0].stem
     if not first.startswith(reproduction.source):
         raise ValueError(f"{files[0]} is no data of {name}, which is in {reproduction.source}*.json")
@@ -134,6 +136,7 @@ def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Pat
     if len(gpus := _gpus_of_kernels(contents)) > 1:
         raise ValueError(f"the files hold kernel times of {' and '.join(sorted(gpus))}: give those of one GPU")
     stem = name + first.removeprefix(reproduction.source)
+    out = out / files[0].resolve().parent.name
     out.mkdir(parents=True, exist_ok=True)
     page, figure = out / f"{stem}.md", out / f"{stem}.png"
     title, table = ENTRIES[name].title, markdown(reproduction.table(contents))

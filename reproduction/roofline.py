@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.cases import FORWARD, Case
 from benchmarks.ours import NAME as OURS
-from benchmarks.results import case_of, device_slug
+from benchmarks.results import case_of, device_folder
 from benchmarks.table import times
 from flashrnn import get_cell
 from reproduction.kernels import jobs
@@ -99,7 +99,7 @@ def _measure(options: Options) -> list[Path]:
     if shutil.which("ncu") is None:
         return timed
     benchmark(options, "counters")
-    return [*timed, options.out / f"counters_{device_slug()}.json"]
+    return [*timed, options.out / device_folder() / "counters.json"]
 
 
 ROOFLINE = Reproduction(

@@ -6,6 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import yaml
 from tqdm import tqdm
 
 from benchmarks import ROOT
-from benchmarks.results import device_slug, slug
+from benchmarks.results import device_folder, gpu_folder
 from reproduction.result import Options
 from training import checkpoint
 from training.overrides import check_overrides, quoted
@@ -147,11 +148,12 @@ def trained_by(contents: list[dict]) -> str:
 
 
 def made_on(rows: list[dict]) -> str:
-    """The device that made these runs, as part of a file's name; it may be another than the one that collects them."""
-    devices = {row["environment"]["device"] for row in _results([{"runs": rows}])}
-    return (
-        "_".join(sorted(slug(device) if device.startswith("NVIDIA") else "cpu" for device in devices)) or device_slug()
-    )
+    """Return the folder for results of the device that made most of these runs, not of the one that collects them."""
+    devices = Counter(row["environment"]["device"] for row in _results([{"runs": rows}]))
+    if not devices:
+        return device_folder()
+    device = max(sorted(devices), key=devices.get)
+    return gpu_folder(device) if device.startswith("NVIDIA") else "cpu"
 
 
 def _results(contents: list[dict]) -> list[dict]:

@@ -3,7 +3,7 @@
     python -m scripts.reproduce NAME [--quick] [KEY=VALUE ...]
     python -m scripts.reproduce --list
 
-NAME.json, .md and .png go to docs/results, with the device in their name. Training runs are kept in outputs/reproduce:
+NAME.json, .md and .png go to docs/results, into the folder of the device. Training runs are kept in outputs/reproduce:
 the same command again repeats what is missing alone. KEY=VALUE goes to every training run, as in scripts.train.
 """
 

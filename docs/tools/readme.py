@@ -20,13 +20,14 @@ from reproduction.language_model import ours
 from reproduction.result import paper
 
 PAGE = ROOT / "README.md"
-PARITY = RESULTS / "parity_cpu_h100_80gb_hbm3_h200.json"
-STATE_TRACKING = RESULTS / "state_tracking_h200.json"
-KERNELS = RESULTS / "kernels_main_h200.json"
-LOOP = RESULTS / "kernels_heads_h200.json"
-OWN_CELL = RESULTS / "options_h200.json"
-STEPS = RESULTS / "language_model_h200_b32.json"
-TRAINED = RESULTS / "loss_curves_h200.json"
+H200 = RESULTS / "h200"
+PARITY = H200 / "parity.json"
+STATE_TRACKING = H200 / "state_tracking.json"
+KERNELS = H200 / "kernels_main.json"
+LOOP = H200 / "kernels_heads.json"
+OWN_CELL = H200 / "options.json"
+STEPS = H200 / "language_model.json"
+TRAINED = H200 / "loss_curves.json"
 
 _CUDNN = "cudnn_fp16"
 _HEADS = Case("lstm", 12, 64, 16)
@@ -84,7 +85,7 @@ def _accuracy(content: dict, task: str, what: str, model: str) -> list[str]:
 
 
 def _step() -> list[str]:
-    steps = {row["model"]: row["ms"] for row in _read(STEPS)["rows"]}
+    steps = {row["model"]: row["ms"] for row in _read(STEPS)["rows"] if row["batch_size"] == 32}
     lstm, transformer = steps["model=lstm model.num_heads=12"], steps["model=transformer"]
     what = "training step of a language model, 160 M parameters, 32 × 1024 tokens"
     return [what, f"LSTM: {lstm:.1f} ms", f"Transformer: {transformer:.1f} ms", f"{transformer / lstm:.2f}"]

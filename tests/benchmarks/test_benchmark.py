@@ -362,7 +362,7 @@ class TestReport:
         assert str(file.with_suffix(".png")) in capsys.readouterr().out
 
     def test_a_file_of_something_else_is_refused(self):
-        file = ROOT / "docs" / "results" / "reference_cpu.json"
+        file = ROOT / "docs" / "results" / "cpu" / "reference_cpu.json"
         with pytest.raises(ValueError, match=r"reference_cpu.json holds no results of kernels"):
             figures.read(file)
 
@@ -417,10 +417,11 @@ class TestCommandLine:
             raise ValueError("out of luck")
 
         monkeypatch.setattr(reference_cpu, "rows", rows)
-        tmp_path.joinpath("reference_cpu.json").write_text("earlier")
+        (tmp_path / "cpu").mkdir()
+        tmp_path.joinpath("cpu", "reference_cpu.json").write_text("earlier")
         assert "out of luck" in self.refused(monkeypatch, "reference_cpu", "--out", tmp_path, "--commit", "abc")
-        assert tmp_path.joinpath("reference_cpu.json").read_text() == "earlier"
-        measured = json.loads(tmp_path.joinpath("reference_cpu.partial.json").read_text())
+        assert tmp_path.joinpath("cpu", "reference_cpu.json").read_text() == "earlier"
+        measured = json.loads(tmp_path.joinpath("cpu", "reference_cpu.partial.json").read_text())
         assert (measured["rows"], measured["commit"]) == ([{"ms": 1}], "abc")
 
     @pytest.mark.parametrize("arguments", [["--help"], ["kernels", "--help"]])
@@ -430,21 +431,21 @@ class TestCommandLine:
         assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
 
     def test_measures_a_case_into_the_folder(self, monkeypatch, tmp_path, wheel, capsys):
-        monkeypatch.setattr(kernels, "gpu_slug", lambda: "gpu")
+        monkeypatch.setattr(kernels, "gpu_folder", lambda: "gpu")
         monkeypatch.setattr(ours, "run", lambda job, effort: measured(0.5 + (effort == QUICK)))
         options = ("--case", "lstm-12x64-B16-*", "--peers", "--quick", "--out", tmp_path, "--commit", "abc")
         self.run(monkeypatch, "kernels", *options)
-        content = json.loads((tmp_path / "kernels_main_gpu.json").read_text())
+        content = json.loads((tmp_path / "gpu" / "kernels_main.json").read_text())
         assert [row["ms"]["p50"] for row in content["rows"]] == [1.5, 1.5]
         assert content["runs"][0]["commit"] == "abc"
         assert "--case 'lstm-12x64-B16-*'" in content["runs"][0]["command"]
-        assert str(tmp_path / "kernels_main_gpu.json") in capsys.readouterr().out
+        assert str(tmp_path / "gpu" / "kernels_main.json") in capsys.readouterr().out
 
     def test_measures_the_reference(self, monkeypatch, tmp_path):
         monkeypatch.setattr(reference_cpu, "processor_time", lambda runs: {k: {"p50": 1.0} for k in runs})
         monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
         monkeypatch.setattr(reference_cpu, "_SIZES", [(2, 3, 2, 4)])
         self.run(monkeypatch, "reference_cpu", "--out", tmp_path)
-        content = json.loads((tmp_path / "reference_cpu.json").read_text())
+        content = json.loads((tmp_path / "cpu" / "reference_cpu.json").read_text())
         assert [row["cell"] for row in content["rows"]] == ["lstm", "slstm"]
         assert content["commit"]

@@ -34,4 +34,4 @@ def test_is_a_subcommand(monkeypatch, tmp_path):
     measured.rows.__doc__ = "A test."
     monkeypatch.setattr(sys, "argv", ["benchmark", "data", "--out", str(tmp_path), "--commit", "abc"])
     benchmark.main()
-    assert '"what": "reading"' in (tmp_path / "data_cpu.json").read_text()
+    assert '"what": "reading"' in (tmp_path / "cpu" / "data.json").read_text()

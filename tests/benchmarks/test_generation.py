@@ -17,8 +17,8 @@ def content(monkeypatch, tmp_path):
     arguments = ["generation", "--out", str(tmp_path), "--commit", "abc", "--contexts", "4", "64"]
     monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
     benchmark.main()
-    assert (tmp_path / "generation_cpu.png").stat().st_size > 10_000
-    return json.loads((tmp_path / "generation_cpu.json").read_text())
+    assert (tmp_path / "cpu" / "generation.png").stat().st_size > 10_000
+    return json.loads((tmp_path / "cpu" / "generation.json").read_text())
 
 
 def test_memory_and_speed_by_context(content):

@@ -94,12 +94,12 @@ def measured(ms, **more):
 
 class TestCommand:
     def run(self, monkeypatch, tmp_path, *options):
-        monkeypatch.setattr(sweep, "gpu_slug", lambda: "gpu")
+        monkeypatch.setattr(sweep, "gpu_folder", lambda: "gpu")
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         arguments = ["benchmark", "sweep", "--out", tmp_path, "--commit", "abc", *options]
         monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
         benchmark.main()
-        return json.loads((tmp_path / "sweep_gpu.json").read_text())
+        return json.loads((tmp_path / "gpu" / "sweep.json").read_text())
 
     def test_measures_what_matches_and_is_missing(self, monkeypatch, tmp_path, capsys):
         compiled = []
@@ -110,7 +110,7 @@ class TestCommand:
         content = self.run(monkeypatch, tmp_path, "--case", "lstm-1x768-B1[67]-*")
         assert [row["B"] for row in content["rows"]] == [16, 16, 17, 17]
         assert [[case.B for case in cases] for cases in compiled] == [[16], [17]]
-        assert str(tmp_path / "sweep_gpu.md") in capsys.readouterr().out
+        assert str(tmp_path / "gpu" / "sweep.md") in capsys.readouterr().out
 
     def test_an_error_is_a_row(self, monkeypatch, tmp_path):
         def row(job):

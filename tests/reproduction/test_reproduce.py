@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 
 from benchmarks import RESULTS, sweep_page
 from benchmarks.commands import COMMANDS
-from benchmarks.results import device_slug
 from reproduction import ENTRIES, kernels, language_model, loss_curves, text_runs, throughput
 from reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
 from reproduction.result import ROOT, Options, Reproduction, paper, save, write
@@ -25,7 +24,7 @@ from scripts import reproduce
 from tests.tiny_runs import config
 from training.provenance import short
 
-GPU = "h100_80gb_hbm3"
+H100, H200 = RESULTS / "h100", RESULTS / "h200"
 
 
 def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5), chance=0.5, step=250):
@@ -132,8 +131,8 @@ def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
     leave_run(tmp_path / "failed" / "1_lstm", model="mamba")
     (_, _, other) = collect(tmp_path / "failed", earlier)
     assert (other["model"], "error" in other) == ("mamba", False)  # the result that there was stays
-    with pytest.raises(ValueError, match=r"kernels_main_.* holds no training runs to add to"):
-        collect(tmp_path / "new", RESULTS / f"kernels_main_{GPU}.json")
+    with pytest.raises(ValueError, match=r"kernels_main.* holds no training runs to add to"):
+        collect(tmp_path / "new", H100 / "kernels_main.json")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
     ],
 )
 def test_what_cannot_be_added_to(arguments, message, monkeypatch, capsys):
-    file = str(RESULTS / "parity_cpu.json")
+    file = str(RESULTS / "cpu" / "parity.json")
     monkeypatch.setattr("sys.argv", ["reproduce", *(file if a == "FILE" else a for a in arguments)])
     with pytest.raises(SystemExit):
         reproduce.main()
@@ -307,7 +306,7 @@ def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeyp
     monkeypatch.setattr(module, "train", lambda runs, options: asked.extend(runs))
     monkeypatch.setattr(module, "collect", lambda folder, *more: [])
     (file,) = reproduce.load(module.__name__.split(".")[-1]).measure(Options(quick=quick, out=tmp_path))
-    assert file.stem.removesuffix(f"_{device_slug()}") not in COMMANDS  # or it would replace a benchmark's
+    assert file.stem not in COMMANDS  # or it would replace a benchmark's
     assert len(asked) == len(paper("language_model") if module is language_model else loss_curves.MODELS)
     for run in asked:
         composed = config(*run.overrides, f"run_dir={run.folder}")
@@ -379,10 +378,8 @@ def test_loss_curves_are_those_of_the_finished_runs(tmp_path):
         "curve": [(step, 10.0 - step / 10) for step in range(1, 31)],
     }  # fmt: skip
     broken = {"model": "gru", "overrides": ["model=gru"], "error": "out of memory", "curve": []}
-    file = tmp_path / "loss_curves_cpu.json"
-    provenance = json.loads((RESULTS / "parity_cpu.json").read_text())
-    head = {key: provenance[key] for key in ("command", "commit", "machine", "versions")}
-    file.write_text(json.dumps(head | {"quick": False, "runs": [finished, broken]}))
+    file = tmp_path / "loss_curves.json"
+    file.write_text(json.dumps({"command": "loss_curves", "quick": False, "runs": [finished, broken]}))
     page, figure = write("loss_curves", reproduce.load("loss_curves"), [file], tmp_path)
     assert rows(page)[2:] == [["lstm, 12 heads", "164.6", "30", "1.0", "12.50", "70.0", "468,000", "a GPU"]]
     assert "out of memory" in page.read_text()
@@ -408,22 +405,21 @@ def test_language_models_are_told_apart_by_the_overrides_that_they_do_not_share(
     ("name", "sources", "number"),
     [
         ("kernel_speed", ["kernels_heads", "kernels_main"], "lstm, 12 × 64, 16, 1024"),
-        ("numerical_error", ["numerical_error"], "near 0.01"),
         ("roofline", ["kernels_heads", "kernels_batch"], "TFLOP/s"),
         ("complexity", ["kernels_length", "kernels_batch", "kernels_heads"], "exponent"),
     ],
 )
 def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
-    files = [RESULTS / f"{source}_{GPU}.json" for source in sources]
+    files = [H200 / f"{source}.json" for source in sources]
     page, figure = write(name, reproduce.load(name), files, tmp_path)
-    assert page.name == f"{name}_{GPU}.md"
+    assert page == tmp_path / "h200" / f"{name}.md"
     assert any(number in cell for row in rows(page) for cell in row)
-    assert "NVIDIA H100" in page.read_text()
+    assert "NVIDIA H200" in page.read_text()
     assert figure.exists()
 
 
 def test_times_of_two_gpus_do_not_stand_side_by_side(tmp_path):
-    files = [RESULTS / "kernels_heads_h200.json", RESULTS / f"kernels_main_{GPU}.json"]
+    files = [H200 / "kernels_heads.json", H100 / "kernels_main.json"]
     with pytest.raises(
         ValueError, match="kernel times of NVIDIA H100 80GB HBM3 and NVIDIA H200: give those of one GPU"
     ):
@@ -452,7 +448,7 @@ def test_what_was_measured_with_care_counts_and_other_runs_are_marked():
     _, of_main, of_two_runs = kernels.KERNEL_SPEED.table(contents)
     assert of_main[2:5] == ["1.00", "11.00", "11.0"]
     assert of_two_runs[2:5] == ["2.00", "9.00", "4.5 †"]
-    assert "† of a peer that was timed in another run than ours." in kernels.KERNEL_SPEED.what
+    assert "† of a peer that was timed in another run" in kernels.KERNEL_SPEED.what
 
 
 def test_a_commit_with_changes_says_so():
@@ -461,8 +457,8 @@ def test_a_commit_with_changes_says_so():
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
-    file = RESULTS / f"numerical_error_{GPU}.json"
-    with pytest.raises(ValueError, match=r"numerical_error_.* is no data of roofline, which is in kernels_heads"):
+    file = H100 / "numerical_error.json"
+    with pytest.raises(ValueError, match=r"numerical_error.* is no data of roofline, which is in kernels_heads"):
         write("roofline", reproduce.load("roofline"), [file], tmp_path)
 
 
@@ -532,42 +528,36 @@ def test_values_of_the_paper_are_there_or_said_to_be_unknown(name):
     assert values is None or values
 
 
-def test_speed_with_the_kernels_of_flashrnn_is_computed_from_the_difference_of_kernel_times():
-    parity = {"runs": [{"model": "lstm", "ranges": [{"lengths": [40, 63], "accuracy": 1.0}]}]}
+def test_speed_stands_beside_accuracy_where_there_is_one():
+    ranges = [{"lengths": [40, 63], "accuracy": 1.0}]
+    parity = {"runs": [{"model": model, "ranges": ranges} for model in ("lstm", "elman")]}
     run = {
-        "model": "lstm", "num_heads": 12, "perplexity": 10.0, "step_time": 0.07, "devices": 1,
-        "tokens_per_second": 468_000.0, "batch_size": 32, "environment": {"device": "a GPU"}, "seed": 0,
-        "overrides": [],
+        "model": "lstm", "num_heads": 12, "perplexity": 10.0, "step_time": 0.07, "devices": 2,
+        "tokens_per_second": 468_000.0, "environment": {"device": "a GPU"}, "seed": 0, "overrides": [],
     }  # fmt: skip
-    sizes = {"function": "lstm", "N": 12, "D": 64, "B": 32, "T": 1024, "dtype": "bfloat16", "mode": "forward+backward"}
-    kernels = [
-        sizes | {"implementation": name, "ms": {"p50": ms}} for name, ms in (("ours", 1.0), ("flashrnn_1.0.8", 11.0))
+    slower = run | {"model": "nn_lstm", "num_heads": 1, "tokens_per_second": 2000.0}
+    trained = {"runs": [slower, run, run | {"model": "gru"}, run | {"seed": 1, "tokens_per_second": 1.0}]}
+    assert [row[:4] for row in throughput.rows([parity, trained])] == [
+        ("LSTM, 12 heads", "lstm", 1.0, 234_000.0),
+        ("nn.LSTM, 1 head", "lstm", 1.0, 1000.0),
+        ("Elman", "elman", 1.0, None),
     ]
-    trained = {"runs": [run, run | {"model": "nn_lstm", "num_heads": 1}, run | {"model": "gru"}, run | {"seed": 1}]}
-    found = throughput.points([parity, trained, {"suite": "main", "rows": kernels}])
-    assert [point.label for point in found] == ["lstm, 12 heads", "lstm, 12 heads, FlashRNN 1.0.8", "nn_lstm, 1 head"]
-    assert found[1].tokens_per_second == pytest.approx(468_000 * 0.07 / (0.07 + 12 * 0.010))
-    assert {point.accuracy for point in found} == {1.0}
-    step = {"machine": {"gpu": "a GPU"}, "rows": [{"model": "model=lstm model.num_heads=4", "error": "out of memory"}]}
-    step["rows"].append({"model": "model=lstm x=y", "tokens_per_s": 1000, "devices": 2, "batch_size": 8})
-    more = throughput.points([parity, trained, {"suite": "main", "rows": kernels}, step])
-    assert more[len(found) :] == [("lstm", "lstm", 1.0, 500.0, "a GPU, steps alone, of 8 sequences")]
-    for wrong in ([parity], [parity, trained | {"quick": True}, {"suite": "main", "rows": kernels}]):
-        with pytest.raises(ValueError, match="expected data of parity, loss_curves, kernels_main, in this order"):
-            throughput.points(wrong)
+    for wrong in ([parity], [parity, trained | {"quick": True}]):
+        with pytest.raises(ValueError, match="expected data of parity, loss_curves, in this order"):
+            throughput.rows(wrong)
 
 
 def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machine_has_none(tmp_path):
     with pytest.raises(
-        ValueError, match=r"(?s)there is no .*parity_.*--data .*parity_\w*h100.*loss_curves_h.*kernels_main_h"
+        ValueError, match=r"(?s)there is no .*parity.*--data .*h200/parity.json .*h200/loss_curves.json"
     ):
         throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
 
 
-SWEEPS = set(RESULTS.glob("sweep_*.md"))
+SWEEPS = set(RESULTS.glob("*/sweep.md"))
 
 
-@pytest.mark.parametrize("page", sorted(SWEEPS), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted(SWEEPS), ids=str)
 def test_pages_of_sweeps_say_what_their_data_say(page, tmp_path):
     """Otherwise they are made anew by `python -m scripts.benchmark figures FILE`."""
     made, _ = sweep_page.write(Path(shutil.copy(page.with_suffix(".json"), tmp_path)))
@@ -575,13 +565,35 @@ def test_pages_of_sweeps_say_what_their_data_say(page, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "page", sorted(set(RESULTS.glob("*.md")) - {RESULTS / "README.md"} - SWEEPS, key=str), ids=lambda page: page.stem
+    "page", sorted(set(RESULTS.glob("*/*.md")) - SWEEPS), ids=lambda page: f"{page.parent.name}-{page.stem}"
 )
 def test_pages_say_what_their_data_say(page, tmp_path):
     """After new measurements, or in other words, they are made anew: `python -m scripts.reproduce NAME --data ...`."""
     text = page.read_text()
     name = max((name for name in ENTRIES if page.stem.startswith(name)), key=len)
-    files = [RESULTS / file for file in re.findall(r"\[([\w.]+\.json)\]", text.split("\n\nData: ")[1])]
+    files = [page.parent / file for file in re.findall(r"\[([\w.]+\.json)\]", text.split("\n\nData: ")[1])]
     write(name, replace(reproduce.load(name), draw=lambda contents, file: None), files, tmp_path)
-    made = re.sub(r"\]\([^)]*/", "](", (tmp_path / page.name).read_text())  # links to data that lie elsewhere
+    made = re.sub(r"\]\([^)]*/", "](", (tmp_path / page.parent.name / page.name).read_text())  # data lie elsewhere
     assert made == text
+
+
+FILES = sorted(RESULTS.glob("*/*.json"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_what_was_measured_can_be_found_again(file):
+    """By commits that git has, those of one table of times alike."""
+    content = json.loads(file.read_text())
+    if "suite" in content:
+        commits = {content["runs"][row["run"]]["commit"] for row in content["rows"]}
+        assert len(commits) == 1
+    elif "runs" in content:
+        commits = {run["environment"]["commit"] for run in content["runs"] if "environment" in run}
+    else:
+        commits = {content["commit"]}
+    assert not any(commit.endswith("-dirty") for commit in commits)
+
+
+def test_the_index_names_every_file():
+    index = (RESULTS / "README.md").read_text()
+    assert not [file for file in FILES if f"({file.parent.name}/{file.name})" not in index]
