@@ -51,13 +51,29 @@ def on_host(monkeypatch, tmp_path_factory):
 @pytest.mark.parametrize(
     ("case", "dtype", "states", "gpu", "in_parts"),
     [
-        (Case(LSTM, B=5, T=70, N=2, D=64), torch.bfloat16, True, "A100", True),
-        (Case(LSTM, B=7, T=400, N=2, D=32), torch.bfloat16, True, "H100", True),
+        pytest.param(Case(LSTM, B=5, T=70, N=2, D=64), torch.bfloat16, True, "A100", True, marks=pytest.mark.slow),
+        pytest.param(Case(LSTM, B=7, T=400, N=2, D=32), torch.bfloat16, True, "H100", True, marks=pytest.mark.slow),
         (Case(GRU, B=3, T=30, N=5, D=16, reset=True), torch.float16, True, "H100", False),
-        (Case(GRU, B=9, T=40, N=3, D=24, reset=True, time_major=True), torch.bfloat16, False, "A100", True),
-        (Case(ELMAN, B=2, T=9, N=3, D=40, time_major=True), torch.bfloat16, True, "H100", False),
-        (Case(LSTM, B=3, T=50, N=2, D=100, reset=True), torch.bfloat16, True, "H100", True),
-        (Case(ELMAN, B=3, T=20, N=5, D=12), torch.bfloat16, True, "A100", True),
+        pytest.param(
+            Case(GRU, B=9, T=40, N=3, D=24, reset=True, time_major=True),
+            torch.bfloat16,
+            False,
+            "A100",
+            True,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(ELMAN, B=2, T=9, N=3, D=40, time_major=True),
+            torch.bfloat16,
+            True,
+            "H100",
+            False,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(LSTM, B=3, T=50, N=2, D=100, reset=True), torch.bfloat16, True, "H100", True, marks=pytest.mark.slow
+        ),
+        pytest.param(Case(ELMAN, B=3, T=20, N=5, D=12), torch.bfloat16, True, "A100", True, marks=pytest.mark.slow),
         (Case(LSTM, B=1, T=1, N=2, D=8), torch.bfloat16, True, "A100", False),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
@@ -90,6 +106,7 @@ def test_gates_with_a_bias_alone_may_stand_behind_those_with_a_recurrent_part():
     assert torch.equal(weight_gradient(spec, d_Wx, d_u, h, None, None), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("head_dim", [4, 8, 16, 32, 48, 64, 96, 100, 128])
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])

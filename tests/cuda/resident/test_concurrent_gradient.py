@@ -91,19 +91,73 @@ def on_host(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("case", "dtype", "states", "tiling"),
     [
-        (Case(LSTM, B=5, T=330, N=1, D=64), torch.bfloat16, True, Tiling(64, tiles=1, blocks=2, rows=32)),
+        pytest.param(
+            Case(LSTM, B=5, T=330, N=1, D=64),
+            torch.bfloat16,
+            True,
+            Tiling(64, tiles=1, blocks=2, rows=32),
+            marks=pytest.mark.slow,
+        ),
         (Case(LSTM, B=4, T=160, N=1, D=72, time_major=True), torch.float16, False, Tiling(72, 1, 3, 64)),
-        (Case(ELMAN, B=1, T=131, N=1, D=296), torch.bfloat16, True, Tiling(152, 2, 3, 32)),  # an empty tile
-        (Case(ELMAN, B=2, T=129, N=3, D=24, time_major=True), torch.bfloat16, True, Tiling(24, 2, 2, 128)),
-        (Case(ELMAN, B=3, T=128, N=1, D=192), torch.bfloat16, False, Tiling(192, 2, 1, 32)),
-        (Case(GRU, B=9, T=131, N=1, D=72, time_major=True), torch.bfloat16, True, Tiling(40, 2, 2, 128)),
-        (Case(LSTM, B=5, T=150, N=1, D=64, reset=True), torch.bfloat16, True, Tiling(64, 1, 2, 32)),
-        (Case(GRU, B=11, T=131, N=2, D=24, reset=True, time_major=True), torch.float16, True, Tiling(24, 2, 1, 128)),
-        (Case(ELMAN, B=4, T=131, N=1, D=100, reset=True, time_major=True), torch.bfloat16, True, Tiling(56, 2, 1, 64)),
-        (Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Tiling(56, 1, 3, 64)),
+        pytest.param(
+            Case(ELMAN, B=1, T=131, N=1, D=296), torch.bfloat16, True, Tiling(152, 2, 3, 32), marks=pytest.mark.slow
+        ),  # an empty tile
+        pytest.param(
+            Case(ELMAN, B=2, T=129, N=3, D=24, time_major=True),
+            torch.bfloat16,
+            True,
+            Tiling(24, 2, 2, 128),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(ELMAN, B=3, T=128, N=1, D=192), torch.bfloat16, False, Tiling(192, 2, 1, 32), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            Case(GRU, B=9, T=131, N=1, D=72, time_major=True),
+            torch.bfloat16,
+            True,
+            Tiling(40, 2, 2, 128),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(LSTM, B=5, T=150, N=1, D=64, reset=True),
+            torch.bfloat16,
+            True,
+            Tiling(64, 1, 2, 32),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(GRU, B=11, T=131, N=2, D=24, reset=True, time_major=True),
+            torch.float16,
+            True,
+            Tiling(24, 2, 1, 128),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(ELMAN, B=4, T=131, N=1, D=100, reset=True, time_major=True),
+            torch.bfloat16,
+            True,
+            Tiling(56, 2, 1, 64),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Tiling(56, 1, 3, 64), marks=pytest.mark.slow
+        ),
         (Case(LSTM, B=5, T=131, N=1, D=36), torch.float32, True, Tiling(40, 2, 1, 32)),
-        (Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True), torch.float32, True, Tiling(40, 2, 1, 32)),
-        (Case(ELMAN, B=2, T=130, N=1, D=128, reset=True), torch.float32, False, Tiling(128, 1, 1, 32)),
+        pytest.param(
+            Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True),
+            torch.float32,
+            True,
+            Tiling(40, 2, 1, 32),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Case(ELMAN, B=2, T=130, N=1, D=128, reset=True),
+            torch.float32,
+            False,
+            Tiling(128, 1, 1, 32),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
@@ -208,6 +262,7 @@ def test_it_needs_the_products_of_a_warpgroup(name):
     assert overlapped(KernelSpec("backward", LSTM, 12, 64, 16, torch.bfloat16, named_gpu(name)), 48) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 100, 128, 256, 384, 768])
 @pytest.mark.parametrize("cell", [ELMAN, GRU, LSTM], ids=lambda cell: cell.name)

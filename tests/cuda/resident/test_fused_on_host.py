@@ -98,19 +98,32 @@ def on_host(monkeypatch, tmp_path_factory):
     ("case", "dtype", "forward", "backward"),
     [
         (Case(LSTM, B=3, T=4, N=2, D=30), torch.bfloat16, tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
-        (Case(SLSTM, B=9, T=5, N=1, D=32, reset=True), torch.float32, tiled(1, 2, 1, 2, 2), tiled(1, 2, 2, 16, 2)),
+        pytest.param(
+            Case(SLSTM, B=9, T=5, N=1, D=32, reset=True),
+            torch.float32,
+            tiled(1, 2, 1, 2, 2),
+            tiled(1, 2, 2, 16, 2),
+            marks=pytest.mark.slow,
+        ),
         (
             Case(GRU, B=5, T=6, N=1, D=64),
             torch.float16,
             tiled(2, 1, 1, 4, 2),
             tiled(1, 4, 1, 4, 4, stages=2, register_fragments=0),
         ),
-        (Case(LSTM, B=3, T=6, N=1, D=192), torch.bfloat16, tiled(3, 1, 1, 4, 4), tiled(3, 2, 1, 8, 4)),
-        (
+        pytest.param(
+            Case(LSTM, B=3, T=6, N=1, D=192),
+            torch.bfloat16,
+            tiled(3, 1, 1, 4, 4),
+            tiled(3, 2, 1, 8, 4),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             Case(LSTM, B=9, T=8, N=1, D=64),
             torch.bfloat16,
             tiled(1, 2, 1, 8, 4, grid=True),
             tiled(1, 4, 2, 16, 4, grid=True),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["one block", "cluster float32", "cluster float16", "cluster in slices", "grid"],
@@ -120,6 +133,7 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
     check("cuda_fused", case, dtype, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "forward", "backward"),
     [
@@ -134,6 +148,7 @@ def test_kernels_with_tf32_on_the_processor(on_host, case, forward, backward):
     check_tf32("cuda_fused", case, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "forward", "backward"),
     [

@@ -35,6 +35,7 @@ def sizes() -> list[tuple[str, str, int]]:
     return [(gpu, cell, D) for gpu, cell, D in every]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "cell", "head_dim"), sizes())
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_nothing_is_spilled(direction, gpu, cell, head_dim):
@@ -43,6 +44,7 @@ def test_nothing_is_spilled(direction, gpu, cell, head_dim):
     assert binary.spilled == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", BUILT_IN)
 @pytest.mark.parametrize("gpu", ["H100", "B200"])
 @pytest.mark.parametrize("direction", DIRECTIONS)

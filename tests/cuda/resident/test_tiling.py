@@ -63,6 +63,7 @@ def cpu_ms(solve: Callable[[Posed], object], posed: Posed) -> float:
     return 1e3 * (time.process_time() - start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case)))
 def test_same_optimum_as_cp_sat_in_less_time(case, record_property):
     assert by_constrint(pose(*case)) == by_cp_sat(pose(*case))

@@ -66,13 +66,27 @@ def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
     ("case", "dtype", "tiling", "at_once"),
     [
         # padding in every direction; more vectors than are read ahead, and not a multiple
-        (Case(LSTM, B=3, T=5, N=2, D=37), torch.float16, (8, 1, 1, 2), 100),
+        pytest.param(Case(LSTM, B=3, T=5, N=2, D=37), torch.float16, (8, 1, 1, 2), 100, marks=pytest.mark.slow),
         # blocks with several items, of several groups; several cells per thread
         (Case(GRU, B=19, T=4, N=2, D=23, reset=True), torch.float16, (8, 1, 1, 1), 3),
-        (Case(SLSTM, B=18, T=3, N=1, D=16, reset=True), torch.float32, (8, 2, 1, 1), 1),
-        (Case(MINIMAL_GATED, B=3, T=4, N=2, D=11, time_major=True), torch.bfloat16, (8, 1, 2, 1), 2),
+        pytest.param(
+            Case(SLSTM, B=18, T=3, N=1, D=16, reset=True), torch.float32, (8, 2, 1, 1), 1, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            Case(MINIMAL_GATED, B=3, T=4, N=2, D=11, time_major=True),
+            torch.bfloat16,
+            (8, 1, 2, 1),
+            2,
+            marks=pytest.mark.slow,
+        ),
         (Case(PEEPHOLE_LSTM, B=2, T=3, N=1, D=20), torch.float32, (8, 1, 2, 2), 100),
-        (Case(LEAKY_ELMAN, B=2, T=3, N=2, D=9, reset=True, time_major=True), torch.float32, (16, 1, 1, 1), 2),
+        pytest.param(
+            Case(LEAKY_ELMAN, B=2, T=3, N=2, D=9, reset=True, time_major=True),
+            torch.float32,
+            (16, 1, 1, 1),
+            2,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
@@ -82,6 +96,7 @@ def test_kernels_on_the_processor(on_host, case, dtype, tiling, at_once):
     check("cuda", case, dtype, "cpu", flashrnn)
 
 
+@pytest.mark.slow
 def test_kernels_with_tf32_on_the_processor(on_host):
     case = Case(SLSTM, B=18, T=5, N=1, D=21, reset=True)
     on_host(tilings(case.cell, case.D, torch.float32, 8, 2, 2, 1), at_once=2)
