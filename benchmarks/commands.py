@@ -53,6 +53,14 @@ def _sweep(options: argparse.Namespace) -> None:
     sweep.run(options.case, options.out, options.commit)
 
 
+def _layers(options: argparse.Namespace) -> None:
+    from benchmarks import layers_page
+    from benchmarks.results import device_folder
+
+    _measure(options, device_folder(), options.case)
+    print(*layers_page.write(options.out / device_folder() / "layers.json"), sep="\n")
+
+
 def _first_call(options: argparse.Namespace) -> None:
     from benchmarks.results import gpu_folder
 
@@ -84,10 +92,13 @@ def _language_model(options: argparse.Namespace) -> None:
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from benchmarks import figures, sweep_page
+    from benchmarks import figures, layers_page, sweep_page
     from benchmarks.table import print_table
 
     for file in options.files:
+        if file.name == "layers.json":
+            print(*layers_page.write(file), sep="\n")
+            continue
         content = figures.read(file)
         if content["suite"] == "sweep":
             print(*sweep_page.write(file), sep="\n")
@@ -114,6 +125,12 @@ def _sweep_arguments(command: argparse.ArgumentParser) -> None:
         or has from another commit. Page and figure show the cliffs: sizes that take longer than larger ones."""
     command.add_argument("--case", nargs="*", default=[], metavar="PATTERN", help="shell patterns of the cases' names, "
                          "as in lstm-1x768-B16-T512-bfloat16 (default: all)")  # fmt: skip
+
+
+def _layers_arguments(command: argparse.ArgumentParser) -> None:
+    command.description += " The page and the figure beside the file are what a user reads: their shape, our factor."
+    command.add_argument("--case", nargs="*", default=[], metavar="PATTERN", help="shell patterns of the cases' names, "
+                         "as in ppo-lstm-B256-T16-H128-float32 (default: all)")  # fmt: skip
 
 
 def _first_call_arguments(command: argparse.ArgumentParser) -> None:
@@ -174,6 +191,11 @@ COMMANDS = {
         _sweep,
         _sweep_arguments,
     ),
+    "layers": Command(
+        "Layers beside nn.LSTM and nn.GRU, input product included, over the shapes of real users, on a GPU or a CPU",
+        _layers,
+        _layers_arguments,
+    ),
     "first_call": Command(
         "Seconds until the first result in a process of its own, with nothing compiled yet or all of it",
         _first_call,
@@ -211,7 +233,7 @@ COMMANDS = {
         _on_gpu,
     ),
     "figures": Command(
-        "Draw FILE.png beside each FILE.json of kernels, and print its table, or write the page of a sweep",
+        "Draw FILE.png beside each FILE.json of kernels and print its table, or write the page of a sweep or of layers",
         _figures,
         _figures_arguments,
     ),

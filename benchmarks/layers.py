@@ -1,0 +1,131 @@
+"""Layers beside PyTorch's, input product included: over the shapes of real users, our factor."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cases import MODES, TRAINING, matching
+from benchmarks.layer_cases import LayerCase, cases
+from benchmarks.timing import FULL, measure, quantiles
+from flashrnn import FlashRNN
+
+OURS, THEIRS = "FlashRNN", "PyTorch"
+_FARTHEST = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}  # of outputs, relative
+_ROUNDS, _SECONDS = range(7, 201), 1.0  # of calls on a CPU, and about for how long
+
+Network = Callable[[Tensor], Tensor]
+
+
+def rows(patterns: list[str]) -> Iterator[dict]:
+    """FlashRNN, with backend "auto", beside nn.LSTM and nn.GRU of the same weights and inputs, time-major, the input
+    product included: milliseconds of the forward without gradients and of forward and backward, for the input and all
+    weights. With resets PyTorch's network is called step by step, with states set to zero between. On a GPU by events
+    on the device; on a CPU in turns, of one thread processor time, where the load of other programs counts less, of
+    several the time that passes. ratio: PyTorch's median over ours."""
+    gpu = torch.cuda.is_available()
+    for case in matching(list(cases(gpu)), patterns, "layers"):
+        for mode in MODES:
+            yield vars(case) | {"mode": mode} | measured(case, mode, "cuda" if gpu else "cpu")
+
+
+def measured(case: LayerCase, mode: str, device: str) -> dict:
+    """Time of both, or why one has none."""
+    with precision(case.precision) as dtype:
+        try:
+            networks, x = network_pair(case, dtype, device)
+            check(case, networks, x)
+            calls = {
+                name: call(network, list(weights), x, mode == TRAINING) for name, (network, weights) in networks.items()
+            }
+            ms = _on_gpu(calls) if device == "cuda" else _in_turns(calls)
+        except torch.OutOfMemoryError as error:
+            return {"error": str(error).partition(".")[0]}
+    return {"ms": ms, "ratio": round(ms[THEIRS]["p50"] / ms[OURS]["p50"], 3)}
+
+
+@contextmanager
+def precision(name: str) -> Iterator[torch.dtype]:
+    """The dtype of inputs and weights, with PyTorch's products as coarse as TF32 for that name alone."""
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "tf32" if name == "tf32" else "ieee"
+    try:
+        yield torch.float32 if name == "tf32" else getattr(torch, name)
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
+
+
+def network_pair(
+    case: LayerCase, dtype: torch.dtype, device: str
+) -> tuple[dict[str, tuple[Network, Iterator[Tensor]]], Tensor]:
+    """Return both networks, each with its weights, and an input [T, B, H]."""
+    torch.manual_seed(0)
+    options = {"num_layers": case.num_layers, "bidirectional": case.bidirectional, "dtype": dtype, "device": device}
+    theirs = {"lstm": nn.LSTM, "gru": nn.GRU}[case.cell](case.H, case.H, **options)
+    ours = FlashRNN.from_torch(theirs)
+    x = torch.randn(case.T, case.B, case.H, dtype=dtype, device=device)
+    reset = torch.rand(case.B, case.T, device=device) < 1 / 32 if case.reset else None
+    stepped = (lambda x: steps(theirs, x, reset)) if case.reset else (lambda x: theirs(x)[0])
+    return {
+        OURS: (lambda x: ours(x, reset=reset)[0], ours.parameters()),
+        THEIRS: (stepped, theirs.parameters()),
+    }, x
+
+
+def steps(network: nn.LSTM | nn.GRU, x: Tensor, reset: Tensor) -> Tensor:
+    """Return the outputs of PyTorch's network where states return to zero, as programs without a mask call it."""
+    outputs, states = [], None
+    keep = (~reset).t()[:, None, :, None].to(x.dtype)  # [T, 1, B, 1]
+    for x_t, keep_t in zip(x.split(1), keep, strict=True):
+        if states is not None:
+            states = tuple(s * keep_t for s in states) if isinstance(states, tuple) else states * keep_t
+        out, states = network(x_t, states)
+        outputs.append(out)
+    return torch.cat(outputs)
+
+
+@torch.no_grad()
+def check(case: LayerCase, networks: dict, x: Tensor) -> None:
+    """Raise if the outputs differ by more than the precision explains: such times would not compare."""
+    ours, theirs = (networks[name][0](x).double() for name in (OURS, THEIRS))
+    error = ((ours - theirs).norm() / theirs.norm()).item()
+    if not error <= _FARTHEST[case.precision]:
+        raise RuntimeError(f"{case.name}: outputs differ by {error:.1e} of their norm")
+
+
+def call(network: Network, weights: list[Tensor], x: Tensor, training: bool) -> tuple[Callable, list[Tensor], bool]:
+    """Return what `timing.measure` takes."""
+    x = x.clone().requires_grad_()
+    return lambda: network(x), [x, *weights], training
+
+
+def _on_gpu(calls: dict[str, tuple]) -> dict[str, dict]:
+    return {name: measure(*given, FULL)["ms"] for name, given in calls.items()}
+
+
+def _in_turns(calls: dict[str, tuple]) -> dict[str, dict]:
+    """Milliseconds, the networks taking turns, so that what else the machine does meets both."""
+    functions = {}
+    for name, (forward, inputs, training) in calls.items():
+        d_out = torch.ones_like(forward().detach())
+        train = lambda forward=forward, inputs=inputs, d=d_out: torch.autograd.grad(forward(), inputs, d)  # noqa: E731
+        functions[name] = train if training else torch.no_grad()(forward)
+        functions[name]()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
+    for function in functions.values():
+        function()
+    fitting = int(_SECONDS / (clock() - begin))
+    rounds = min(max(fitting, _ROUNDS.start), _ROUNDS.stop - 1)
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = clock()
+            function()
+            times[name].append(1000 * (clock() - start))
+    return {name: quantiles(values) for name, values in times.items()}

@@ -1,0 +1,104 @@
+"""Page and figure of `layers`, from its file alone: what a user's shape gains."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from matplotlib.figure import Figure
+
+from benchmarks.cases import MODES
+from benchmarks.layer_cases import LayerCase
+from benchmarks.layers import OURS
+from benchmarks.markdown import markdown
+
+_SIZES = ("family", "cell", "B", "T", "H", "num_layers", "bidirectional", "reset")
+
+
+def write(path: Path) -> list[Path]:
+    """Make the page and the figure of a file of `layers`, beside it."""
+    content = json.loads(path.read_text())
+    machine, found = content["machine"], [row for row in content["rows"] if "ratio" in row]
+    device = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+    page, figure = path.with_suffix(".md"), path.with_suffix(".png")
+    draw(found, device, figure)
+    precisions = list(dict.fromkeys(row["precision"] for row in found))
+    paragraphs = [
+        f"# Layers beside PyTorch's: {device}",
+        content["what"],
+        "A ratio above 1 says how many times faster FlashRNN is.",
+        _summary(found, precisions),
+        f"![ratios]({figure.name})",
+        *(text for name in precisions for text in (f"## {name}", _table(found, name))),
+        f"Data, with command, commit and machine: [{path.name}]({path.name}). "
+        f"`python -m scripts.benchmark figures {path.name}` makes page and figure from it.",
+    ]
+    page.write_text("\n\n".join(paragraphs) + "\n")
+    return [page, figure]
+
+
+def ratios(rows: list[dict], precision: str, mode: str) -> dict[LayerCase, float]:
+    """PyTorch's time over ours, by network."""
+    chosen = [row for row in rows if (row["precision"], row["mode"]) == (precision, mode)]
+    return {_case(row): row["ratio"] for row in chosen}
+
+
+def _case(row: dict) -> LayerCase:
+    return LayerCase(**{name: row[name] for name in (*_SIZES, "precision")})
+
+
+def _summary(rows: list[dict], precisions: list[str]) -> str:
+    lines = [["precision", "mode", "networks", "median", "worst", "slower than PyTorch's by over 3 %"]]
+    for name in precisions:
+        for mode in MODES:
+            found = ratios(rows, name, mode)
+            if found:
+                worst = min(found, key=found.get)
+                slower = sum(ratio < 0.97 for ratio in found.values())
+                values = f"{median(found.values()):.2f}", f"{found[worst]:.2f} ({_title(worst)})", str(slower)
+                lines.append([name, mode, str(len(found)), *values])
+    return markdown(lines)
+
+
+def _table(rows: list[dict], precision: str) -> str:
+    header = ["network", *(f"{mode}, {what}" for mode in MODES for what in ("ms", "ratio"))]
+    return markdown([header, *_lines(rows, precision)])
+
+
+def _lines(rows: list[dict], precision: str) -> Iterator[list[str]]:
+    by_case: dict[LayerCase, dict[str, dict]] = {}
+    for row in rows:
+        if row["precision"] == precision:
+            by_case.setdefault(_case(row), {})[row["mode"]] = row
+    for case, modes in by_case.items():
+        cells = [
+            text
+            for row in (modes.get(mode) for mode in MODES)
+            for text in ((f"{row['ms'][OURS]['p50']:.3f}", f"{row['ratio']:.2f}") if row else ("", ""))
+        ]
+        yield [_title(case), *cells]
+
+
+def _title(case: LayerCase) -> str:
+    kinds = [f"{case.num_layers} layers"] * (case.num_layers > 1) + ["bidirectional"] * case.bidirectional
+    sizes = f"B = {case.B}, T = {case.T}, H = {case.H}"
+    return ", ".join([f"{case.family}: {case.cell}", sizes, *kinds, *["resets"] * case.reset])
+
+
+def draw(rows: list[dict], device: str, path: Path) -> None:
+    """A panel for every mode, a point for every network and precision, by family."""
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    precisions = list(dict.fromkeys(row["precision"] for row in rows))
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    for axes, mode in zip(figure.subplots(1, len(MODES), sharey=True), MODES, strict=True):
+        for shift, name in enumerate(precisions):
+            found = ratios(rows, name, mode)
+            places = [families.index(case.family) + 0.15 * (shift - (len(precisions) - 1) / 2) for case in found]
+            axes.plot(list(found.values()), places, "o", alpha=0.6, markersize=5, label=name)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set(xscale="log", title=mode, xlabel="PyTorch's time over ours", yticks=range(len(families)))
+        axes.set_yticklabels(families)
+        axes.grid(alpha=0.3, which="both")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(precisions))
+    figure.suptitle(device)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,79 @@
+"""Layers beside PyTorch's, without a GPU: which networks, what is compared, and what the page says."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import layers, layers_page
+from benchmarks.cases import FORWARD, MODES, TRAINING
+from benchmarks.layer_cases import CPU, GPU, LayerCase, cases
+
+SMALL = LayerCase("ppo", "lstm", 3, 5, 4)
+
+
+def test_gpus_and_cpus_have_forty_networks_of_all_families():
+    families = {"ppo", "world model", "time series", "speech", "language", "control"}
+    for found in (GPU, CPU):
+        assert len(found) == len({case.name for case in found}) >= 40
+        assert {case.family for case in found} == families
+        assert {case.cell for case in found} == {"lstm", "gru"}
+        assert {case.num_layers for case in found} == {1, 2}
+        assert any(case.bidirectional for case in found)
+        assert any(case.reset for case in found)
+    assert {case.precision for case in cases(gpu=True)} == {"float16", "bfloat16", "float32", "tf32"}
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"reset": True}], ids=str)
+def test_both_networks_compute_the_same(cell, options):
+    case = LayerCase("ppo", cell, 3, 40, 4, **options)
+    networks, x = layers.network_pair(case, torch.float64, "cpu")
+    ours, theirs = (run(x) for run, _ in networks.values())
+    torch.testing.assert_close(ours, theirs)
+    layers.check(case, networks, x)
+
+
+def test_networks_that_differ_are_not_timed():
+    networks, x = layers.network_pair(SMALL, torch.float32, "cpu")
+    other = (lambda x: 1.1 * networks[layers.OURS][0](x), [])
+    with pytest.raises(RuntimeError, match="outputs differ by"):
+        layers.check(SMALL, networks | {layers.OURS: other}, x)
+
+
+def test_no_memory_is_a_result(monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")
+
+    monkeypatch.setattr(layers, "network_pair", fail)
+    assert layers.measured(SMALL, FORWARD, "cpu") == {"error": "CUDA out of memory"}
+
+
+def test_precisions_are_set_for_a_while():
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    with layers.precision("tf32") as dtype:
+        assert (dtype, products.fp32_precision) == (torch.float32, "tf32")
+    with layers.precision("bfloat16") as dtype:
+        assert (dtype, products.fp32_precision) == (torch.bfloat16, "ieee")
+    assert products.fp32_precision == before
+
+
+def test_page_has_every_network_with_its_factor(monkeypatch, tmp_path):
+    monkeypatch.setattr(layers, "_SECONDS", 0.0)
+    monkeypatch.setattr(layers, "cases", lambda gpu: [SMALL, LayerCase("control", "gru", 1, 1, 4)])
+    rows = list(layers.rows(["ppo-*"]))
+    assert [row["mode"] for row in rows] == list(MODES)
+    assert all(row["ratio"] == pytest.approx(row["ms"]["PyTorch"]["p50"] / row["ms"]["FlashRNN"]["p50"], abs=0.01)
+               for row in rows)  # fmt: skip
+    rows[0]["ratio"], rows[1]["ratio"] = 0.5, 2.0
+    path = tmp_path / "layers.json"
+    machine = {"gpu": None, "processor": "a processor", "threads": 2}
+    path.write_text(
+        json.dumps({"what": "What.", "machine": machine, "rows": [*rows, vars(SMALL) | {"mode": TRAINING}]})
+    )
+    page, figure = layers_page.write(path)
+    text = page.read_text()
+    assert f"| float32 | {FORWARD} | 1 | 0.50 | 0.50 (ppo: lstm, B = 3, T = 5, H = 4) | 1 |" in text
+    assert f"| float32 | {TRAINING} | 1 | 2.00 |" in text
+    assert figure.stat().st_size > 0
