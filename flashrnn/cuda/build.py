@@ -1,8 +1,8 @@
-"""Compiles kernels with NVRTC and keeps the binaries on disk.
+"""Compiles kernels with NVRTC and caches the binaries on disk.
 
-A binary is stored under a hash of everything that shaped it, with a readable record beside it. Both are written to a
-temporary name and renamed, so that several processes may build the same kernel at once. A binary that its record does
-not vouch for is built again.
+The file name of a binary is a hash of everything that shaped it, and next to it is a readable record. Both are written
+under a temporary name and renamed, so that several processes may build the same kernel at once. A binary without a
+record of its checksum is built again.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel and what the compiler says of it."""
+    """A compiled kernel and what the compiler reports of it."""
 
     code: bytes
     entry: str
     registers: int  # per thread
-    spilled: int  # bytes per thread, stored to local memory because registers ran out
+    spilled: int  # bytes per thread, that registers could not hold
     path: Path
 
 
@@ -42,7 +42,7 @@ class Binary:
 def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") -> Binary:
     """The kernel `entry` of the file `header`, compiled after `prelude` for `arch`, from the cache if it is there.
 
-    `made_for` stands in the record, for whoever reads it; the same binary may serve others.
+    `made_for` is written to the record, for people; the same binary may serve other specs.
     """
     source = f'{prelude}\n#include "{header}"\n'
     identity = {

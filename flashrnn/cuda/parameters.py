@@ -1,7 +1,7 @@
 """The parameters of kernels, named once: printed for the compiler, checked, and packed for the driver.
 
-They are printed as a list. Of pointers in a struct the compiler does not believe that nobody else writes there: kernels
-whose registers are full then spill up to four times as much (docs/dev/log.md).
+They are printed as a list, not as a struct: for pointers in a struct the compiler does not use __restrict__, and
+kernels whose registers are full then spill up to four times as much (docs/dev/log.md).
 """
 
 import ctypes
@@ -108,20 +108,20 @@ class _Of:
         }
 
     def reads(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """A tensor that is not written to while the kernel runs."""
+        """Return a tensor that is only read while the kernel runs."""
         return Parameter(name, f"const {number}* __restrict__", self._dtypes[number], shape)
 
     def writes(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """A tensor in memory of its own."""
+        """Return a tensor that the kernel writes, in memory of its own."""
         return Parameter(name, f"{number}* __restrict__", self._dtypes[number], shape)
 
     def shares(self, name: str, number: str, *shape: int | str) -> Parameter:
-        """A tensor that others write to as well."""
+        """Return a tensor whose memory others write to as well."""
         return Parameter(name, f"{number}*", self._dtypes[number.removeprefix("const ")], shape)
 
 
 B, T = "B", "T"
-# Bytes between steps are among the arguments because what lies in constant memory is not computed anew in the loop.
+# Bytes between steps are arguments because the loop does not recompute what is in constant memory.
 _OF_FUSED = _numbers("B", "T", "row_b", "row_t", "first_group", "x_step", "h_step", "aux_step", "gates_step")
 
 
@@ -157,7 +157,7 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
         of.reads("d_h", "scalar", B, T, N, D),
         *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
         of.reads("d_last", "float", S, B, N, D),
-        of.shares("d_x", "scalar", B, T, GI, N, D),  # maybe in the memory of gates
+        of.shares("d_x", "scalar", B, T, GI, N, D),  # may have the memory of gates
         of.writes("d_u", "scalar", B, T, GU, N, D),
         of.writes("d_bias", "float"),
         of.writes("d_initial", "float", S, B, N, D),
@@ -229,7 +229,7 @@ def concurrent_gradient(spec: KernelSpec) -> Parameters:
 
 
 def _gradient_rows(spec: KernelSpec) -> Parameters:
-    """The rows that d_R is summed over: gradients of the gates, and h before the first step or null."""
+    """Return the rows over which d_R is summed: gradients of the gates, h, and h before the first step or null."""
     of, (_, _, GI, _, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
     return (
         of.shares("d_x", "const scalar", B, T, GI, N, D),
@@ -250,7 +250,7 @@ def sum_of_partials(dtype: torch.dtype) -> Parameters:
 
 
 def _counts(spec: KernelSpec) -> tuple[int, int, int, int, int]:
-    """S states, G gates, GI with an input, GR with a recurrent part, GU with a recurrent part alone."""
+    """Return the numbers of states, gates, and gates with an input, with a recurrent part, and recurrent-only."""
     cell = spec.cell
     kinds = cell.states, cell.gates, cell.input_gates, cell.recurrent_gates, recurrent_only(cell)
     return tuple(map(len, kinds))

@@ -4,7 +4,7 @@
 
 DEVICE u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 
-// The address that `address` of this block's shared memory has in block `rank` of the cluster.
+// Return the address in block `rank` of the cluster that corresponds to `address` of this block's shared memory.
 DEVICE u32 remote_address(u32 address, u32 rank) {
   u32 remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
@@ -18,18 +18,18 @@ DEVICE void cluster_sync() {
 DEVICE void barrier_init(u32 barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
 }
-// 16 bytes of another block's shared memory.
+// Loads 16 bytes of another block's shared memory.
 DEVICE float4 load_remote(u32 remote) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
   return v;
 }
-// The barrier's phase ends once `bytes` have been stored by send().
+// Ends the barrier's phase once send() has stored `bytes`.
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// An acquire of the block's scope: what send() stores is in shared memory, while one of the cluster's scope would also
-// throw away the L1 cache.
+// Acquires in the block's scope: send() stores to shared memory, and an acquire in the cluster's scope would also invalidate
+// the L1 cache.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
   u32 done;
   do {

@@ -1,4 +1,4 @@
-// Instructions and small types that the fused kernels share. Everything here is one instruction or a few.
+// Types and instructions that all kernels share. Each function is one instruction or a few.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -17,10 +17,10 @@ DEVICE u32 pack_halves(float low, float high) {
 DEVICE float2 unpack_halves(u32 pair) { return __half22float2(*reinterpret_cast<__half2*>(&pair)); }
 DEVICE float2 unpack_bfloats(u32 pair) { return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)); }
 
-// scalar: what inputs and outputs are made of. operand: what the tensor cores multiply. A float is split into SPLITS
-// operands of 8 bits each: in 3, whose 6 largest products of the 9 leave an error of 2^-23; where products may be as coarse
-// as TF32 (2^-10), in 2, whose 3 largest of the 4 leave 2^-16. An instruction of TF32 would read as many bytes, for two
-// thirds of the tensor cores' time, but with other layouts than all other types have.
+// scalar: the type of inputs and outputs. operand: the type that the tensor cores multiply. A float is split into SPLITS
+// bfloat16 operands of 8 bits each (bf16x3): with 3 splits, the 6 largest of the 9 products leave an error of 2^-23. Where
+// products may be as coarse as TF32 (2^-10), with 2 splits, the 3 largest of the 4 products leave 2^-16. A TF32 instruction
+// would read as many bytes and take two thirds of the tensor cores' time, but its fragments differ from all other types'.
 #ifdef SCALAR_F16
 using scalar = __half;
 using operand = __half;
@@ -48,23 +48,23 @@ constexpr int SPLITS = 2;
 constexpr int SPLITS = BYTES == 4 ? 3 : 1;
 #endif
 
-// What gates, and states that are asked for by nobody else, are kept in for the backward.
+// The type in which gates, and states that are not results, are stored for the backward.
 template <int>
 struct GateOf { using type = __half; };
 template <>
 struct GateOf<4> { using type = float; };
 using gate = GateOf<BYTES>::type;
-// Two of them in a word; what is beyond the range of float16 becomes its largest number, so that all stay finite.
+// Packs two of them into a word. Values beyond the range of float16 saturate, so that all stay finite.
 DEVICE u32 pack_gates(float low, float high) {
   u32 pair;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// One, likewise.
+// Converts one of them, likewise.
 DEVICE void to_gate(float& gate, float x) { gate = x; }
 DEVICE void to_gate(__half& gate, float x) { gate = __ushort_as_half(static_cast<u16>(pack_gates(x, 0))); }
 
-// Two neighbouring scalars. Their planes are taken one after the other.
+// Two neighbouring scalars. Each call of next_split takes the next 8 bits of both, the highest first.
 template <class S>
 struct PairOf {
   u32 word;
@@ -82,7 +82,7 @@ struct PairOf<float> {
 };
 using Pair = PairOf<scalar>;
 
-// Rows (a.low, a.high), (b.low, b.high) of a 2 x 2 matrix become its columns.
+// Transposes the 2 x 2 matrix whose rows are (a.low, a.high) and (b.low, b.high).
 DEVICE void transpose(PairOf<float>& a, PairOf<float>& b) {
   float high = a.high;
   a.high = b.low, b.low = high;
@@ -93,9 +93,9 @@ DEVICE void transpose(PairOf<S>& a, PairOf<S>& b) {
   a.word = __byte_perm(first, second, 0x5410), b.word = __byte_perm(first, second, 0x7632);
 }
 
-// c[16 x 8] += a[16 x 16] b[16 x 8]. Lane (g, t) = (lane / 4, lane % 4) holds c = rows g, g, g+8, g+8 and
-// columns 2t, 2t+1, 2t, 2t+1; a[r] = row g + 8 (r % 2), columns 2t + 8 (r / 2) and the next; b[r] = rows
-// 2t + 8 r and the next, column g.
+// c[16 x 8] += a[16 x 16] b[16 x 8]. With q = lane / 4 (quad) and l = lane % 4 (lane_in_quad), a lane holds of c rows
+// q, q, q+8, q+8 and columns 2l, 2l+1, 2l, 2l+1; as a[r] row q + 8 (r % 2), columns 2l + 8 (r / 2) and the next; as b[r] rows
+// 2l + 8 r and the next, column q.
 DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -105,7 +105,7 @@ DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-// Four (two) 8 x 8 matrices of 2-byte elements; every lane gives the address of one row of 16 bytes.
+// Loads four (two) 8 x 8 matrices of 2-byte elements; every lane passes the address of one row of 16 bytes.
 DEVICE void load_four_matrices(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
@@ -115,13 +115,13 @@ DEVICE void load_two_matrices(u32& r0, u32& r1, u32 address) {
                : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
 }
 
-// Four, each transposed.
+// Loads four such matrices, each transposed.
 DEVICE void load_four_transposed(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
-// Copies BYTES (4, 8 or 16) from global to shared memory without waiting; zeros if not `valid`.
+// Starts a copy of BYTES (4, 8 or 16) from global to shared memory; copies zeros if not `valid`.
 template <int BYTES>
 DEVICE void copy_async(u32 to, const void* from, bool valid) {
   int bytes = valid ? BYTES : 0;
@@ -136,7 +136,7 @@ DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory");
 template <int PENDING>
 DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-// A pair of read-only memory, zeros for a null pointer; in program order, so that few addresses are alive at a time.
+// Loads a pair from read-only memory; zeros for a null pointer. Volatile, so that few addresses are live at a time.
 DEVICE void load(PairOf<float>& pair, const scalar* from) {
   asm volatile("{.reg .pred p; setp.ne.u64 p, %2, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;\n"
                "@p ld.global.nc.v2.f32 {%0,%1}, [%2];}" : "=f"(pair.low), "=f"(pair.high) : "l"(from));
@@ -150,10 +150,10 @@ DEVICE void load(PairOf<S>& pair, const scalar* from) {
 template <class T>
 DEVICE void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
 
-// Keeps the compiler from computing x anew wherever it is used.
+// Stops the compiler from recomputing x wherever it is used.
 DEVICE void asm_fence(u32& x) { asm volatile("" : "+r"(x)); }
 DEVICE void asm_fence(i64& x) { asm volatile("" : "+l"(x)); }
-// The same for a pointer to global memory, which the compiler still knows it to be.
+// The same for a pointer, which the compiler still knows to be one to global memory.
 template <class T>
 DEVICE void asm_fence(T*& pointer) {
   size_t address = __cvta_generic_to_global(pointer);
@@ -167,7 +167,7 @@ DEVICE void store_shared(u32 address, uint2 words) {
 }
 DEVICE void store_shared(u32 address, u16 half) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(half) : "memory"); }
 
-// A barrier among THREADS threads that use the same id.
+// A barrier of THREADS threads that pass the same id.
 template <int THREADS>
 DEVICE void named_barrier(int id) {
   if constexpr (THREADS == 32) {

@@ -16,7 +16,7 @@ constexpr bool ACCURATE = sizeof(scalar) == 4;
 // 2^-20, but for exp and sigmoid of numbers x beyond 8, where it is |x| 2^-23.
 constexpr bool TF32 = ACCURATE && SPLITS == 2;
 
-// Below 3/8 a polynomial, because the difference of two numbers near 1 has an absolute error of 2^-22.
+// A polynomial below 3/8, because the difference of two numbers near 1 has an absolute error of 2^-22.
 DEVICE float tanh_tf32(float x) {
   const float square = x * x;
   float series = fmaf(square, -0.0484720f, 0.1328940f);
@@ -66,6 +66,6 @@ DEVICE float op_copysign(float a, float b) { return copysignf(a, b); }
 DEVICE float op_abs(float x) { return fabsf(x); }
 DEVICE float op_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f; }
 
-// As PyTorch's, these hand a NaN on.
+// As PyTorch's, these propagate NaN.
 DEVICE float op_max(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 DEVICE float op_min(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }

@@ -1,15 +1,15 @@
-// Memory that blocks of one launch, or of two, share while all of them run.
+// Global memory through which blocks of one launch, or of two, communicate while all of them run.
 #pragma once
 #include "kernels/common.cuh"
 
-// 16 bytes that are read once and never written: past the first-level cache.
+// Loads 16 bytes that are read once and never written, without allocating them in the L1 cache.
 DEVICE uint4 load_once(const uint4* from) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
 
-// 16 bytes that other blocks wrote, from the second-level cache, where all blocks meet; zeros if not `valid`.
+// Loads 16 bytes that other blocks wrote, from the L2 cache; zeros if not `valid`.
 DEVICE uint4 load_exchanged(const uint4* from, bool valid) {
   uint4 v = make_uint4(0, 0, 0, 0);
   if (valid)
@@ -21,10 +21,10 @@ DEVICE uint4 load_exchanged(const uint4* from, bool valid) {
 // Adds x to a sum in memory that no other thread adds to, without waiting for the old sum.
 DEVICE void add_to(float* sum, float x) { asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory"); }
 
-// Brings what will be read a few steps later into the second-level cache.
+// Brings what will be read a few steps later into the L2 cache.
 DEVICE void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
-// One thread of a block: what the block wrote before its last __syncthreads is there for whoever awaits this.
+// Called by one thread of a block: releases what the block wrote before its last __syncthreads to those who await this.
 DEVICE void signal(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
 
 DEVICE void await(const u32* counter, u32 count) {
@@ -33,9 +33,9 @@ DEVICE void await(const u32* counter, u32 count) {
   while (now < count);
 }
 
-// The kernel behind this one in the stream, if it was launched for that, begins once all blocks of this one have been here.
+// Lets the dependent kernel, the next one in the stream, begin once all blocks of this one have called this.
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-// Waits for the end of the kernel that this one was launched beside.
+// Waits for the end of the kernel that this one depends on.
 DEVICE void wait_for_primary() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// Forgets what the first-level cache holds, which may be from before others wrote.
+// Invalidates the L1 cache, which may hold data from before others wrote.
 DEVICE void forget_cached() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

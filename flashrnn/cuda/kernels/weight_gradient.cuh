@@ -1,6 +1,6 @@
-// d_R of narrow heads: the sum over rows, which are steps of sequences, of each gate's gradient times h before the step. A
-// block holds the results of GATES_AT_ONCE gates and HEADS_AT_ONCE heads in registers and goes over a part of the rows; the
-// CLUSTER blocks of a cluster add up theirs.
+// d_R of narrow heads after the loop: the sum over rows, which are steps of sequences, of each gate's gradient times h before
+// the step. Rows are split between clusters and their CLUSTER blocks (split-K). A block has the sums of GATES_AT_ONCE gates
+// and HEADS_AT_ONCE heads in registers; the blocks of a cluster reduce theirs through distributed shared memory.
 #pragma once
 #include "kernels/cluster.cuh"
 #include "kernels/previous_h.cuh"
@@ -13,12 +13,12 @@ constexpr int MATRIX = ROWS * PITCH, STAGE = (GATES_AT_ONCE + 1) * MATRIX;  // t
 constexpr int HEAD_GROUPS = (HEADS + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, GATE_GROUPS = (GR + GATES_AT_ONCE - 1) / GATES_AT_ONCE;
 constexpr int VECTOR = D % 8 == 0 ? 8 : 4;  // elements of a copy
 constexpr int ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR, ROWS_AT_ONCE = THREADS / ROW_VECTORS;
-constexpr int UNITS = 16 * HEADS_AT_ONCE * HEAD_TILES, RESULTS = PADDED + 8;  // floats from unit to unit, in shared memory
+constexpr int UNITS = 16 * HEADS_AT_ONCE * HEAD_TILES, RESULTS = PADDED + 8;  // floats between units, in shared memory
 constexpr int RESULT_BYTES = CLUSTER == 1 ? 0 : UNITS * RESULTS * 4;
 constexpr int SHARED_BYTES = STAGES * STAGE > RESULT_BYTES ? STAGES * STAGE : RESULT_BYTES;
 static_assert(D % VECTOR == 0 && BYTES == 2 && ROWS_AT_ONCE > 0 && SHARED_BYTES == SHARED_BYTES_EXPECTED);
 
-// What a thread copies: the same columns of every ROWS_AT_ONCE-th row. Row r of all tensors is a step of a sequence.
+// What a thread copies: the same columns of every ROWS_AT_ONCE-th row.
 struct RowSource {
   const scalar *d_x, *d_u, *h, *initial;
   const unsigned char* reset;
@@ -37,14 +37,14 @@ struct RowSource {
     this->d_x = d_x + from, this->d_u = d_u + from, this->h = h + from;
     this->initial = initial ? initial + from : nullptr;
   }
-  // h before a row; null for zeros.
+  // Return h before a row; null for zeros.
   DEVICE const scalar* before(u32 row) const {
     const bool batch_outside = row_t == 1;
     if (RESET && reset[batch_outside ? row : i64(row % row_t) * T + row / row_t]) return nullptr;
     const bool first_step = batch_outside ? row % T == 0 : row < row_t;
     return previous_h(h, initial, row, row_t, first_step, [&] { return batch_outside ? row / T : row; });
   }
-  // Rows from `row` to before `end` on their way to shared memory, zeros behind them.
+  // Starts to copy rows from `row` on to shared memory; zeros from `end` on.
   DEVICE void copy(u32 to, int row, int end) const {
 #pragma unroll
     for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
@@ -67,18 +67,17 @@ struct RowSource {
   }
 };
 
-// PARAMETERS: types and shapes are in parameters.py. d_x, d_u (gradients of the gates without input), h, initial h or null,
-// reset -> partial [parts, GR, N, D, D], or, where it is null because there is one part, d_R. Batch and time may be swapped in
-// memory; row_t rows lie between steps. Clusters are parts x gate groups x head groups, and each of a cluster's blocks goes
-// over `block_rows` rows.
+// PARAMETERS: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> partial [K splits, GR, N, D, D],
+// or, where it is null because there is one split, d_R. Batch and time may be swapped in memory: steps are row_t rows apart.
+// Clusters are K splits x gate groups x head groups, and each block of a cluster sums `block_rows` rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_weight_gradient(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
   const int cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, first_head = cluster % HEAD_GROUPS * HEADS_AT_ONCE;
-  const int first_gate = cluster / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, part = cluster / HEAD_GROUPS / GATE_GROUPS;
+  const int first_gate = cluster / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, k_split = cluster / HEAD_GROUPS / GATE_GROUPS;
   const RowSource source(d_x, d_u, h, initial, reset, u32(T), u32(row_t), first_head, first_gate);
-  const int begin = int((part * CLUSTER + rank) * block_rows), end = int(min(B * T, begin + block_rows));
-  if (D < PADDED || GR % GATES_AT_ONCE) {  // copies leave the padding, and gates that are not there, as they are
+  const int begin = int((k_split * CLUSTER + rank) * block_rows), end = int(min(B * T, begin + block_rows));
+  if (D < PADDED || GR % GATES_AT_ONCE) {  // no copy writes to the padding, or to gates that do not exist
     for (int i = threadIdx.x; i < STAGES * STAGE / 16; i += THREADS) reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
   }
@@ -87,8 +86,8 @@ flashrnn_weight_gradient(PARAMETERS) {
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, lane_in_quad = lane % 4;
   const int head = warp * TILES / HEAD_TILES, first_tile = warp * TILES % HEAD_TILES;
-  // Rows of a transposed matrix are the product's inner axis. Of the gradients, lanes 8 to 15 give the next columns and 16 to
-  // 31 the next rows; of h the other way round.
+  // Both matrices are transposed: rows are the product's inner axis. Of the gradients, lanes 8 to 15 pass the next columns and
+  // lanes 16 to 31 the next rows; of h the other way round.
   u32 left[TILES];
 #pragma unroll
   for (int m = 0; m < TILES; m++) {
@@ -117,13 +116,13 @@ flashrnn_weight_gradient(PARAMETERS) {
     }
   }
 
-  // Where a unit's results stand in d_R; negative for padding.
+  // Return the index of a result in d_R; negative for padding.
   auto offset_in_d_R = [&](int unit, int column) {
     const int gate = first_gate + unit / PADDED % GATES_AT_ONCE, of = first_head + unit / PADDED / GATES_AT_ONCE, row = unit % PADDED;
     return gate < GR && of < HEADS && row < D && column < D ? ((i64(gate) * HEADS + of) * D + row) * D + column : -1;
   };
   constexpr i64 SIZE = i64(GR) * HEADS * D * D;
-  if constexpr (CLUSTER > 1) {  // inputs make room for results
+  if constexpr (CLUSTER > 1) {  // results take the memory of inputs
     copy_wait<0>();
     __syncthreads();
   }
@@ -136,7 +135,7 @@ flashrnn_weight_gradient(PARAMETERS) {
         const int unit = (warp * TILES + m) * 16 + half * 8 + quad, column = n + 2 * lane_in_quad;
         const float2 pair = make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
         if (CLUSTER > 1) *reinterpret_cast<float2*>(memory + (unit * RESULTS + column) * 4) = pair;
-        else if (offset_in_d_R(unit, column) >= 0) *reinterpret_cast<float2*>(partial + part * SIZE + offset_in_d_R(unit, column)) = pair;
+        else if (offset_in_d_R(unit, column) >= 0) *reinterpret_cast<float2*>(partial + k_split * SIZE + offset_in_d_R(unit, column)) = pair;
       }
   if constexpr (CLUSTER > 1) {
     cluster_sync();
@@ -150,9 +149,9 @@ flashrnn_weight_gradient(PARAMETERS) {
       }
       const i64 to = offset_in_d_R(unit, column);
       if (to < 0) continue;
-      if (partial) *reinterpret_cast<float4*>(partial + part * SIZE + to) = sum;
+      if (partial) *reinterpret_cast<float4*>(partial + k_split * SIZE + to) = sum;
       else *reinterpret_cast<uint2*>(d_R + to / 2) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
     }
-    cluster_sync();  // nobody leaves while others read its memory
+    cluster_sync();  // no block ends while others read its memory
   }
 }

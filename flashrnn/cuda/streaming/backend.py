@@ -1,6 +1,6 @@
-"""Backend `cuda`: any head size. The whole time loop in one kernel that reads R anew at every step.
+"""Backend `cuda`, for any head size: one kernel runs the whole time loop and streams R from L2 or memory at every step.
 
-Besides inputs and results a call takes room for R once more, in the order in which the kernel reads it.
+Besides inputs and results, a call allocates a copy of R, in the order in which the kernel reads it.
 """
 
 from dataclasses import replace
@@ -117,16 +117,16 @@ def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
 
 
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
-    """The kernel and its tiling; needs no GPU."""
+    """Return the compiled kernel and its tiling; needs no GPU."""
     tiling = best_tiling(spec)
     header, entry = f"streaming/kernels/{spec.direction}.cuh", f"flashrnn_stream_{spec.direction}"
     return build(prelude(spec, tiling), header, entry, spec.gpu.arch, str(spec)), tiling
 
 
 def in_order(rows: Tensor, tiling: Tiling) -> Tensor:
-    """[N, rows per unit, D, K] -> [N, unit blocks, vectors, rows of a block, numbers in a vector], zeros for padding.
+    """Return [N, rows per unit, D, K] as [N, unit blocks, vectors, rows of a block, numbers in a vector], zero-padded.
 
-    A warp that multiplies by a vector of every row reads consecutive memory.
+    A warp reads consecutive memory for the product with a vector of every row.
     """
     N, _, D, K = rows.shape
     blocks, length = tiling.unit_blocks(D), tiling.padded(rows.dtype)
@@ -136,12 +136,12 @@ def in_order(rows: Tensor, tiling: Tiling) -> Tensor:
 
 
 def _exchange(tiling: Tiling, h: Tensor) -> Tensor:
-    """Two buffers of the vectors that a step multiplies: [2, N, B, length], zeros."""
+    """Return two buffers, zeros, of the vectors that a step multiplies: [2, N, B, length]."""
     return h.new_zeros(2, h.shape[2], h.shape[0], tiling.padded(h.dtype))
 
 
 def _counters(tiling: Tiling, h: Tensor) -> Tensor:
-    """Zeros, one for every group at the beginning of a cache line."""
+    """Return a counter for every group, zero, each at the beginning of a cache line."""
     return h.new_zeros(tiling.groups(h.shape[2], h.shape[0]), 32, dtype=torch.int32)
 
 
@@ -151,6 +151,6 @@ def _sizes(h: Tensor) -> dict[str, int]:
 
 
 def _blocks(kernel: LoadedKernel, tiling: Tiling, h: Tensor) -> int:
-    """One for every item, as far as they can run at the same time, because they wait for each other."""
+    """Return how many blocks to launch: one per item, but no more than run at once, as they wait for each other."""
     B, _, N, D = h.shape
     return min(tiling.groups(N, B) * tiling.unit_blocks(D), kernel.at_once)

@@ -1,7 +1,7 @@
-"""How the work of a step is laid over blocks where R is read at every step, as an integer constraint problem.
+"""The tiling of a streaming kernel as an integer constraint problem: how the work of a step is distributed over blocks.
 
-The unknowns are those of `Tiling`. A step costs what its busiest multiprocessor has to read, rows of R and, for each of
-its items, the vectors of all sequences, and how often a warp waits for it.
+The unknowns are the fields of `Tiling`. A step takes as long as its busiest multiprocessor reads, rows of R and, for
+each of its items, the vectors of all sequences, and as its warps wait for these loads.
 """
 
 import math
@@ -17,7 +17,7 @@ from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
 
 # Clock cycles of an H100, by its data sheet and by what docs/kernels.md reports of other kernels; not fitted.
-_BYTES = 40  # that a multiprocessor reads from the second-level cache in a cycle
+_BYTES = 40  # that a multiprocessor reads from L2 in a cycle
 _LATENCY = 600  # of a read from there
 _ITEM = 600  # waiting for vectors, barriers, adding up
 _CELL = 100  # the element-wise step of one cell of every thread
@@ -28,7 +28,7 @@ _READ_AT_ONCE = 64  # bytes of a row, by four lanes
 
 @dataclass(frozen=True)
 class Tiling:
-    """Names and meaning as in streaming/kernels/stream.cuh. While the problem is posed its fields are expressions."""
+    """Names as in streaming/kernels/stream.cuh. While the problem is posed, its fields are expressions."""
 
     units: int
     seq_tiles: int
@@ -42,11 +42,11 @@ class Tiling:
 
     @property
     def vectors(self) -> int:
-        """Of 64 bytes in a row of R, padding included."""
+        """Return how many vectors of 64 bytes a row of R has, padding included."""
         return self.warps * self.warp_vectors
 
     def padded(self, dtype: torch.dtype) -> int:
-        """Numbers in a row."""
+        """Return how many numbers a row has."""
         return self.vectors * _READ_AT_ONCE // dtype.itemsize
 
     def unit_blocks(self, head_dim: int) -> int:
@@ -70,7 +70,7 @@ class Rows:
 
 
 def infeasible(spec: KernelSpec) -> str | None:
-    """Why no tiling fits, or None if one does; heads and batch do not matter."""
+    """Return why no tiling fits, or None if one does; heads and batch do not matter."""
     return _infeasible(replace(spec.of_all_variants, heads=1, batch=1))
 
 
@@ -98,7 +98,7 @@ def _best_tiling(spec: KernelSpec) -> Tiling:
 
 
 def pose(spec: KernelSpec) -> tuple[Problem, tuple[Expression, ...]]:
-    """The problem, and what to minimize."""
+    """Return the problem and what to minimize."""
     gpu, head_dim, batch, rows = spec.gpu, spec.head_dim, spec.batch, Rows.of(spec)
     p = Problem(f"{spec.direction} of {spec.cell.name}, head size {head_dim}, R read at every step, on {gpu.name}")
     step = 8 // math.gcd(8, rows.per_unit)
@@ -128,7 +128,7 @@ def _vectors(spec: KernelSpec) -> int:
 
 
 def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expression:
-    """Registers of a thread, about: sums, what is read ahead, values of cells, addresses."""
+    """Estimate the registers of a thread: sums, loads ahead, values of cells, addresses."""
     cell, splits, seq_tiles = spec.cell, spec.splits, tiling.seq_tiles
     row_tiles = tiling.units * Rows.of(spec).per_unit // 8
     gates, states = len(cell.gates), len(cell.states)
@@ -142,13 +142,13 @@ def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expressio
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
-    """Dynamic shared memory of a block: the sums of every warp, with rows as SUM_STRIDE in stream.cuh."""
+    """Return the bytes of a block's shared memory: the sums of every warp, with rows as SUM_STRIDE in stream.cuh."""
     rows = Rows.of(spec).per_unit * tiling.units
     return tiling.warps * 16 * tiling.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
 
 
 def prelude(spec: KernelSpec, tiling: Tiling) -> str:
-    """The source before a streaming kernel's header."""
+    """Return the source before a streaming kernel's header."""
     rows = Rows.of(spec)
     constants = {
         "UNITS": tiling.units,

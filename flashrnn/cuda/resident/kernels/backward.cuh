@@ -1,16 +1,15 @@
-// The backward time loop of one head and batch tile: R stays on chip, transposed.
+// The backward time loop of one head and batch tile. R stays on the chip, transposed.
 //
-// A block computes the gates' gradients dg_t of its units and multiplies them by its rows of R, which gives a part of
-// the gradient of h_{t-1} for all units of the head. With one block that is the sum; several blocks send each other one
-// its part, and add up what they receive. The factors of the cell's gradient, which depend on gates and states alone,
-// are computed while that is under way.
+// A block computes the gates' gradients dg_t of its units and multiplies them by its rows of R: partial sums of the gradient of
+// h_{t-1} for all units of the head. Several blocks reduce-scatter these (reduce_scatter.cuh). Meanwhile they compute the factors
+// of the cell's gradient, which depend on gates and states alone.
 #pragma once
 #include "resident/kernels/chunks.cuh"
 #include "resident/kernels/products.cuh"
 
 constexpr int K_TILES = GR * UNITS / 16;
-constexpr int M_TILES = PADDED / 16 / WARPS;  // tiles of 16 units of the head that a warp multiplies for
-constexpr int M_CHUNK =  // of them at once
+constexpr int M_TILES = PADDED / 16 / WARPS;  // tiles of 16 units of the head for which a warp computes sums
+constexpr int M_CHUNK =  // how many of them at once
     M_TILES <= 8 ? M_TILES : M_TILES % 4 == 0 ? 4 : M_TILES % 3 == 0 ? 3 : M_TILES % 2 == 0 ? 2 : 1;
 static_assert(M_TILES * WARPS * 16 == PADDED && (BLOCKS > 1 || K_SLICES == 1));
 using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
@@ -19,7 +18,7 @@ constexpr int SPLIT_BYTES = GR * UNITS * SEQS * 2;
 constexpr int GATE_BYTES = SPLITS * SPLIT_BYTES;                          // dg of a step, for the product
 constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state, if it is in float
 constexpr int GATE_PITCH = pitch(GATES);
-constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // behind the gates of a unit tile
+constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // after the gates of a unit tile
 constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
 constexpr int INPUT_BYTES = UNIT_TILES * (AUX_TILE + (STATES - 1) * STATE_ROW_BYTES);  // of a step
 constexpr int RECEIVE_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
@@ -30,7 +29,7 @@ static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "resident/tiling.py counts 
 
 #include "resident/kernels/reduce_scatter.cuh"
 
-// Where rows of a step are read from: row (n, t) of each is n * row_b + t * row_t.
+// The tensors that are read at every step: row (n, t) of each is n * row_b + t * row_t.
 struct StepRows {
   const gate* gates;
   const scalar *d_h, *h;
@@ -40,8 +39,8 @@ struct StepRows {
   DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
 };
 
-// Copies gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step, from
-// the last step on.
+// Copies gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step; from the last
+// step to the first.
 struct StepInputs {
   const StepRows from;
   const ThreadCoord& coord;
@@ -89,13 +88,13 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 }
 
 DEVICE void clear_operands(char* gates, u32* receive_buffer) {
-  for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: no step after the last one
+  for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: there is no step after the last one
     reinterpret_cast<u32*>(gates)[i] = 0;
   if (SEQUENCES < SEQS)  // nobody sends the others
     for (int i = threadIdx.x; i < RECEIVE_BYTES / 2; i += THREADS) receive_buffer[i] = 0;
 }
 
-// What blocks hand each other: partial sums, and barriers or memory for them.
+// The buffers and barriers of the reduce-scatter.
 struct Exchange {
   u32* receive_buffer;
   u32 barriers;
@@ -103,7 +102,7 @@ struct Exchange {
   float* sums;
 };
 
-// The gradient that h of a step gets through R from the step after it, number `step` of the loop.
+// Computes the gradient that h of a step gets through R from the step after it, which is number `step` of the loop.
 DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const Weights& weights, const char* gates,
                                const Exchange& from, const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
@@ -131,7 +130,7 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const Weights& wei
   }
 }
 
-// This block's gates' gradients of a step times its rows of R, to everyone.
+// Multiplies this block's gates' gradients of a step by its rows of R, and sends every block its part.
 DEVICE void scatter_gradient(int step, const Weights& weights, const char* gates, const Exchange& to, const ThreadCoord& coord) {
   Weights::Queue queue;
   weights.start(queue);
@@ -155,7 +154,7 @@ DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Th
   }
 }
 
-// What StepInputs has copied of a step: its gates, d_h, and the states before it.
+// Reads what StepInputs has copied of a step: its gates, d_h, and the states before it.
 DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], float (&old)[STATES][CELLS], const char* tile,
                       const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
   if (!coord.has_cells()) return;
@@ -172,14 +171,13 @@ DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], floa
   }
 }
 
-// The gradients that the other states of a step are given: asked for a step ahead, and brought into the second-level cache
-// a few before that.
+// The gradients of the loss by the other states of a step: loaded one step ahead, and prefetched into L2 a few steps before.
 struct AuxGradients {
   static constexpr int OTHERS = HAS_D_AUX ? STATES - 1 : 1, AHEAD = 8;  // steps
   const char* from[OTHERS][PAIRS];
   float values[OTHERS][CELLS], next[OTHERS][CELLS];
-  i64 step;  // bytes back to the step before
-  // d_aux[i]: the last step's row of sequence 0, null for zeros; rows lie row_b apart.
+  i64 step;  // bytes from the step before
+  // d_aux[i]: null for zeros.
   DEVICE AuxGradients(const float* const (&d_aux)[OTHERS], i64 row_b, i64 last_row, const i64 (&element)[CELLS],
                      const int (&sequence)[CELLS], i64 step)
       : step(step) {
@@ -193,7 +191,7 @@ struct AuxGradients {
         for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;
       }
   }
-  // Takes those of step t + 1 and asks for those of step t.
+  // Returns in `values` those of step t + 1, and loads those of step t.
   DEVICE void load(int t, const bool (&valid)[CELLS]) {
     if (!HAS_D_AUX) return;
 #pragma unroll
@@ -218,7 +216,7 @@ struct AuxGradients {
   }
 };
 
-// What the gradient of a step needs of its gates and of the states before it; `keep`: whether these go on into the step.
+// Computes what the gradient of a step needs of its gates and the states before it. `carry`: whether these enter the step.
 DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
                             const float (&old)[STATES][CELLS], const ResetMask& reset, const ThreadCoord& coord) {
 #pragma unroll
@@ -234,7 +232,7 @@ DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELL
   }
 }
 
-// Gradients of the gates and of the state before the step, from those of the state after it, of the lane's cell q.
+// Computes, for the lane's cell q, the gradients of the gates and of the states before the step from those after it.
 DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                       const float (&factors)[FACTORS], const float (&d_new)[STATES], int q, bool valid, bool carry) {
   float d_g[GATES], d_old[STATES];
@@ -248,7 +246,7 @@ DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][C
   for (int i = 0; i < STATES; i++) d_state[i][q] = carry ? d_old[i] : 0;
 }
 
-// Rounds the gates' gradients, and puts those of recurrent gates where the product reads them.
+// Rounds the gates' gradients, and stores those of recurrent gates as the operand of the product.
 DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const u32 (&to)[PAIRS], u32 offset,
                           const ThreadCoord& coord) {
 #pragma unroll
@@ -259,7 +257,8 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
   }
 }
 
-// Biases: the sum over this tile's sequences, which four lanes t, and with K_SLICES > 1 several warps, hold.
+// Sums the gradients of the biases over this tile's sequences, which are in the four lanes of a quad and, with K_SLICES > 1, in
+// several warps.
 DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const ThreadCoord& coord) {
   __syncthreads();
 #pragma unroll
@@ -298,6 +297,18 @@ DEVICE void load_cells(LaneCells& cells, float (&d_state)[STATES][CELLS], float 
 #pragma unroll
     for (int i = 0; i < STATES; i++) d_state[i][q] = cells.valid[q] && d_last ? d_last[cells.state_index(i, q, B)] : 0;
   }
+}
+
+// Stores the gradients of the initial states, after adding to that of h what it gets through R from the first step.
+DEVICE void store_d_initial(float* d_initial, float (&d_state)[STATES][CELLS], const float (&d_first)[CELLS],
+                            const bool (&carry_next)[CELLS], const LaneCells& cells, i64 B) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) d_state[0][q] += carry_next[q] ? d_first[q] : 0;
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 0; i < STATES; i++)
+      if (cells.valid[q]) d_initial[cells.state_index(i, q, B)] = d_state[i][q];
 }
 
 // Results of a step. They are stored after the next step has begun its product.
@@ -341,12 +352,13 @@ struct SharedMemory {
   }
 };
 
-// Number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the gradients
-// of its gates, and their product with R, which is reduced in the step before.
+// Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
+// gradients of its gates, and their product with R for the step before it. `stage` holds the step's inputs.
 DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const SharedMemory& shared, const Weights& weights,
                           const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                           const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
-                          AuxGradients& aux_gradients, ResetMask& resets, StoredCells (&d_gate)[GATES], Results& results, const u32 (&gate_operand)[PAIRS],
+                          AuxGradients& aux_gradients, ResetMask& resets, StoredCells (&d_gate)[GATES], Results& results,
+                          const u32 (&gate_operand)[PAIRS],
                           const Exchange& exchange, const StepStrides& strides, const ThreadCoord& coord) {
   const int t = steps - 1 - step;
   const char* tile = shared.inputs + stage * INPUT_BYTES + own_inputs;
@@ -388,11 +400,11 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
   stage = stage + 1 == STAGES ? 0 : stage + 1;
 }
 
-// PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as aux has them; d_h and, with HAS_D_AUX, d_aux_0 and
-// so on of the other states (null: zero), d_last (null: zero) -> d_x, with GATES_IN_PIECES, but not GRID, maybe in the memory of
-// gates; d_u, for gates with a recurrent part alone; d_bias [batch tiles, GATES, N, D], d_initial.
-// With GRID, `workspace` is for the partial sums of every group of the launch, and behind them for a GridBarrier's words.
-// With COUNT_CHUNKS, every block adds one to the word in `progress` of each part of the steps (chunks.cuh) but the last.
+// PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as in aux; d_h and, with HAS_D_AUX, d_aux_0 and so on of
+// the other states (null: zero), d_last (null: zero) -> d_x, which with GATES_IN_PIECES, but not GRID, may have the memory of
+// gates; d_u; d_bias [batch tiles, GATES, N, D]; d_initial.
+// With GRID, `workspace` has the partial sums of every group of the launch, and after them the words of their GridBarrier.
+// With COUNT_CHUNKS, every block adds one to the word in `progress` of each finished chunk (chunks.cuh) except the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(PARAMETERS) {
   if (COUNT_CHUNKS) launch_dependents();
@@ -402,23 +414,22 @@ flashrnn_backward(PARAMETERS) {
   const int steps = static_cast<int>(T);
   const StepStrides strides{x_step, h_step, aux_step, gates_step};
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
+
+  // Prologue: R, the gradients of the last states and the first inputs are loaded; then all blocks of the group are ready.
   if (GRID) {
     workspace += blockIdx.x / BLOCKS * GROUP_PARTIALS;
     clear_partials(workspace, coord);
     grid_barrier.arrive();
   }
   const Exchange exchange{shared.receive_buffer, shared.barriers, workspace, shared.sums};
-
   Weights weights;
   load_weights(weights, shared.fragments, R, coord);
-
   LaneCells cells;
   float d_state[STATES][CELLS], d_b[GATES][CELLS] = {};
   float first_h[CELLS];    // before the first step
   bool carry_next[CELLS];  // d_h of step t + 1 reaches step t
   load_cells(cells, d_state, first_h, carry_next, initial, d_last, B, coord);
   clear_operands(shared.gates, shared.receive_buffer);
-
   const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES);
   const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, strides};
   StepInputs next_inputs(shared_address(shared.inputs) + own_inputs, step_rows, coord);
@@ -431,7 +442,6 @@ flashrnn_backward(PARAMETERS) {
   }
   if (GRID) grid_barrier.wait();
   __syncthreads();
-
   int stage = 0;
   StoredCells d_gate[GATES];
   Results results;
@@ -443,27 +453,24 @@ flashrnn_backward(PARAMETERS) {
   aux_gradients.load(steps - 1, cells.valid);
   ResetMask resets(reset, T, cells.sequence);
   resets.load(steps - 1, cells.valid);
-  // A part's last results leave in the step after it.
+
+  // The last results of a chunk are stored in the step after it.
   for (int step = 0, end = 0; step < steps; progress++) {
     end += COUNT_CHUNKS ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
-    do step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs, aux_gradients, resets,
-                     d_gate, results, gate_operand, exchange, strides, coord);
+    do
+      step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
+                    aux_gradients, resets, d_gate, results, gate_operand, exchange, strides, coord);
     while (++step < stop);
     if (COUNT_CHUNKS && end < steps && threadIdx.x == 0) signal(progress);
   }
 
+  // Epilogue: the last results, the gradients of the initial states and of the biases; no block ends while others may still send
+  // to it.
   results.store(d_gate, strides);
   float d_first[CELLS];
   recurrent_gradient(d_first, steps - 1, weights, shared.gates, exchange, coord);
-#pragma unroll
-  for (int q = 0; q < CELLS; q++) d_state[0][q] += carry_next[q] ? d_first[q] : 0;
-#pragma unroll
-  for (int q = 0; q < CELLS; q++)
-#pragma unroll
-    for (int i = 0; i < STATES; i++)
-      if (cells.valid[q]) d_initial[(i * B + cells.sequence[q]) * ROW + cells.element[q]] = d_state[i][q];
-
+  store_d_initial(d_initial, d_state, d_first, carry_next, cells, B);
   sum_biases(d_bias, d_b, reinterpret_cast<float*>(memory), coord);
   if constexpr (CLUSTERED) cluster_sync();
   if (GRID) grid_barrier.reset();

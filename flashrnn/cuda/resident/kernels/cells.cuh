@@ -1,9 +1,9 @@
-// What a lane has of its cells, and how it goes to and from memory.
+// The lane's cells: where they are, and how their values are loaded and stored.
 #pragma once
 #include "kernels/gates.cuh"
 #include "resident/kernels/tiles.cuh"
 
-// Cells are read and written in pairs of two units that lie side by side, or one by one where a lane has one cell.
+// Cells are loaded and stored in pairs of two neighbouring units, or one by one where a lane has one cell.
 constexpr int PAIR = CELLS % 2 == 0 ? 2 : 1;
 constexpr int PAIRS = CELLS / PAIR;
 
@@ -20,7 +20,7 @@ DEVICE float2 to_pair(const float* from) { return *reinterpret_cast<const float2
 DEVICE float2 to_pair(const __half* from) { return unpack_halves(*reinterpret_cast<const u32*>(from)); }
 DEVICE float2 to_pair(const __nv_bfloat16* from) { return unpack_bfloats(*reinterpret_cast<const u32*>(from)); }
 
-// One value per cell of the lane from row `row` of a tile that a TileLoader has filled.
+// Loads one value per cell of the lane, from row `row` of a tile that a TileLoader has filled.
 template <class T>
 DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord) {
 #pragma unroll
@@ -51,7 +51,7 @@ DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offs
   }
 }
 
-// One value per cell of the lane, rounded to what `scalar` can hold.
+// One value per cell of the lane, rounded to `scalar`.
 template <class S>
 struct RoundedCells {
   u32 pairs[PAIRS];
@@ -97,11 +97,11 @@ struct RoundedCells<float> {
 };
 using StoredCells = RoundedCells<scalar>;
 
-// The gates of a pair of cells as they are kept for the backward: [units of the pair][GATES], moved in one piece if they
-// are whole words. A row of all units is [HEADS][D][GATES]. With GATES_IN_PIECES the [D][GATES] gates of a head lie in GATES
-// pieces of D instead, in those places of [GATES][HEADS][D] that are the head's. The gradients of its inputs, which have
-// that layout, may be written over them: when a block writes those of a step, all of its cluster have loaded the gates. (The
-// blocks of a grid have too, but nothing orders their reads before its writes.)
+// The gates of a pair of cells, as the forward stores them for the backward: [units of the pair][GATES], one access if they are
+// whole words. A row of all units is [HEADS][D][GATES], format NDG of residual.py. With GATES_IN_PIECES, format PNDG, the
+// [D][GATES] gates of a head are in GATES pieces of D, which have the memory of the head's part of [GATES][HEADS][D]. There, the
+// gradients of its inputs may be written over them: when a block writes those of a step, all blocks of its cluster have loaded
+// the gates. (So have the blocks of a grid, but nothing orders their reads before this block's writes.)
 constexpr int PAIR_GATES = PAIR * GATES;
 static_assert(!GATES_IN_PIECES || (D % 8 == 0 && D % PAIR_GATES == 0 && GATES == GI));
 constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
@@ -139,7 +139,7 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
   }
 };
 
-// Whether the lane's cells carry their state before a step, read a step before it is asked for.
+// Whether the lane's cells carry their states into a step, or are reset; loaded one step ahead.
 struct ResetMask {
   const unsigned char* rows[PAIRS];  // [T] of the pair's sequence
   u32 resets[PAIRS] = {};
@@ -156,7 +156,7 @@ struct ResetMask {
   DEVICE bool carries(int q) const { return !RESET || !resets[q / PAIR]; }
 };
 
-// Stores values of cells into an operand tile of UNITS_OF_TILE units, `offset` bytes behind `to` of operand_addresses.
+// Stores values of cells into an operand tile of UNITS_OF_TILE units, at `to` of operand_addresses plus `offset` bytes.
 template <int UNITS_OF_TILE>
 DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 offset) {
 #pragma unroll
@@ -171,7 +171,7 @@ DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 
   }
 }
 
-// Where the pairs of the lane's cells stand in an operand tile at `address` whose first unit is `first`.
+// Computes the addresses of the lane's pairs in an operand tile at `address` whose first unit is `first`.
 DEVICE void operand_addresses(u32 (&to)[PAIRS], u32 address, int first, const ThreadCoord& coord) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {

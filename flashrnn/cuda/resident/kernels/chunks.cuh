@@ -1,10 +1,10 @@
-// The parts of the backward's time loop, from the last step on, after which another kernel may read its results: multiples
-// of CHUNK_UNIT steps, but for the last.
+// The chunks of the backward's time loop. When a chunk is done, an overlapped kernel may read its results. Chunks are multiples
+// of CHUNK_UNIT steps, except for the last one.
 #pragma once
 #include "kernels/memory.cuh"
 
-// StepStrides of the next part, behind `done` and with `left` to come. Parts grow, so that there soon is something to do beside the
-// loop, and shrink, so that little is left after it.
+// Return the steps of the next chunk, after `done` steps and with `left` to come. Chunks begin small, so that the overlapped
+// kernel soon has something to do, and end small, so that little is left for it after the loop.
 DEVICE int chunk_steps(int done, int left) {
   const int most = min(done, left / 4) / CHUNK_UNIT * CHUNK_UNIT;
   return min(left, max(most, CHUNK_UNIT));

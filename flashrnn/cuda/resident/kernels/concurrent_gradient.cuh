@@ -1,17 +1,17 @@
-// d_R beside the backward's time loop, on multiprocessors that the loop leaves idle: the sum over rows, which are steps of
-// sequences, of each gate's gradient times h before the step. A block holds TILES tiles of d_R, UNITS of a head's GR * D rows
-// times COLUMNS of its D columns, one of them in registers, and goes over all rows, part after part, as the loop writes them.
+// d_R, overlapped with the backward's time loop on multiprocessors that the loop leaves idle: the sum over rows, which are
+// steps of sequences, of each gate's gradient times h before the step. A block has TILES tiles of d_R, UNITS of a head's GR * D
+// rows times COLUMNS of its D columns, one of them in registers, and adds up all rows, chunk by chunk, as the loop writes them.
 #pragma once
 #include "resident/kernels/gradient_rows.cuh"
 
-static_assert(THREADS == 2 * UNITS);                        // a warpgroup for each 64
-constexpr int SAVED = TILES > 1 ? UNITS * COLUMNS * 4 : 0;  // bytes of the sums that are put aside
+static_assert(THREADS == 2 * UNITS);                        // a warpgroup for every 64
+constexpr int SAVED = TILES > 1 ? UNITS * COLUMNS * 4 : 0;  // bytes of the sums that are not in registers
 static_assert(TILES <= 2 && STAGES > (BYTES == 2 ? 2 : 1) && SAVED % 1024 == 0 && SHARED_BYTES_EXPECTED >= SAVED + STAGES * STAGE);
 
-// What a warpgroup adds up.
+// The sums of a warpgroup.
 struct Sums {
   float c[COLUMNS / 2] = {};
-  float of_load[COLUMNS / 2];  // for float32: tensor cores truncate what they add up, which a long sum does not bear
+  float of_load[COLUMNS / 2];  // for float32: tensor cores truncate their sums, which is not accurate enough for long ones
 
   DEVICE void add(u32 stage) {
     warpgroup_begin();
@@ -25,7 +25,7 @@ struct Sums {
     }
     warpgroup_commit();
   }
-  // Of a plane of each; if not ADDS, they replace the sums.
+  // Products of one split of each; if not ADDS, they replace the sums.
   template <bool ADDS>
   DEVICE static void products(float (&sums)[COLUMNS / 2], u32 stage, int left_split, int right_split) {
     const auto left = matrix(stage + left_split * LEFT + threadIdx.x / 128 * BLOCK, BLOCK);
@@ -34,13 +34,13 @@ struct Sums {
 #pragma unroll
     for (int row = 16; row < ROWS; row += 16) warpgroup_mma<true>(sums, from_row(left, row), from_row(right, row));
   }
-  // Waits for a load's products and adds them, rounded.
+  // Waits for a load's products and adds them with rounding.
   DEVICE void round() {
     warpgroup_wait_for(of_load);
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++) c[i] += of_load[i];
   }
-  // Takes turns with what the thread has put aside.
+  // Exchanges the sums with those in `saved`.
   DEVICE void swap(float4* saved) {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i += 4) {
@@ -70,7 +70,7 @@ struct Sums {
   }
 };
 
-// Adds up `loads` loads of rows. Copies of half types are AHEAD loads ahead, and products of two more may be under way.
+// Adds up `loads` loads of rows. Copies of half types are AHEAD loads ahead, and products of two more may be in flight.
 DEVICE void add_rows(Sums& sums, const RowSource& source, Cursor at, int loads, u32 shared) {
   if constexpr (BYTES == 2) {
     constexpr int AHEAD = STAGES - 2;
@@ -91,7 +91,7 @@ DEVICE void add_rows(Sums& sums, const RowSource& source, Cursor at, int loads, 
   } else {
     Floats floats;
     floats.load(source, at);
-    for (int load = 0; load < loads; load++) {  // which is split while the products of the one before it are under way
+    for (int load = 0; load < loads; load++) {  // which is split while the products of the one before it are in flight
       const u32 stage = shared + load % 2 * STAGE;
       floats.store(stage);
       copies_before_products();
@@ -106,9 +106,9 @@ DEVICE void add_rows(Sums& sums, const RowSource& source, Cursor at, int loads, 
   __syncthreads();
 }
 
-// PARAMETERS: types and shapes are in parameters.py. d_x, d_u (gradients of the gates without input), h, initial h or null,
-// reset -> d_R. Batch and time of d_x, d_u and h may be swapped in memory; row_t rows lie between steps. Each of the loop's `producers` blocks adds one to the word in `progress` of each part that it is done with, but the
-// last.
+// PARAMETERS: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x, d_u
+// and h may be swapped in memory: steps are row_t rows apart. Each of the loop's `producers` blocks adds one to the word in
+// `progress` of each finished chunk except the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];
@@ -120,14 +120,14 @@ flashrnn_concurrent_gradient(PARAMETERS) {
   Sums sums;
   if (TILES > 1)
     for (int i = threadIdx.x; i < SAVED / 16; i += THREADS) saved[i] = make_float4(0, 0, 0, 0);
-  int held = 0;  // which of the tiles is in registers
-  for (int done = 0, part = 0, count; done < steps; done += count, part++) {
+  int held = 0;  // the tile that is in registers
+  for (int done = 0, chunk = 0, count; done < steps; done += count, chunk++) {
     count = chunk_steps(done, steps - done);
     if (done + count < steps) {
-      if (threadIdx.x == 0) await(progress + part, u32(producers));
+      if (threadIdx.x == 0) await(progress + chunk, u32(producers));
     } else {
       wait_for_primary();
-      if (VECTOR * BYTES < 16) forget_cached();  // copies of 16 bytes pass by that cache
+      if (VECTOR * BYTES < 16) forget_cached();  // copies of 16 bytes bypass L1
     }
     __syncthreads();
     const int loads = (count + CHUNK_UNIT - 1) / CHUNK_UNIT * ((sequences + TOGETHER - 1) / TOGETHER);

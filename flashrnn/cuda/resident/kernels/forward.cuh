@@ -11,20 +11,20 @@ constexpr int K_TILES = PADDED / 16 / K_SLICES;  // k tiles of a warp
 static_assert(K_TILES * K_SLICES * 16 == PADDED);
 using Weights = Fragments<GR * K_TILES, REGISTER_FRAGMENTS, false>;
 
-// In a cluster h of the other blocks arrives one after the other, and a product of many tiles begins with what comes first:
-// h lies in the order in which it arrives, this block's own in front, and each of SEGMENTS parts has a barrier.
+// In a cluster, h of the other blocks arrives block by block, and a product of many tiles begins with what has arrived: h is
+// stored in the order of arrival, this block's own units first, and each of SEGMENTS segments has an mbarrier.
 constexpr bool in_segments(int n) { return BLOCKS % n == 0 && BLOCKS / n * UNIT_TILES % K_SLICES == 0 && K_TILES / n >= 6; }
 constexpr int SEGMENTS = !CLUSTERED ? 1 : in_segments(4) ? 4 : in_segments(2) ? 2 : 1;
-constexpr int SEGMENT_TILES = K_TILES / SEGMENTS;  // k tiles of a warp in a slice
+constexpr int SEGMENT_TILES = K_TILES / SEGMENTS;  // k tiles of a warp in a segment
 constexpr int SEGMENT_BLOCKS = BLOCKS / SEGMENTS;
 static_assert(2 * SEGMENTS * 8 <= BARRIER_BYTES);
-// The unit of the head that stands at place k of the operand.
+// Return the unit of the head at index k of the operand.
 DEVICE int unit_at(int k, const ThreadCoord& coord) {
   return CLUSTERED ? (coord.rank + BLOCKS - k / UNITS) % BLOCKS * UNITS + k % UNITS : k;
 }
 
 constexpr int SPLIT_BYTES = PADDED * SEQS * 2;
-constexpr int H_BYTES = SPLITS * SPLIT_BYTES;                 // h of a head, for the product
+constexpr int H_BYTES = SPLITS * SPLIT_BYTES;                     // h of a head, for the product
 constexpr int INPUT_BYTES = UNIT_TILES * GI * ROW_BYTES;          // one step of x
 constexpr int SEND_BYTES = BLOCKS == 1 ? 0 : SPLITS * UNITS * SEQS * 2;
 constexpr int SHARED_BYTES =
@@ -33,7 +33,7 @@ static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "resident/tiling.py counts 
 
 constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: a split of h of a unit tile
 
-// h of a unit tile, from the send_buffer into every block's shared memory, the next block's first.
+// Sends h of a unit tile from the send buffer to every block's shared memory, beginning with the next block's.
 DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
   constexpr int AT_ONCE = TILE_THREADS / VECTORS;  // blocks
   const u32 vector = coord.tile_thread % VECTORS, first = coord.tile_thread / VECTORS;
@@ -51,15 +51,15 @@ DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const Threa
   }
 }
 
-// The same through global memory: `ring` holds the state tile of three steps, EMPTY where it has not arrived. Who has
-// received h of a step from everyone knows that nobody reads that of the step before any more.
+// The same through global memory: a ring buffer of h of three steps, EMPTY where it has not arrived. A block that has received
+// h of a step from all blocks knows that none of them still reads h of the step before.
 constexpr int BLOCK_VECTORS = UNITS / 8 * SEQS, HEAD_VECTORS = BLOCKS * BLOCK_VECTORS;  // of one split
 constexpr int RING_VECTORS = 3 * SPLITS * HEAD_VECTORS;
 constexpr int OWN = (SPLITS * BLOCK_VECTORS + THREADS - 1) / THREADS;  // of the block, per thread
 
 struct Ring {
   uint4* slots;  // [3][SPLITS][HEAD_VECTORS]
-  int own[OWN];  // this thread's part of the block's vectors; negative: none
+  int own[OWN];  // indices of the block's vectors that this thread stores; negative: none
   DEVICE Ring(uint4* rings, const ThreadCoord& coord) {
     slots = rings + blockIdx.x / BLOCKS * RING_VECTORS;
 #pragma unroll
@@ -70,13 +70,13 @@ struct Ring {
   }
   DEVICE uint4* slot(int t) const { return slots + t % 3 * (SPLITS * HEAD_VECTORS); }
 
-  // Makes room for h of step t, long before it is there.
+  // Clears the slot for h of step t, long before it is stored.
   DEVICE void clear(int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++)
       if (own[k] >= 0) publish(slot(t) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
   }
-  // Hands out h of step t, and with it the promise that the room for the next step is clear.
+  // Stores h of step t, which also tells the other blocks that the slot of the next step is clear.
   DEVICE void send(const char* send_buffer, int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++) {
@@ -87,7 +87,7 @@ struct Ring {
       publish(slot(t) + own[k], reinterpret_cast<const uint4*>(send_buffer)[k * THREADS + threadIdx.x]);
     }
   }
-  // Puts h of step t into the state tile, as it arrives.
+  // Copies h of step t to shared memory as it arrives.
   DEVICE void receive(char* state, int t) const {
     constexpr int VECTORS = SPLITS * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS, TOGETHER = ALL < 8 ? ALL : 8;
     for (int first = threadIdx.x; first < VECTORS; first += TOGETHER * THREADS) {
@@ -96,7 +96,7 @@ struct Ring {
       bool missing[TOGETHER], any = true;
 #pragma unroll
       for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS;
-      while (any) {  // all that is missing at once: a look takes as long for one as for many
+      while (any) {  // polls all that is missing at once: that takes as long as polling one
         any = false;
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++)
@@ -115,27 +115,27 @@ struct Ring {
 
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
-    int gate = i % GR, slice = i / GR / SEGMENT_TILES, unit = coord.tile_unit + row;
-    int k = unit_at(((slice * K_SLICES + coord.k_slice) * SEGMENT_TILES + i / GR % SEGMENT_TILES) * 16 + column, coord);
+    int gate = i % GR, segment = i / GR / SEGMENT_TILES, unit = coord.tile_unit + row;
+    int k = unit_at(((segment * K_SLICES + coord.k_slice) * SEGMENT_TILES + i / GR % SEGMENT_TILES) * 16 + column, coord);
     return unit < D && k < D ? R + ((gate * HEADS + coord.head) * D + unit) * D + k : nullptr;
   });
 }
 
-// The state that the first product sees, and zeros behind it, which padding keeps.
-DEVICE void store_initial_h(char* state, const float* initial, const ThreadCoord& coord) {
+// Stores h before the first step as the product's operand, and zeros into the other buffer, where padding stays zero.
+DEVICE void store_initial_h(char* operand, const float* initial, const ThreadCoord& coord) {
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
     bool inside = k < D && n < coord.sequences;
     PairOf<float> pair{inside ? initial[(coord.sequence0 + n) * ROW + coord.head * D + k] : 0, 0};
     for (int split = 0; split < SPLITS; split++) {
-      char* to = state + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
+      char* to = operand + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
       *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_split());
       *reinterpret_cast<u16*>(to + H_BYTES) = 0;
     }
   }
 }
 
-// The recurrent sums of this warp's part of h, which in a cluster may still be arriving.
+// Computes the recurrent sums of this warp's slice of h, which in a cluster may still be arriving.
 DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32 state, u32 barriers, int t,
                      const ThreadCoord& coord) {
   const int now = t & 1;
@@ -150,7 +150,7 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
   }
 }
 
-// One warp that makes the whole sum of its cells begins it with the bias, which then costs nothing.
+// Without slice-K, a warp initializes the sums of its cells with the biases, which then cost nothing.
 constexpr bool SUM_HAS_BIAS = K_SLICES == 1;
 DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
   if constexpr (SUM_HAS_BIAS) {
@@ -382,7 +382,8 @@ flashrnn_forward(PARAMETERS) {
   __syncthreads();
   results.start(h, aux, gates, row_b, row_t, B * T * ROW, cells, coord);
   u32 h_operand[PAIRS];
-  operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.h : shared.send_buffer), BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
+  operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.h : shared.send_buffer),
+                    BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
   ResetMask resets(reset, T, cells.sequence);
   resets.load(0, cells.valid);
 

@@ -1,22 +1,22 @@
-// The rows that d_R is summed over, in loads of a few of them, and how they come to shared memory beside the loop that writes
-// them: rows of the gates' gradients, and of h before the step.
+// The rows over which d_R is summed, those of the gates' gradients and those of h before the step, and their loads to shared
+// memory while the time loop writes them.
 #pragma once
 #include "resident/kernels/chunks.cuh"
 #include "kernels/previous_h.cuh"
 #include "resident/kernels/warpgroup.cuh"
 
-constexpr int TOGETHER = ROWS / CHUNK_UNIT;  // blocks of CHUNK_UNIT rows that a load takes
-// Bytes of a load in shared memory: planes of the gates' gradients, then planes of h.
+constexpr int TOGETHER = ROWS / CHUNK_UNIT;  // blocks of CHUNK_UNIT rows in a load
+// Bytes of a load in shared memory: splits of the gates' gradients, then splits of h.
 constexpr int BLOCK = ROWS * BLOCK_ROW;
 constexpr int LEFT = UNITS / BLOCK_COLUMNS * BLOCK, RIGHT = (COLUMNS + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK;
 constexpr int STAGE = SPLITS * (LEFT + RIGHT);
 constexpr int COLUMN_TILES = (D + COLUMNS - 1) / COLUMNS, UNIT_TILES = (GR * D + UNITS - 1) / UNITS;
 constexpr i64 ROW = i64(HEADS) * D;
-// Elements of a copy: 16 bytes, or as many as a head's size is a multiple of.
+// Elements of a copy: 16 bytes, or the largest power of two that divides the head's size.
 constexpr int VECTOR = BYTES == 4 ? 4 : D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;
 static_assert(D % VECTOR == 0 && COLUMNS % 8 == 0 && ROWS % CHUNK_UNIT == 0);
 
-// The tile's place in d_R.
+// The tile's position in d_R.
 struct Tile {
   int head, unit, column;
   DEVICE Tile(int i) : head(i / (COLUMN_TILES * UNIT_TILES)), unit(i / COLUMN_TILES % UNIT_TILES * UNITS),
@@ -25,14 +25,14 @@ struct Tile {
 
 constexpr int power_of_two(int most) { return most < 2 ? 1 : 2 * power_of_two(most / 2); }  // the largest
 
-// The rows that threads copy: each the same columns of every AT_ONCE-th row.
+// A thread copies the same columns of every AT_ONCE-th row.
 constexpr int VECTORS = UNITS / VECTOR, AT_ONCE = THREADS / VECTORS;
 constexpr int H_VECTORS = COLUMNS / VECTOR, H_AT_ONCE = power_of_two(THREADS / H_VECTORS);
 constexpr int COPIES = ROWS / AT_ONCE, H_COPIES = (ROWS + H_AT_ONCE - 1) / H_AT_ONCE;
 static_assert(ROWS % AT_ONCE == 0 && H_COPIES <= 32);
 
-// Which rows a load takes: TOGETHER blocks of CHUNK_UNIT rows, of as many blocks as there are sequences. With the batch
-// outside, a block is CHUNK_UNIT steps of a sequence; with time outside, blocks are CHUNK_UNIT steps of all sequences in order.
+// The rows of a load: TOGETHER blocks of CHUNK_UNIT rows, of as many blocks as there are sequences. In batch-major memory a block
+// is CHUNK_UNIT steps of a sequence; in time-major memory the blocks are CHUNK_UNIT steps of all sequences, in order.
 struct Cursor {
   int step, block;                            // the first of both; steps before the first one are negative
   unsigned char reset[RESET ? H_COPIES : 1];  // of the rows whose h the thread copies
@@ -42,7 +42,7 @@ struct Cursor {
   }
 };
 
-// The tensors whose rows a load takes; batch and time may be swapped in memory, row_t rows lie between steps.
+// The tensors. Batch and time may be swapped in memory: steps are row_t rows apart.
 struct Rows {
   const scalar *d_x, *d_u, *h, *initial;  // [B, T, GI, N, D], [B, T, GU, N, D], [B, T, N, D], [B, N, D] or null
   const unsigned char* reset;             // [B, T], in this order
@@ -50,7 +50,7 @@ struct Rows {
   DEVICE bool batch_outside() const { return row_t == 1; }
 };
 
-// Where a thread copies from.
+// The addresses from which a thread copies.
 struct RowSource {
   Rows rows;
   const scalar* gradients;  // of the thread's units, in row 0
@@ -70,7 +70,7 @@ struct RowSource {
   }
   DEVICE static bool copies_h() { return threadIdx.x / H_VECTORS < min(H_AT_ONCE, ROWS); }
 
-  // The first load from `step` on, and the next one.
+  // Return the first load from `step` on; advance() goes to the next one.
   DEVICE Cursor first(int step) const {
     Cursor at{step, 0};
     read_resets(at);
@@ -89,7 +89,7 @@ struct RowSource {
     u32 zero = 0;  // a bit for each copy of h
 #pragma unroll
     for (int i = 0; RESET && i < H_COPIES; i++) zero |= u32(at.reset[i] != 0) << i;
-    if (at.step > 0 && at.block + TOGETHER <= rows.sequences) {  // all rows are there, and none is a first step's
+    if (at.step > 0 && at.block + TOGETHER <= rows.sequences) {  // all rows exist, and none is of a first step
       const scalar* from = gradients + (first + offset(own)) * stride;
       const scalar* from_h = rows.h + (first + offset(own_h) - rows.row_t) * ROW + of_head;
 #pragma unroll
@@ -106,7 +106,7 @@ struct RowSource {
         const bool first_step = batch_outside ? at.step + row % CHUNK_UNIT == 0 : index < rows.sequences;
         return previous_h(rows.h, rows.initial, index, i64(rows.row_t), first_step, [&] { return sequence; });
       };
-      constexpr int UNROLLED = BYTES == 2 ? 1 : ROWS;  // registers have no index
+      constexpr int UNROLLED = BYTES == 2 ? 1 : ROWS;  // registers cannot be indexed
 #pragma unroll UNROLLED
       for (int i = 0; i < COPIES; i++) {
         const int row = own + i * AT_ONCE;
@@ -122,14 +122,14 @@ struct RowSource {
     }
   }
 
-  // Called a load ahead: a copy has to wait for its reset.
+  // Called one load ahead, because a copy has to wait for its reset.
   DEVICE void read_resets(Cursor& at) const {
     if constexpr (RESET) {
       const u32 sequences = rows.sequences, reciprocal = 0xffffffffu / sequences + 1;
 #pragma unroll
       for (int i = 0; i < H_COPIES; i++) {
         const u32 row = threadIdx.x / H_VECTORS + i * H_AT_ONCE, in_order = at.block * CHUNK_UNIT + row;
-        // With time outside there are 2 to 16,383 sequences, a loop's of one wave: then the product is exact.
+        // In time-major memory there are 2 to 16,383 sequences, those of a loop of one wave: then the product is exact.
         const u32 later = rows.batch_outside() ? row % CHUNK_UNIT : __umulhi(in_order, reciprocal);
         const u32 sequence = rows.batch_outside() ? at.block + row / CHUNK_UNIT : in_order - later * sequences;
         const int step = at.step + int(later);
@@ -140,13 +140,13 @@ struct RowSource {
   }
 };
 
-// Where a thread's copies go in the shared memory of a load, `stage`.
+// The addresses to which a thread copies, in the shared memory of a load, `stage`.
 struct Destination {
-  // Where a row's column stands in the blocks of a matrix.
+  // Return the offset of an element in the blocks of a matrix.
   DEVICE static u32 in_blocks(int row, int column) {
     return column / BLOCK_COLUMNS * BLOCK + swizzled(row, column % BLOCK_COLUMNS / 8) + column % 8 * 2;
   }
-  // The same column `rows` rows further on, of which a power of two greater than the row is a divisor.
+  // Return the offset of the same column `rows` rows later; a power of two greater than the row divides `rows`.
   DEVICE static u32 further(u32 offset, int rows) { return (offset ^ rows % 8 * 16) + rows * BLOCK_ROW; }
   u32 left, right;
   DEVICE Destination(u32 stage)
@@ -164,7 +164,7 @@ DEVICE void copy_load(u32 stage, const RowSource& source, const Cursor& at) {
       [&](int i, const scalar* from, bool valid) { copy_async<VECTOR * BYTES>(to.right_row(i), from, valid); });
 }
 
-// float32: through registers, where numbers are split into planes.
+// float32: through registers, where numbers are split.
 struct Floats {
   uint4 left[COPIES], right[H_COPIES];
   DEVICE void load(const RowSource& source, const Cursor& at) {

@@ -1,10 +1,10 @@
-// Groups of blocks without distributed shared memory, or too many for it: they exchange through L2. All blocks of a
-// launch run at once (a cooperative launch). Data tell themselves that they have arrived, so that an exchange is one way
-// to L2 and one back, without flags and fences.
+// Exchange through L2 between the blocks of a cooperative group. All blocks of a launch run at once (a cooperative launch).
+// Each word shows by its value whether it has arrived, as in NCCL's low-latency protocol: an exchange is one store to L2 and
+// one load from there, without flags and fences.
 #pragma once
 #include "kernels/common.cuh"
 
-// A word that rounding never gives: two NaNs other than the one that conversions make.
+// A word that no rounding produces: two NaNs other than the one that conversions produce.
 constexpr u32 EMPTY = 0xffffffffu;
 
 DEVICE void publish(uint4* to, uint4 v) {
@@ -15,8 +15,8 @@ DEVICE void peek(uint4& v, const uint4* from) {
 }
 DEVICE bool arrived(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
 
-// Eight bytes that carry, in their lowest bit, whether the buffer that they stand in is used for the even or the odd
-// time: what was there the time before cannot be taken for them. Eight bytes are stored and loaded at once.
+// Eight bytes, stored and loaded in one access, whose lowest bit is the phase: the parity of how often their buffer has been
+// used. So data of the previous use are recognised.
 DEVICE void publish_phase(u64* to, uint2 v, u32 phase) {
   u64 whole = u64(v.y) << 32 | (v.x & ~1u) | phase;
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(whole) : "memory");
@@ -28,15 +28,15 @@ DEVICE void peek_phase(uint2& v, const u64* from) {
 }
 DEVICE bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
 
-// How the blocks of a group begin together, in memory that holds anything: each has a word, into which it writes the
-// number of the launch, which no other launch has.
+// A barrier of the blocks of a group, for one use per launch, in memory that needs no initialization: each block writes the
+// unique number of the launch into its word.
 template <int BLOCKS>
 struct GridBarrier {
   u64* words;
   u64 launch;
   DEVICE GridBarrier(void* words_of_groups, u64 launch)
       : words(static_cast<u64*>(words_of_groups) + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
-  // What this block wrote before is there for whoever has waited.
+  // Releases what this block wrote before to the blocks that wait.
   DEVICE void arrive() const {
     __syncthreads();
     u64* word = words + blockIdx.x % BLOCKS;
@@ -49,7 +49,7 @@ struct GridBarrier {
       while (word != launch);
     }
   }
-  // For a block that has heard from all others since. A CUDA graph launches with the same number again.
+  // To be called once data of all other blocks have arrived: a CUDA graph launches again with the same number.
   DEVICE void reset() const {
     if (threadIdx.x == 0) words[blockIdx.x % BLOCKS] = ~launch;
   }

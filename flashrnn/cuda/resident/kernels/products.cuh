@@ -1,22 +1,21 @@
-// The products of R, which stays on chip, with an operand tile, and the sums of several warps.
+// Products of R, which stays on the chip, with an operand tile, and the reduction of the sums of several warps.
 #pragma once
 #include "resident/kernels/cells.cuh"
 
-// Left-operand fragments of mma that stay on chip for the whole time loop: some in registers, the rest in shared
-// memory. Tile i of a warp is a 16 x 16 tile of R, or of R transposed; row g stands for unit 2g, row g + 8 for 2g + 1. It
-// is kept as SPLITS fragments, one after the other.
+// Left-operand fragments of mma that stay on the chip for the whole time loop: some in registers, the rest in shared memory.
+// Tile i of a warp is a 16 x 16 tile of R, or of R transposed, in SPLITS fragments; row r is unit 2r, row r + 8 unit 2r + 1.
 template <int TILES, int IN_REGISTERS, bool TRANSPOSED>
 struct Fragments {
   static constexpr int TOTAL = TILES * SPLITS;
   static constexpr int SHARED = (TOTAL - IN_REGISTERS) * 32 * 16;  // bytes of shared memory, per warp
-  // Both kinds take turns, so that products from registers hide the reading of the others.
+  // Both kinds alternate, so that products from registers hide the latency of loads from shared memory.
   static DEVICE constexpr int register_index(int f) { return f * IN_REGISTERS / TOTAL; }
   static DEVICE constexpr bool in_registers(int f) { return register_index(f + 1) > register_index(f); }
   u32 registers[IN_REGISTERS + 1][4];  // the last is never used: register_index of trailing shared fragments
   u32 shared;  // address of this lane's part
 
-  // Loads R, or starts to: a warp's own part has arrived when the asynchronous copies that were started here have.
-  // tile(i, row, column) points at element (row, column) of R's tile, two elements of a row at a time, null outside R.
+  // Loads R, in part by asynchronous copies, for which the warp has to wait.
+  // tile(i, row, column) points at elements (row, column) and (row, column + 1) of R's tile i; null outside R.
   template <class Tile>
   DEVICE void load(char* memory, const scalar* R, const ThreadCoord& coord, Tile tile) {
     shared = shared_address(memory) + coord.warp * SHARED + coord.lane * 16;
@@ -38,8 +37,8 @@ struct Fragments {
     }
   }
   static constexpr int IN_SHARED = TOTAL - IN_REGISTERS, FRAGMENTS = IN_SHARED > 0 ? IN_SHARED : 1;
-  // As words that are copied as they are: all of them may be on their way at once. In a loop, because code that runs once
-  // is fetched, and compiled, for longer than it runs.
+  // By asynchronous copies of words, all in flight at once. Not unrolled: fetching and compiling code that runs once takes
+  // longer than running it.
   template <class Tile>
   DEVICE void copy_shared(const scalar* R, const ThreadCoord& coord, Tile tile) {
 #pragma unroll 1
@@ -52,7 +51,7 @@ struct Fragments {
       }
     }
   }
-  // Through registers. Not in a loop where R is transposed: the compiler would find addresses anew in every time step.
+  // Through registers. Unrolled where R is transposed: otherwise the compiler recomputes addresses in every time step.
   template <class Tile>
   DEVICE void load_shared(const ThreadCoord& coord, Tile tile) {
     constexpr int AT_ONCE = 8, UNROLLED = TRANSPOSED ? FRAGMENTS : 1;
@@ -60,7 +59,7 @@ struct Fragments {
     for (int first = 0; first < IN_SHARED; first += AT_ONCE) {
       Pair pairs[AT_ONCE][4];
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++)  // in the end some twice, without a branch
+      for (int k = 0; k < AT_ONCE; k++)  // the last ones may repeat, which saves a branch
         read(pairs[k], min(first + k, IN_SHARED - 1) * TOTAL / FRAGMENTS / SPLITS, coord, tile);
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++) {
@@ -76,7 +75,7 @@ struct Fragments {
   template <class Tile>
   static DEVICE void read(Pair (&pairs)[4], int i, const ThreadCoord& coord, Tile tile) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {  // columns 2t, 2t + 1 and 2t + 8, 2t + 9 of the fragment
+    for (int half = 0; half < 2; half++) {  // columns 2j, 2j + 1 and 2j + 8, 2j + 9 of the fragment, j = lane_in_quad
       int column = 2 * coord.lane_in_quad + half * 8;
       Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
       if constexpr (TRANSPOSED) {
@@ -93,7 +92,7 @@ struct Fragments {
 #pragma unroll
     for (int r = 0; r < 4; r++) value[r] = pairs[r].next_split();
   }
-  // Shared fragments on their way to registers: AHEAD of them, so that their latency hides behind products.
+  // Fragments that are being loaded from shared memory, AHEAD of their use, so that products hide the latency.
   static constexpr int AHEAD = TOTAL > IN_REGISTERS ? 3 : 0;
   struct Queue {
     u32 words[AHEAD + 1][4];
@@ -108,7 +107,7 @@ struct Fragments {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) fetch(queue, i);
   }
-  // c[n] += tile i x b[.][n], half `half` of its k; tiles come in order.
+  // c[n] += tile i x b[.][n], for half `half` of its k; to be called in the order of tiles.
   DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[SPLITS][BATCH_TILES][4], int half) const {
 #pragma unroll
     for (int split = 0; split < SPLITS; split++) {
@@ -126,9 +125,9 @@ struct Fragments {
   }
 };
 
-// c[m][n] += tiles (m, k) x operand tile (k, n) for K_TILES tiles of 16 rows of the operand, from `address` on; planes of
-// the operand lie SPLIT_BYTES apart. Tile first + k * M + m. CHAINS chains of mma per result carry the tensor cores busy
-// where M is small.
+// c[m][n] += tile (m, k) x operand tile (k, n) for K_TILES tiles of 16 rows of the operand, from `address` on. Splits of
+// the operand are SPLIT_BYTES apart. Tile (m, k) is number first + k * M + m. Where M is small, CHAINS independent chains of
+// mma per result keep the tensor cores busy.
 template <int M, int K_TILES, int SPLIT_BYTES, class F>
 DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename F::Queue& queue, int first, u32 address,
                     const ThreadCoord& coord) {
@@ -170,8 +169,8 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
       }
 }
 
-// The sums of the K_SLICES warps of a unit tile: c (this warp's part of all of the lane's cells) -> u, complete, for
-// the lane's own cells, if it has any. Room for them: SUM_FLOATS<ROWS>.
+// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all of the lane's cells, -> u, the
+// complete ones for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements.
 template <int ROWS>
 constexpr int SUM_FLOATS = K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
 
@@ -210,7 +209,7 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
       u[j][q] = part(q, j);
 #pragma unroll
       for (int own = 1; own < CELL_SLICES; own++) {
-        float value = part(own * CELLS + q, j);  // read in any case, or the compiler makes an array in memory of c
+        float value = part(own * CELLS + q, j);  // read unconditionally, or the compiler puts c into local memory
         u[j][q] = own == coord.k_slice ? value : u[j][q];
       }
     }

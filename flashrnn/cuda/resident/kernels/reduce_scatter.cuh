@@ -1,17 +1,18 @@
-// How the blocks of a group hand each other their partial sums of the gradient of h. For backward.cuh, after its constants.
+// Reduce-scatter of the partial sums of the gradient of h, between the blocks of a group. Included by backward.cuh after its
+// constants.
 #pragma once
 #include "resident/kernels/products.cuh"
 
-// A lane's part of a 16 x 8 tile of partial sums: two units for two sequences. Parts lie in order of sequences, so that
-// those of the sequences that are used lie together.
+// Index of a lane's partial sums in a 16 x 8 tile, two units for two sequences. They are in the order of sequences, so that those
+// of the used sequences are contiguous.
 constexpr int PARTIAL_WORDS = BYTES;
 DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
   return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + coord.lane_in_quad * 8 + coord.quad) * PARTIAL_WORDS;
 }
 
-// Sends every block its part of c, the sums over this block's gates, which stand in tiles from `first` on. In 16 bits a
-// part is two words, the sums of two units for one sequence each; half of the lanes swap them, so that the
-// receivers, who want the same word of every lane, read from different banks.
+// Scatter: sends every block its tiles of c, this block's partial sums, for tiles from `first` on. In 16 bits a lane's sums are
+// two words, each of two units for one sequence. Half of the lanes swap them, so that the receivers, which need the same word
+// of every lane, read from different banks.
 DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 receive_buffer, u32 barrier, const ThreadCoord& coord) {
 #pragma unroll
   for (int n = 0; n < BATCH_TILES; n++) {
@@ -31,6 +32,7 @@ DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, 
   }
 }
 
+// Reduce: adds up what all blocks have sent for the lane's cells.
 DEVICE void reduce_received(float (&sum)[CELLS], const u32* receive_buffer, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) sum[q] = 0;
@@ -49,13 +51,13 @@ DEVICE void reduce_received(float (&sum)[CELLS], const u32* receive_buffer, cons
   }
 }
 
-// The same through global memory. `partials` is [2 buffers][to block][partial_offset], of one group; words go in twos.
+// The same through global memory. `partials` is [2 buffers][to block][partial_offset] of one group, in pairs of words.
 constexpr i64 BLOCK_PARTIALS = PADDED * SEQS / 4 * PARTIAL_WORDS / 2;
 constexpr i64 GROUP_PARTIALS = 2 * BLOCKS * BLOCK_PARTIALS;
 DEVICE u64* partials_to(u64* partials, int step, int to) { return partials + ((step & 1) * BLOCKS + to) * BLOCK_PARTIALS; }
 DEVICE u32 phase_of(int step) { return (step >> 1 & 1) ^ 1; }
 
-// Makes room for the first two steps' sums that this block is to receive.
+// Clears the buffers of this block's sums for the first two steps.
 DEVICE void clear_partials(u64* partials, const ThreadCoord& coord) {
   for (int step = 0; step < 2; step++)
     for (int i = threadIdx.x; i < BLOCK_PARTIALS; i += THREADS) publish_phase(partials_to(partials, step, coord.rank) + i, {}, 0);
@@ -78,7 +80,7 @@ DEVICE void publish_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int firs
     }
 }
 
-// Every warp of a unit tile adds up what comes from M_TILES of the blocks, in an order that does not depend on time.
+// Every warp of a unit tile adds up the sums of M_TILES of the blocks, in an order that does not depend on their arrival.
 DEVICE void reduce_published(float (&c)[1][BATCH_TILES][4], u64* partials, int step, const ThreadCoord& coord) {
   constexpr int TOGETHER = M_TILES < 16 / PARTIAL_WORDS ? M_TILES : 16 / PARTIAL_WORDS, HALVES = PARTIAL_WORDS / 2;
   const u64* own = partials_to(partials, step, coord.rank);
@@ -94,7 +96,7 @@ DEVICE void reduce_published(float (&c)[1][BATCH_TILES][4], u64* partials, int s
       for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
         for (int half = 0; half < HALVES; half++) part[i][half] = make_uint2(0, 0), here[i][half] = k + i >= M_TILES;
-      while (!all) {  // all that is missing at once: a look takes as long for one as for many
+      while (!all) {  // polls all that is missing at once: that takes as long as polling one
         all = true;
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {

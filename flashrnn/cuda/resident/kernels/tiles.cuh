@@ -1,17 +1,17 @@
-// How one head is laid over warps and blocks, and the tiles that forward and backward share.
+// How one head is distributed over warps and blocks, and the tiles that forward and backward share.
 //
-// A group of BLOCKS blocks runs one head for a tile of SEQS sequences: one block, a cluster, or with GRID blocks anywhere
-// on the GPU. A block owns UNIT_TILES tiles of 16 units, a tile is worked on by K_SLICES warps. In the matrix products,
-// row g of a 16-row fragment stands for unit 2g of its tile and row g + 8 for unit 2g + 1, so that lane (g, t) holds units
-// 2g, 2g + 1 of sequences 2t, 2t + 1: a "cell" is one such unit of one sequence. Cell q of a lane: unit 2g + q % 2,
-// sequence 8 (q / 4) + 2t + q / 2 % 2.
+// A group of BLOCKS blocks runs one head for a tile of SEQS sequences: one block, a cluster or, with GRID, a cooperative group
+// of blocks anywhere on the GPU. A block owns UNIT_TILES tiles of 16 units; K_SLICES warps work on a tile, each on its slice
+// of the product's inner axis (slice-K). In the products, row i of a 16-row fragment is unit 2i of its tile and row i + 8 is
+// unit 2i + 1. So the lane with quad i (lane / 4) and lane_in_quad j (lane % 4) holds units 2i, 2i + 1 of sequences 2j, 2j + 1.
+// A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2.
 #pragma once
 #include "kernels/cluster.cuh"
 #include "resident/kernels/grid.cuh"
 #include "kernels/math.cuh"
 
 constexpr bool CLUSTERED = BLOCKS > 1 && !GRID;
-constexpr int SEQS = 8 * BATCH_TILES;               // of which SEQUENCES are used: the others are not handed around
+constexpr int SEQS = 8 * BATCH_TILES;               // of which SEQUENCES are used: the others are not exchanged
 constexpr int UNITS = 16 * UNIT_TILES;              // of a block
 constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
 constexpr int WARPS = UNIT_TILES * K_SLICES;
@@ -22,20 +22,20 @@ constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // w
 constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
-constexpr int BARRIER_BYTES = 64;                           // room for the barriers of a cluster's exchange
+constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
 static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 
-// Bytes from a time step to the next in what has a row for every step. They are arguments of the kernels, because what
-// lies in constant memory is not computed anew in the loop.
+// Bytes from one time step to the next in each tensor. They are arguments of the kernels because the loop does not recompute
+// what is in constant memory.
 struct StepStrides {
   i64 x, h, aux, gates;
 };
 
-// Where a thread stands.
+// The coordinates of a thread.
 struct ThreadCoord {
   int warp, lane, quad, lane_in_quad, unit_tile, k_slice, tile_thread;
-  int rank;  // block in its group
+  int rank;  // of the block in its group
   i64 head;
   int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
   int tile_unit;                         // first unit of the unit tile, in the head
@@ -50,7 +50,7 @@ struct ThreadCoord {
     tile_unit = rank * UNITS + unit_tile * 16;
   }
   DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || k_slice < CELL_SLICES; }
-  // The unit (in the head) and the sequence (in the tile) of the lane's cell number q < CELLS.
+  // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
   DEVICE int unit(int q) const { return tile_unit + 2 * quad + (k_slice * CELLS + q) % 2; }
   DEVICE int sequence(int q) const {
     int cell = k_slice * CELLS + q;
@@ -58,22 +58,23 @@ struct ThreadCoord {
   }
 };
 
-// Rows of 16 units of a unit tile, one per sequence. Sequences 2t and 2t + 1 of four lanes t lie 4 rows apart, which
-// keeps the lanes of a warp on different banks.
+// Return the row of a sequence in a tile with one row of 16 units for each. The two sequences of a lane are 4 rows apart, so
+// that the lanes of a warp access different banks.
 DEVICE constexpr int tile_row(int sequence) { return sequence / 8 * 8 + sequence % 8 / 2 + sequence % 2 * 4; }
 
-// Numbers between two such rows, with NUMBERS for each unit: an odd multiple of 32 or 64 bytes, for the same reason.
+// Return how many numbers there are between two such rows, with `numbers` for each unit: an odd multiple of 32 or 64 bytes,
+// for the same reason.
 DEVICE constexpr int pitch(int numbers) { return 16 * (numbers | 1); }
 
-// Where number i of a head stands in a row [..][HEADS][D], from the head's first unit on, if its numbers lie in pieces of D.
+// Return the index of number i of a head in a row [pieces][HEADS][D], from the head's first unit on: gates in format PNDG.
 DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
 
-// A tile [units / 8][SEQS][8 units]: the right operand of mma, k contiguous in eights.
+// Return the index of an element in a tile [units / 8][SEQS][8 units]: the right operand of mma, with k contiguous in eights.
 DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * SEQS + sequence) * 8 + k % 8; }
 
-// Copies a tile of one step after the other: ROWS x SEQS rows of the unit tile's 16 units, NUMBERS of ELEMENT (2 or 4)
-// bytes for each. In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows lie ROW_STRIDE bytes
-// apart. IN_PIECES: the head's numbers lie there as `in_pieces` says.
+// Copies a tile of every step: ROWS x SEQS rows of the unit tile's 16 units, with NUMBERS of ELEMENT (2 or 4) bytes for each.
+// In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows are ROW_STRIDE bytes apart. IN_PIECES:
+// there, the head's numbers have the order of `in_pieces`.
 template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS = 1, bool IN_PIECES = false>
 struct TileLoader {
   static constexpr int PITCH = pitch(NUMBERS);
@@ -88,16 +89,16 @@ struct TileLoader {
   bool valid[COPIES];
   int first_row;
 
-  // source(sequence) points at the first unit of the head in the first step's row 0.
-  template <class Source>
-  DEVICE void start(u32 tile, const ThreadCoord& coord, Source source) {
+  // first(sequence) points at the first unit of the head in row 0 of the first step.
+  template <class First>
+  DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
     first_row = coord.tile_thread / PER_ROW % TOGETHER;
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
-      int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;  // two threads may make the same
+      int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;  // two threads may make the same copy
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
       valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && sequence < coord.sequences;
-      from[i] = reinterpret_cast<const char*>(source(valid[i] ? coord.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
+      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
       const int number = coord.tile_unit * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;

@@ -1,11 +1,12 @@
-// The backward time loop with R read at every step: rows are the units of an item, vectors are the gradients of the
-// recurrent gates. The factors of the cell's gradient are computed, from the kept gates, while the block waits for its group.
+// The backward time loop with R streamed: rows are the units of an item, vectors are the gradients of the recurrent gates. The
+// factors of the cell's gradient are computed from the stored gates before the block waits for its group.
 #pragma once
 #include "streaming/kernels/stream.cuh"
 static_assert(ROWS == UNITS && K == GR * D);
 
-// PARAMETERS as of flashrnn_stream_forward, and: initial; d_h (may be null), d_aux -> d_x, d_u. d_bias, zeros: the
-// gradients of the biases are added to it, for each sequence. d_state: the gradient of the last states, in the end of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
+// PARAMETERS as of flashrnn_stream_forward, and: initial; d_h (may be null), d_aux -> d_x, d_u. d_bias
+// [B, GATES, N, D], zeros: the gradients of the biases are added to it, in float32. d_state: the gradient of the last states, at
+// the end that of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_backward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];
@@ -28,8 +29,8 @@ flashrnn_stream_backward(PARAMETERS) {
         for (int k = 0; k < STATES; k++) d_new[i][k] = d_state[(k * B + cell.sequence) * ROW + cell.element];
         if (t < 0) continue;
         const i64 at = (cell.sequence * row_b + t * row_t) * ROW + cell.element, back = row_t * ROW;
-        auto read = [&](const auto* from, int behind) {  // of step t - behind
-          if (t >= AHEAD + behind) prefetch(from - AHEAD * back);
+        auto read = [&](const auto* from, int back_steps) {  // of step t - back_steps
+          if (t >= AHEAD + back_steps) prefetch(from - AHEAD * back);
           return *from;
         };
         carry[i] = !RESET || !reset[cell.sequence * T + t];

@@ -1,11 +1,11 @@
-// The forward time loop with R read at every step: rows are the recurrent gates of an item's units, vectors are h.
+// The forward time loop with R streamed: rows are the recurrent gates of an item's units, vectors are h.
 #pragma once
 #include "streaming/kernels/stream.cuh"
 static_assert(ROWS == GR * UNITS && K == D);
 
 // PARAMETERS: types and shapes are in parameters.py. x, R in the order of Stream, bias, reset -> h, aux. state: the initial
-// states, in the end the last ones. exchange [2, N, B, PADDED_K]: h before the first step, zeros where it is padding.
-// counters [groups, 32]: zeros. gates, if STORE_GATES: what cell_forward saw.
+// states, at the end the last ones. exchange [2, N, B, PADDED_K]: h before the first step, and zeros as padding.
+// counters [groups, 32]: zeros. gates, if STORE_GATES: the arguments of cell_forward.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(PARAMETERS) {

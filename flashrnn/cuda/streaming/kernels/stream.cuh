@@ -1,12 +1,12 @@
-// A time loop that reads R anew at every step, for heads that no chip holds: what both directions share.
+// A time loop that streams R from L2 or memory at every step, for heads that do not fit on the chip; shared by both directions.
 //
-// The work of a step is split into items: UNITS units of one head for SEQS sequences, always by the same block. All
-// blocks run at once (a cooperative launch); a block with several items takes them in turn. The items of one head and the
-// same sequences are a group: at every step each of them multiplies its ROWS rows of a matrix made of R by the vectors of
-// K numbers that all items of its group wrote at the step before, and counts its group's counter up when it has written.
+// The work of a step is split into items, UNITS units of one head for SEQS sequences, each always computed by the same block.
+// All blocks run at once (a cooperative launch); a block with several items takes them in turn. The items of one head and the
+// same sequences are a group. At every step an item multiplies its ROWS rows of a matrix made of R by the vectors of K numbers
+// that all items of its group wrote at the step before. When it has written its own, it increments its group's counter.
 //
-// R comes in the order in which it is multiplied, straight into registers, DEPTH vectors of 64 bytes per row ahead. It
-// waits for nobody: while a block waits for its group, the first vectors of its next item are on their way.
+// R has the order in which it is multiplied, and is loaded straight into registers, DEPTH vectors of 64 bytes per row ahead.
+// These loads do not wait for other blocks: while a block waits for its group, the first vectors of its next item are loaded.
 #pragma once
 #include "kernels/gates.cuh"
 #include "kernels/math.cuh"
@@ -15,27 +15,27 @@
 constexpr int THREADS = 32 * WARPS;
 constexpr int SEQS = 16 * SEQ_TILES;
 constexpr int ROW_TILES = ROWS / 8;
-constexpr int VECTOR = 64 / sizeof(scalar);                    // numbers of a row that four lanes read at once
-constexpr int PADDED_K = WARPS * WARP_VECTORS * VECTOR;        // in turn, a vector for every warp
+constexpr int VECTOR = 64 / sizeof(scalar);                    // numbers of a row that four lanes load at once
+constexpr int PADDED_K = WARPS * WARP_VECTORS * VECTOR;        // vectors are dealt to the warps in turn
 constexpr int UNIT_BLOCKS = (D + UNITS - 1) / UNITS;           // items of a group
 constexpr int CELLS = (SEQS * UNITS + THREADS - 1) / THREADS;  // units of one sequence, of a thread
 constexpr i64 ROW = i64(HEADS) * D;                            // units of all heads
 constexpr int AHEAD = 4;                                       // steps
 constexpr int GATE_BYTES = GATES * sizeof(gate);               // of a unit
-// Rows of sums lie so that the lanes of half a warp, four rows of four pairs, write to different banks.
+// The stride between rows of sums lets half a warp, four rows of four pairs, write to different banks.
 constexpr int SUM_STRIDE = ROWS + (40 - ROWS % 32) % 32;
 static_assert(ROWS % 8 == 0 && DEPTH <= WARP_VECTORS && PADDED_K >= K);
 static_assert(WARPS * SEQS * SUM_STRIDE * 4 == SHARED_BYTES_EXPECTED, "streaming/tiling.py counts shared memory differently");
 
-// The gates of a unit at one step, as the forward keeps them for the backward, aligned for few and wide accesses.
+// The gates of a unit at one step, as the forward stores them for the backward, aligned for few and wide accesses.
 struct alignas((GATE_BYTES & -GATE_BYTES) < 16 ? GATE_BYTES & -GATE_BYTES : 16) UnitGates {
   gate of[GATES];
 };
 
-// What one block does at every step.
+// A part of the work of a step.
 struct Item {
-  int head, unit0, counter;  // counter: of its group, each in a cache line of its own
-  i64 sequence0, matrix;     // matrix: where its rows begin, in steps of 16 bytes
+  int head, unit0, counter;  // counter: index of its group's counter, each in its own cache line
+  i64 sequence0, matrix;     // matrix: index of its first row, in units of 16 bytes
   DEVICE Item(int index) {
     int block = index % UNIT_BLOCKS, group = index / UNIT_BLOCKS;
     counter = group * 32, head = group % HEADS, sequence0 = i64(group / HEADS) * SEQS, unit0 = block * UNITS;
@@ -44,7 +44,7 @@ struct Item {
   DEVICE static int count(i64 B) { return int((B + SEQS - 1) / SEQS) * HEADS * UNIT_BLOCKS; }
 };
 
-// One unit of one sequence: number i < CELLS of a thread.
+// The coordinates of a cell, one unit of one sequence: number i < CELLS of a thread.
 struct CellCoord {
   int row, column;  // unit in the item, sequence in the item
   bool valid;
@@ -55,14 +55,14 @@ struct CellCoord {
     sequence = item.sequence0 + column, element = item.head * D + item.unit0 + row;
     valid = cell < SEQS * UNITS && item.unit0 + row < D && sequence < B;
   }
-  // Where its value `k` of a vector stands among the vectors [HEADS, B, PADDED_K] that a group exchanges.
+  // Return the index of the cell's value in part k of the vectors [HEADS, B, PADDED_K] that a group exchanges.
   DEVICE i64 exchanged(const Item& item, i64 B, int k) const {
     return (item.head * B + sequence) * PADDED_K + k * D + item.unit0 + row;
   }
 };
 
-// c += vectors times rows, for one vector of each: v[m] are 16 bytes of the sequences g and g + 8 of tile m, r[n] of row g
-// of tile n. The lane's place in a vector, 4 or 8 numbers from t on, is the same in both, so any order of k will do.
+// c += vectors times rows, for one vector of each: v[m] are 16 bytes of sequences q and q + 8 of tile m, r[n] of row q of
+// tile n, q = lane / 4. Both are the same 4 or 8 numbers of the vector, those of lane % 4, so their order does not matter.
 DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_TILES][2], const uint4 (&r)[ROW_TILES]) {
   if constexpr (sizeof(scalar) == 2) {
 #pragma unroll
@@ -95,7 +95,7 @@ DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_T
       split(&b[0][1], 2, r[n].z, r[n].w);
 #pragma unroll
       for (int m = 0; m < SEQ_TILES; m++) {
-        // Tensor cores cut off what they add up; sums over many vectors are left to rounded additions.
+        // Tensor cores truncate their sums; the sum over many vectors is made of rounded additions.
         float sum[4] = {};
 #pragma unroll
         for (int order = SPLITS - 1; order >= 0; order--)
@@ -108,7 +108,7 @@ DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_T
   }
 }
 
-// R on its way through the registers of a warp.
+// The stream of R through the registers of a warp.
 struct Stream {
   const uint4* R;  // the lane's first 16 bytes
   uint4 ahead[DEPTH][ROW_TILES];
@@ -123,7 +123,7 @@ struct Stream {
     for (int n = 0; n < ROW_TILES; n++) ahead[slot][n] = load_once(R + item.matrix + (k * WARPS * ROW_TILES + n) * 32);
   }
 
-  // This warp's part of the sums of an item: c of tile (m, n) has its vectors' sequences as rows. `vectors`: of the head.
+  // Computes this warp's partial sums of an item: c of tile (m, n) has sequences as rows. `vectors`: of the head.
   DEVICE void product(float (&c)[SEQ_TILES][ROW_TILES][4], const Item& item, const Item& next, const scalar* vectors, i64 B) {
     const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
     const uint4* lane_vectors = reinterpret_cast<const uint4*>(vectors + (item.sequence0 + quad) * PADDED_K) + warp * 4 + lane_in_quad;
@@ -159,12 +159,12 @@ struct Stream {
   }
 };
 
-// Waits for the group's vectors of the step before, and leaves every warp's part of the item's sums in shared memory.
+// Waits for the group's vectors of the step before, and stores every warp's partial sums of the item to shared memory.
 DEVICE void step_sums(float* sums, Stream& stream, const Item& item, const Item& next, const scalar* vectors,
                       const u32* counters, u32 step, i64 B) {
   const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
   if (threadIdx.x == 0) await(counters + item.counter, step * UNIT_BLOCKS);
-  __syncthreads();  // and everyone has read the sums before
+  __syncthreads();  // also: all threads have read the previous sums
   float c[SEQ_TILES][ROW_TILES][4];
   stream.product(c, item, next, vectors + item.head * B * PADDED_K, B);
 #pragma unroll
@@ -179,7 +179,7 @@ DEVICE void step_sums(float* sums, Stream& stream, const Item& item, const Item&
   __syncthreads();
 }
 
-// The sum of row `row` of the item, for the cell's sequence.
+// Return the sum of row `row` of the item, for the cell's sequence.
 DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
   float sum = 0;
 #pragma unroll
