@@ -5,6 +5,7 @@ from flashrnn.cells.reductions import layer_norm, max, mean, rms_norm, sum
 from flashrnn.dispatch import UnsupportedProblem, backends
 from flashrnn.functional import flashrnn
 from flashrnn.layer import FlashRNN
+from flashrnn.precompile import warmup
 from flashrnn.recurrence import Recurrence
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "registered_cells",
     "rms_norm",
     "sum",
+    "warmup",
 ]
 __version__ = "0.1.0"

@@ -1,5 +1,5 @@
 """python -m flashrnn doctor: what works on this machine; limits: the largest heads of GPUs; tilings and tune: how the
-solver lays heads over a GPU, and which way is the fastest."""
+solver lays heads over a GPU, and which way is the fastest; warmup: kernels compiled ahead of a run."""
 
 import argparse
 import json
@@ -10,10 +10,12 @@ from itertools import islice
 
 import torch
 
-from flashrnn import Cell, UnsupportedProblem, dispatch, doctor, get_cell, limits
+from flashrnn import Cell, UnsupportedProblem, dispatch, doctor, get_cell, limits, warmup
+from flashrnn.cache import cache_folder
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.gpu import NAMED, nvidia_gpu
 from flashrnn.plan import plans
+from flashrnn.precompile import Compiled
 from flashrnn.problem import Backend, Problem, dtype_name, tf32_allowed
 
 
@@ -38,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="The best tilings by the solver's estimate, forward and backward; no GPU is needed.",
     )
     add_sizes(tilings)
+    add_count(tilings)
     tilings.add_argument("--gpu", choices=NAMED, help="(default: this machine's)")
     tuned = commands.add_parser(
         "tune",
@@ -46,20 +49,39 @@ def main(arguments: list[str] | None = None) -> int:
         "the cache folder, where later processes find it. Takes a minute or less.",
     )
     add_sizes(tuned)
+    add_count(tuned)
+    ahead = commands.add_parser(
+        "warmup",
+        help="compile all kernels that calls of given sizes will need, for this machine or a GPU by name",
+        description="Compiles all kernels that calls of given sizes will need, and stores them in the cache folder, "
+        "where later processes find them. No GPU is needed if --gpu names one.",
+    )
+    add_sizes(ahead, several=True)
+    ahead.add_argument("--inference", action="store_true", help="without the kernels of the backward")
+    ahead.add_argument("--reset", action="store_true", help="calls are given a reset mask, or packed documents")
+    ahead.add_argument("--backend", default="auto", help="a backend's name (default: auto)")
+    ahead.add_argument("--gpu", choices=NAMED, help="(default: this machine's GPU, or its CPU)")
     given = parser.parse_args(arguments)
     if given.command == "tilings":
         return print_tilings(given)
+    if given.command == "warmup":
+        return print_warmup(given)
     if given.command == "tune":
         return print_tuning(given)
     return print_doctor() if given.command == "doctor" else print_limits(given.json)
 
 
-def add_sizes(command: argparse.ArgumentParser) -> None:
-    """The arguments that say what tilings are for, and how many of them."""
+def add_sizes(command: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the arguments that say what kernels are for, with one or `several` batch sizes."""
     command.add_argument("--cell", type=a_cell, default="lstm", help="its name, or module.name (default: lstm)")
-    for name, what in (("heads", "number of heads"), ("head-dim", "size of a head"), ("batch", "sequences")):
-        command.add_argument(f"--{name}", type=int, required=True, help=what)
+    command.add_argument("--heads", type=int, required=True, help="number of heads")
+    command.add_argument("--head-dim", type=int, required=True, help="size of a head")
+    more = {"nargs": "+"} if several else {}
+    command.add_argument("--batch", type=int, required=True, help="sequences", **more)
     command.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+
+
+def add_count(command: argparse.ArgumentParser) -> None:
     command.add_argument("--count", type=int, default=8, help="tilings of each direction (default: 8)")
 
 
@@ -98,6 +120,21 @@ def print_tuning(given: argparse.Namespace) -> int:
         return 1
     for trial in tuning.tune(problem.cell, given.heads, given.head_dim, given.batch, problem.dtype, given.count):
         print(f"{trial.direction:8}  {trial.us:7.3f} µs per step  {trial.tiling}", flush=True)
+    return 0
+
+
+def print_warmup(given: argparse.Namespace) -> int:
+    def show(compiled: Compiled) -> None:
+        print(f"{compiled.done}/{compiled.total}  {compiled.seconds:5.1f} s  {compiled.kernel}", flush=True)
+
+    sizes = {"heads": given.heads, "head_dim": given.head_dim, "batch": given.batch}
+    options = {"training": not given.inference, "reset": given.reset, "backend": given.backend, "gpu": given.gpu}
+    try:
+        backend = warmup(given.cell, **sizes, dtype=getattr(torch, given.dtype), **options, progress=show)
+    except (UnsupportedProblem, ValueError, RuntimeError) as reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    print(f"the kernels of backend {backend} are in {cache_folder()}")
     return 0
 
 

@@ -7,6 +7,8 @@ import os
 import stat
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
@@ -80,6 +82,30 @@ def _write(path: Path, content: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Run the block in one thread of one process at a time, by a lock on the file `path`, which is gone afterwards.
+
+    The operating system frees the lock of a process that is killed. Where it has no such locks, or the folder takes no
+    files, nobody waits: then several may do the same at once.
+    """
+    file = None
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        make_folder(path.parent)
+        file = path.open("w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if file is not None:
+            path.unlink(missing_ok=True)  # who waits for it has it open, and finds what has been stored
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # a forked child has the file open too
+            file.close()
 
 
 @cache

@@ -1,8 +1,8 @@
 """Compiles kernels with NVRTC and caches the binaries on disk.
 
-The file name of a binary is a hash of everything that shaped it, and next to it is a readable record. Both are written
-under a temporary name and renamed, so that several processes may build the same kernel at once. A binary without a
-record of its checksum is built again.
+The file name of a binary is a hash of everything that shaped it, and next to it is a readable record. Of several
+processes that need the same binary, one compiles it and the others wait. Both files are written under a temporary name
+and renamed. A binary without a record of its checksum is built again.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from flashrnn.cache import cache_folder, store
+from flashrnn.cache import cache_folder, one_at_a_time, store
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import KernelUnavailable, making_kernels
 
@@ -57,9 +57,12 @@ def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") 
     path = cache_folder() / f"{entry}-{arch}-{key}.cubin"
     cached = _read(path, entry)
     if cached is None:
-        code, log = _compile(source, entry, arch)
-        cached = Binary(code, entry, *_resources(log), path)
-        _write(cached, {"made_for": made_for, **identity})
+        with one_at_a_time(path.with_suffix(".lock")):
+            cached = _read(path, entry)  # another process may have compiled it meanwhile
+            if cached is None:
+                code, log = _compile(source, entry, arch)
+                cached = Binary(code, entry, *_resources(log), path)
+                _write(cached, {"made_for": made_for, **identity})
     return cached
 
 

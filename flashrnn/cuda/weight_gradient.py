@@ -57,7 +57,7 @@ def weight_gradient(
 ) -> Tensor:
     """Return d_R as `products.weight_gradient_of_states` does, after the backward of that spec."""
     cell, (B, T, N, D) = spec.cell, h.shape
-    if not _has_kernel(spec):
+    if not has_kernel(spec):
         return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
     kernel, tiling = _kernel(spec, h.device.index)
     k_splits = max(1, min(spec.gpu.multiprocessors // tiling.groups, B * T // (_STAGES * _ROWS)) // tiling.blocks)
@@ -82,13 +82,13 @@ def weight_gradient(
     return sum_of_partials(partial, h.dtype) if has_partials else d_R
 
 
-def _has_kernel(spec: KernelSpec) -> bool:
+def has_kernel(spec: KernelSpec) -> bool:
     return spec.dtype.itemsize == 2 and spec.head_dim % 4 == 0 and spec.head_dim <= WIDEST
 
 
 def prepare_weight_gradient(spec: KernelSpec, device: int) -> None:
     """Compile and load what `weight_gradient` will need."""
-    if _has_kernel(spec):
+    if has_kernel(spec):
         _kernel(spec, device)
 
 

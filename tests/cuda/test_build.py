@@ -1,16 +1,21 @@
 """NVRTC and the cache of binaries, with a kernel of one line."""
 
+import contextlib
 import errno
 import hashlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
 import pytest
 
+from flashrnn.cache import one_at_a_time
 from flashrnn.cuda import build as module
 from flashrnn.cuda.build import Binary, build, cache_folder
 from flashrnn.problem import KernelUnavailable
@@ -176,7 +181,7 @@ def test_mistake_in_a_cell_gives_the_log_of_the_compiler(folder):
         RuntimeError, match=r'twice does not compile for sm_90a with nvrtc (?s:.*)"unheard_of" is undef'
     ):
         twice(wrong)
-    assert not folder.exists()
+    assert not list(folder.iterdir())
 
 
 def test_unknown_architecture_is_named(folder):
@@ -214,3 +219,53 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("FLASHRNN_CACHE")
     assert cache_folder() == tmp_path / ".cache" / "flashrnn"
+
+
+def in_processes(count: int, run) -> list[int]:
+    """Run in so many forked processes at once; return how each ended."""
+    children = []
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                run()
+                status = 0
+            os._exit(status)
+        children.append(child)
+    return [os.waitpid(child, 0)[1] for child in children]
+
+
+def test_of_eight_processes_one_compiles_and_the_others_wait(monkeypatch, folder, tmp_path):
+    log = tmp_path / "log"
+
+    def compile_(source, entry, arch):
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(0.3)
+        return b"code", "Used 40 registers, 0 bytes spill stores"
+
+    monkeypatch.setattr(module, "_compile", compile_)
+    assert in_processes(8, twice) == [0] * 8
+    assert len(log.read_text().splitlines()) == 1
+    assert not list(folder.glob("*.lock"))
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    def hold_and_die():
+        with one_at_a_time(tmp_path / "a.lock"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_processes(1, hold_and_die) == [signal.SIGKILL]
+    entered = []
+    with one_at_a_time(tmp_path / "a.lock"):
+        entered.append(True)
+    assert entered
+
+
+def test_where_no_lock_can_be_made_nobody_waits(tmp_path):
+    (tmp_path / "file").touch()
+    entered = []
+    with one_at_a_time(tmp_path / "file" / "a.lock"):
+        entered.append(True)
+    assert entered

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cuda.available import unavailable
+from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
 from flashrnn.cuda.parameters import Argument, fused
@@ -100,8 +101,8 @@ class CudaFused:
         first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
         concurrent = None
         if plan.overlapped:
-            producers = _producers(plan.spec, plan.tiling)
-            concurrent = ConcurrentGradient(plan.spec, plan.overlapped, producers, h, states, reset)
+            blocks = producers(plan.spec, plan.tiling)
+            concurrent = ConcurrentGradient(plan.spec, plan.overlapped, blocks, h, states, reset)
         arguments = {
             "R": R.contiguous(),
             "initial": _or_zeros(contiguous(states), d_states),
@@ -206,7 +207,7 @@ def _backward_kernel(
     counting = counting_chunks(spec, steps)
     if counting.variant.counts_chunks:
         kernel, loop = _kernel(choose, counting, device)
-        overlapped = concurrent_gradient.overlapped(spec, _producers(spec, loop))
+        overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
         if overlapped and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
             return kernel, loop, overlapped
     kernel, loop = _kernel(choose, spec, device)
@@ -218,19 +219,14 @@ def counting_chunks(spec: KernelSpec, steps: int) -> KernelSpec:
     """Return the spec of a backward; it counts chunks if its likely tiling leaves multiprocessors idle for d_R."""
     if steps < FEWEST_STEPS:
         return spec
-    overlapped = concurrent_gradient.overlapped(spec, _producers(spec, _likely(spec.of_all_variants)))
+    likely = tiling.best(bucket(spec.of_all_variants, tiling.SOLVER))  # unless another one is tuned or spills less
+    overlapped = concurrent_gradient.overlapped(spec, producers(spec, likely))
     return replace(spec, variant=replace(spec.variant, counts_chunks=overlapped is not None))
 
 
-def _producers(spec: KernelSpec, tiling: Tiling) -> int:
+def producers(spec: KernelSpec, tiling: Tiling) -> int:
     """Return the number of blocks of the loop."""
     return tiling.batches(spec.batch) * spec.heads * tiling.blocks
-
-
-@cache
-def _likely(spec: KernelSpec) -> Tiling:
-    """Return the tiling that is compiled unless another one is tuned or spills less."""
-    return next(tiling.tilings(spec))
 
 
 def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:

@@ -2,7 +2,9 @@
 
 import logging
 from dataclasses import replace
+from functools import cache
 
+from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.resident.source import prelude
@@ -19,11 +21,17 @@ SPILLED = 168  # bytes of a thread's registers that may spill while R is loaded,
 def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
     """Return the fused kernel and its tiling; needs no GPU.
 
-    It is the tiling that `python -m flashrnn tune` has saved for these sizes, or else the best by estimate.
+    It is the tiling that `python -m flashrnn tune` has saved for this batch size, or else that of its bucket.
     """
     tuned = saved_tiling(spec)
     if tuned is not None:
         return compile_tiling(spec, tuned), tuned
+    return _compile_bucket(bucket(spec, tiling.SOLVER))
+
+
+@cache
+def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
+    """Return the first kernel by estimate that spills little, or, of the first few, the one that spills least."""
     tried: list[tuple[Binary, Tiling]] = []
     for choice in tiling.tilings(spec):
         if any(_needs_as_many_registers(choice, other) for _, other in tried):

@@ -14,7 +14,8 @@ from math import ceil
 
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, Infeasible, Problem, Solution, ceil_div, lookup, maximum, minimum
-from flashrnn.constrint.expressions import Operand
+from flashrnn.constrint.expressions import Operand, Variable
+from flashrnn.cuda.buckets import Solver
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
 from flashrnn.residual import residual_dtype
@@ -152,17 +153,48 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[Problem, tuple[Expression, ...]]
     p.add("registers", registers * 32 * warps <= gpu.registers, unit="registers")
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
-    groups = spec.heads * ceil_div(spec.batch, tiling.sequences)
+    return p, (_eighths(spec, tiling, at_once, spec.batch), warps * blocks, -tiling.register_fragments)
+
+
+def _eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch: Operand) -> Expression:
+    """Return eighths of the clock cycles of a time step of the whole batch."""
+    gpu, blocks = spec.gpu, tiling.blocks
+    registers, shared = _registers(spec, tiling), _shared_bytes(spec, tiling)
+    groups = spec.heads * ceil_div(batch, tiling.sequences)
     waves = ceil_div(groups, lookup(blocks, at_once))
-    fit = minimum(gpu.registers // (registers * 32 * warps), gpu.shared_per_block // maximum(shared, 1))
+    fit = minimum(gpu.registers // (registers * 32 * tiling.warps), gpu.shared_per_block // maximum(shared, 1))
     alone = lookup(blocks, {size: int(size == 1) for size in at_once})
     second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each a group by itself, fit on a multiprocessor
     step = _step_cycles(spec, tiling)
     if idle := _idle(spec):
         free = gpu.multiprocessors - groups * blocks
         step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
-    cycles = (8 * waves - second * (8 - _SECOND_BLOCK) * (waves - 1)) * step
-    return p, (cycles, warps * blocks, -tiling.register_fragments)
+    return (8 * waves - second * (8 - _SECOND_BLOCK) * (waves - 1)) * step
+
+
+def cycles(spec: KernelSpec, tiling: Tiling) -> float:
+    """Return the estimated clock cycles of a time step of the whole batch; the tiling may be that of another batch."""
+    unknowns, batch, eighths = _of_batch(_of_any_batch(spec), tiling.grid)
+    values = {unknown: getattr(tiling, unknown.name) for unknown in unknowns}
+    return eighths.evaluate({batch: spec.batch, **values}) / 8
+
+
+@cache
+def best(spec: KernelSpec) -> Tiling:
+    """Return the first of `tilings`."""
+    return next(tilings(spec))
+
+
+SOLVER = Solver(__file__, best, cycles)
+
+
+@cache
+def _of_batch(spec: KernelSpec, grid: bool) -> tuple[tuple[Variable, ...], Variable, Expression]:
+    """Return the unknowns, the batch size, and the eighths of clock cycles by these."""
+    p, at_once = Problem(), _groups_at_once(spec.gpu, grid)
+    tiling = _unknowns(p, spec, grid, at_once)
+    unknowns, batch = p.variables, p.variable("batch", range(1, 2**20))
+    return unknowns, batch, _eighths(spec, tiling, at_once, batch)
 
 
 def _groups_at_once(gpu: Gpu, grid: bool) -> dict[int, int]:

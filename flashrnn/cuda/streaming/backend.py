@@ -12,11 +12,12 @@ from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.cuda.available import unavailable
+from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
-from flashrnn.cuda.streaming.tiling import Tiling, best_tiling, infeasible, prelude, shared_bytes
+from flashrnn.cuda.streaming.tiling import SOLVER, Tiling, best_tiling, infeasible, prelude, shared_bytes
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, batch_time_strides, contiguous, empty_in_format, in_format
@@ -118,7 +119,7 @@ def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
 
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
     """Return the compiled kernel and its tiling; needs no GPU."""
-    tiling = best_tiling(spec)
+    tiling = best_tiling(bucket(spec, SOLVER))
     header, entry = f"streaming/kernels/{spec.direction}.cuh", f"flashrnn_stream_{spec.direction}"
     return build(prelude(spec, tiling), header, entry, spec.gpu.arch, str(spec)), tiling
 

@@ -12,6 +12,8 @@ import torch
 
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, minimum
+from flashrnn.constrint.expressions import Operand
+from flashrnn.cuda.buckets import Solver
 from flashrnn.cuda.parameters import declaration, streaming
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
@@ -110,17 +112,33 @@ def pose(spec: KernelSpec) -> tuple[Problem, tuple[Expression, ...]]:
     cells = ceil_div(16 * seq_tiles * units, 32 * warps)
 
     p.add("vectors read ahead", depth <= warp_vectors)
-    need = _registers(spec, Tiling(units, seq_tiles, warps, warp_vectors, depth), cells)
+    tiling = Tiling(units, seq_tiles, warps, warp_vectors, depth)
+    need = _registers(spec, tiling, cells)
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * (4 * ceil_div(warps, 4)) <= gpu.registers, unit="registers")  # in four parts
     stride = rows.per_unit * units + 32  # at most, see SUM_STRIDE
     p.add("shared memory", warps * 16 * seq_tiles * stride * 4 <= gpu.shared_per_block, unit="bytes")
 
-    items = spec.heads * ceil_div(batch, 16 * seq_tiles) * ceil_div(head_dim, units)
-    read = _READ_AT_ONCE * (warps * warp_vectors) * (rows.per_unit * units + minimum(16 * seq_tiles, batch))
-    wait = ceil_div(warp_vectors, depth) * _LATENCY
-    item = read // _BYTES + wait + _ITEM + cells * (_CELL + _SUM * rows.per_unit * warps)
-    return p, (ceil_div(items, gpu.multiprocessors) * item, warps, -depth)
+    return p, (_cycles(spec, tiling, cells, batch), warps, -depth)
+
+
+def _cycles(spec: KernelSpec, tiling: Tiling, cells: Operand, batch: Operand) -> Expression:
+    """Return the estimate of a time step of the whole batch, in clock cycles."""
+    rows, sequences = Rows.of(spec).per_unit * tiling.units, 16 * tiling.seq_tiles
+    items = spec.heads * ceil_div(batch, sequences) * ceil_div(spec.head_dim, tiling.units)
+    read = _READ_AT_ONCE * tiling.vectors * (rows + minimum(sequences, batch))
+    wait = ceil_div(tiling.warp_vectors, tiling.depth) * _LATENCY
+    item = read // _BYTES + wait + _ITEM + cells * (_CELL + _SUM * Rows.of(spec).per_unit * tiling.warps)
+    return ceil_div(items, spec.gpu.multiprocessors) * item
+
+
+def cycles(spec: KernelSpec, tiling: Tiling) -> float:
+    """Return the estimated clock cycles of a time step of the whole batch; the tiling may be that of another batch."""
+    cells = ceil_div(16 * tiling.seq_tiles * tiling.units, 32 * tiling.warps)
+    return _cycles(spec, tiling, cells, spec.batch).evaluate({})
+
+
+SOLVER = Solver(__file__, best_tiling, cycles)
 
 
 def _vectors(spec: KernelSpec) -> int:

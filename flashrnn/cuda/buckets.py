@@ -1,0 +1,136 @@
+"""Batch buckets: one tiling for many batch sizes, so that whoever calls with all of them compiles few kernels.
+
+The solvers find a tiling for one batch size. Asked for every size, they give up to twenty tilings of one kernel. At
+most MOST of these are taken: those with the smallest slowdown by the solvers' estimates, at whatever batch size.
+"""
+
+import hashlib
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from flashrnn.cache import cache_folder, store
+from flashrnn.cuda.spec import KernelSpec
+
+MOST = 6  # tilings of a direction for all batch sizes up to LARGEST
+LARGEST = 512
+_SOLVED = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
+_JUDGED = (*range(1, 65), *range(66, 257, 2), *range(264, LARGEST + 1, 8))  # sizes between two have the larger's bucket
+_SLACK = 0.05  # of the time of a step
+
+Ranges = tuple[tuple[int, int], ...]
+"""The first batch size of a range, and the one whose tiling serves all of it."""
+
+
+@dataclass(frozen=True)
+class Solver:
+    """What finds and judges the tilings of a backend's kernels.
+
+    Attributes:
+        source: the file with the estimates. Buckets are found anew when it changes.
+        best: the tiling that should be the fastest for a spec.
+        cycles: the estimate for a spec and a tiling that need not be of its batch.
+    """
+
+    source: str
+    best: Callable[[KernelSpec], Hashable]
+    cycles: Callable[[KernelSpec, Hashable], float]
+
+
+def bucket(spec: KernelSpec, solver: Solver) -> KernelSpec:
+    """Return the spec with the batch size whose tiling serves that of `spec`."""
+    ranges = _ranges(replace(spec.of_all_variants, batch=1), solver)
+    if spec.batch > LARGEST:
+        return replace(spec, batch=_fastest(spec.of_all_variants, solver, ranges))
+    return replace(spec, batch=ranges[bisect_right([first for first, _ in ranges], spec.batch) - 1][1])
+
+
+@cache
+def _fastest(spec: KernelSpec, solver: Solver, ranges: Ranges) -> int:
+    """Return the batch size of the bucket that should be the fastest for a batch larger than all of them."""
+    batches = sorted({batch for _, batch in ranges})
+    return min(batches, key=lambda batch: solver.cycles(spec, solver.best(replace(spec, batch=batch))))
+
+
+@cache
+def _ranges(spec: KernelSpec, solver: Solver) -> Ranges:
+    file = _file(spec, solver)
+    found = _read(file)
+    if found is None:
+        found = find(spec, solver)
+        store({file: json.dumps({"spec": str(spec), "ranges": found}).encode()})
+    return found
+
+
+def _file(spec: KernelSpec, solver: Solver) -> Path:
+    estimates = Path(solver.source).read_bytes() + Path(__file__).read_bytes()
+    gpu = replace(spec.gpu, name="")  # by its data sheet it has another name than by its driver
+    sizes = spec.direction, spec.cell.key, spec.heads, spec.head_dim, spec.dtype, gpu, spec.variant.tf32
+    identity = repr(sizes).encode() + estimates
+    return cache_folder() / f"buckets-{hashlib.sha256(identity).hexdigest()[:32]}.json"
+
+
+def _read(file: Path) -> Ranges | None:
+    """Return the ranges that a file holds; None if it does not hold any."""
+    try:
+        found = tuple((first, batch) for first, batch in json.loads(file.read_text())["ranges"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    valid = all(type(number) is int and 1 <= number <= LARGEST for pair in found for number in pair)
+    firsts = [first for first, _ in found] if valid else []
+    return found if firsts[:1] == [1] and firsts == sorted(firsts) else None
+
+
+def find(spec: KernelSpec, solver: Solver) -> Ranges:
+    """Return the ranges for a spec, whatever its batch."""
+    tilings: dict[Hashable, int] = {}
+    for batch in _SOLVED:
+        tilings.setdefault(solver.best(replace(spec, batch=batch)), batch)
+    cycles = {
+        solved: [solver.cycles(replace(spec, batch=batch), tiling) for batch in _JUDGED]
+        for tiling, solved in tilings.items()
+    }
+    taken = _fewest_slow(cycles)
+    serving = [min(taken, key=lambda one: cycles[one][i]) for i in range(len(_JUDGED))]
+    starts = [1, *(before + 1 for before in _JUDGED[:-1])]
+    return tuple((starts[i], one) for i, one in enumerate(serving) if i == 0 or one != serving[i - 1])
+
+
+def _fewest_slow(cycles: dict[int, list[float]]) -> list[int]:
+    """Return at most MOST tilings with the smallest slowdown at powers of two, which most callers have.
+
+    Nowhere is it larger by more than _SLACK than the largest slowdown has to be with so few tilings.
+    """
+    fastest = [min(column) for column in zip(*cycles.values(), strict=True)]
+    ratios = {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
+    allowed = sorted({ratio for row in ratios.values() for ratio in row})
+
+    def within(largest: float, at_powers: float) -> list[int] | None:
+        limits = [min(largest, at_powers) if batch.bit_count() == 1 else largest for batch in _JUDGED]
+        serves = {
+            one: sum(1 << i for i, pair in enumerate(zip(row, limits, strict=True)) if pair[0] <= pair[1])
+            for one, row in ratios.items()
+        }
+        return _cover(serves, (1 << len(_JUDGED)) - 1, MOST)
+
+    largest = allowed[bisect_left(allowed, True, key=lambda ratio: within(ratio, ratio) is not None)] + _SLACK
+    at_powers = allowed[bisect_left(allowed, True, key=lambda ratio: within(largest, ratio) is not None)]
+    return within(largest, at_powers)
+
+
+def _cover(serves: dict[int, int], missing: int, most: int) -> list[int] | None:
+    """Return at most `most` tilings that together serve all that is missing, as bits of batch sizes; None without."""
+    if not missing:
+        return []
+    if not most:
+        return None
+    sizes = (i for i in range(missing.bit_length()) if missing >> i & 1)
+    rarest = min(([one for one, bits in serves.items() if bits >> i & 1] for i in sizes), key=len)
+    for one in sorted(rarest, key=lambda one: -(serves[one] & missing).bit_count()):
+        rest = _cover(serves, missing & ~serves[one], most - 1)
+        if rest is not None:
+            return [one, *rest]
+    return None

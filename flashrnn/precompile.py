@@ -1,0 +1,171 @@
+"""Kernels compiled before a run needs them, on this machine or, by the name of its GPU, for another one."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from flashrnn.cells import Cell, get_cell
+from flashrnn.cpu.backend import CpuFused
+from flashrnn.cpu.call import Sizes, prepare
+from flashrnn.cuda import sum_of_partials, weight_gradient
+from flashrnn.cuda.buckets import bucket
+from flashrnn.cuda.resident import concurrent_gradient, tiling
+from flashrnn.cuda.resident.backend import CudaFused, counting_chunks, producers
+from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.cuda.streaming import tiling as streaming
+from flashrnn.cuda.streaming.backend import Cuda, compile_kernel
+from flashrnn.dispatch import choose, units_to_add
+from flashrnn.gpu import named_gpu, nvidia_gpu
+from flashrnn.problem import Problem, aux_dtype, state_dtype, tf32_allowed
+
+
+class Compiled(NamedTuple):
+    """One step of `warmup`."""
+
+    kernel: str  # what was compiled, or found compiled
+    seconds: float
+    done: int  # kernels so far
+    total: int
+
+
+def warmup(
+    function: str | Cell = "lstm",
+    *,
+    heads: int = 1,
+    head_dim: int,
+    batch: int | Sequence[int],
+    dtype: torch.dtype = torch.bfloat16,
+    training: bool = True,
+    reset: bool = False,
+    backend: str = "auto",
+    gpu: str | None = None,
+    progress: Callable[[Compiled], None] | None = None,
+) -> str:
+    """Compile all kernels that calls of these sizes will need, and store them in the cache folder.
+
+    Later processes load them in milliseconds. Those are the kernels of the backends `cuda_fused`, `cuda` and
+    `cpu_fused`. `vanilla` has none, and Triton compiles those of `triton_fused` at the first call.
+
+    Args:
+        function: a registered cell's name, or a `flashrnn.Cell`.
+        heads: number of heads.
+        head_dim: size of a head.
+        batch: number of sequences of a call, or of several calls.
+        dtype: of the computation.
+        training: there will be backward passes.
+        reset: calls are given a `reset` mask, or packed documents.
+        backend: a backend's name, or "auto".
+        gpu: the name of a GPU that need not be there, from `python -m flashrnn limits`; by default this machine's first
+            GPU, or its CPU if it has none.
+        progress: called with a `Compiled` when a kernel is there.
+
+    Returns:
+        The name of the backend whose kernels were compiled.
+
+    Raises:
+        UnsupportedProblem: the named backend cannot serve the problem; the message says why.
+        RuntimeError: the kernels cannot be compiled on this machine; the message says why.
+        ValueError: there is no such cell, backend or GPU.
+    """
+    cell, device = get_cell(function), torch.device("cuda" if gpu or torch.cuda.is_available() else "cpu")
+    tf32 = tf32_allowed(dtype, device)
+    assumed = named_gpu(gpu) if gpu else nvidia_gpu(device)
+    problem = Problem(cell, heads, head_dim, dtype, device, training, reset, assumed, tf32)
+    if backend in ("auto", CudaFused.name):
+        problem = problem._replace(head_dim=head_dim + units_to_add(problem))
+    chosen = choose(backend, problem)
+    batches = (batch,) if isinstance(batch, int) else tuple(batch)
+    kernels = {name: compile_ for size in batches for name, compile_ in _kernels(chosen.name, problem, size)}
+    _run(kernels, progress)
+    return chosen.name
+
+
+def _run(kernels: dict[str, Callable[[], object]], progress: Callable[[Compiled], None] | None) -> None:
+    """Compile in as many threads as there are processors: compilers do not hold Python's lock."""
+    with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1) or 1) as pool:
+        started = {pool.submit(_timed, compile_): name for name, compile_ in kernels.items()}
+        for done, future in enumerate(as_completed(started), 1):
+            compiled = Compiled(started[future], future.result(), done, len(kernels))
+            if progress:
+                progress(compiled)
+
+
+def _timed(compile_: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    compile_()
+    return time.perf_counter() - start
+
+
+Kernels = Iterator[tuple[str, Callable[[], object]]]
+"""What is compiled, and the function that does it."""
+
+
+def _kernels(backend: str, problem: Problem, batch: int) -> Kernels:
+    if backend == CpuFused.name:
+        yield from _cpu(problem, batch)
+    elif backend == CudaFused.name:
+        yield from _resident(problem, batch)
+    elif backend == Cuda.name:
+        yield from _streaming(problem, batch)
+
+
+def _cpu(problem: Problem, batch: int) -> Kernels:
+    calls = [(direction, steps) for direction in problem.directions for steps in (2, 1)]  # one step has its own kernel
+    for direction, steps in calls:
+        sizes = direction, problem.cell, batch, steps, problem.heads, problem.head_dim, False, problem.dtype
+        length = "one step" if steps == 1 else "any number of steps"
+        name = f"{direction} of {problem.cell.name}, heads of {problem.head_dim}, {length}, on the CPU"
+        yield name, partial(prepare, Sizes(*sizes, torch.get_num_threads()))
+
+
+def _spec(direction: str, problem: Problem, batch: int, **variant) -> KernelSpec:
+    cell, dtype = problem.cell, problem.dtype
+    aux = aux_dtype(cell, dtype, all_states=False) if problem.training and len(cell.states) > 1 else None
+    variant = Variant(reset=problem.reset, aux=aux, training=problem.training, tf32=problem.tf32, **variant)
+    return KernelSpec(direction, cell, problem.heads, problem.head_dim, batch, dtype, problem.gpu, variant)
+
+
+def _resident(problem: Problem, batch: int) -> Kernels:
+    for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
+        spec = _spec("forward", problem, batch, half_bias=half_bias)
+        name = f"{bucket(spec, tiling.SOLVER)}{', half biases' if half_bias else ''}"
+        yield name, partial(compile_best, spec)
+    if not problem.training:
+        return
+    spec = _spec("backward", problem, batch)
+    yield str(bucket(spec, tiling.SOLVER)), partial(compile_best, spec)
+    yield from _gradients(problem, spec)
+    counting = counting_chunks(spec, concurrent_gradient.FEWEST_STEPS)
+    if counting.variant.counts_chunks:
+        name = f"{bucket(counting, tiling.SOLVER)}, with d_R of batch {batch} overlapped"
+        yield name, partial(_compile_overlapped, spec, counting)
+
+
+def _compile_overlapped(spec: KernelSpec, counting: KernelSpec) -> None:
+    """Compile a loop that counts chunks, and the kernel for d_R that overlaps with it."""
+    _, loop = compile_best(counting)
+    if tiling_of_d_R := concurrent_gradient.overlapped(spec, producers(spec, loop)):
+        concurrent_gradient.compile_kernel(spec, tiling_of_d_R)
+
+
+def _streaming(problem: Problem, batch: int) -> Kernels:
+    for direction in problem.directions:
+        spec = _spec(direction, problem, batch)
+        yield str(bucket(spec, streaming.SOLVER)), partial(compile_kernel, spec)
+        if direction == "backward":
+            yield from _gradients(problem, spec)
+
+
+def _gradients(problem: Problem, spec: KernelSpec) -> Kernels:
+    """The kernels after the loop of a backward."""
+    if weight_gradient.has_kernel(spec):
+        yield f"d_R of {problem.cell.name}", partial(weight_gradient.compile_kernel, replace(spec, batch=1))
+    for dtype in sorted({problem.dtype, state_dtype(problem.dtype)}, key=str):
+        yield f"sums in {dtype}", partial(sum_of_partials.compile_kernel, dtype, problem.gpu)

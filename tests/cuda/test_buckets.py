@@ -1,0 +1,113 @@
+"""Batch buckets: few kernels for all batch sizes, and how much slower the solvers expect them to be."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashrnn import get_cell
+from flashrnn.cuda import buckets
+from flashrnn.cuda.buckets import LARGEST, MOST, bucket
+from flashrnn.cuda.resident import kernel
+from flashrnn.cuda.resident import tiling as resident
+from flashrnn.cuda.resident.tuned import save_tiling
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.cuda.streaming import tiling as streaming
+from flashrnn.gpu import named_gpu
+
+H100 = named_gpu("H100")
+LSTM, GRU = get_cell("lstm"), get_cell("gru")
+SOME = (1, 3, 16, 32, 36, 64, 80, 200)
+
+
+def spec_of(direction, cell, heads, head_dim, batch=1) -> KernelSpec:
+    return KernelSpec(direction, cell, heads, head_dim, batch, torch.bfloat16, H100)
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
+    buckets._ranges.cache_clear()
+    yield
+    buckets._ranges.cache_clear()
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("solver", "cell", "heads", "head_dim", "slowdown", "at_powers"),
+    [
+        (resident.SOLVER, LSTM, 12, 64, 1.03, 1.0),
+        (resident.SOLVER, LSTM, 1, 768, 1.05, 1.0),
+        (resident.SOLVER, GRU, 1, 768, 1.09, 1.09),
+        (streaming.SOLVER, LSTM, 1, 768, 1.06, 1.01),
+    ],
+    ids=["lstm 12 x 64", "lstm 1 x 768", "gru 1 x 768", "streaming"],
+)
+def test_few_tilings_serve_all_batch_sizes_nearly_as_fast(
+    solver, cell, heads, head_dim, slowdown, at_powers, direction
+):
+    spec = spec_of(direction, cell, heads, head_dim)
+    serving = {batch: bucket(replace(spec, batch=batch), solver) for batch in range(1, LARGEST + 1)}
+    assert len({solver.best(one) for one in serving.values()}) <= MOST
+    for batch in SOME:
+        here = replace(spec, batch=batch)
+        ratio = solver.cycles(here, solver.best(serving[batch])) / solver.cycles(here, solver.best(here))
+        assert ratio <= (at_powers if batch.bit_count() == 1 else slowdown) + 1e-9, batch
+
+
+def test_the_estimate_of_a_tiling_for_its_own_batch_is_the_solvers():
+    for batch in (3, 40):
+        spec = spec_of("backward", GRU, 4, 192, batch)
+        cycles, tiling = next(resident.estimates(spec))
+        assert resident.cycles(spec, tiling) == cycles
+
+
+def test_larger_batches_have_the_fastest_of_the_buckets():
+    spec = spec_of("forward", LSTM, 1, 768)
+    batches = {batch for _, batch in buckets._ranges(spec, resident.SOLVER)}
+    large = replace(spec, batch=1000)
+    cycles = {one: resident.cycles(large, resident.best(replace(spec, batch=one))) for one in batches}
+    assert cycles[bucket(large, resident.SOLVER).batch] == min(cycles.values())
+
+
+def test_buckets_are_found_once_and_read_by_later_processes(monkeypatch):
+    spec = spec_of("forward", LSTM, 2, 32, 20)
+    found = bucket(spec, resident.SOLVER)
+    buckets._ranges.cache_clear()
+    monkeypatch.setattr(buckets, "find", lambda *_: pytest.fail("found again"))
+    assert bucket(spec, resident.SOLVER) == found
+    named_by_its_driver = replace(spec, gpu=replace(H100, name="NVIDIA H100 80GB HBM3"))
+    assert bucket(named_by_its_driver, resident.SOLVER).batch == found.batch
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"ranges": []}', '{"ranges": [[2, 8]]}', '{"ranges": [[1, 8.5]]}'])
+def test_a_file_that_holds_no_buckets_is_not_read(tmp_path, content):
+    spec = spec_of("forward", LSTM, 2, 32, 20)
+    found = bucket(spec, resident.SOLVER)
+    (file,) = tmp_path.glob("buckets-*.json")
+    file.write_text(content)
+    buckets._ranges.cache_clear()
+    assert bucket(spec, resident.SOLVER) == found
+    assert json.loads(file.read_text())["ranges"]
+
+
+def test_batch_sizes_of_a_bucket_share_a_kernel_unless_one_is_tuned(monkeypatch):
+    compiled = []
+
+    def compile_tiling(spec, tiling):
+        compiled.append(tiling)
+        return type("Binary", (), {"spilled": 0})
+
+    monkeypatch.setattr(kernel, "compile_tiling", compile_tiling)
+    kernel._compile_bucket.cache_clear()
+    spec = spec_of("forward", LSTM, 1, 768)
+    (first, _), (second, _), *_ = buckets._ranges(spec, resident.SOLVER)
+    for batch in range(first, second):
+        kernel.compile_best(replace(spec, batch=batch))
+    assert len(compiled) == 1
+    other = list(zip(range(5), resident.tilings(replace(spec, batch=24)), strict=False))[4][1]
+    save_tiling(replace(spec, batch=24), other, 1.0)
+    assert kernel.compile_best(replace(spec, batch=24))[1] == other
+    assert kernel.compile_best(replace(spec, batch=25))[1] != other
+    kernel._compile_bucket.cache_clear()

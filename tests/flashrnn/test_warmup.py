@@ -1,0 +1,97 @@
+"""Kernels compiled ahead of a run: afterwards calls of these sizes compile nothing."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashrnn import UnsupportedProblem, flashrnn, get_cell, warmup
+from flashrnn.__main__ import main
+from flashrnn.cpu import build as cpu_build
+from flashrnn.cuda import build, sum_of_partials, weight_gradient
+from flashrnn.cuda.resident import backend, concurrent_gradient, kernel
+from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.spec import Variant
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import aux_dtype
+from tests.problems import random_inputs
+
+LSTM, H100 = get_cell("lstm"), named_gpu("H100")
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path) -> list[str]:
+    """The kernels that are compiled, which takes no time; `build` finds them in a new cache."""
+    entries = []
+
+    def compile_(source, entry, arch):
+        entries.append(entry)
+        return b"code", "Used 40 registers, 0 bytes spill stores"
+
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_compile", compile_)
+    forget()
+    yield entries
+    forget()
+
+
+def forget() -> None:
+    """As in a new process."""
+    for cached in (build.build, kernel._compile_bucket, backend._chosen, backend._plan, weight_gradient._kernel):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("steps", [20, 1000])
+def test_a_training_call_finds_all_its_kernels(compiled, monkeypatch, steps):
+    steps_of = []
+    sizes = {"heads": 1, "head_dim": 256, "batch": [16, 40]}
+    assert warmup("lstm", **sizes, gpu="H100", progress=steps_of.append) == "cuda_fused"
+    assert [one.done for one in steps_of] == list(range(1, steps_of[0].total + 1))
+    assert "flashrnn_concurrent_gradient" in compiled
+    forget()
+    compiled.clear()
+    loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], with_known=lambda **_: None)
+    monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
+    for module in (backend, weight_gradient):
+        monkeypatch.setattr(module, "load", lambda *_, **__: loaded)
+    variant = Variant(aux=aux_dtype(LSTM, torch.bfloat16, all_states=False), training=True)
+    for batch in (16, 40):
+        call = LSTM, torch.Size((batch, steps, 1, 256)), False, torch.bfloat16
+        for half_bias in (False, True):
+            backend._plan(compile_best, "forward", *call, replace(variant, half_bias=half_bias), 0)
+        plan = backend._plan(compile_best, "backward", *call, variant, 0)
+        if plan.overlapped:
+            concurrent_gradient.compile_kernel(plan.spec, plan.overlapped)
+    sum_of_partials.compile_kernel(torch.bfloat16, H100)
+    sum_of_partials.compile_kernel(torch.float32, H100)
+    assert compiled == []
+
+
+def test_backend_cuda_and_inference(compiled):
+    assert warmup("gru", head_dim=4096, batch=4, training=False, gpu="H100") == "cuda"
+    assert compiled == ["flashrnn_stream_forward"]
+
+
+def test_on_the_cpu_the_first_call_compiles_nothing(monkeypatch):
+    assert warmup("gru", heads=2, head_dim=12, batch=1, dtype=torch.float32, backend="cpu_fused") == "cpu_fused"
+    monkeypatch.setattr(cpu_build, "_compiled", lambda *_: pytest.fail("compiled in a call"))
+    inputs = random_inputs(get_cell("gru"), 3, 4, 2, 12, torch.float32)
+    flashrnn(*inputs, function="gru", backend="cpu_fused")[0].sum().backward()
+
+
+def test_what_cannot_be_served_is_an_error():
+    with pytest.raises(UnsupportedProblem, match=r"^backend 'cuda_fused': forward does not fit on the chip"):
+        warmup(head_dim=4096, batch=1, gpu="H100", backend="cuda_fused")
+    with pytest.raises(ValueError, match="unknown GPU 'H1000'"):
+        warmup(head_dim=64, batch=1, gpu="H1000")
+
+
+def test_the_command_shows_its_progress(compiled, capsys):
+    sizes = ["--batch", "1", "8", "--gpu", "A100"]
+    assert main(["warmup", "--heads", "2", "--head-dim", "32", *sizes, "--inference"]) == 0
+    *steps, end = capsys.readouterr().out.splitlines()
+    assert steps[-1].startswith(f"{len(steps)}/{len(steps)}")
+    assert end.startswith("the kernels of backend cuda_fused are in ")
+    assert main(["warmup", "--heads", "1", "--head-dim", "4096", *sizes, "--backend", "cuda_fused"]) == 1
+    assert "error: backend 'cuda_fused': " in capsys.readouterr().err
