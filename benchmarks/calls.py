@@ -27,7 +27,7 @@ def rows() -> Iterator[dict]:
 
 
 def eager_calls(case: Case, training: bool, device: str) -> dict[str, Callable[[], object]]:
-    """Calls of the same sizes by name: without gradients, or with those of inputs and parameters."""
+    """Return calls of the same sizes by name: without gradients, or with those of inputs and parameters."""
     options = {"device": device, "dtype": getattr(torch, case.dtype)}
     width = case.N * case.D
     x = torch.randn(case.T, case.B, width, requires_grad=True, **options)
@@ -50,7 +50,7 @@ def eager_calls(case: Case, training: bool, device: str) -> dict[str, Callable[[
 
 
 def in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
-    """Microseconds of each call, in rounds in which each one is made several times."""
+    """Return the microseconds of each call, in rounds in which each one is made several times."""
     for call in calls.values():
         seconds(call, _CALLS)
     times = {name: [] for name in calls}

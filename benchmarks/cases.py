@@ -25,7 +25,7 @@ class Case:
         return f"{self.function}-{self.N}x{self.D}-B{self.B}-T{self.T}-{self.dtype}"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that `flashrnn.flashrnn` takes."""
+        """Return the shapes of the tensors that `flashrnn.flashrnn` takes."""
         from flashrnn import get_cell
 
         cell = get_cell(self.function)
@@ -74,18 +74,18 @@ SWEEPS = {
 
 
 def network(case: Case, field: str) -> str:
-    """What a sweep over this field keeps."""
+    """Return what a sweep over this field keeps."""
     heads = f"{case.N * case.D} units" if field == "D" else f"{case.N} × {case.D}"
     return f"{case.function} {heads}"
 
 
 def select(suite: str, patterns: list[str]) -> list[Case]:
-    """The suite's cases whose names match a shell pattern; all of them without patterns."""
+    """Return the suite's cases whose names match a shell pattern; all of them without patterns."""
     return matching(SUITES[suite], patterns, f"suite {suite!r}")
 
 
 def matching(cases: Sequence[Case], patterns: list[str], where: str) -> list[Case]:
-    """Those of the cases whose names match a shell pattern; all of them without patterns."""
+    """Return those of the cases whose names match a shell pattern; all of them without patterns."""
     for pattern in patterns:
         if not any(fnmatchcase(case.name, pattern) for case in cases):
             names = "\n  ".join(case.name for case in cases)

@@ -19,7 +19,7 @@ class Cliff(NamedTuple):
 
 
 def cliffs(times: Mapping[int, float], tolerance: float) -> list[Cliff]:
-    """Sizes that take more than `tolerance` times as long as a larger one, each with the fastest larger one."""
+    """Return sizes that take more than `tolerance` times as long as a larger one, each with the fastest larger one."""
     found, fastest = [], None
     for size in sorted(times, reverse=True):
         if fastest is not None and times[size] > tolerance * times[fastest]:
@@ -39,7 +39,8 @@ class Misranked(NamedTuple):
 
 
 def misranked(estimated: Mapping[int, float], measured: Mapping[int, float], noise: float = 1.02) -> list[Misranked]:
-    """Neighbours of which the estimated order is not the measured one; times within `noise` of each other have none."""
+    """Return neighbours of which the estimated order is not the measured one; times within `noise` of each other have
+    none."""
     found = []
     for smaller, larger in pairwise(sorted(estimated.keys() & measured.keys())):
         ratios = Misranked(smaller, larger, *(times[larger] / times[smaller] for times in (estimated, measured)))

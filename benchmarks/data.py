@@ -51,7 +51,7 @@ def rows() -> Iterator[dict]:
 
 
 def _write(folder: Path, texts: list[str]) -> None:
-    """FILES files of SlimPajama's schema."""
+    """Write FILES files of SlimPajama's schema."""
     from backports import zstd
 
     for k in range(FILES):

@@ -22,7 +22,7 @@ _OTHER = "black"  # an eleventh color would be the first again
 
 
 def read(path: Path) -> dict:
-    """The content of a file of `kernels`."""
+    """Return the content of a file of `kernels`."""
     content = json.loads(path.read_text())
     if "suite" not in content:
         raise ValueError(f"{path} holds no results of kernels")
@@ -30,7 +30,7 @@ def read(path: Path) -> dict:
 
 
 def draw(content: dict, path: Path) -> Path:
-    """Draws curves of a sweep, or ratios to the peers, to `path`."""
+    """Draw curves of a sweep, or ratios to the peers, to `path`."""
     suite, jobs, gpu = content["suite"], by_job(content["rows"]), content["runs"][-1]["machine"]["gpu"]
     if suite in SWEEPS:
         figure = _sweep(jobs, *SWEEPS[suite], with_floor=floors.GPU in gpu)
@@ -74,7 +74,7 @@ def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
 
 
 def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
-    """What a bare step takes, and the share of it in our time."""
+    """Return what a bare step takes, and the share of it in our time."""
     least = sorted((getattr(job.case, field), floors.forward_floor(job.case), job) for job in jobs)
     ax.plot([x for x, *_ in least], [us for _, us, _ in least], "k--", label="bare step, and its share of our time")
     for x, us, job in least:
@@ -103,14 +103,14 @@ def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
 
 
 def _add_legend(figure: Figure) -> None:
-    """One for all panels, which would cover curves and bars inside of them."""
+    """Add one legend for all panels, which would cover curves and bars inside of them."""
     shown = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in figure.axes]
     labels = {label: handle for panel in shown for handle, label in panel}
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=int(figure.get_figwidth() // 2.5))
 
 
 def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
-    """How many times faster than each recurrent peer, and the bar that is set for forward and backward."""
+    """Return how many times faster than each recurrent peer, and the bar that is set for forward and backward."""
     figure = Figure(figsize=(12, 7), layout="constrained")
     for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
         ratios = {

@@ -31,7 +31,8 @@ def _in_new_process(case: Case, cache: str) -> dict:
 
 
 def seconds(case: Case) -> dict:
-    """In a program that has imported everything and trains already, so that the GPU's libraries are loaded."""
+    """Time the call in a program that has imported everything and trains already, so that the GPU's libraries are
+    loaded."""
     import torch
     from cuda import pathfinder  # noqa: F401
     from cuda.bindings import driver, nvrtc  # noqa: F401

@@ -13,7 +13,7 @@ _BANDWIDTH = 3.35e6  # bytes per µs
 
 
 def forward_floor(case: Case) -> float:
-    """µs per time step, in 16 bit; heads of up to 830 units."""
+    """Return µs per time step, in 16 bit; heads of up to 830 units."""
     rows = 4 + 1  # the gates' inputs, and h
     bytes_moved = 2 * case.B * case.N * case.D * rows
     return max(next(us for held, us in _LATENCY.items() if held >= case.D), bytes_moved / _BANDWIDTH)

@@ -69,7 +69,7 @@ def measure(model: FlashRNNForCausalLM, context: int) -> dict:
 
 
 def _speed(times: Sequence[float]) -> dict:
-    """Of the prompt and new tokens that were handed over at `times`, in seconds."""
+    """Return the speed of the prompt and of new tokens that were handed over at `times`, in seconds."""
     # The first tokens behind the prompt still meet what is compiled or allocated on first use.
     read, *steps = (b - a for a, b in itertools.pairwise(times))
     ms = 1000 * statistics.median(steps[WARMUP:])
@@ -77,7 +77,7 @@ def _speed(times: Sequence[float]) -> dict:
 
 
 def draw(content: dict, file: Path) -> Path:
-    """Tokens per second and memory over the context, a curve per model."""
+    """Draw tokens per second and memory over the context, a curve per model."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

@@ -28,12 +28,12 @@ def supports(case: Case) -> bool:
 
 
 def run(job: Job, effort: Effort, package: ModuleType) -> dict:
-    """Its layer in float32, which its kernels are for, time first, and the product with the inputs."""
+    """Measure its layer in float32, which its kernels are for, time first, with the product with the inputs."""
     return layer(job, effort, package.LSTM, torch.float32)
 
 
 def load(sources: Path) -> ModuleType:
-    """The package, compiled if it is not yet."""
+    """Return the package, compiled if it is not yet."""
     package = sources / "frameworks" / "pytorch"
     if not (package / "lstm.cc").is_file():
         raise ValueError(f"--haste-sources {sources} does not hold the unpacked haste_pytorch-0.5.0rc0.tar.gz")

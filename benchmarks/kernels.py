@@ -30,7 +30,7 @@ class Implementation(Protocol):
     def supports(self, case: Case) -> bool: ...
 
     def measure(self, jobs: Iterable[Job], effort: Effort) -> Iterator[tuple[Job, dict]]:
-        """Every job with its measurements, or with {"error": why there are none}."""
+        """Return every job with its measurements, or with {"error": why there are none}."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ PEERS = (*IN_PROCESS, *peers.FLASHRNN, haste.NAME)
 
 
 def implementations(names: Sequence[str], wheel: Path | None, haste_sources: Path | None) -> list[Implementation]:
-    """Ours and the peers of these names; those that are not installed come from a wheel and from sources."""
+    """Return ours and the peers of these names; those that are not installed come from a wheel and from sources."""
     if unknown := [name for name in names if name not in PEERS]:
         raise ValueError(f"unknown peer {unknown[0]!r}; there are: {', '.join(PEERS)}")
     from_wheel = [name for name in names if name in peers.FLASHRNN]
@@ -95,7 +95,7 @@ def implementations(names: Sequence[str], wheel: Path | None, haste_sources: Pat
 def measure(
     cases: Sequence[Case], implementations: Sequence[Implementation], results: KernelResults, effort: Effort
 ) -> None:
-    """Adds what is missing in the results."""
+    """Add what is missing in the results."""
     for implementation in implementations:
         jobs = [Job(case, mode) for case in cases if implementation.supports(case) for mode in MODES]
         missing = [job for job in jobs if results.missing(job, implementation.name)]
@@ -115,7 +115,7 @@ def run(
     folder: Path,
     commit: str,
 ) -> None:
-    """Measures cases of a suite, and prints a table of all that the suite's file then holds."""
+    """Measure cases of a suite, and print a table of all that the suite's file then holds."""
     cases, chosen = select(suite, patterns), implementations(peer_names, wheel, haste_sources)
     path = folder / gpu_folder() / f"kernels_{suite}.json"
     results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": suite}, head(commit))

@@ -80,14 +80,14 @@ def _config(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def build(overrides: Sequence[str]) -> SequenceModel:
-    """The model of experiment=slimpajama_160m with these overrides, on the GPU."""
+    """Return the model of experiment=slimpajama_160m with these overrides, on the GPU."""
     from hydra.utils import instantiate
 
     return instantiate(_config(overrides).model).cuda()
 
 
 def data_parallel_options() -> dict[str, Any]:
-    """What experiment=slimpajama_160m gives to DistributedDataParallel, by way of Lightning's DDPStrategy."""
+    """Return what experiment=slimpajama_160m gives to DistributedDataParallel, by way of Lightning's DDPStrategy."""
     return {key: value for key, value in _config().trainer.strategy.items() if key != "_target_"}
 
 
@@ -126,7 +126,7 @@ def _train(model: SequenceModel, compile: bool, batch_size: int, devices: int, a
 
 
 def _speed(times: Sequence[float], batch_size: int, devices: int, accumulate: int) -> dict:
-    """Of training steps that took `times` milliseconds."""
+    """Return the speed of training steps that took `times` milliseconds."""
     ms = quantiles(times, digits=2)
     return {
         "ms": ms["p50"],

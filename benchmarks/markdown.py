@@ -12,7 +12,7 @@ def markdown(table: Table) -> str:
 
 
 def filled(text: str, made: dict[str, str]) -> str:
-    """`text` with what is made by a script between the comments <!-- name --> and <!-- end -->."""
+    """Return `text` with what is made by a script between the comments <!-- name --> and <!-- end -->."""
     for place, content in made.items():
         text, found = re.subn(rf"(<!-- {place} -->\n).*?(\n<!-- end -->)", rf"\1\n{content}\n\2", text, flags=re.DOTALL)
         if found != 1:

@@ -37,7 +37,7 @@ def _rows(name: str, dtype: str) -> Iterator[dict]:
 
 
 def draw(content: dict, file: Path) -> Path:
-    """Error over time, a panel per dtype."""
+    """Draw the error over time, a panel per dtype."""
     from matplotlib.figure import Figure
 
     dtypes = list(dict.fromkeys(row["dtype"] for row in content["rows"]))

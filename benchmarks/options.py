@@ -66,13 +66,13 @@ def rows() -> Iterator[dict]:
 
 
 def over(row: dict, first: dict) -> dict[str, float]:
-    """Times and memory as multiples of the first row's."""
+    """Return times and memory as multiples of the first row's."""
     values = [{"ms": r["ms"]["p50"], "call_ms": r["call_ms"], "peak_mib": r["peak_mib"]} for r in (row, first)]
     return {name: round(value / values[1][name], 3) for name, value in values[0].items()}
 
 
 def measured(variant: Variant, mode: str) -> dict:
-    """Errors, time and memory."""
+    """Return errors, time and memory."""
     case = variant.case
     with _tf32(variant.tf32):
         errors = ours.check(Job(case, mode), "auto", "cuda")
@@ -83,13 +83,13 @@ def measured(variant: Variant, mode: str) -> dict:
 
 
 def outputs(variant: Variant, inputs: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
-    """What gradients come from."""
+    """Return what gradients come from."""
     found = flashrnn(*inputs, function=variant.case.function, return_states=variant.return_states)
     return found[2] if variant.of_all else found[0]
 
 
 def check_states(case: Case, backend: str, device: str) -> dict[str, float]:
-    """Relative errors of all states over a few steps."""
+    """Return relative errors of all states over a few steps."""
     case = replace(case, T=min(case.T, ours.CHECKED_STEPS))
     dtype = getattr(torch, case.dtype)
     inputs = random_inputs(case.shapes(), dtype, device)
@@ -105,7 +105,7 @@ def check_states(case: Case, backend: str, device: str) -> dict[str, float]:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """PyTorch's products of float32 may round to TF32 in here."""
+    """Let PyTorch's products of float32 round to TF32 in this context."""
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
     try:
         yield

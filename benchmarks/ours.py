@@ -24,7 +24,7 @@ def is_ours(implementation: str) -> bool:
 
 
 def run(job: Job, effort: Effort, backend: str = BACKEND) -> dict:
-    """Errors, time and memory of h, or of h and the gradients."""
+    """Return errors, time and memory of h, or of h and the gradients."""
     checked = check(job, backend, "cuda")
     case = job.case
     inputs = random_inputs(case.shapes(), getattr(torch, case.dtype))
@@ -36,7 +36,7 @@ def run(job: Job, effort: Effort, backend: str = BACKEND) -> dict:
 
 
 def check(job: Job, backend: str, device: str) -> dict[str, float]:
-    """Relative errors of the job's results over a few steps.
+    """Return relative errors of the job's results over a few steps.
 
     The batch is the case's own, because tilings, and with them kernels, differ by batch.
     """
@@ -52,7 +52,7 @@ def check(job: Job, backend: str, device: str) -> dict[str, float]:
 
 
 def errors(run: Callable[[torch.dtype, str], dict[str, Tensor]], dtype: torch.dtype, backend: str) -> dict[str, float]:
-    """Relative errors of what `run` gives for a dtype and a backend, against the reference in float64.
+    """Return relative errors of what `run` gives for a dtype and a backend, against the reference in float64.
 
     They may be three times those of the reference in this dtype where that is more than the bound of the dtype.
     """
@@ -72,7 +72,7 @@ def _relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict
 
 
 def results(case: Case, mode: str, inputs: Sequence[Tensor], d_h: Tensor, backend: str) -> dict[str, Tensor]:
-    """h, and in TRAINING the gradients of the inputs."""
+    """Return h, and in TRAINING the gradients of the inputs."""
     with torch.set_grad_enabled(mode == TRAINING):
         h, _ = flashrnn(*inputs, function=case.function, backend=backend)
     if mode != TRAINING:

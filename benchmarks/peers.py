@@ -29,7 +29,7 @@ def cudnn_supports(case: Case) -> bool:
 
 
 def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
-    """PyTorch's layer in `dtype`, time first as cuDNN has it."""
+    """Return PyTorch's layer in `dtype`, time first as cuDNN has it."""
     products = torch.backends.cuda.matmul
     allowed, products.allow_tf32 = products.allow_tf32, torch.backends.cudnn.allow_tf32  # the layer's own are cuDNN's
     try:
@@ -39,7 +39,7 @@ def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
 
 
 def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype: torch.dtype) -> dict:
-    """A layer of that kind, of one head, and the product with the inputs that its time includes."""
+    """Return a layer of that kind, of one head, and the product with the inputs that its time includes."""
     case, training = job.case, job.mode == TRAINING
     gates = len(get_cell(case.function).input_gates)
     x = torch.randn(case.T, case.B, case.D, device="cuda", dtype=dtype, requires_grad=True)
@@ -56,7 +56,7 @@ def attention_supports(case: Case) -> bool:
 
 
 def attention(job: Job, effort: Effort) -> dict:
-    """Causal attention with the case's heads: no recurrence, but what a Transformer has in its place."""
+    """Return causal attention with the case's heads: no recurrence, but what a Transformer has in its place."""
     case, options = job.case, {"device": "cuda", "dtype": getattr(torch, job.case.dtype), "requires_grad": True}
     qkv = [torch.randn(case.B, case.T, case.N, case.D, **options) for _ in range(3)]
 
@@ -113,7 +113,7 @@ class PyPIFlashRNN:
         return worker.ask(self.measure_seconds, do="measure", **self._sizes(job.case), **options)
 
     def _unpack(self) -> Path:
-        """Once, because the compiler looks at the age of the sources."""
+        """Unpack once, because the compiler looks at the age of the sources."""
         package = self.folder / self.wheel.stem
         if not package.exists():
             self.folder.mkdir(exist_ok=True)
@@ -123,7 +123,7 @@ class PyPIFlashRNN:
         return package
 
     def _environment(self, builds: int) -> dict[str, str]:
-        """For so many builds at a time."""
+        """Return the environment for so many builds at a time."""
         extensions = self.folder / "extensions"
         for lock in extensions.glob("*/lock"):
             lock.unlink()  # of a run that was killed; the next one would wait for it without end

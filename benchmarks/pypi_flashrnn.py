@@ -23,7 +23,8 @@ _STEPS = 16  # of the call that builds: binaries do not depend on time
 
 
 def load(folder: Path) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The package's function. Its own device query does not compile under CUDA 13, so it is told what it would find."""
+    """Return the package's function. Its own device query does not compile under CUDA 13, so it is told what it would
+    find."""
     sys.path.insert(0, str(folder))
     package = importlib.import_module("flashrnn")
     if not Path(package.__file__).is_relative_to(folder):

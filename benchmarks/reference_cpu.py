@@ -37,7 +37,7 @@ def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
 
 
 def _kept_bytes(forward: Callable[[], torch.Tensor]) -> int:
-    """What autograd keeps for the backward of `forward`."""
+    """Return what autograd keeps for the backward of `forward`."""
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

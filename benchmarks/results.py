@@ -19,7 +19,7 @@ from training import provenance
 
 
 def checkout() -> str:
-    """The commit of this checkout, and whether it has changes; to be asked for before anything is measured."""
+    """Return the commit of this checkout, and whether it has changes; to be asked for before anything is measured."""
     found = provenance.commit()
     if found is None:
         raise ValueError(
@@ -29,7 +29,7 @@ def checkout() -> str:
 
 
 def head(commit: str | None = None) -> dict:
-    """Command, commit (of this checkout, if None), versions and machine."""
+    """Return command, commit (of this checkout, if None), versions and machine."""
     gpu = torch.cuda.is_available()
     libraries = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} | _packages() if gpu else {}
     return {
@@ -46,7 +46,7 @@ def head(commit: str | None = None) -> dict:
 
 
 def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
-    """Measures `rows`, which are shown as they come, and writes them with what was measured.
+    """Measure `rows`, which are shown as they come, and write them with what was measured.
 
     Until the last one they are in <name>.partial.json, which stays if the run is broken off.
     """
@@ -63,7 +63,7 @@ def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
 
 
 def _packages() -> dict[str, str]:
-    """Versions of what compiles and times kernels, as far as it is installed."""
+    """Return versions of what compiles and times kernels, as far as it is installed."""
     found = {name: list(distributions(name=name)) for name in ("triton", "cuda-core", "nvidia-cuda-nvrtc")}
     return {name: installed[0].version for name, installed in found.items() if installed}
 
@@ -90,7 +90,7 @@ def device_folder() -> str:
 
 
 def milliseconds(row: dict) -> float:
-    """Median time of the recurrence: less that of the product with the inputs, where a row includes it."""
+    """Return the median time of the recurrence: less that of the product with the inputs, where a row includes it."""
     return row["ms"]["p50"] - row.get("input_ms", {"p50": 0.0})["p50"]
 
 
@@ -119,7 +119,7 @@ class KernelResults:
         return is_ours(implementation) and runs[row["run"]]["commit"] != runs[-1]["commit"]
 
     def add(self, job: Job, implementation: str, measured: dict) -> dict:
-        """The row, which is in the file on return."""
+        """Add a row, which is in the file on return."""
         run = {"run": len(self._content["runs"]) - 1}
         row = vars(job.case) | {"mode": job.mode, "implementation": implementation} | measured | run
         self._rows[job, implementation] = row
@@ -128,14 +128,14 @@ class KernelResults:
         return row
 
     def _text(self) -> str:
-        """JSON with one line for each row."""
+        """Return JSON with one line for each row."""
         head = json.dumps(self._content | {"rows": []}, indent=1).removesuffix("]\n}")
         rows = ",\n".join(f"  {json.dumps(row)}" for row in self.rows)
         return f"{head}\n{rows}\n ]\n}}\n"
 
 
 def split(row: dict) -> tuple[Job, str]:
-    """What a row is about: the job and the implementation."""
+    """Return what a row is about: the job and the implementation."""
     return Job(case_of(row), row["mode"]), row["implementation"]
 
 
@@ -144,7 +144,7 @@ def case_of(row: dict) -> Case:
 
 
 def by_job(rows: list[dict]) -> dict[Job, dict[str, dict]]:
-    """Rows by job and implementation."""
+    """Return the rows by job and implementation."""
     jobs: dict[Job, dict[str, dict]] = {}
     for row in rows:
         job, implementation = split(row)

@@ -28,7 +28,7 @@ _CYCLES_PER_MS = 1.98e6  # an H200's clock in a kernel that does not draw all of
 
 
 def run(patterns: list[str], folder: Path, commit: str) -> None:
-    """Measures what the file of the sweep lacks, and makes its page and figure anew."""
+    """Measure what the file of the sweep lacks, and make its page and figure anew."""
     cases = matching(CASES, patterns, "the sweep")
     path = folder / gpu_folder() / "sweep.json"
     results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": "sweep"}, head(commit))
@@ -39,7 +39,7 @@ def run(patterns: list[str], folder: Path, commit: str) -> None:
 
 
 def compile_ahead(cases: Sequence[Case]) -> None:
-    """Fills the folder of compiled kernels by as many processes as there are cores.
+    """Fill the folder of compiled kernels by as many processes as there are cores.
 
     What fails there fails again when it is measured, and is a result then.
     """
@@ -58,7 +58,7 @@ def _first_calls(case: Case) -> None:
 
 
 def row(job: Job) -> dict:
-    """Backend, estimate, errors and time of what "auto" takes."""
+    """Return backend, estimate, errors and time of what "auto" takes."""
     case = job.case
     expected = expectation(job)
     errors = ours.check(job, "auto", "cuda")
@@ -68,7 +68,7 @@ def row(job: Job) -> dict:
 
 
 def expectation(job: Job) -> dict:
-    """The backend that serves the job, and of cuda_fused the tilings and the estimated time of its kernels."""
+    """Return the backend that serves the job, and of cuda_fused the tilings and the estimated time of its kernels."""
     case, gpu = job.case, device_gpu(torch.cuda.current_device())
     sizes, dtype = (case.function, case.N, case.D), getattr(torch, case.dtype)
     backend = auto_backend(*sizes, dtype, gpu, training=job.mode == TRAINING)

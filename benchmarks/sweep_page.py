@@ -22,7 +22,7 @@ Curves = Mapping[int, float]
 
 
 def write(path: Path) -> list[Path]:
-    """Makes the page and the figure of a file of the sweep, beside it."""
+    """Make the page and the figure of a file of the sweep, beside it."""
     content = json.loads(path.read_text())
     jobs = by_job(content["rows"])
     page, figure = path.with_suffix(".md"), path.with_suffix(".png")
@@ -48,7 +48,7 @@ def _table(header: list[str], rows: Iterator[list[str]]) -> str:
 
 
 def panels(jobs: dict[Job, dict[str, dict]]) -> Iterator[tuple[Series, str, dict[int, dict]]]:
-    """Series and modes, each with the rows that have a time, by size."""
+    """Return series and modes, each with the rows that have a time, by size."""
     for series in SERIES:
         for mode in MODES:
             rows = {getattr(case, series.field): jobs.get(Job(case, mode), {}).get(NAME, {}) for case in series.cases}
@@ -85,7 +85,7 @@ def _of_pair(pair: Misranked) -> list[str]:
 
 
 def draw(jobs: dict[Job, dict[str, dict]], gpu: str, path: Path) -> None:
-    """A row of panels for every series, a column for every mode."""
+    """Draw a row of panels for every series, a column for every mode."""
     figure = Figure(figsize=(15, 4 * len(SERIES)), layout="constrained")
     grid = figure.subplots(len(SERIES), len(MODES))
     for axes, (series, mode, rows) in zip(grid.flat, panels(jobs), strict=True):

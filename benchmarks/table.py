@@ -29,12 +29,12 @@ _MEMORY_BAR = 1.0  # peak memory over flashrnn's
 
 
 def times(rows: dict[str, dict]) -> dict[str, float]:
-    """Milliseconds by implementation, of those that have any."""
+    """Return milliseconds by implementation, of those that have any."""
     return {name: milliseconds(row) for name, row in rows.items() if "ms" in row}
 
 
 def recurrent_peers(ms: dict[str, float]) -> dict[str, float]:
-    """Others' kernels: without attention, and without what steps through time in PyTorch."""
+    """Return others' kernels: without attention, and without what steps through time in PyTorch."""
     return {name: value for name, value in ms.items() if not is_ours(name) and name not in _NO_KERNELS}
 
 
@@ -43,7 +43,8 @@ def fastest_peer(ms: dict[str, float]) -> str | None:
 
 
 def print_table(rows: list[dict]) -> None:
-    """Milliseconds of every implementation, ours also in µs per step, and the ratio to the fastest recurrent peer."""
+    """Print milliseconds of every implementation, ours also in µs per step, and the ratio to the fastest recurrent
+    peer."""
     jobs = by_job(rows)
     peers = list(dict.fromkeys(name for found in jobs.values() for name in found if name != OURS))
     lines = [["case", "mode", OURS, "µs/step", *peers, "ratio", "bars"]]
@@ -66,7 +67,7 @@ def _cell(rows: dict[str, dict], name: str) -> str:
 
 
 def verdicts(job: Job, jobs: dict[Job, dict[str, dict]]) -> list[str]:
-    """For each bar that is set for the job and can be judged: what was reached, and whether it is enough."""
+    """Return, for each bar that is set for the job and can be judged, what was reached, and whether it is enough."""
     case, ms = job.case, times(jobs[job])
     if OURS not in ms or case.T != 1024:
         return []

@@ -39,12 +39,14 @@ def compiled(loop: Loop, inputs: list[Tensor]) -> Loop:
 
 
 def graphed(loop: Loop, inputs: list[Tensor]) -> Loop:
-    """As CUDA graphs, a second one of its backward if the inputs ask for gradients: no launch waits for the host."""
+    """Return the loop as CUDA graphs, a second one of its backward if the inputs ask for gradients: no launch waits for
+    the host."""
     return torch.cuda.make_graphed_callables(loop, tuple(inputs))
 
 
 def time_loop(cell: Cell, Wx: Tensor, R: Tensor, b: Tensor) -> Tensor:
-    """h [B, T, N, D] of a cell whose gates all have both parts: one product per step, all that is constant outside."""
+    """Return h [B, T, N, D] of a cell whose gates all have both parts: one product per step, all that is constant
+    outside."""
     B, _, G, N, D = Wx.shape
     inputs = (Wx + b).permute(1, 3, 0, 2, 4).flatten(3)  # [T, N, B, G*D]
     weight = R.permute(1, 3, 0, 2).flatten(2)  # [N, D, G*D]

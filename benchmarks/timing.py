@@ -24,7 +24,7 @@ FULL, QUICK = Effort(100, 400), Effort(25, 50)
 
 
 def random_inputs(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, device: str = "cuda") -> list[Tensor]:
-    """Wx, R and b of these shapes and of the sizes of a trained network; they ask for gradients."""
+    """Return Wx, R and b of these shapes and of the sizes of a trained network; they ask for gradients."""
     torch.manual_seed(0)
     scale = {"R": shapes["R"][-1] ** -0.5}
     inputs = (scale.get(name, 1.0) * torch.randn(*shape, device=device) for name, shape in shapes.items())
@@ -35,7 +35,7 @@ Outputs = Tensor | tuple[Tensor, ...]
 
 
 def call_of(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: bool) -> Callable[[], object]:
-    """A call of `forward` without gradients, or with those of `inputs`."""
+    """Return a call of `forward` without gradients, or with those of `inputs`."""
     if not training:
         return torch.no_grad()(forward)
     outputs = forward()
@@ -65,13 +65,13 @@ _CYCLES = 2e9  # of a GPU in a second, at most
 
 
 def _call_ms(run: Callable, ms: float) -> float:
-    """Milliseconds of one of many calls, one after the other, for about `ms`."""
+    """Return the milliseconds of one of many calls, one after the other, for about `ms`."""
     calls = max(_FEWEST, int(ms / 1000 / seconds(run, 1)))
     return 1000 * seconds(run, calls) / calls
 
 
 def seconds(run: Callable, calls: int) -> float:
-    """For which so many calls one after the other take, on host and device."""
+    """Return the seconds that so many calls one after the other take, on host and device."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(calls):
@@ -81,7 +81,7 @@ def seconds(run: Callable, calls: int) -> float:
 
 
 def _device_ms(run: Callable, repetitions: int) -> list[float]:
-    """Milliseconds between events on the device around each call.
+    """Return the milliseconds between events on the device around each call.
 
     Before it the L2 cache is emptied, and the device waits for as long as the host takes to ask for the whole call.
     """
@@ -100,7 +100,8 @@ def _device_ms(run: Callable, repetitions: int) -> list[float]:
 
 
 def _consecutive_ms(run: Callable, calls: int) -> list[float]:
-    """Milliseconds of each of the calls, for which the device waits until the host has asked for all of them."""
+    """Return the milliseconds of each of the calls, for which the device waits until the host has asked for all of
+    them."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
     torch.cuda.synchronize()
     torch.cuda._sleep(int(2 * calls * _host_seconds(run) * _CYCLES))
@@ -113,7 +114,8 @@ def _consecutive_ms(run: Callable, calls: int) -> list[float]:
 
 
 def _host_seconds(run: Callable) -> float:
-    """For which the host is busy with a call: the least of a few, because the device will wait as long before each."""
+    """Return how long the host is busy with a call: the least of a few, because the device will wait as long before
+    each."""
     times = []
     for _ in range(_FEWEST):
         begin = time.perf_counter()
@@ -123,7 +125,7 @@ def _host_seconds(run: Callable) -> float:
 
 
 def quantiles(times: Sequence[float], digits: int = 4) -> dict[str, float]:
-    """The median and what bounds the middle three fifths, rounded."""
+    """Return the median and what bounds the middle three fifths, rounded."""
     p20, *_, p80 = statistics.quantiles(times, n=5, method="inclusive")
     found = {"p20": p20, "p50": statistics.median(times), "p80": p80}
     return {name: round(ms, digits) for name, ms in found.items()}

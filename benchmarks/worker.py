@@ -16,13 +16,13 @@ _LONGEST = 2000  # characters of an error that are kept
 
 
 def error_text(error: BaseException | str) -> str:
-    """What went wrong, in as many characters as a result can hold: of a long text the beginning and the end."""
+    """Return what went wrong, in as many characters as a result can hold: of a long text the beginning and the end."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 4]}\n...\n{text[-_LONGEST * 3 // 4 :]}"
 
 
 def serve(handlers: Mapping[str, Callable[..., dict]]) -> None:
-    """In the worker: answers `{"do": name, **arguments}` by handlers[name](**arguments), until there is no request."""
+    """Answer, in the worker, `{"do": name, **arguments}` by handlers[name](**arguments), until there is no request."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -58,7 +58,7 @@ class Worker:
         self._log.close()
 
     def ask(self, seconds: float, **request) -> dict:
-        """The answer; {"error": why} if there is none within that time."""
+        """Return the answer; {"error": why} if there is none within that time."""
         start = time.monotonic()
         timer = Timer(seconds, self._kill)
         timer.start()

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write to, beside `path`, that takes its place when the block ends without an error. Makes the folder.
+    """Open a file beside `path` that takes its place when the block ends without an error; make the folder.
 
     The disk has content and name in the end, so that they outlive a loss of power. One process writes at a time, over
     what a killed one left.

@@ -59,7 +59,7 @@ class Corpus:
         return None
 
     def identity(self) -> dict[str, str | None]:
-        """What tells this corpus from others, as far as it is known without a download."""
+        """Return what tells this corpus from others, as far as it is known without a download."""
         if self.files is None:
             hub_names = {"subset": self.subset, "split": self.split, "revision": self.revision}
             return {"source": self.source, "column": self.column, **hub_names}
@@ -75,7 +75,8 @@ class Corpus:
         return f"{len(files)} files of {sum(size for _, size in files)} bytes ({digest})"
 
     def rows(self) -> tuple[datasets.IterableDataset, int | None]:
-        """Rows with the column `self.column`, and how much there is: bytes of local files, rows on the hub if known."""
+        """Return rows with the column `self.column`, and how much there is: bytes of local files, rows on the hub if
+        known."""
         if self.files is None:
             rows = hub.open_dataset(self.source, self.subset, self.split, self.revision)
             if rows.column_names is not None:
@@ -120,7 +121,8 @@ class Documents(Iterator[str]):
 
     @property
     def position(self) -> dict[str, Any]:
-        """Behind the last document, as JSON: the place in the files, and how many rows and bytes of text that was."""
+        """The place behind the last document, as JSON: that in the files, and how many rows and bytes of text came
+        before."""
         return {"rows": self._rows.state_dict(), "row": self._row, "bytes": self._bytes}
 
     @property
@@ -133,12 +135,12 @@ class Documents(Iterator[str]):
 
     @property
     def bytes(self) -> int:
-        """Of text, so far."""
+        """The bytes of text that were read so far."""
         return self._bytes
 
     @property
     def limited(self) -> bool:
-        """Whether it ended at max_bytes."""
+        """Whether the documents ended at max_bytes."""
         return self._max_bytes is not None and self._bytes >= self._max_bytes
 
     @property
@@ -171,7 +173,7 @@ class Documents(Iterator[str]):
             raise ConnectionError(f"source {self._corpus.source!r}, after {self._row} rows: {error}") from error
 
     def _text(self, row: dict) -> tuple[str, int]:
-        """The document, and its size in bytes."""
+        """Return the document, and its size in bytes."""
         source, column = self._corpus.source, self._corpus.column
         if column not in row:
             raise missing_column(f"source {source!r}", column, row)
@@ -188,13 +190,13 @@ class Documents(Iterator[str]):
 
 
 def held_out(text: str, fraction: float) -> bool:
-    """Whether a document belongs to the validation split: a function of its text alone."""
+    """Return whether a document belongs to the validation split: a function of its text alone."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < fraction * 2**64
 
 
 def fingerprint(files: Iterable[str]) -> str:
-    """Changes when a file is added, removed or edited. Contents are not read: they may be terabytes."""
+    """Return what changes when a file is added, removed or edited. Contents are not read: they may be terabytes."""
     entries = []
     for name in files:
         status = Path(name).stat()
@@ -203,7 +205,7 @@ def fingerprint(files: Iterable[str]) -> str:
 
 
 def _python_files(*schemes: str) -> list[str]:
-    """Python sources, without tests, in the folders that `sysconfig` knows by these names."""
+    """Return Python sources, without tests, in the folders that `sysconfig` knows by these names."""
     files = set()
     for root in map(sysconfig.get_path, schemes):
         for folder, subfolders, names in os.walk(root):

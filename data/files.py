@@ -26,7 +26,7 @@ Rows = Iterator[tuple[dict, int]]  # row, and bytes of the file read so far
 
 
 def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict]:
-    """Rows {column: text, READ: bytes}; `starts` are the bytes of all files in front of each file."""
+    """Return rows {column: text, READ: bytes}; `starts` are the bytes of all files in front of each file."""
     for name, start in zip(files, starts, strict=True):
         with _naming_damage(name):
             for row, read in READERS[kind(name)](name, column):
@@ -36,7 +36,7 @@ def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict
 
 
 def kind(name: str) -> str:
-    """A key of READERS."""
+    """Return the key of READERS that reads a file."""
     if name.endswith(".parquet"):
         return "parquet"
     if TABLES.search(name):
@@ -60,7 +60,7 @@ def _naming_damage(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open(name: str) -> Iterator[tuple[TextIO, Callable[[], int]]]:
-    """The text of a file, and what tells how many of its bytes have been read."""
+    """Return the text of a file, and what tells how many of its bytes have been read."""
     with open(name, "rb") as raw, OPENERS.get(Path(name).suffix, _as_it_is)(raw, "rt", encoding="utf-8") as text:
         yield text, raw.tell
 

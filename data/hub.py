@@ -15,7 +15,8 @@ def offline() -> bool:
 
 
 def check(kind: str, name: str, revision: str | None = None) -> str | None:
-    """The commit that `revision` (None: the newest) of a "dataset" or "tokenizer" is now; None when working offline.
+    """Return the commit that `revision` (None: the newest) of a "dataset" or "tokenizer" is now; None when working
+    offline.
 
     Asked before the real requests, which try for half a minute when there is no network.
     """
@@ -41,7 +42,8 @@ def check(kind: str, name: str, revision: str | None = None) -> str | None:
 
 
 def open_dataset(name: str, subset: str | None, split: str, revision: str | None) -> datasets.IterableDataset:
-    """Its rows, read while they are used; with HF_HUB_OFFLINE those that `datasets.load_dataset` downloaded before."""
+    """Return a dataset's rows, read while they are used; with HF_HUB_OFFLINE those that `datasets.load_dataset`
+    downloaded before."""
     check("dataset", name, revision)
     try:
         found = datasets.load_dataset(name, subset, split=split, revision=revision, streaming=not offline())

@@ -25,7 +25,7 @@ VERIFIED_AT_ONCE = 4  # files
 
 @dataclass(frozen=True)
 class ShardFile:
-    """Of one split."""
+    """A file of one split."""
 
     tokens: int
     documents: int
@@ -61,18 +61,18 @@ class Manifest:
 
     @property
     def tokens(self) -> int:
-        """Of both splits."""
+        """The tokens of both splits."""
         return sum(split["tokens"] for split in self.totals.values())
 
     def paths(self, folder: Path, split: str) -> list[Path]:
-        """The files of a split."""
+        """Return the files of a split."""
         return [path(folder, split, number) for number, shard in enumerate(self.shards) if split in shard.files]
 
     def with_shard(self, shard: Shard) -> "Manifest":
         return replace(self, shards=[*self.shards, shard])
 
     def write(self, folder: Path) -> None:
-        """All or nothing, whenever the process is killed."""
+        """Write the file, all or nothing, whenever the process is killed."""
         content = asdict(self)
         shards = ",\n".join(f"  {json.dumps(shard)}" for shard in content.pop("shards"))  # one line each
         head = json.dumps(content | {"totals": self.totals}, indent=1).removesuffix("\n}")
@@ -81,7 +81,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Raises FileNotFoundError, or ValueError if it is damaged."""
+        """Return what the file holds; raise FileNotFoundError, or ValueError if it is damaged."""
         file = folder / "manifest.json"
         try:
             fields = json.loads(file.read_text())
@@ -94,7 +94,8 @@ class Manifest:
             raise ValueError(f"{file} is damaged ({error}): delete {folder} to prepare it again") from error
 
     def missing(self, folder: Path) -> list[int]:
-        """Numbers of the shards that lack a file. Raises ValueError for a file that has another size than it should."""
+        """Return the numbers of shards that lack a file; raise ValueError for a file of another size than it should
+        have."""
         missing = []
         for number, split, file in self._files():
             name, expected = path(folder, split, number), file.tokens * np.dtype(self.dtype).itemsize

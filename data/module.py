@@ -1,8 +1,10 @@
 """What all DataModules share: loaders whose place in the training data goes into the checkpoint."""
 
 import signal
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from data._compat import align_loop, batch_is_open
 from data.sampler import ResumableSampler
 from data.tasks import IGNORE
 
@@ -47,6 +50,22 @@ class _Padded(Dataset):
         return batch | {"labels": batch["labels"].masked_fill(torch.from_numpy(missing)[:, None], IGNORE)}
 
 
+class TimedLoader(DataLoader):
+    """A DataLoader that knows for how many seconds batches were waited for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.waited = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        start = time.perf_counter()
+        batches = super().__iter__()
+        for batch in batches:
+            self.waited += time.perf_counter() - start
+            yield batch
+            start = time.perf_counter()
+
+
 class ResumableDataModule(L.LightningDataModule):
     """A DataModule that continues with the very batch that follows the checkpoint, also in the middle of an epoch.
 
@@ -65,6 +84,35 @@ class ResumableDataModule(L.LightningDataModule):
         self._position_before: Any = 0  # in front of it
         self._sampler: ResumableSampler | None = None
 
+    def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+        """Return what a trained model can do on this data, as JSON.
+
+        Args:
+            trainer: runs the evaluation.
+            module: a `training.lightning_module.TrainingModule`.
+        """
+        raise NotImplementedError
+
+    def check_evaluation_of(self, changed: Iterable[str]) -> None:
+        """Raise ValueError where changed keys, such as "data.source", do not change what is evaluated."""
+
+    def prepared(self) -> dict[str, dict[str, int]]:
+        """Make what can be made ahead of training, check it, and return its sizes by split; here there is nothing."""
+        name = type(self).__name__
+        raise ValueError(f"{name} draws its data while it trains; only text (data=slimpajama) is prepared")
+
+    @property
+    def tokenizer_folder(self) -> Path | None:
+        """The folder of the tokenizer that makes the tokens; None: they are no text."""
+        return None
+
+    def take_tokenizer(self, saved: Path) -> None:
+        """Go on with the tokenizer that an earlier run has left in a folder."""
+
+    def prompts(self, number: int, length: int) -> torch.Tensor | None:
+        """Return how some validation samples begin, [at most number, length]; None: a model generates nothing."""
+        return None
+
     @property
     def rank(self) -> int:
         return self.trainer.global_rank if self.trainer else 0
@@ -74,7 +122,7 @@ class ResumableDataModule(L.LightningDataModule):
         return self.trainer.world_size if self.trainer else 1
 
     def training_loader(self, dataset: Dataset, size: int | None) -> DataLoader:
-        """Batches in the order of a ResumableSampler; `dataset` maps an array of indices to a batch."""
+        """Return batches in the order of a ResumableSampler; `dataset` maps an array of indices to a batch."""
         self._sampler = ResumableSampler(
             size,
             self.batch_size,
@@ -85,35 +133,21 @@ class ResumableDataModule(L.LightningDataModule):
             consumed=self._position,
         )
         self._position = self._position_before = self._sampler.consumed
-        self._align_loop(self._sampler.batches_taken)
+        if self.trainer is not None:
+            taken = self._sampler.batches_taken
+            align_loop(self.trainer, taken, None if taken is None else len(self._sampler))
         return self._loader(dataset, self._sampler)
 
-    def _align_loop(self, taken: int | None) -> None:
-        """Tells Lightning how many batches are behind it, where the run before had batches of another size.
-
-        It validates after so many of all (`total`), and ends steps and epochs after so many of the epoch (`current`),
-        of which `taken` are behind it. Without epochs, where that is None, only whole steps matter.
-        """
-        if self.trainer is None:
-            return
-        counted = self.trainer.fit_loop.epoch_loop.batch_progress
-        step = self.trainer.accumulate_grad_batches
-        _count_on(counted.total, self.trainer.global_step * step)
-        if taken is None:
-            _count_on(counted.current, -(-counted.current.ready // step) * step)
-        elif counted.current.ready % len(self._sampler) != taken:
-            _count_on(counted.current, taken)
-
     def evaluation_loader(self, dataset: Dataset, size: int) -> DataLoader:
-        """Samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample, and
-        all have as many: who has run out has one without labels, for others may wait for it in every batch."""
+        """Return samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample,
+        and all have as many: who has run out has one without labels, for others may wait for it in every batch."""
         padded = -(-size // self.world_size) * self.world_size
         own = range(self.rank, padded, self.world_size)
         return self._loader(_Padded(dataset, size), BatchSampler(own, self.batch_size, drop_last=False))
 
-    def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler) -> DataLoader:
+    def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler) -> "TimedLoader":
         # With batch_size=None the dataset gets all indices of a batch at once, and can make them in one go.
-        return DataLoader(
+        return TimedLoader(
             dataset,
             sampler=batches,
             batch_size=None,
@@ -135,18 +169,8 @@ class ResumableDataModule(L.LightningDataModule):
         return self._position + self.batch_size * self.world_size
 
     def state_dict(self) -> dict[str, Any]:
-        if self.trainer is not None:
-            progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
-            if progress.ready > progress.processed:  # an exception broke the step off: its batch is not trained on
-                return {"position": self._position_before}
-        return {"position": self._position}
+        open_batch = self.trainer is not None and batch_is_open(self.trainer)  # which is not trained on
+        return {"position": self._position_before if open_batch else self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position = self._position_before = state_dict["position"]
-
-
-def _count_on(counted: Any, batches: int) -> None:
-    """Tells a counter of Lightning's how many batches there were."""
-    more = batches - counted.ready
-    for name in ("ready", "started", "processed", "completed"):
-        setattr(counted, name, getattr(counted, name) + more)

@@ -18,7 +18,8 @@ _ADVICE = {
 
 
 def blocks_to_batch(blocks: np.ndarray, reset_at: int | None) -> dict[str, torch.Tensor]:
-    """Blocks of tokens [B, T+1] to input_ids and labels, int64 [B, T]: the target of a position is the next token.
+    """Turn blocks of tokens [B, T+1] into input_ids and labels, int64 [B, T]: the target of a position is the next
+    token.
 
     With a token `reset_at`, also reset, bool [B, T]: True where it is an input. As a label it ends a document, as an
     input begins the next one, which is how text is generated.
@@ -59,7 +60,7 @@ class PackedBlocks(Dataset):
         return self.length
 
     def label_counts(self) -> np.ndarray:
-        """How often each token is a label among the first COUNTED_TOKENS, int64 [vocabulary]."""
+        """Return how often each token is a label among the first COUNTED_TOKENS, int64 [vocabulary]."""
         counts = np.zeros(self._vocab_size, np.int64)
         at_once = max(1, 2**20 // self.context_length)
         for start in range(0, min(self.length, -(-COUNTED_TOKENS // self.context_length)), at_once):
@@ -71,7 +72,8 @@ class PackedBlocks(Dataset):
         return blocks_to_batch(self._read(indices), self._reset_at)
 
     def _read(self, indices: Sequence[int]) -> np.ndarray:
-        """Blocks [B, T+1]. Read, not mapped into memory: a file cut off meanwhile is an error then, not a crash."""
+        """Return blocks [B, T+1]. Read, not mapped into memory: a file cut off meanwhile is an error then, not a
+        crash."""
         indices = np.asarray(indices)
         shards = np.searchsorted(self._ends, indices, side="right")
         numbers = indices - np.concatenate([[0], self._ends])[shards]

@@ -86,7 +86,7 @@ class Recipe:
         return cache_dir / f"{readable}-{self.hash()}"
 
     def at_revision(self, revision: str | None) -> "Recipe":
-        """The same at a commit of the hub, so that what is read tomorrow is what was read today."""
+        """Return the same recipe at a commit of the hub, so that what is read tomorrow is what was read today."""
         if revision is None:
             return self
         corpora = {"corpus": self.corpus, "val_corpus": self.val_corpus}
@@ -94,12 +94,13 @@ class Recipe:
         return replace(self, **{name: replace(corpus, revision=revision) for name, corpus in on_hub.items()})
 
     def split(self, text: str) -> str:
-        """Of a document of the corpus."""
+        """Return the split of a document of the corpus."""
         held = self.val_corpus is None and held_out(text, self.val_fraction)
         return VALIDATION if held else TRAIN
 
     def chunks(self, start: dict[str, Any] | None) -> Iterator[Chunk]:
-        """All documents that are wanted, validation corpus first, from a place on that an earlier chunk ended at."""
+        """Return all documents that are wanted, validation corpus first, from a place on that an earlier chunk ended
+        at."""
         parts: list[tuple[Corpus, Callable[[str], str]]] = []
         if self.val_corpus:
             parts.append((self.val_corpus, lambda text: VALIDATION))
@@ -141,7 +142,7 @@ class Recipe:
 
 
 def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
-    """The folder of the recipe's tokens, which is made unless it is there; an unfinished one is finished.
+    """Make the tokens of a recipe unless they are there, or finish them, and return their folder.
 
     The result does not depend on the number of processes, nor on where earlier ones were killed.
     """
@@ -175,7 +176,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _check_script() -> None:
-    """A new process runs the script that started it first: there it would wait for a lock that its parent holds."""
+    """Raise where a new process would run the script that started it, and wait for a lock that its parent holds."""
     if getattr(current_process(), "_inheriting", False):  # as multiprocessing itself asks, but only behind the lock
         raise RuntimeError(
             'tokenising starts processes that import this script: put what it runs under `if __name__ == "__main__":`, '
@@ -195,7 +196,7 @@ def _naming_a_full_disk() -> Iterator[None]:
 
 
 def load_tokenizer(manifest: Manifest, folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a prepared folder."""
+    """Return the tokenizer of a prepared folder."""
     place = folder / TOKENIZER
     if tokenization.folder_hash(place) != manifest.tokenizer["sha256"]:
         raise ValueError(f"{place} is not what the tokens were made with: delete {folder} to prepare it again")
@@ -203,7 +204,7 @@ def load_tokenizer(manifest: Manifest, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _begin(recipe: Recipe, folder: Path) -> Manifest:
-    """A manifest without shards, and the tokenizer."""
+    """Return a manifest without shards, and the tokenizer."""
     on_hub = recipe.corpus.files is None
     revision = hub.check("dataset", recipe.corpus.source, recipe.corpus.revision) if on_hub else None
     tokenizer = recipe.at_revision(revision).make_tokenizer()
@@ -271,7 +272,7 @@ def _progress(what: str, tokens: int) -> tqdm:
 
 @contextlib.contextmanager
 def _encoded(recipe: Recipe, start: dict | None, validation: int, encoder: Encoder, processes: int) -> Iterator[Chunks]:
-    """Tokenised chunks from `start` on, in front of which there are `validation` tokens for validation."""
+    """Return tokenised chunks from `start` on, in front of which there are `validation` tokens for validation."""
     if recipe.val_tokens is not None:
         processes = 0  # so little that reading further ahead than needed would take longer
     with contextlib.closing(encode_in_order(recipe.chunks(start), encoder, processes)) as encoded:
@@ -279,7 +280,7 @@ def _encoded(recipe: Recipe, start: dict | None, validation: int, encoder: Encod
 
 
 def _until(enough: int | None, tokens: int, encoded: Chunks) -> Chunks:
-    """Chunks until `enough` tokens are reached, of which there are `tokens`; None: all."""
+    """Return chunks until `enough` tokens are reached, of which there are `tokens`; None: all."""
     while enough is None or tokens < enough:
         pair = next(encoded, None)
         if pair is None:
@@ -310,7 +311,7 @@ class _SplitWriter:
 def _write_shard(
     folder: Path, number: int, chunks: Chunks, progress: tqdm, expected: dict[str, ShardFile] | None = None
 ) -> Shard | None:
-    """The next SHARD_TOKENS tokens, or somewhat more; None if there are no more.
+    """Return the next SHARD_TOKENS tokens, or somewhat more; None if there are no more.
 
     Raises:
         _OtherTokens: the files would not be those `expected`; nothing is replaced.

@@ -56,7 +56,7 @@ class ResumableSampler(Sampler[np.ndarray]):
 
     @property
     def batches_taken(self) -> int | None:
-        """Of the epoch, by each rank; None where there are no epochs."""
+        """The batches of this epoch that each rank has taken; None where there are no epochs."""
         return None if self.size is None else self.consumed % self._epoch_samples // self._global_batch
 
     def __iter__(self) -> Iterator[np.ndarray]:

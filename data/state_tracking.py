@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import lightning as L
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -55,7 +56,7 @@ class TaskSamples(Dataset):
         return {"input_ids": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
 
     def _draw(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and labels [BLOCK, max_length]."""
+        """Return tokens and labels [BLOCK, max_length]."""
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.stream, block])))
         lengths = rng.integers(self.min_length, self.max_length, BLOCK, endpoint=True)
         if (index := block * BLOCK) < self.curriculum:
@@ -134,8 +135,24 @@ class StateTracking(ResumableDataModule):
 
     @property
     def chance(self) -> float:
-        """Accuracy of guessing."""
+        """The accuracy of guessing."""
         return self.task.chance
+
+    def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+        """Return the accuracy at the last position, for each range of lengths and for each length."""
+        trainer.test(module, datamodule=self, verbose=False)
+        loader, length, right = module.test_sequences.unbind(dim=1)
+        ranges = []
+        for index, (low, high) in enumerate(self.eval_ranges):
+            of_range = right[loader == index]
+            ranges.append({"lengths": [low, high], "accuracy": of_range.mean().item(), "sequences": len(of_range)})
+        return {
+            "task": self.task.name,
+            "chance": self.chance,
+            "training_lengths": [self.min_length, self.max_length],
+            "ranges": ranges,
+            "accuracy_by_length": {int(n): right[length == n].mean().item() for n in length.unique()},
+        }
 
     def train_dataloader(self) -> DataLoader:
         return self.training_loader(self._samples(TRAIN, self.min_length, self.max_length, self.curriculum), size=None)

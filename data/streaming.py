@@ -74,7 +74,7 @@ class StreamedBlocks(IterableDataset):
             window, taken, tokens = window + 1, 0, tokens[window_tokens:]
 
     def _read(self, place: dict[str, Any] | None) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-        """Tokens from a place in the corpus on, without end, and the place behind them."""
+        """Return tokens from a place in the corpus on, without end, and the place behind them."""
         while True:
             found = place is not None
             documents = Documents(self.corpus, rank=self.rank, world_size=self.world_size, position=place)
@@ -87,7 +87,7 @@ class StreamedBlocks(IterableDataset):
             place = None
 
     def _batches(self, tokens: np.ndarray, window: int) -> Iterator[np.ndarray]:
-        """The batches of a window, tokens [batch_size, context_length + 1] each."""
+        """Return the batches of a window, tokens [batch_size, context_length + 1] each."""
         order = np.arange(self.window_batches * self.batch_size)
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.rank, window]).permutation(order)

@@ -32,11 +32,11 @@ class Task:
 
     @property
     def chance(self) -> float:
-        """Accuracy of guessing."""
+        """The accuracy of guessing."""
         return 1 / self.num_classes
 
     def check(self) -> None:
-        """Draws a few sequences, so that a wrong task fails here with its name, not in an embedding on a GPU."""
+        """Draw a few sequences, so that a wrong task fails here with its name, not in an embedding on a GPU."""
         shape = (16, 64)
         tokens, labels = self.draw(np.random.default_rng(0), shape)
         if tokens.shape != shape or labels.shape != shape:
@@ -52,7 +52,7 @@ TASKS: dict[str, Task] = {}
 
 
 def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Callable], Task]:
-    """Makes the decorated function a task, registered under the function's name.
+    """Make the decorated function a task, registered under the function's name.
 
     Raises:
         ValueError: a task of another module has this name, so that their results would be mistaken for each other.
@@ -70,7 +70,7 @@ def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Call
 
 
 def get_task(name: str) -> Task:
-    """The registered task of that name, or what "module.name" imports."""
+    """Return the registered task of that name, or what "module.name" imports."""
     if "." in name:
         return imported(name, Task, "data.tasks.Task")
     if name not in TASKS:
@@ -147,7 +147,7 @@ def modular_arithmetic_brackets(rng: np.random.Generator, shape: tuple[int, int]
 
 
 def _values(tokens: np.ndarray) -> np.ndarray:
-    """Value modulo 5 of every prefix [B, T] that is an expression; IGNORE at the others.
+    """Return the value modulo 5 of every prefix [B, T] that is an expression; IGNORE at the others.
 
     An unfinished expression is a + b * (the operand to come); a stack keeps a and b for every bracket around it.
     """
@@ -195,7 +195,8 @@ def s5(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np
 
 @cache
 def symmetric_group(degree: int, even: bool = False) -> np.ndarray:
-    """Multiplication table of all (or all even) permutations in lexicographic order: the index of p q, first q then p.
+    """Return the multiplication table of all (or all even) permutations in lexicographic order: the index of p q, first
+    q then p.
 
     Returns:
         int64 [elements, elements].
@@ -208,7 +209,7 @@ def symmetric_group(degree: int, even: bool = False) -> np.ndarray:
 
 
 def _products(rng: np.random.Generator, shape: tuple[int, int], table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The word problem of a group, by its multiplication table. Tokens: its elements; labels: x_1 x_2 ... x_t.
+    """Return the word problem of a group, by its multiplication table. Tokens: its elements; labels: x_1 x_2 ... x_t.
 
     Label and tokens count the elements alike. (Merrill et al.)
     """

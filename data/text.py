@@ -1,20 +1,23 @@
 """Language modelling on text: tokenised once, packed into blocks and cached; or tokenised while it streams."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from data import tokenization
+from data._compat import align_loop
 from data.corpora import Corpus
 from data.encoding import Encoder
 from data.manifest import TRAIN, VALIDATION, Manifest
-from data.module import ResumableDataModule, check_at_least, outlive_signals
+from data.module import ResumableDataModule, TimedLoader, check_at_least, outlive_signals
 from data.packing import PackedBlocks
 from data.preparation import TOKENIZER, Recipe, load_tokenizer, prepare
 from data.streaming import StreamedBlocks
@@ -92,12 +95,12 @@ class Text(ResumableDataModule):
 
     @property
     def folder(self) -> Path:
-        """Of the prepared tokens."""
+        """The folder of the prepared tokens."""
         return self.recipe.folder(self.cache_dir)
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Of the tokenizer that the prepared tokens are made with, as save_pretrained() leaves it."""
+        """The folder of the tokenizer that makes the prepared tokens, as save_pretrained() leaves it."""
         return self.folder / TOKENIZER
 
     def take_tokenizer(self, saved: Path) -> None:
@@ -144,8 +147,9 @@ class Text(ResumableDataModule):
             world_size=self.world_size,
             position=self._position or None,
         )
-        self._align_loop(None)
-        return DataLoader(
+        if self.trainer is not None:
+            align_loop(self.trainer, taken=None, batches=None)
+        return TimedLoader(
             dataset,
             batch_size=None,
             num_workers=self.num_workers,
@@ -158,8 +162,39 @@ class Text(ResumableDataModule):
     def val_dataloader(self) -> DataLoader:
         return self.evaluation_loader(self.val_data, len(self.val_data))
 
+    def prompts(self, number: int, length: int) -> torch.Tensor:
+        """Return how the first validation blocks begin, [at most number, length]."""
+        return self.val_data[range(min(number, len(self.val_data)))]["input_ids"][:, :length]
+
+    def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+        """Return the perplexity on validation text, and that of the frequencies of tokens on the same text."""
+        metrics = trainer.validate(module, datamodule=self, verbose=False)[0]
+        limit = trainer.limit_val_batches
+        whole = isinstance(limit, float) and limit == 1.0  # 1 is one batch
+        # of the same text, or it is no comparison
+        unigram = self.unigram_perplexity() if whole and not self.streaming else None
+        return {"perplexity": metrics["val/perplexity"], "unigram_perplexity": unigram}
+
+    def check_evaluation_of(self, changed: Iterable[str]) -> None:
+        """Raise ValueError for another source, where files of their own are validated on."""
+        validation = self.recipe.val_corpus
+        of_files = validation is not None and validation.files is not None
+        if of_files and "data.source" in changed and "data.val_split" not in changed:
+            raise ValueError(
+                f"data.source is not what is evaluated: the run validates on data.val_split={validation.source}; name "
+                "the files there, or set data.val_split=null to hold out data.val_fraction of the source"
+            )
+
+    def prepared(self) -> dict[str, dict[str, int]]:
+        """Tokenise, check every file, and return documents, tokens and shards of each split."""
+        self.prepare_data()
+        self.setup()
+        self.manifest.verify(self.folder)
+        return self.manifest.totals
+
     def unigram_perplexity(self) -> float:
-        """Perplexity on the validation labels of the training tokens' frequencies, one added to each count."""
+        """Return the perplexity on the validation labels of the training tokens' frequencies, one added to each
+        count."""
         if self.streaming:
             raise ValueError("a unigram model needs the training tokens, which streaming=true does not store")
         train = self.train_data.label_counts() + 1
@@ -222,7 +257,7 @@ def _check_streaming(max_val_blocks: int | None, max_bytes: int | None, num_work
 def _corpora(
     source: str, column: str, subset: str | None, split: str, val_split: str | None, revision: str | None
 ) -> tuple[Corpus, Corpus | None]:
-    """The corpus, and that of `val_split`: of local files other files, of a hub dataset another split."""
+    """Return the corpus, and that of `val_split`: of local files other files, of a hub dataset another split."""
     corpus = Corpus(source, column, subset, split, revision)
     if corpus.files is None:
         if val_split == split:

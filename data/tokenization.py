@@ -18,12 +18,14 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def identity(name: str) -> dict[str, str]:
-    """What tells this tokenizer from others; of one in a folder it is what the folder holds, wherever it lies."""
+    """Return what tells this tokenizer from others; of one in a folder it is what the folder holds, wherever it
+    lies."""
     return {"tokenizer": content_hash(load(name)) if Path(name).is_dir() else name}
 
 
 def same(name: str, saved: Path) -> bool:
-    """Whether the tokenizer of this name gives the tokens of a saved one; no if there is none of this name any more."""
+    """Return whether the tokenizer of this name gives the tokens of a saved one; no if there is none of this name any
+    more."""
     if trained_size(name) is not None:
         return False
     try:
@@ -34,14 +36,14 @@ def same(name: str, saved: Path) -> bool:
 
 
 def content_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 of what decides on the tokens."""
+    """Return the sha256 of what decides on the tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(f"{type(tokenizer).__name__} {tokenizer.eos_token_id} {rules}".encode()).hexdigest()
 
 
 def trained_size(name: str) -> int | None:
-    """2048 for "bpe:2048"; None for a tokenizer that exists already."""
+    """Return 2048 for "bpe:2048"; None for a tokenizer that exists already."""
     match = TRAINED.fullmatch(name)
     if not match:
         if name.startswith("bpe:"):
@@ -54,7 +56,7 @@ def trained_size(name: str) -> int | None:
 
 
 def train(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most `size` tokens (fewer if the texts have too few pairs to merge)."""
+    """Return a byte-level BPE of at most `size` tokens (fewer if the texts have too few pairs to merge)."""
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,7 +71,7 @@ def train(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
 
 
 def load(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in a local folder, or of this name on the hub."""
+    """Return the tokenizer in a local folder, or of this name on the hub."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -97,7 +99,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokeniz
 
 
 def folder_hash(folder: Path) -> str:
-    """sha256 of the names and contents of a saved tokenizer's files."""
+    """Return the sha256 of the names and contents of a saved tokenizer's files."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())

@@ -100,7 +100,7 @@ class SequenceModel(nn.Module):
         reset: Tensor | None = None,
         return_states: bool = False,
     ) -> Tensor | tuple[Tensor, States]:
-        """Logits for every position, and with `return_states` the states after the last one.
+        """Return logits for every position, and with `return_states` the states after the last one.
 
         Args:
             input_ids: int64 [B, T].
@@ -110,12 +110,12 @@ class SequenceModel(nn.Module):
         Returns:
             logits [B, T, num_classes], or (logits, states).
         """
-        x, new_states = self.features(input_ids, states, reset)
+        x, new_states = self.hidden_states(input_ids, states, reset)
         logits = self.head(x)
         return (logits, new_states) if return_states else logits
 
     def loss(self, input_ids: Tensor, labels: Tensor, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy, without ever holding all logits at once, and which answers are right.
+        """Return the mean cross-entropy, without ever holding all logits at once, and which answers are right.
 
         Args:
             input_ids: int64 [B, T].
@@ -125,7 +125,7 @@ class SequenceModel(nn.Module):
         Returns:
             the loss over the scored labels, a scalar, and whether the largest logit is that of the label, bool [B, T].
         """
-        x, _ = self.features(input_ids, None, reset)
+        x, _ = self.hidden_states(input_ids, None, reset)
         loss, right = linear_cross_entropy(x.flatten(0, 1), self.head.weight, labels.flatten())
         return loss, right.view_as(labels)
 
@@ -133,7 +133,8 @@ class SequenceModel(nn.Module):
     def read(
         self, input_ids: Tensor, states: States | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, States]:
-        """Logits of the last position alone [B, num_classes], and the states: `forward` for prompts, without gradients.
+        """Return logits of the last position alone [B, num_classes], and the states: `forward` for prompts, without
+        gradients.
 
         A long prompt is read in pieces, so that it takes the memory of a piece, unless a mixer has said that it goes on
         from a state more slowly than it starts (`reads_whole`).
@@ -142,12 +143,12 @@ class SequenceModel(nn.Module):
         whole = any(getattr(block.mixer, "reads_whole", False) for block in self.blocks)
         for start in range(0, T, piece := T if whole else _tokens_of_piece(B)):
             part = slice(start, start + piece)
-            x, states = self.features(input_ids[:, part], states, None if reset is None else reset[:, part])
+            x, states = self.hidden_states(input_ids[:, part], states, None if reset is None else reset[:, part])
         return self.head(x[:, -1]), states
 
     @torch.no_grad()
     def step(self, tokens: Tensor, states: States, context: StepContext) -> tuple[Tensor, States]:
-        """Logits [B, num_classes] of one more token of each sequence, and the new states.
+        """Return logits [B, num_classes] of one more token of each sequence, and the new states.
 
         Args:
             tokens: int64 [B].
@@ -162,7 +163,7 @@ class SequenceModel(nn.Module):
         return self.head(self.norm(x)), new_states
 
     def flops_per_token(self, T: int) -> float:
-        """Floating-point operations per token of one forward and backward pass over sequences of T tokens.
+        """Return floating-point operations per token of one forward and backward pass over sequences of T tokens.
 
         6 per parameter that multiplies, which is all of them but the embedding (recurrent matrices too: once per token
         and direction), and what a mixer adds that is no parameter, its own `flops_per_token(T)`: the scores and sums of
@@ -172,8 +173,8 @@ class SequenceModel(nn.Module):
         mixers = (block.mixer for block in self.blocks)
         return 6.0 * parameters + sum(m.flops_per_token(T) for m in mixers if hasattr(m, "flops_per_token"))
 
-    def features(self, input_ids: Tensor, states: States | None, reset: Tensor | None) -> tuple[Tensor, States]:
-        """What the output layer sees, [B, T, d_model], and the states after the last position."""
+    def hidden_states(self, input_ids: Tensor, states: States | None, reset: Tensor | None) -> tuple[Tensor, States]:
+        """Return what the output layer sees, [B, T, d_model], and the states after the last position."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids have shape {list(input_ids.shape)}: expected [B, T] with T > 0")
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -194,5 +195,6 @@ class SequenceModel(nn.Module):
 
 
 def _tokens_of_piece(batch: int) -> int:
-    """How many positions are read at once: enough work for a GPU, and tens of MiB of activations for a batch of one."""
+    """Return how many positions are read at once: enough work for a GPU, and tens of MiB of activations for a batch of
+    one."""
     return max(128, min(2048, 16384 // batch))

@@ -39,7 +39,7 @@ class Block(nn.Module):
         return x, state
 
     def step(self, x: Tensor, state: tuple[Tensor, ...], context: StepContext) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One token of each sequence, x [B, d], without gradients: the same as `forward`, in few kernels."""
+        """Compute one token of each sequence, x [B, d], without gradients: the same as `forward`, in few kernels."""
         x, state = self.mixer.step(self.mixer_norm(x), state, context, x)
         if self.mlp is not None:
             x = _add_linear(x, self.mlp.act(self.mlp.up(self.mlp_norm(x))), self.mlp.down)
@@ -47,6 +47,6 @@ class Block(nn.Module):
 
 
 def _add_linear(x: Tensor, y: Tensor, linear: nn.Module) -> Tensor:
-    """x + linear(y), in place where the product can add to what is there: one kernel less."""
+    """Return x + linear(y), in place where the product can add to what is there: one kernel less."""
     plain = type(linear) is nn.Linear and linear.bias is None and not torch.is_autocast_enabled(x.device.type)
     return x.addmm_(y, linear.weight.t()) if plain else x + linear(y)

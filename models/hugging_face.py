@@ -64,7 +64,7 @@ class FlashRNNConfig(PreTrainedConfig):
 
     @classmethod
     def from_hydra(cls, model: dict[str, Any]) -> "FlashRNNConfig":
-        """Of the section `model` of a training config: configs/model/*.yaml with all sizes set."""
+        """Return the config of a training config's section `model`: configs/model/*.yaml with all sizes set."""
         if model["num_classes"] != model["vocab_size"]:
             raise ValueError(
                 f"the model has {model['num_classes']} classes for a vocabulary of {model['vocab_size']}: "
@@ -87,7 +87,7 @@ class FlashRNNConfig(PreTrainedConfig):
         return self
 
     def build(self) -> SequenceModel:
-        """The model, newly initialised."""
+        """Return the model, newly initialised."""
         options = dict(self.mixer or {})
         module = self._cell.rpartition(".")[0]
         if module and module not in sys.modules:  # from_pretrained is not to run code that somebody's config names
@@ -98,7 +98,8 @@ class FlashRNNConfig(PreTrainedConfig):
 
 
 def mixer_class(name: str) -> type[nn.Module]:
-    """The class of models.mixers of this name ("RNNMixer", "mamba.MambaMixer"): no config names anything else."""
+    """Return the class of models.mixers of this name ("RNNMixer", "mamba.MambaMixer"): no config names anything
+    else."""
     module, _, class_name = f".{name}".rpartition(".")
     try:
         found = getattr(import_module(f"{MIXERS}{module}"), class_name, None)
@@ -152,7 +153,8 @@ class StateCache(Cache):
 
 
 def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | None:
-    """True at the first token behind left padding, bool [B, length]; None where nothing starts behind padding.
+    """Return a mask that is True at the first token behind left padding, bool [B, length]; None where nothing starts
+    behind padding.
 
     Args:
         attention_mask: [B, past + length], 0 at padding.
@@ -177,7 +179,7 @@ def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | 
 
 
 def _without_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """The prompts' own tokens; `attention_mask` may be of a longer text, whose end they are."""
+    """Return the prompts' own tokens; `attention_mask` may be of a longer text, whose end they are."""
     rows = input_ids.tolist()
     if mask is None:
         return rows
@@ -201,14 +203,15 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any):
-        """As in transformers, but from safetensors alone, and weights that are missing are an error."""
+        """Load a model as transformers does, but from safetensors alone, and with an error for weights that are
+        missing."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
         if wrong := {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys") if info[kind]}:
             raise ValueError(f"the weights do not fit the model of config.json: {wrong}")
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
-        """A SequenceModel has initialised itself."""
+        """Do nothing: a SequenceModel has initialised itself."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -218,7 +221,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.head
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """For `resize_token_embeddings`, which has set input embeddings of the same number of tokens before."""
+        """Set the output layer for `resize_token_embeddings`, which has set input embeddings of as many tokens
+        before."""
         self.model.head = new_embeddings
         self.model.vocab_size = self.model.num_classes = new_embeddings.out_features
 
@@ -234,7 +238,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits, and with `labels` the loss of predicting each next token.
+        """Return logits, and with `labels` the loss of predicting each next token.
 
         Args:
             input_ids: int64 [B, T], the tokens that are not in the cache yet.
@@ -270,10 +274,10 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             logits = logits.unsqueeze(1)
         else:
             with self._inputs_of_blocks(output_hidden_states) as inputs:
-                features, states = self.model.features(input_ids, cache.states, reset)
+                last_hidden, states = self.model.hidden_states(input_ids, cache.states, reset)
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.model.head(features[:, kept])
-            hidden_states = (*inputs, features) if output_hidden_states else None
+            logits = self.model.head(last_hidden[:, kept])
+            hidden_states = (*inputs, last_hidden) if output_hidden_states else None
         if use_cache:
             cache.states, cache.length = states, cache.length + T
         loss = None
@@ -298,7 +302,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         streamer: BaseStreamer | None = None,
         **inputs: Any,
     ) -> GenerateDecoderOnlyOutput | Tensor:
-        """The loop of greedy decoding and of sampling that `generate` calls: by a Decoder, or that of transformers."""
+        """Run the loop of greedy decoding and of sampling that `generate` calls: by a Decoder, or that of
+        transformers."""
         asked = request(logits_processor, stopping_criteria, generation_config, inputs)
         reason = asked if isinstance(asked, str) else unsupported_reason(self.model)
         if reason is None and (synced_gpus or self.device.type not in ("cpu", "cuda")):

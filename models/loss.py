@@ -11,7 +11,7 @@ ALIGNMENT = 64  # half-precision rows of the padded weight: whole cache lines, w
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of the logits x weight^T, in float32, and where the largest logit is the label's.
+    """Return the mean cross-entropy of the logits x weight^T, in float32, and where the largest logit is the label's.
 
     The logits are computed in the dtype of autocast, the rest in float32 (float64 for float64). The gradients are
     computed along with the loss: each chunk of logits is made once and forgotten. Beside x, weight and their gradients
@@ -38,7 +38,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Ten
 
 
 def _dtype_of_products(x: Tensor) -> torch.dtype:
-    """The dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
+    """Return the dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
     device = x.device.type
     if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(device):
         return x.dtype
@@ -82,7 +82,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _rows_of_a_chunk(M: int, V: int) -> int:
-    """Chunks of equal size, in whole tiles of a matrix product."""
+    """Return the rows of each of several equal chunks, in whole tiles of a matrix product."""
     chunks = -(-M * V // CHUNK)
     return -(-M // chunks // ALIGNMENT) * ALIGNMENT
 
@@ -90,7 +90,8 @@ def _rows_of_a_chunk(M: int, V: int) -> int:
 def _cross_entropy(
     logits: Tensor, labels: Tensor, V: int, exact: torch.dtype, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses [rows], right answers [rows] and the losses' gradient with respect to `logits` [rows, V + padding]."""
+    """Return losses [rows], right answers [rows] and the losses' gradient with respect to `logits` [rows, V +
+    padding]."""
     scored = labels != IGNORE
     index = labels.where(scored, 0)[:, None]
     values = logits[:, :V].to(exact)

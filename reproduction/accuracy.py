@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+from pandas import DataFrame
+from pandas.api.typing import DataFrameGroupBy
+
 import data.tasks
 from reproduction.result import Options, Reproduction, Table, known, paper, save
 from reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train, trained_by
@@ -27,14 +30,15 @@ QUICK = ("trainer.max_steps=1000", "val_every=500")
 
 
 def extrapolated(run: dict) -> float:
-    """Accuracy at the last position for lengths uniform over all ranges of evaluation, which lie beyond training."""
+    """Return the accuracy at the last position for lengths uniform over all ranges of evaluation, which lie beyond
+    training."""
     numbers = [high - low + 1 for low, high in (part["lengths"] for part in run["ranges"])]
     accuracies = [part["accuracy"] for part in run["ranges"]]
     return sum(n * a for n, a in zip(numbers, accuracies, strict=True)) / sum(numbers)
 
 
 def measure(name: str, options: Options, experiment: str, tasks: Sequence[str], seeds: Sequence[int]) -> list[Path]:
-    """Trains every model on every task, or takes the runs below options.runs, and saves what they reached."""
+    """Train every model on every task, or take the runs below options.runs, and save what they reached."""
     folder = options.runs
     if folder is None:
         folder = OUTPUTS / (f"{name}_quick" if options.quick else name)
@@ -84,7 +88,7 @@ def _check_alike(runs: list[dict]) -> None:
 
 
 def _settings(experiment: str, task: str, model: str, quick: bool) -> tuple[str, ...]:
-    """What a model takes for a task in an experiment, beside what the experiment says."""
+    """Return what a model takes for a task in an experiment, beside what the experiment says."""
     compiled = f"compile={str(model in COMPILED[experiment]).lower()}"
     if experiment != "state_tracking":
         return (compiled,)
@@ -101,13 +105,13 @@ def _state_tracking(options: Options) -> list[Path]:
 
 
 def finished(contents: list[dict], **kept: str) -> list[dict]:
-    """The runs that have an evaluation and these values."""
+    """Return the runs that have an evaluation and these values."""
     runs = [run for content in contents for run in content["runs"]]
     return [run for run in runs if "ranges" in run and all(run[key] == value for key, value in kept.items())]
 
 
 def mean_extrapolated(contents: list[dict], **kept: str) -> float | None:
-    """Over the finished runs that have these values."""
+    """Return the mean over the finished runs that have these values; None if there is none."""
     each = [extrapolated(run) for run in finished(contents, **kept)]
     return mean(each) if each else None
 
@@ -118,12 +122,17 @@ def model_name(model: str) -> str:
 
 
 def solved(contents: list[dict], **kept: str) -> int:
-    """How many of the finished runs that have these values made no mistake, at any length of the evaluation."""
-    return sum(all(part["accuracy"] == 1 for part in run["ranges"]) for run in finished(contents, **kept))
+    """Return how many of the finished runs that have these values made no mistake."""
+    return sum(map(_without_mistake, finished(contents, **kept)))
+
+
+def _without_mistake(run: dict) -> bool:
+    """Return whether a run was right at every length of the evaluation."""
+    return all(part["accuracy"] == 1 for part in run["ranges"])
 
 
 def rounded_down(accuracy: float, digits: int = 3) -> str:
-    """So that what is not all right is not shown as 1.000."""
+    """Return digits of an accuracy, rounded down, so that what is not all right is not shown as 1.000."""
     return f"{math.floor(accuracy * 10**digits + 1e-9) / 10**digits:.{digits}f}"
 
 
@@ -151,21 +160,37 @@ def _seeds(contents: list[dict], **kept: str) -> str:
 
 
 def _tasks_table(contents: list[dict]) -> Table:
+    seeds = _by_task_and_model(contents)
+    accuracy, without_mistake, number = seeds["accuracy"].mean(), seeds["solved"].sum(), seeds.size()
+    cells = accuracy.map(rounded_down) + " (" + without_mistake.map(str) + "/" + number.map(str) + ")"
+    cells = _arranged(cells.unstack(), contents).fillna("")
+    chance = _chance(contents)
+    return [
+        ["task", *cells.columns, "chance"],
+        *([task, *row, f"{chance[task]:.3f}"] for task, row in zip(cells.index, cells.values, strict=True)),
+    ]
+
+
+def _by_task_and_model(contents: list[dict]) -> DataFrameGroupBy:
+    """Return what the finished runs reached, a group for each task and model with its seeds as rows."""
     runs = finished(contents)
-    models = _in_order(runs, "model", MODELS)
-    rows = [["task", *models, "chance"]]
-    for task in _in_order(runs, "data", TASKS):
-        cells = []
-        for model in models:
-            accuracy = mean_extrapolated(contents, data=task, model=model)
-            seeds = _seeds(contents, data=task, model=model).replace(" of ", "/")
-            cells.append("" if accuracy is None else f"{rounded_down(accuracy)} ({seeds})")
-        rows.append([task, *cells, f"{finished(contents, data=task)[0]['chance']:.3f}"])
-    return rows
+    table = DataFrame({key: [run[key] for run in runs] for key in ("data", "model")})
+    reached = {"accuracy": [extrapolated(run) for run in runs], "solved": [_without_mistake(run) for run in runs]}
+    return table.assign(**reached).groupby(["data", "model"])
+
+
+def _chance(contents: list[dict]) -> dict[str, float]:
+    return {run["data"]: run["chance"] for run in finished(contents)}
+
+
+def _arranged(table: DataFrame, contents: list[dict]) -> DataFrame:
+    """Return a table of tasks by models in the order of the paper."""
+    runs = finished(contents)
+    return table.reindex(index=_in_order(runs, "data", TASKS), columns=_in_order(runs, "model", MODELS))
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    """How the runs were trained, and which of them failed."""
+    """Return how the runs were trained, and which of them failed."""
     runs = finished(contents)
     by_setting: dict[tuple, list[dict]] = {}
     for run in runs:
@@ -179,7 +204,7 @@ def _notes(contents: list[dict]) -> list[str]:
 
 
 def _setting(steps: int, batch: int, low: int, high: int, seeds: int, chosen: str, runs: list[dict]) -> str:
-    """What was trained in this way, with overrides `chosen`: models with the same tasks together."""
+    """Return what was trained in this way, with overrides `chosen`: models with the same tasks together."""
     models_of: dict[str, list[str]] = {}
     for model in _in_order(runs, "model", MODELS):
         tasks = ", ".join(_in_order([run for run in runs if run["model"] == model], "data", TASKS))
@@ -198,7 +223,7 @@ def _parity_notes(contents: list[dict]) -> list[str]:
 
 
 def _draw_parity(contents: list[dict], file: Path) -> None:
-    """Accuracy over length, a curve per model; lengths in groups of 8, seeds together."""
+    """Draw accuracy over length, a curve per model; lengths in groups of 8, seeds together."""
     from matplotlib.figure import Figure
 
     runs = finished(contents)
@@ -220,26 +245,22 @@ def _draw_parity(contents: list[dict], file: Path) -> None:
 
 
 def _draw_tasks(contents: list[dict], file: Path) -> None:
-    """Accuracy of every model on every task, coloured from chance to right."""
+    """Draw the accuracy of every model on every task, coloured from chance to right."""
     import numpy as np
     from matplotlib.figure import Figure
 
-    runs = finished(contents)
-    models, tasks = _in_order(runs, "model", MODELS), _in_order(runs, "data", TASKS)
-    figure = Figure(figsize=(1.2 * len(models) + 3, 0.55 * len(tasks) + 1.5), layout="constrained")
+    accuracies = _arranged(_by_task_and_model(contents)["accuracy"].mean().unstack(), contents)
+    chance = accuracies.index.map(_chance(contents)).to_series(accuracies.index)
+    above_chance = accuracies.sub(chance, axis=0).div(1 - chance, axis=0).to_numpy()
+    rows, columns = accuracies.shape
+    figure = Figure(figsize=(1.2 * columns + 3, 0.55 * rows + 1.5), layout="constrained")
     axes = figure.subplots()
-    above_chance = np.full((len(tasks), len(models)), np.nan)
-    for i, task in enumerate(tasks):
-        for j, model in enumerate(models):
-            accuracy = mean_extrapolated(contents, data=task, model=model)
-            if accuracy is not None:
-                chance = finished(contents, data=task)[0]["chance"]
-                above_chance[i, j] = (accuracy - chance) / (1 - chance)
-                dark = abs(above_chance[i, j] - 0.5) > 0.4
-                axes.text(j, i, f"{accuracy:.2f}", ha="center", va="center", color="white" if dark else "black")
+    for i, j in np.argwhere(~np.isnan(above_chance)):
+        colour = "white" if abs(above_chance[i, j] - 0.5) > 0.4 else "black"
+        axes.text(j, i, f"{accuracies.iat[i, j]:.2f}", ha="center", va="center", color=colour)
     image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
-    axes.set_xticks(range(len(models)), labels=models)
-    axes.set_yticks(range(len(tasks)), labels=tasks)
+    axes.set_xticks(range(columns), labels=accuracies.columns)
+    axes.set_yticks(range(rows), labels=accuracies.index)
     figure.colorbar(image, label="from chance (0) to all right (1)")
     figure.savefig(file, dpi=150)
 

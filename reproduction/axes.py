@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 
 def milliseconds_over(axes: Axes, label: str, sizes: Iterable[int]) -> None:
-    """Logarithmic, with the sizes themselves as ticks."""
+    """Make both axes logarithmic, with the sizes themselves as ticks."""
     ticks = sorted(set(sizes))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

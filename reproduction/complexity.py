@@ -14,7 +14,7 @@ SWEPT = ("length", "batch", "heads")
 
 
 def _curves(content: dict) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
-    """Size and milliseconds, by network, mode and implementation."""
+    """Return size and milliseconds, by network, mode and implementation."""
     field, _ = SWEEPS[content["suite"]]
     curves: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for (case, mode), rows in by_job(content["rows"]).items():

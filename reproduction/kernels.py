@@ -13,8 +13,8 @@ from reproduction.result import Options, Reproduction, Table, benchmark, kernels
 
 
 def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
-    """Rows by job and implementation, their runs as (file, run). Of files that share a job the first whose run was not
-    quick counts, or else the first, and the others add what it lacks."""
+    """Return the rows by job and implementation, their runs as (file, run). Of files that share a job the first whose
+    run was not quick counts, or else the first, and the others add what it lacks."""
 
     def quick(rows: dict[str, dict]) -> bool:
         return any(
@@ -69,7 +69,7 @@ def _beside_paper(contents: list[dict]) -> list[str]:
 
 
 def _draw_speed(contents: list[dict], file: Path) -> None:
-    """Milliseconds over head size, 16 sequences of 1024 steps; a row of panels for forward and for training."""
+    """Draw milliseconds over head size, 16 sequences of 1024 steps; a row of panels for forward and for training."""
     from matplotlib.figure import Figure
 
     measured = {job: rows for job, rows in jobs(contents).items() if (job.case.B, job.case.T) == (16, 1024)}

@@ -38,7 +38,7 @@ def _measure(options: Options) -> list[Path]:
 
 
 def ours(contents: list[dict], row: dict) -> dict | None:
-    """Our run of a row of the paper's table, if it is finished; of several the one with the first seed."""
+    """Return our run of a row of the paper's table, if it is finished; of several the one with the first seed."""
 
     def key(model: str, heads: int, overrides: Sequence[str]) -> tuple:
         named = ("model.mixer.backend=", *(["trainer.precision="] if model == "nn_lstm" else []))
@@ -86,7 +86,7 @@ def _notes(contents: list[dict]) -> list[str]:
 
 
 def _texts(contents: list[dict]) -> list[str]:
-    """A paragraph where not all rows were trained on the same text, as a machine's sources change."""
+    """Return a paragraph where not all rows were trained on the same text, as a machine's sources change."""
     shown = [run for row in paper("language_model") if (run := ours(contents, row))]
     name_of = {id(run): f"`{name}`" for name, run in zip(names(shown), shown, strict=True)}
     texts = by_text([{"runs": shown}])
@@ -100,7 +100,7 @@ def _texts(contents: list[dict]) -> list[str]:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Tokens per second, ours beside the paper's."""
+    """Draw tokens per second, ours beside the paper's."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")

@@ -1,10 +1,9 @@
 """The language models side by side on the same text: loss over tokens and over time, and what they end with."""
 
-import csv
 from pathlib import Path
 
 from reproduction.result import Options, Reproduction, Table, save
-from reproduction.runs import OUTPUTS, Run, collect, failures, made_on, tokens, train, trained_by
+from reproduction.runs import OUTPUTS, Run, collect, failures, logged, made_on, tokens, train, trained_by
 from reproduction.text_runs import by_text, check_finished, finished, names, shared_overrides
 
 # The longest first: with several runs at a time they end together.
@@ -45,7 +44,7 @@ def _measure(options: Options) -> list[Path]:
             for model, heads in MODELS
         ]
         train(runs, options)
-    rows = collect(folder, options.add_to, lambda run: {"curve": _curve(run / "metrics.csv")})
+    rows = collect(folder, options.add_to, lambda run: {"curve": _curve(run)})
     check_finished(options, rows)
     if options.add_to and any("curve" not in row for row in rows):
         raise ValueError(f"{options.add_to} has no losses of its runs: expected a file that loss_curves wrote")
@@ -58,13 +57,9 @@ def _measure(options: Options) -> list[Path]:
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
 
 
-def _curve(file: Path) -> list[tuple[int, float]]:
-    """Optimizer steps and training losses, as they were logged."""
-    if not file.exists():
-        return []
-    with file.open() as lines:
-        rows = [row for row in csv.DictReader(lines) if row.get("train/loss")]
-    return [(int(row["step"]) + 1, float(row["train/loss"])) for row in rows]
+def _curve(folder: Path) -> list[tuple[int, float]]:
+    """Return optimizer steps and training losses, as they were logged."""
+    return [(step + 1, loss) for step, loss in logged(folder, "loss").items()]
 
 
 def _table(contents: list[dict]) -> Table:

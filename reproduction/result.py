@@ -52,7 +52,7 @@ class Reproduction:
 
 @cache
 def paper(name: str) -> Any:
-    """The published values of a result; None where none is known."""
+    """Return the published values of a result; None where none is known."""
     return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text())[name]
 
 
@@ -83,12 +83,12 @@ def save(name: str, options: Options, content: dict, place: str | None = None) -
 
 
 def _called(content: dict) -> set[frozenset[str]]:
-    """The overrides of each training run that has a result."""
+    """Return the overrides of each training run that has a result."""
     return {frozenset(run["overrides"]) for run in content.get("runs", ()) if "environment" in run}
 
 
 def benchmark(options: Options, name: str, *arguments: str) -> None:
-    """Runs a measurement of scripts.benchmark, which needs a GPU, in a process of its own."""
+    """Run a measurement of scripts.benchmark, which needs a GPU, in a process of its own."""
     if not torch.cuda.is_available():
         raise ValueError(
             f"scripts.benchmark {name} is measured on an NVIDIA GPU, and torch sees none; "
@@ -100,14 +100,14 @@ def benchmark(options: Options, name: str, *arguments: str) -> None:
 
 
 def kernels(options: Options, *suites: str) -> list[Path]:
-    """Speed of the kernels in these suites; a file of scripts.benchmark for each."""
+    """Return the speed of the kernels in these suites; a file of scripts.benchmark for each."""
     for suite in suites:
         benchmark(options, "kernels", "--suite", suite, *(["--quick"] if options.quick else []))
     return [options.out / device_folder() / f"kernels_{suite}.json" for suite in suites]
 
 
 def origin(content: dict) -> str:
-    """Command, commit and machine of the runs that the data is of."""
+    """Return command, commit and machine of the runs that the data is of."""
     if "suite" not in content:
         return _origin(content)
     kept = sorted({row["run"] for row in content["rows"]})  # of others all has been measured again

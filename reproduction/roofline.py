@@ -16,19 +16,20 @@ SUITES = ("heads", "batch")
 
 
 def operations(case: Case) -> int:
-    """Of the recurrent product of a forward pass; an element-wise step is little beside them."""
+    """Return the operations of the recurrent product of a forward pass; an element-wise step is little beside them."""
     return 2 * len(get_cell(case.function).recurrent_gates) * case.N * case.D**2 * case.B * case.T
 
 
 def bytes_moved(case: Case) -> int:
-    """What a forward pass must read and write at least, in 16 bit: inputs and h once, R once for the whole loop."""
+    """Return what a forward pass must read and write at least, in 16 bit: inputs and h once, R once for the whole
+    loop."""
     cell = get_cell(case.function)
     per_step = (len(cell.input_gates) + 1) * case.B * case.N * case.D
     return 2 * (per_step * case.T + len(cell.recurrent_gates) * case.N * case.D**2)
 
 
 def peaks(contents: list[dict]) -> tuple[str, float, float]:
-    """Name, operations and bytes per second of the GPU that the data comes from."""
+    """Return name, operations and bytes per second of the GPU that the data comes from."""
     gpu = contents[0]["runs"][-1]["machine"]["gpu"]
     flops, bandwidth = peak_flops(gpu), peak_bandwidth(gpu)
     if flops is None or bandwidth is None:
@@ -37,7 +38,7 @@ def peaks(contents: list[dict]) -> tuple[str, float, float]:
 
 
 def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
-    """Case, implementation, operations per byte, operations per second."""
+    """Return case, implementation, operations per byte, operations per second."""
     found = []
     for (case, mode), rows in jobs([content for content in contents if "suite" in content]).items():
         for name, ms in times(rows).items():
@@ -48,7 +49,7 @@ def _points(contents: list[dict]) -> list[tuple[Case, str, float, float]]:
 
 
 def _counted(contents: list[dict]) -> dict[Case, int]:
-    """Bytes from and to memory of our forward passes, where the GPU's counters were read."""
+    """Return bytes from and to memory of our forward passes, where the GPU's counters were read."""
     return {
         case_of(row): sum(kernel["memory_bytes"] for kernel in row["kernels"])
         for content in contents
@@ -94,7 +95,7 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 def _measure(options: Options) -> list[Path]:
-    """Times, and where ncu is at hand the bytes by the GPU's counters."""
+    """Measure times, and where ncu is at hand the bytes by the GPU's counters."""
     timed = kernels(options, *SUITES)
     if shutil.which("ncu") is None:
         return timed

@@ -1,9 +1,7 @@
 """Training runs by scripts.train, many of them: those that are missing are made, those that broke off go on."""
 
-import csv
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+import pandas
 import yaml
 from tqdm import tqdm
 
@@ -20,7 +19,8 @@ from benchmarks import ROOT
 from benchmarks.results import device_folder, gpu_folder
 from reproduction.result import Options
 from training import checkpoint
-from training.overrides import check_overrides, quoted
+from training.command_line import quoted
+from training.configuration import composed
 from training.provenance import short
 
 OUTPUTS = ROOT / "outputs" / "reproduce"
@@ -40,9 +40,9 @@ class Run:
 
 
 def train(runs: Sequence[Run], options: Options) -> None:
-    """Makes what is missing, `options.jobs` at a time. A run that fails is told of, and left for the next call."""
+    """Make what is missing, `options.jobs` at a time. A run that fails is told of, and left for the next call."""
     if options.overrides:  # an error now, not one for each run
-        check_overrides([*runs[0].overrides, *options.overrides])
+        composed([*runs[0].overrides, *options.overrides])
     for run in runs:
         _check_same(run, options.overrides)
     missing = [run for run in runs if not run.finished]
@@ -84,14 +84,14 @@ def _check_same(run: Run, overrides: Sequence[str]) -> None:
 
 
 def _overrides(folder: Path) -> list[str]:
-    """How a run was called, without what each call says of its own; empty where there is none."""
+    """Return how a run was called, without what each call says of its own; empty where there is none."""
     file = folder / ".hydra" / "overrides.yaml"
     overrides = yaml.safe_load(file.read_text()) if file.exists() else []
     return [o for o in overrides if not o.startswith(("ckpt_path=", "trainer.enable_progress"))]
 
 
 def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> list[dict[str, str]]:
-    """The environments of `jobs` runs at a time, made of `ours`: the GPUs go round, the cores are shared out."""
+    """Return the environments of `jobs` runs at a time, made of `ours`: the GPUs go round, the cores are shared out."""
     if jobs == 1:
         return [dict(ours)]
     threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
@@ -100,7 +100,7 @@ def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> lis
 
 
 def _gpus() -> list[str]:
-    """What PyTorch sees, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    """Return what PyTorch sees, by the names that CUDA_VISIBLE_DEVICES has for them."""
     import torch
 
     number = torch.cuda.device_count()
@@ -109,7 +109,7 @@ def _gpus() -> list[str]:
 
 
 def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """What went wrong, if anything."""
+    """Return what went wrong, if anything."""
     run.folder.mkdir(parents=True, exist_ok=True)
     where = [f"hydra.run.dir={quoted(run.folder)}", "trainer.enable_progress_bar=false"]
     if checkpoint.of_run(run.folder):
@@ -121,7 +121,7 @@ def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -
 
 
 def failure(folder: Path) -> str:
-    """Why a run has no results."""
+    """Return why a run has no results."""
     log = folder / LOG
     lines = log.read_text().splitlines() if log.exists() else []
     errors = [line for line in lines if "Error" in line or line.startswith("error:")]
@@ -129,7 +129,7 @@ def failure(folder: Path) -> str:
 
 
 def failures(contents: list[dict]) -> list[str]:
-    """A paragraph for each error in collected data, with the runs that have no results because of it."""
+    """Return a paragraph for each error in collected data, with the runs that have no results because of it."""
     of_error: dict[str, list[str]] = {}
     for run in (run for content in contents for run in content["runs"] if "error" in run):
         of_error.setdefault(run["error"], []).append(f"`{' '.join(run['overrides'])}`")
@@ -140,7 +140,7 @@ def failures(contents: list[dict]) -> list[str]:
 
 
 def trained_by(contents: list[dict]) -> str:
-    """Commit and device of the runs that have results."""
+    """Return commit and device of the runs that have results."""
     made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(contents)}
     return "; ".join(
         f"commit {short(commit) if commit else 'not known'} on {device}" for commit, device in sorted(made, key=str)
@@ -161,17 +161,17 @@ def _results(contents: list[dict]) -> list[dict]:
 
 
 def evaluation(folder: Path) -> dict | None:
-    """Of a run by scripts.train, when it was finished; those by scripts.evaluate are in folders of their own."""
+    """Return the evaluation of a run by scripts.train that was finished; those of scripts.evaluate are in folders of
+    their own."""
     file = folder / "eval.json"
     return json.loads(file.read_text()) if file.exists() else None
 
 
 def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
-    """One row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and either
-    its evaluation, seconds per step and tokens per second (medians), or an error; and what `more` finds in its folder.
-    Before them the rows of the file `add_to`. Of two that were called alike the new one stays, unless it alone failed;
-    so a run that was resumed in another folder is the one that ended.
-    """
+    """Return one row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and
+    either its evaluation, seconds per step and tokens per second (medians), or an error; and what `more` finds in its
+    folder. Before them the rows of the file `add_to`. Of two that were called alike the new one stays, unless it alone
+    failed; so a run that was resumed in another folder is the one that ended."""
     found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
     if not found:
         raise FileNotFoundError(f"there are no runs of scripts.train below {folder}")
@@ -211,23 +211,24 @@ def _row(folder: Path) -> dict:
     together = config["data"]["batch_size"] * result["devices"] * config["trainer"]["accumulate_grad_batches"]
     row |= {"seed": config["seed"], "batch_size": config["global_batch_size"] or together}
     row["num_heads"] = config["model"]["num_heads"]
-    medians = {name: _median(folder / "metrics.csv", f"train/{name}") for name in ("step_time", "tokens_per_second")}
-    return row | medians | result
+    found = {name: logged(folder, name) for name in ("step_time", "tokens_per_second")}
+    return row | {name: None if of_run.empty else of_run.median() for name, of_run in found.items()} | result
 
 
 def tokens(run: dict) -> float:
-    """That a run was trained on."""
+    """Return the number of tokens that a run was trained on."""
     return run["step"] * run["step_time"] * run["tokens_per_second"]
 
 
 def speed(run: dict) -> float:
-    """Tokens per second, of one of the run's devices."""
+    """Return tokens per second, of one of the run's devices."""
     return run["tokens_per_second"] / run["devices"]
 
 
-def _median(file: Path, column: str) -> float | None:
-    if not file.exists():
-        return None
-    with file.open() as lines:
-        values = [float(row[column]) for row in csv.DictReader(lines) if row.get(column)]
-    return statistics.median(values) if values else None
+def logged(folder: Path, name: str) -> pandas.Series:
+    """Return what a run has logged as train/<name>, by step; nothing where it left no metrics.csv."""
+    file, column = folder / "metrics.csv", f"train/{name}"
+    table = (
+        pandas.read_csv(file, index_col="step", float_precision="round_trip") if file.exists() else pandas.DataFrame()
+    )
+    return table[column].dropna() if column in table else pandas.Series(dtype=float)

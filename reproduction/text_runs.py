@@ -6,13 +6,13 @@ _NAMED = ("experiment=", "model=", "model.num_heads=", "seed=")  # by columns of
 
 
 def names(runs: list[dict]) -> list[str]:
-    """Model, heads and seed of each run, and the overrides that it does not share with all the others."""
+    """Return model, heads and seed of each run, and the overrides that it does not share with all the others."""
     shared = shared_overrides(runs)
     return [_name(run, shared) for run in runs]
 
 
 def shared_overrides(runs: list[dict]) -> list[str]:
-    """Overrides of all runs alike."""
+    """Return overrides of all runs alike."""
     first = runs[0]["overrides"] if runs else []
     return [override for override in first if all(override in run["overrides"] for run in runs)]
 
@@ -25,12 +25,12 @@ def _name(run: dict, shared: list[str]) -> str:
 
 
 def finished(contents: list[dict]) -> list[dict]:
-    """Runs that have a perplexity, and logged how fast they were."""
+    """Return the runs that have a perplexity, and logged how fast they were."""
     return [run for run in contents[0]["runs"] if "perplexity" in run and run["step_time"]]
 
 
 def by_text(contents: list[dict]) -> dict[float, list[dict]]:
-    """Finished runs by the validation text, where it is known by the perplexity of how often its tokens are."""
+    """Return finished runs by the validation text, where it is known by the perplexity of how often its tokens are."""
     texts: dict[float, list[dict]] = {}
     for run in finished(contents):
         if run.get("unigram_perplexity"):

@@ -10,19 +10,22 @@ perplexity. Results go to a new folder evaluate_<time> in the folder of the run.
 
 import sys
 
-from training.command_line import one_line_errors
-from training.evaluation import main
+from omegaconf import DictConfig
+
+from training.command_line import hydra_command, literal
+
+
+@hydra_command("evaluate")
+def main(config: DictConfig) -> None:
+    """Evaluate with the changes that the command line has."""
+    from training.evaluation import evaluate
+
+    evaluate(config.ckpt, {key: value for key, value in config.items() if key != "ckpt"})
+
 
 if __name__ == "__main__":
-    arguments = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
-    if len(arguments) < len(sys.argv[1:]):
-        sys.exit("error: a key is given twice")
-    if {"-h", "--help"} & arguments.keys():
-        print(__doc__)
-        sys.exit()
-    if bare := next((argument for argument in sys.argv[1:] if "=" not in argument), None):
-        sys.exit(f"error: {bare!r} is not KEY=VALUE: a run or a checkpoint is given as ckpt={bare}")
-    if "ckpt" not in arguments:
-        sys.exit(f"error: ckpt=PATH is missing\n\n{__doc__}")
-    with one_line_errors():
-        main(arguments.pop("ckpt"), [f"{key}={value}" for key, value in arguments.items()])
+    # The keys of the run are none of evaluate.yaml's: ++ adds them.
+    known = ("-", "+", "~", "ckpt=", "hydra.")
+    changes = [word if word.startswith(known) or "=" not in word else f"++{word}" for word in sys.argv[1:]]
+    sys.argv[1:] = literal(changes, paths=["ckpt"])
+    main()

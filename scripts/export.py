@@ -6,10 +6,21 @@ scripts.evaluate and scripts.generate take the folder as they take a run; in Pyt
 AutoModelForCausalLM.from_pretrained(FOLDER).
 """
 
-from training import arguments
-from training.command_line import one_line_errors
-from training.export import export
+import sys
+
+from omegaconf import DictConfig
+
+from training.command_line import hydra_command, literal
+
+
+@hydra_command("export")
+def main(config: DictConfig) -> None:
+    """Export, and say where to."""
+    from training.export import export
+
+    print(f"exported to {export(config.ckpt, config.out)}")
+
 
 if __name__ == "__main__":
-    with one_line_errors():
-        print(f"exported to {export(**arguments.read('export', __doc__))}")
+    sys.argv[1:] = literal(sys.argv[1:], paths=["ckpt", "out"])
+    main()

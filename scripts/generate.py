@@ -8,10 +8,21 @@ line of the answers has in addition the text that follows, its tokens, and why i
 length. Broken off, the second command goes on where it was when it is given again.
 """
 
-from training import arguments
-from training.command_line import one_line_errors
-from training.text_generation import generate
+import sys
+
+from omegaconf import DictConfig
+
+from training.command_line import hydra_command, literal
+
+
+@hydra_command("generate")
+def main(config: DictConfig) -> None:
+    """Generate text, and print it or write it to a file."""
+    from training.text_generation import generate
+
+    generate(**config)
+
 
 if __name__ == "__main__":
-    with one_line_errors():
-        generate(**arguments.read("generate", __doc__))
+    sys.argv[1:] = literal(sys.argv[1:], texts=["prompt", "stop"], paths=["ckpt", "prompts", "out"])
+    main()

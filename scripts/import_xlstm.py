@@ -1,119 +1,29 @@
-"""sLSTM layers of a checkpoint of the xlstm package (https://github.com/NX-AI/xlstm) as RNNMixers.
+"""Take sLSTM layers over from a checkpoint of the xlstm package (https://github.com/NX-AI/xlstm).
 
-    python -m scripts.import_xlstm CHECKPOINT OUT
+    python -m scripts.import_xlstm ckpt=CHECKPOINT out=FILE
 
-CHECKPOINT is a state_dict written by torch.save, or a dictionary that holds one under "state_dict". OUT holds for every
-sLSTM layer, under its name in the checkpoint, the arguments of an RNNMixer and its state_dict. A layer is taken over
-whole: convolution, gates, recurrence and norm. The blocks around it are not: theirs have another feed-forward part.
-The cell is taken to be the package's function="slstm", not its "lstm": the checkpoint does not say.
+CHECKPOINT is a state_dict written by torch.save, or a dictionary that holds one under "state_dict". FILE holds, for
+every sLSTM layer, under its name in the checkpoint, the arguments of an RNNMixer and its state_dict.
 """
 
-import argparse
-import pickle
-from collections.abc import Mapping
+import sys
 from pathlib import Path
 
-import torch
-from torch import Tensor
+from omegaconf import DictConfig
 
-from data.atomic_file import replacing
-from flashrnn import get_cell
-from models.mixers import RNNMixer
-from training.command_line import one_line_errors
-
-# The package gives its fgate to the cell's input gate and its igate to the forget gate. The names are wrong, and stay
-# so for the sake of trained models (https://github.com/NX-AI/xlstm/issues/98).
-SLSTM = get_cell("slstm")
-MODULES = {"i": "fgate", "f": "igate", "z": "zgate", "o": "ogate"}
-
-KERNEL, BIAS = "slstm_cell._recurrent_kernel_", "slstm_cell._bias_"
+from training.command_line import hydra_command, literal
 
 
-def import_layers(weights: Mapping[str, Tensor]) -> dict[str, RNNMixer]:
-    """The sLSTM layers of a state_dict by their names in it, on the CPU in float32.
+@hydra_command("import_xlstm")
+def main(config: DictConfig) -> None:
+    """Convert, and print the layers."""
+    from training.xlstm_checkpoint import convert
 
-    Raises ValueError if there is none, or if one is not as the xlstm package has it.
-    """
-    names = [name.removesuffix(KERNEL).removesuffix(".") for name in weights if name.endswith(KERNEL)]
-    if not names:
-        some = ", ".join(list(weights)[:5])
-        raise ValueError(f"no sLSTM layer: none of the {len(weights)} names ends in {KERNEL!r}; they begin with {some}")
-    return {name: _layer(name, weights) for name in names}
-
-
-def _layer(name: str, weights: Mapping[str, Tensor]) -> RNNMixer:
-    prefix = f"{name}." if name else ""
-    own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
-    missing = [key for key in (BIAS, *(f"{module}.weight" for module in MODULES.values())) if key not in own]
-    if missing:
-        raise ValueError(f"the sLSTM layer {name!r} lacks {', '.join(missing)}")
-    R, b = _recurrence(name, own[KERNEL], own[BIAS])
-    _, N, D = b.shape
-    gates = [torch.block_diag(*own[f"{MODULES[gate]}.weight"]) for gate in SLSTM.gates]  # a block for each head
-    state = {"gates.weight": torch.cat(gates), "recurrence.R": R, "recurrence.b": b}
-    scale = own.get("group_norm.weight", torch.zeros(N * D))
-    state["norm_weight"] = 1 + scale  # theirs is a difference from 1
-    convolution = own.get("conv1d.conv.weight")  # [d, 1, width]
-    if convolution is not None:
-        state |= {"conv.weight": convolution.squeeze(1), "conv.bias": own["conv1d.conv.bias"]}
-    mixer = RNNMixer(N * D, N, "slstm", conv_width=0 if convolution is None else convolution.shape[-1])
-    mixer.load_state_dict(state)
-    return mixer
-
-
-def _recurrence(name: str, kernel: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """R [G, N, D, D] and b [G, N, D] from the layout of the backend that the checkpoint was trained with: the kernel's
-    shape tells which it is, the bias has the same shape in both (https://github.com/NX-AI/xlstm/issues/127)."""
-    G = len(SLSTM.gates)
-    if kernel.ndim == 3 and kernel.shape[1] == G * kernel.shape[2]:  # vanilla: [N, G D, previous D], bias [G N D]
-        N, _, D = kernel.shape
-        return kernel.view(N, G, D, D).transpose(0, 1), bias.view(G, N, D)
-    if kernel.ndim == 3 and kernel.shape[2] == G * kernel.shape[1]:  # cuda: [N, previous D, G D], bias [N G D]
-        N, D, _ = kernel.shape
-        return kernel.view(N, D, G, D).permute(2, 0, 3, 1), bias.view(N, G, D).transpose(0, 1)
-    raise ValueError(
-        f"the sLSTM layer {name!r} has a recurrent kernel {list(kernel.shape)}; the xlstm package has "
-        f"[heads, {G} D, D] (backend vanilla) or [heads, D, {G} D] (backend cuda)"
-    )
-
-
-def read(path: Path) -> Mapping[str, Tensor]:
-    """The state_dict in a file of torch.save."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is no file of torch.save with tensors alone, or damaged") from error
-    weights = content.get("state_dict", content) if isinstance(content, Mapping) else {}
-    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
-        keys = f" with the keys {', '.join(map(str, content))}" if isinstance(content, Mapping) else ""
-        raise ValueError(f"{path} holds a {type(content).__name__}{keys}; expected a state_dict: torch.save it alone")
-    return weights
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.import_xlstm", description=__doc__.partition("\n")[0])
-    parser.add_argument("checkpoint", type=Path, help="state_dict of a model with sLSTM layers")
-    parser.add_argument("out", type=Path, help="file to write")
-    options = parser.parse_args()
-    with one_line_errors():
-        layers = import_layers(read(options.checkpoint))
-        content = {name: {"arguments": _arguments(m), "state_dict": m.state_dict()} for name, m in layers.items()}
-        with replacing(options.out) as file:
-            torch.save(content, file)
-    for name, mixer in layers.items():
-        print(f"{name}: {', '.join(f'{key}={value!r}' for key, value in _arguments(mixer).items())}")
-    print(options.out)
-
-
-def _arguments(mixer: RNNMixer) -> dict:
-    """What RNNMixer is built with."""
-    return {
-        "d_model": mixer.gates.in_features,
-        "num_heads": mixer.num_heads,
-        "function": "slstm",
-        "conv_width": mixer.conv.width if mixer.conv else 0,
-    }
+    for name, arguments in convert(Path(config.ckpt), Path(config.out)).items():
+        print(f"{name}: {', '.join(f'{key}={value!r}' for key, value in arguments.items())}")
+    print(config.out)
 
 
 if __name__ == "__main__":
+    sys.argv[1:] = literal(sys.argv[1:], paths=["ckpt", "out"])
     main()

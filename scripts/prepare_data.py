@@ -9,61 +9,40 @@ killed, goes on where it stopped. At the end, and when all was there before, eve
 import sys
 from typing import TYPE_CHECKING
 
-import hydra
 from omegaconf import DictConfig
 
-from training.command_line import one_line_errors
-from training.config_checks import check_nulls
-from training.configuration import CONFIGS
-from training.overrides import check_overrides
+from training.command_line import hydra_command
 
 if TYPE_CHECKING:
-    from data.text import Text
+    from lightning import LightningDataModule
 
 
-def prepare_data(config: DictConfig) -> "Text":
-    """The DataModule with all its files there, and right."""
+def prepare_data(config: DictConfig) -> "LightningDataModule":
+    """Prepare and return the data of a config; print what there is now, and where."""
     from hydra.utils import instantiate
-
-    from data.text import Text
-
-    if config.data._target_ != "data.text.Text":
-        raise ValueError(
-            f"{config.data._target_} draws its data while it trains; only text (data=slimpajama) is prepared"
-        )
-    check_nulls("data", config.data)
-    datamodule: Text = instantiate(config.data)
-    datamodule.prepare_data()
-    datamodule.setup()
-    datamodule.manifest.verify(datamodule.folder)
-    return datamodule
-
-
-def show(datamodule: "Text") -> None:
-    """Print what there is now, and where."""
     from rich.console import Console
     from rich.table import Table
 
+    data = instantiate(config.data)
     console, table = Console(), Table()
     for name in ("split", "documents", "tokens", "shards"):
         table.add_column(name, justify="left" if name == "split" else "right")
-    for split, total in datamodule.manifest.totals.items():
+    for split, total in data.prepared().items():
         table.add_row(split, *(f"{total[name]:,}" for name in ("documents", "tokens", "shards")))
     console.print(table)
-    console.print(f"prepared: {datamodule.folder}", soft_wrap=True)
+    console.print(f"prepared: {data.folder}", soft_wrap=True)
+    return data
 
 
-@hydra.main(version_base="1.3", config_path=CONFIGS, config_name="prepare_data")
+@hydra_command("prepare_data")
 def main(config: DictConfig) -> None:
-    with one_line_errors():
-        try:
-            show(prepare_data(config))
-        except KeyboardInterrupt:
-            print("interrupted; finished shards are kept, and the same command goes on behind them", file=sys.stderr)
-            raise
+    """Prepare, and say what an interruption leaves."""
+    try:
+        prepare_data(config)
+    except KeyboardInterrupt:
+        print("interrupted; finished shards are kept, and the same command goes on behind them", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        check_overrides(sys.argv[1:], "prepare_data")
     main()

@@ -1,4 +1,4 @@
-"""Modules build on each other in one direction."""
+"""Modules build on each other in one direction, and folders hold what their names say."""
 
 import tomllib
 from graphlib import TopologicalSorter
@@ -7,6 +7,17 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).parents[1]
+COMMANDS = {
+    "train",
+    "evaluate",
+    "generate",
+    "export",
+    "prepare_data",
+    "benchmark",
+    "reproduce",
+    "lm_eval",
+    "import_xlstm",
+}
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
 
 
@@ -16,3 +27,15 @@ def test_no_circle_of_imports():
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert {"flashrnn.constrint.expressions", "flashrnn.cells.trace"} < imports.keys()
     TopologicalSorter(imports).prepare()  # raises CycleError with the circle
+
+
+def test_scripts_are_commands_and_nothing_else():
+    files = {file.stem: file.read_text() for file in (ROOT / "scripts").rglob("*.py")}
+    assert files.keys() - {"__init__"} == COMMANDS
+    assert all(len(text.splitlines()) < 100 for text in files.values())
+
+
+def test_a_command_is_started_and_never_imported():
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    for command in COMMANDS:
+        assert not graph.find_modules_that_directly_import(f"scripts.{command}")

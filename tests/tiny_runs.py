@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
-from training.configuration import CONFIGS
+from training import evaluation
+from training.configuration import composed
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -41,8 +42,7 @@ SHORT = [
 
 
 def config(*overrides):
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        return compose("train", overrides=list(overrides))
+    return composed(overrides)
 
 
 def run(module, *arguments, folder):
@@ -50,6 +50,11 @@ def run(module, *arguments, folder):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def evaluate(ckpt, *overrides):
+    """What scripts.evaluate does with ckpt=... and these overrides."""
+    return evaluation.evaluate(str(ckpt), OmegaConf.from_dotlist(list(overrides)))
 
 
 def metrics(folder):

@@ -10,11 +10,11 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from torch import nn
 
 from data.atomic_file import replacing
+from training._compat import saved_step
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # what last.ckpt was before
@@ -57,7 +57,7 @@ class StepCheckpoint(ModelCheckpoint):
             self._save_last(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
-        if not (self.save_last and self._last_global_step_saved == trainer.global_step):
+        if not (self.save_last and saved_step(self) == trainer.global_step):
             trainer.save_checkpoint(Path(self.dirpath) / LAST)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,8 +80,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def find(path: str, run_name: str | None = None) -> Path:
-    """The checkpoint file of `path`: a file; a folder of a run (its newest that can be read) or export; or "last",
-    the newest of the runs named `run_name` (of all runs, if that is None)."""
+    """Return the checkpoint file that a path means.
+
+    Args:
+        path: a file; the folder of a run (its newest that can be read) or of an export; or "last", the newest of runs.
+        run_name: for "last", the name of the runs; None takes all.
+    """
     if path == "last":
         runs = OUTPUTS / str(run_name or "")  # a name may be a number
         files, missing = runs.rglob("checkpoints/*.ckpt"), f"ckpt_path=last: there is no checkpoint under {runs}"
@@ -109,13 +113,15 @@ def find(path: str, run_name: str | None = None) -> Path:
 
 
 def of_run(folder: Path) -> list[Path]:
-    """The checkpoint files in the folder of a run."""
+    """Return the checkpoint files in the folder of a run."""
     return list(folder.glob("checkpoints/*.ckpt"))
 
 
 def load(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint of scripts.train, on the CPU, weights read from the file when they are used; of an
-    exported folder what is left of it."""
+    """Return what scripts.train has put into a checkpoint, or what is left of it in an exported folder.
+
+    Tensors are on the CPU; weights are read from the file when they are used.
+    """
     try:
         if file.name == EXPORTED:
             content = _load_exported(file)
@@ -148,85 +154,12 @@ def _load_exported(file: Path) -> dict[str, Any]:
 
 
 def run_folder(file: Path) -> Path | None:
-    """Of the run that a checkpoint file belongs to; None where it stands alone."""
+    """Return the folder of the run that a checkpoint file belongs to; None where it stands alone."""
     return file.parents[1] if file.parent.name == "checkpoints" else None
 
 
-def check_folder(folder: Path, resumed: Path | None) -> None:
-    """Raise where a run would write over another one: its folder has checkpoints, and none of them is resumed."""
-    own = resumed and run_folder(resumed)
-    if of_run(folder) and not (own and own.samefile(folder)):
-        raise FileExistsError(
-            f"{folder} holds a run: ckpt_path={folder} goes on with it, another hydra.run.dir=... begins a new one"
-        )
-
-
 def tokenizer_folder(file: Path) -> Path | None:
-    """Of the tokenizer that the model of a checkpoint or export was trained with; None where it stands alone."""
+    """Return the folder of the tokenizer that a checkpoint or export was trained with; None where it stands alone."""
     run = run_folder(file)
     folder = file.parent if file.name == EXPORTED else run and run / TOKENIZER
     return folder if folder and folder.is_dir() else None
-
-
-def _leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
-    """The values of a nested config by their full keys."""
-    leaves = {}
-    for key, value in section.items():
-        leaves |= _leaves(value, f"{name}.{key}") if isinstance(value, dict) else {f"{name}.{key}": value}
-    return leaves
-
-
-def check_data(file: Path, content: dict[str, Any], config: DictConfig) -> None:
-    """Raise where a run would go on with data of another kind, as with the default experiment's."""
-    before, now = content["config"]["data"]["_target_"], config.data._target_
-    if before != now:
-        raise ValueError(
-            f"{file} was trained on {before}, and this command has {now}: with a GROUP=OPTION a run's own command is "
-            "not taken over, so give its experiment=... or data=... again"
-        )
-
-
-def check_tokenizer(file: Path, content: dict[str, Any], config: DictConfig) -> None:
-    """Raise unless the config names the tokenizer that the model of a checkpoint was trained with."""
-    from data import tokenization
-
-    before, now = (of.get("tokenizer") for of in (content["config"]["data"], config.data))
-    folder = tokenizer_folder(file)
-    if now != before and not (folder and tokenization.same(now, folder)):
-        raise ValueError(f"data.tokenizer={now}: {file} was trained with {before}, and a model keeps its tokenizer")
-
-
-def check_unseen(content: dict[str, Any], config: DictConfig) -> None:
-    """Raise where the language model of a checkpoint would be evaluated on documents that it was trained on."""
-    before, now = content["config"]["data"], config.data
-    if now.get("val_split") is not None or now.get("source") != before.get("source") or "val_fraction" not in now:
-        return
-    if before["val_split"] is not None or now.val_fraction > before["val_fraction"]:
-        split = "val_fraction" if before["val_split"] is None else "val_split"
-        raise ValueError(
-            f"data.val_fraction={now.val_fraction}: the run held out data.{split}={before[split]}, and was trained on "
-            "other documents of this text; validate on those that it held out, or on another data.source"
-        )
-
-
-def check_resumable(file: Path, content: dict[str, Any], config: DictConfig) -> bool:
-    """Whether a checkpoint of this content has steps left to train; raises unless it holds the model of the config, and
-    if there are none, though its run was evaluated."""
-    sections = content["config"]["model"], OmegaConf.to_container(config.model, resolve=True)
-    saved, asked = (_leaves(section, "model") for section in sections)
-    for leaves in (saved, asked):
-        leaves.pop("model.mixer.backend", None)  # the weights are the same for all
-    if saved != asked:
-        keys = [key for key in saved | asked if saved.get(key) != asked.get(key)]
-        differences = [
-            f"\n  {key}: {saved.get(key)} in the checkpoint, {asked.get(key)} in this config" for key in keys
-        ]
-        raise ValueError(f"{file} holds another model:{''.join(differences)}")
-    run = run_folder(file)
-    left = config.trainer.max_steps - content["global_step"]
-    if left <= 0 and (run is None or (run / "eval.json").exists()):
-        raise ValueError(
-            f"{file} is at step {content['global_step']}, so nothing is left of trainer.max_steps="
-            f"{config.trainer.max_steps}: raise it, or use scripts.evaluate"
-        )
-    return left > 0

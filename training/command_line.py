@@ -1,26 +1,128 @@
-"""The process of a command: its threads, the warnings it passes on, and how it ends with an error."""
+"""How a command begins and ends: Hydra reads its KEY=VALUE arguments, and an error is told in one line."""
 
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import CompactHydraException, HydraException, InstantiationException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
+
+from training.configuration import CONFIGS
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
+MULTIRUN = ("-m", "--multirun")
+
+
+class JobError(CompactHydraException):
+    """What has ended a job of a sweep, and was told."""
+
+
+def hydra_command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Decorate a function of a config: it becomes a command that Hydra starts with configs/<config_name>.yaml.
+
+    Whatever goes wrong, in Hydra too, ends it in one line, as `one_line_errors` says.
+    """
+
+    def decorate(job: Callable[[DictConfig], None]) -> Callable[[], None]:
+        @wraps(job)
+        def main() -> None:
+            asked = os.environ.get(FULL_ERROR)
+
+            def run(config: DictConfig) -> None:
+                overrides = " ".join(HydraConfig.get().overrides.task)
+                in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+                with _environment(FULL_ERROR, asked), one_line_errors(overrides if in_sweep else None):
+                    job(config)
+
+            # Hydra prints its errors with a traceback, or, asked by this variable, raises them.
+            with one_line_errors(), _environment(FULL_ERROR, "1"):
+                hydra.main(version_base="1.3", config_path=CONFIGS, config_name=config_name)(run)()
+
+        return main
+
+    return decorate
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable of the environment for a while; None removes it."""
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+def literal(arguments: Sequence[str], texts: Sequence[str] = (), paths: Sequence[str] = ()) -> list[str]:
+    """Return KEY=VALUE arguments in which Hydra reads some values as they stand.
+
+    Args:
+        arguments: those of a command line.
+        texts: keys whose values are taken literally, whatever is in them.
+        paths: keys whose values are, too, where Hydra would read no single text; in a sweep they may be several.
+    """
+    sweep = not set(arguments).isdisjoint(MULTIRUN)
+
+    def read(argument: str) -> str:
+        key, equals, value = argument.partition("=")
+        if not equals or not (key in texts or (key in paths and not _is_text(value, sweep))):
+            return argument
+        return f"{key}={quoted(value)}"
+
+    return [read(argument) for argument in arguments]
+
+
+def _is_text(value: str, sweep: bool) -> bool:
+    try:
+        found = OverridesParser.create().parse_override(f"key={value}")
+    except HydraException:
+        return False
+    return found.value() is None or isinstance(found.value(), str) or (sweep and found.is_sweep_override())
+
+
+def quoted(value: object) -> str:
+    """Return a value that Hydra takes as it stands, whatever characters it has; it unescapes before quotes alone."""
+    escaped = re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), str(value))
+    return f"'{escaped}'"
+
+
+def unquoted(text: str) -> str:
+    """Return what Hydra makes of a text: without quotes and escapes. A path that it reads otherwise is what it is."""
+    try:
+        value = OverridesParser.create().parse_override(f"key={text}").value()
+    except HydraException:
+        return text
+    return value if isinstance(value, str) else text
 
 
 def prepare_process(threads: int | None) -> None:
-    """Threads of PyTorch, and Lightning's messages cut down to warnings that a user can act on."""
+    """Set PyTorch's threads, and cut Lightning's messages down to warnings that a user can act on."""
     import torch
 
     if threads is not None:
         if threads < 1:
             raise ValueError(f"threads={threads}: expected at least 1, or null for one per core")
         torch.set_num_threads(threads)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    messages = logging.getLogger("lightning.pytorch")
+    messages.setLevel(logging.WARNING)
+    messages.propagate = False  # it prints them itself
+    messages.getChild("profilers").setLevel(logging.INFO)  # by which they print what they found
     warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run has a folder of its own
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
 
@@ -29,41 +131,40 @@ def prepare_process(threads: int | None) -> None:
 def one_line_errors(job: str | None = None) -> Iterator[None]:
     """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback.
 
-    That of a job of --multirun, by its overrides, is shown and passed on to Hydra: others follow, and Hydra shows it
-    again in the end, for it knows a kind of error that it shows without a traceback.
+    That of a job of --multirun, by its overrides, is shown and passed on to Hydra, because other jobs follow.
     """
-    from hydra.errors import CompactHydraException
-
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
+        if isinstance(error, JobError):
+            sys.exit(1)
         message = _message(error)
-        if message is None or os.environ.get("HYDRA_FULL_ERROR"):
+        if message is None or os.environ.get(FULL_ERROR):
             raise
-        text = f"error: {message}\n(HYDRA_FULL_ERROR=1 shows where)"
+        text = f"error: {message}\n({FULL_ERROR}=1 shows where)"
         if job is None:
             sys.exit(text)
         print(f"{job} failed\n{text}", file=sys.stderr)
-        raise CompactHydraException(message) from error
+        raise JobError(message) from error
 
 
 def _message(error: BaseException) -> str | None:
-    """What to tell a user about an error; None if it is none of the expected kinds, so that its place matters."""
-    from hydra.errors import HydraException
-
+    """Return what to tell a user about an error; None if it is of no expected kind, so that its place matters."""
     kind, text = type(error).__name__, str(error)
-    if kind == "MisconfigurationException" or text.startswith("Early stopping conditioned on metric"):  # Lightning's
+    if kind in ("MisconfigurationException", "SafetensorError"):
+        return text
+    if text.startswith("Early stopping conditioned on metric"):  # Lightning's
         return text
     if type(error).__module__.startswith("wandb."):
         return f"{text} (of logger=wandb; WANDB_MODE=offline needs no account)"
-    if isinstance(error, HydraException | OmegaConfBaseException) and error.__cause__ is not None:
-        return _message(error.__cause__) or text  # Hydra wraps what a constructor raised
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key} has no value yet: give one, {error.full_key}=VALUE (configs/ says what there is)"
-    if isinstance(error, InterpolationResolutionError):  # OmegaConf wraps what a resolver raised, without its cause
-        return text.partition("\n")[0].rpartition("raised while resolving interpolation: ")[2]
+    if isinstance(error, InstantiationException) and not isinstance(error.__cause__, TypeError | type(None)):
+        return _message(error.__cause__) or _joined(text)  # what a constructor raised, which says what is wrong
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return _joined(text)
+    if isinstance(error.__cause__, OSError):  # of a folder that logging cannot write to
+        return f"{text}: {error.__cause__}"
     if kind == "OutOfMemoryError":
         return f"{text.partition('. ')[0]}: lower data.batch_size (global_batch_size keeps what a step sees)"
     if text.startswith("DataLoader worker"):
@@ -71,5 +172,8 @@ def _message(error: BaseException) -> str | None:
         return f"{reason}. A process that loads data died, often for want of memory: lower data.num_workers"
     if "in DataLoader worker process" in text.partition("\n")[0]:
         return text.strip().rpartition("\n")[2].partition(": ")[2] or text
-    expected = HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, OSError, ArithmeticError
-    return text if isinstance(error, expected) else None
+    return text if isinstance(error, YAMLError | ValueError | TypeError | OSError | ArithmeticError) else None
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())

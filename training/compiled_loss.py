@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+
+from training._compat import enclosing_ddp, without_ddp_cuts
 
 
 class CompiledLoss:
@@ -26,8 +27,8 @@ class CompiledLoss:
         return self._loss(*tensors)
 
     def __call__(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        around = DistributedDataParallel._get_active_ddp_module()
+        around = enclosing_ddp()
         if around is None or (torch.is_grad_enabled() and around.require_backward_grad_sync):
             return self._compiled(*tensors)
-        with torch._dynamo.config.patch(optimize_ddp=False):
+        with without_ddp_cuts():
             return self._compiled_whole(*tensors)

@@ -1,14 +1,17 @@
 """Where the configs are, and the resolvers that they use."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
 
 def accumulate(global_batch_size: int | None, batch_size: int, devices: int, num_nodes: int) -> int:
-    """Batches to accumulate so that one optimizer step sees `global_batch_size` sequences."""
+    """Return how many batches to accumulate so that one optimizer step sees `global_batch_size` sequences."""
     if global_batch_size is None:
         return 1
     if not isinstance(devices, int) or devices < 1:
@@ -22,5 +25,48 @@ def accumulate(global_batch_size: int | None, batch_size: int, devices: int, num
     return global_batch_size // together
 
 
+def composed(overrides: Sequence[str], name: str = "train") -> DictConfig:
+    """Return the config that a command has for these overrides; raise Hydra's error where they are none."""
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        return compose(name, overrides=list(overrides))
+
+
+def say_overruled(config: DictConfig, hydra: DictConfig) -> None:
+    """Print which values of the chosen model's own file the experiment has set to others.
+
+    Args:
+        config: as composed.
+        hydra: Hydra's own config.
+    """
+    from lightning.pytorch.utilities import rank_zero_only
+
+    choices = hydra.runtime.choices
+    files = [Path(source.path, "model", f"{choices.model}.yaml") for source in hydra.runtime.config_sources]
+    own = OmegaConf.to_container(OmegaConf.load(next(file for file in files if file.is_file())))
+    given = {override.partition("=")[0] for override in hydra.overrides.task}
+    for key, value in leaves(own, "model").items():
+        now = OmegaConf.select(config, key)
+        if key.startswith("model.defaults") or value is None or str(value).startswith("${") or key in given:
+            continue
+        if now != value:
+            text = f"{key}={now} by experiment={choices.experiment}, not {value} as in model={choices.model}"
+            rank_zero_only(print)(f"{text}: {key}={value} on the command line decides")
+
+
+def leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the values of a nested config by their full keys."""
+    found = {}
+    for key, value in section.items():
+        found |= leaves(value, f"{name}.{key}") if isinstance(value, dict) else {f"{name}.{key}": value}
+    return found
+
+
+def keys_of(name: str) -> str:
+    """Return the keys of configs/<name>.yaml with their comments, for the help of its command."""
+    text = Path(CONFIGS, f"{name}.yaml").read_text().partition("\nhydra:\n")[0]
+    return text.partition("\ndefaults:\n")[0].replace("$", "$$")  # Hydra fills in places with a $
+
+
 OmegaConf.register_new_resolver("accumulate", accumulate)
 OmegaConf.register_new_resolver("product", lambda a, b: a * b)
+OmegaConf.register_new_resolver("keys_of", keys_of)

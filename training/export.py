@@ -1,23 +1,26 @@
 """A trained language model as a folder that transformers loads."""
 
 import json
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from hydra.utils import instantiate
+from safetensors import SafetensorError
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-    from models.hugging_face import FlashRNNForCausalLM
+from data import tokenization
+from data.encoding import Encoder
+from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
+from training import checkpoint, model_card
 
 
-def training_tokenizer(file: Path, data: dict[str, Any]) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a checkpoint, from the folder of its run. For a checkpoint that stands alone it is made as the
-    section `data` of its config says, which may mean training it on the corpus."""
-    from hydra.utils import instantiate
+def training_tokenizer(file: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a checkpoint, from the folder of its run.
 
-    from data import tokenization
-    from training import checkpoint
-
+    For a checkpoint that stands alone it is made as the section `data` of its config says, which may mean training it
+    on the corpus.
+    """
     if "tokenizer" not in data:
         raise ValueError(
             f"the model of {file} was trained on {data['_target_']}, which has no tokenizer: only language models can "
@@ -33,14 +36,8 @@ def training_tokenizer(file: Path, data: dict[str, Any]) -> "PreTrainedTokenizer
     return datamodule.tokenizer
 
 
-def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
-    """Model and tokenizer of a checkpoint of scripts.train, whose content this is."""
-    from transformers import GenerationConfig
-
-    from data.encoding import Encoder
-    from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
-    from training import checkpoint
-
+def restore(file: Path, content: dict[str, Any]) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
+    """Return model and tokenizer of a checkpoint of scripts.train, whose content this is."""
     tokenizer = training_tokenizer(file, content["config"]["data"])
     config = FlashRNNConfig.from_hydra(content["config"]["model"]).import_cell()
     model = FlashRNNForCausalLM(config).eval()
@@ -58,12 +55,8 @@ def restore(file: Path, content: dict[str, Any]) -> tuple["FlashRNNForCausalLM",
     return model, tokenizer
 
 
-def load(ckpt: str) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
-    """Model and tokenizer of a run folder, a checkpoint or an exported folder."""
-    from data import tokenization
-    from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
-    from training import checkpoint
-
+def load(ckpt: str) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
+    """Return model and tokenizer of a run folder, a checkpoint or an exported folder."""
     file = checkpoint.find(ckpt)
     if file.name == checkpoint.EXPORTED:
         config = FlashRNNConfig.from_pretrained(file.parent).import_cell()
@@ -72,9 +65,7 @@ def load(ckpt: str) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
 
 
 def evaluation(file: Path, step: int) -> dict[str, Any] | None:
-    """What the checkpoint's run found at this step: its own evaluation, or else the newest by scripts.evaluate."""
-    from training import checkpoint
-
+    """Return what the checkpoint's run found at this step by itself, or else what scripts.evaluate found last."""
     run = checkpoint.run_folder(file)
     if run is None:
         return None
@@ -84,9 +75,7 @@ def evaluation(file: Path, step: int) -> dict[str, Any] | None:
 
 
 def export(ckpt: str, out: str) -> Path:
-    """Write the folder `out`."""
-    from training import checkpoint, model_card
-
+    """Write the folder `out`, whole or not at all."""
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"out={out} is there already: give a new folder, or an empty one")
@@ -95,10 +84,14 @@ def export(ckpt: str, out: str) -> Path:
         raise ValueError(f"ckpt={ckpt} is exported already")
     content = checkpoint.load(file)
     model, tokenizer = restore(file, content)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     training = {key: content[key] for key in ("global_step", "config")}
     training["evaluation"] = evaluation(file, content["global_step"])
-    (folder / checkpoint.TRAINING).write_text(json.dumps(training, indent=2) + "\n")
-    model_card.write(folder, training, model.num_parameters())
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / checkpoint.TRAINING).write_text(json.dumps(training, indent=2) + "\n")
+        model_card.write(folder, training, model.num_parameters())
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise OSError(f"out={out} could not be written ({error}): is the disk full?") from error
     return folder

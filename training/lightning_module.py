@@ -73,7 +73,7 @@ class TrainingModule(LightningModule):
         return configured
 
     def on_train_start(self) -> None:
-        """What a run that goes on asks for holds, not what the optimizer of its checkpoint had."""
+        """Give the optimizer what this run asks for, not what that of its checkpoint had."""
         optimizer, schedule = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
         groups = optimizer.param_groups
         for group, asked in zip(groups, self._group_options, strict=True):
@@ -85,7 +85,7 @@ class TrainingModule(LightningModule):
                 group["lr"] = lr * factor(schedule.last_epoch)
 
     def _loss(self, batch: dict[str, Tensor], batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy over the scored labels, and the right answers, bool [B, T]."""
+        """Return the mean cross-entropy over the scored labels, and the right answers, bool [B, T]."""
         input_ids, labels = batch["input_ids"], batch["labels"]
         if batch_idx == 0:  # on a GPU the check waits for the device: once per epoch is enough to see a wrong model
             check_ids("input_ids", input_ids, self.model.vocab_size)
@@ -153,7 +153,7 @@ class TrainingModule(LightningModule):
     # --- evaluation ---
 
     def _sum_in_float32(self) -> None:
-        """Whatever the model's dtype, to which Lightning has converted the metrics too."""
+        """Sum metrics in float32, whatever the model's dtype, to which Lightning has converted them too."""
         for metric in (self.eval_loss, self.eval_labels, self.eval_right, self.eval_sequences):
             metric.set_dtype(torch.float32)
 

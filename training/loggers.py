@@ -9,8 +9,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 
 def wandb_logger(save_dir: str, project: str, name: str, **options: Any) -> WandbLogger:
-    """A WandbLogger that never asks for a login: without a key and without WANDB_MODE it logs offline. `options` are
-    others of WandbLogger's or wandb.init's."""
+    """Return a WandbLogger that never asks for a login: without a key and without WANDB_MODE it logs offline. `options`
+    are others of WandbLogger's or wandb.init's."""
     mode = os.environ.get("WANDB_MODE")
     if mode is None and not wandb.login(prompt=False):
         mode = "offline"

@@ -10,11 +10,7 @@ from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
 from data.atomic_file import replacing
-
-
-class _Writer(ExperimentWriter):
-    def _check_log_dir_exists(self) -> None:
-        pass  # Lightning's deletes the file here
+from training._compat import KeepingWriter
 
 
 class MetricsFile(CSVLogger):
@@ -24,7 +20,7 @@ class MetricsFile(CSVLogger):
     @rank_zero_experiment
     def experiment(self) -> ExperimentWriter:
         if self._experiment is None:
-            self._experiment = _Writer(self.log_dir)
+            self._experiment = KeepingWriter(self.log_dir)
         return self._experiment
 
     @rank_zero_only

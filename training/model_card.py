@@ -40,7 +40,7 @@ def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
 
 
 def _of_any_machine(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's config without the places where it left its files, which a published card has no use for."""
+    """Return a run's config without the places where it left its files, which a published card has no use for."""
     return {key: value for key, value in config.items() if key not in ("run_dir", "ckpt_path", "checkpoint", "logger")}
 
 

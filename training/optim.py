@@ -10,7 +10,8 @@ from flashrnn import Recurrence
 
 
 def warmup_cosine(step: int, lr: float, final_lr: float, warmup_steps: int, total_steps: int) -> float:
-    """Learning rate of optimizer step `step` (from 0): linear from 0 to `lr`, then half a cosine down to `final_lr`."""
+    """Return the learning rate of optimizer step `step` (from 0): linear from 0 to `lr`, then half a cosine down to
+    `final_lr`."""
     if step < warmup_steps:
         return lr * step / warmup_steps
     progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
@@ -18,8 +19,8 @@ def warmup_cosine(step: int, lr: float, final_lr: float, warmup_steps: int, tota
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two parameter groups: matrices decay (those of the recurrence too); norms, biases, embeddings, and the rates of a
-    Mamba mixer do not."""
+    """Return two parameter groups: matrices decay (those of the recurrence too); norms, biases, embeddings, and the
+    rates of a Mamba mixer do not."""
     decay, no_decay = [], []
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -41,7 +42,7 @@ def adamw_cosine(
     final_lr: float = 1e-4,
     fused: bool = True,
 ) -> dict:
-    """AdamW over `decay_groups(model)` with `warmup_cosine` set before every optimizer step."""
+    """Return AdamW over `decay_groups(model)` with `warmup_cosine` set before every optimizer step."""
     if total_steps < 1:
         raise ValueError(f"total_steps={total_steps} must be at least 1 (in the configs trainer.max_steps)")
     if len(betas) != 2:

@@ -22,12 +22,13 @@ PEAK_BANDWIDTH = {"H200": 4.8e12, "H100 80GB HBM3": 3.35e12, "A100 SXM4 80GB": 2
 
 
 def peak_flops(device: str) -> float | None:
-    """Peak of the GPU that calls itself `device`, such as "NVIDIA H100 80GB HBM3"; None if it is not in the table."""
+    """Return the peak of the GPU that calls itself `device`, such as "NVIDIA H100 80GB HBM3"; None if it is not in the
+    table."""
     return _of_device(PEAK_FLOPS, device)
 
 
 def peak_bandwidth(device: str) -> float | None:
-    """Bytes per second of the same GPU's memory; None if it is not in the table."""
+    """Return the bytes per second of the same GPU's memory; None if it is not in the table."""
     return _of_device(PEAK_BANDWIDTH, device)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def commit() -> str | None:
-    """The commit of this checkout, "-dirty" behind it if there are changes, or code that git does not know; None
+    """Return the commit of this checkout, "-dirty" behind it if there are changes, or code that git does not know; None
     without git or its history."""
     if shutil.which("git") is None:
         return None
@@ -20,6 +20,6 @@ def _git(*command: str) -> str:
 
 
 def short(commit: str) -> str:
-    """A commit as pages show it: twelve digits, and whether there were changes."""
+    """Return a commit as pages show it: twelve digits, and whether there were changes."""
     digits, dirty, _ = commit.partition("-dirty")
     return digits[:12] + dirty

@@ -13,7 +13,7 @@ from training.provenance import commit
 
 
 def environment(device: torch.device) -> dict:
-    """Where a number comes from: versions, the device that it was computed on, commit of this checkout."""
+    """Return where a number comes from: versions, the device that it was computed on, commit of this checkout."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "commit": commit(),
@@ -24,7 +24,7 @@ def environment(device: torch.device) -> dict:
 
 
 def save(folder: Path, result: dict, config: DictConfig, device: torch.device, **facts: float) -> dict[str, Path]:
-    """Write eval.json and, for accuracies, accuracy.png; where they are."""
+    """Write eval.json and, for accuracies, accuracy.png; return where they are."""
     content = {"name": config.name, **facts, **result, "environment": environment(device)}
     content["config"] = OmegaConf.to_container(config, resolve=True)
     places = {"results": folder / "eval.json"}
@@ -37,7 +37,7 @@ def save(folder: Path, result: dict, config: DictConfig, device: torch.device, *
 
 
 def plot(result: dict, file: Path) -> None:
-    """Accuracy over length, beside chance and the lengths seen in training."""
+    """Draw accuracy over length, beside chance and the lengths seen in training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

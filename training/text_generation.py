@@ -3,18 +3,30 @@
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from tqdm import tqdm as Progress
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    TextStreamer,
+    set_seed,
+)
+from transformers.utils import logging
 
+from data.encoding import Encoder
+from models.generation import row_random
+from models.generation.continuous_batching import Prompt, StopConditions, answers
+from models.generation.decoder import unsupported_reason
+from models.generation.sampler import SamplingParams
+from models.hugging_face import FlashRNNForCausalLM
+from training import export
 from training.prompt_file import AnswerFile, read_prompts
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from models.hugging_face import FlashRNNForCausalLM
-
 DTYPES = ("float32", "bfloat16", "float16")
+FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -22,6 +34,7 @@ def generate(
     ckpt: str, prompt: str = "", prompts: str = "", out: str = "", slots: int = 64, **options: Any
 ) -> str | None:
     """Print a prompt and its continuation, and return them; or answer a file of prompts."""
+    options |= {name: float(options[name]) for name in FLOATS if name in options}  # transformers takes no int
     if prompts or out:
         if prompt or not (prompts and out):
             raise ValueError(f"prompts={prompts} out={out} prompt={prompt}: give prompt, or both of prompts and out")
@@ -29,13 +42,8 @@ def generate(
     return generate_one(ckpt, prompt, **options)
 
 
-def load(ckpt: str, device: str, dtype: str, top_p: float) -> tuple["FlashRNNForCausalLM", "PreTrainedTokenizerBase"]:
-    """Model and tokenizer, once all options are known to be what there is."""
-    import torch
-    from transformers.utils import logging
-
-    from training import export
-
+def load(ckpt: str, device: str, dtype: str, top_p: float) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
+    """Return model and tokenizer, once all options are known to be what there is."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
     if not 0 < top_p <= 1:
@@ -61,11 +69,6 @@ def generate_one(
     **options: Any,
 ) -> str:
     """Print prompt and continuation, and return them; `options` are those of transformers' GenerationConfig."""
-    import torch
-    from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer, set_seed
-
-    from data.encoding import Encoder
-
     model, tokenizer = load(ckpt, device, dtype, options["top_p"])
     if not options["do_sample"]:  # what transformers does not expect then
         options = {key: value for key, value in options.items() if key not in SAMPLING}
@@ -100,15 +103,6 @@ def generate_file(
     **options: Any,
 ) -> None:
     """Write the answers to a file of prompts; `options` are those of models.generation.sampler.SamplingParams."""
-    import torch
-    from transformers import set_seed
-
-    from data.encoding import Encoder
-    from models.generation import row_random
-    from models.generation.continuous_batching import Prompt, StopConditions, answers
-    from models.generation.decoder import unsupported_reason
-    from models.generation.sampler import SamplingParams
-
     for name, value in {"slots": slots, "max_new_tokens": max_new_tokens}.items():
         if value < 1:
             raise ValueError(f"{name}={value}: expected at least 1")
@@ -147,7 +141,7 @@ def _print_speed(number: int, start: float) -> None:
 class StopString:
     """Looks for a string in the text of tokens, see models.generation.continuous_batching.StopConditions."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", string: str) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, string: str) -> None:
         self._tokenizer, self._string = tokenizer, string
         self._reach = len(string.encode())  # the most tokens that it can be spread over: a token has a byte at least
 
@@ -157,5 +151,5 @@ class StopString:
         return next(n for n in range(before + 1, len(tokens) + 1) if self._among(tokens, before, n))
 
     def _among(self, tokens: list[int], before: int, end: int) -> bool:
-        """Whether the string ends with one of the tokens from `before` to `end`."""
+        """Return whether the string ends with one of the tokens from `before` to `end`."""
         return self._string in self._tokenizer.decode(tokens[max(0, before + 1 - self._reach) : end])

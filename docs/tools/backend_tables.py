@@ -23,7 +23,8 @@ HEAD_DIMS = (32, 63, 64, 128, 256, 512, 768, 1001, 1024, 2048, 4096)
 
 
 def choices() -> Table:
-    """The backend that `auto` takes for training with every dtype, head size and cell, a column for every device."""
+    """Return the backend that `auto` takes for training with every dtype, head size and cell, a column for every
+    device."""
     devices = {**NAMED, "CPU": None}
     rows = [
         [
@@ -44,7 +45,8 @@ def largest_heads() -> Table:
 
 
 def shared(rows: Table, labels: int) -> Table:
-    """Rows whose first `labels` entries differ in one of them alone become one row, equal columns one column."""
+    """Make one row of rows whose first `labels` entries differ in one of them alone, and one column of equal
+    columns."""
     header, *rows = rows
     for place in reversed(range(labels)):
         rows = merged(rows, place)
@@ -53,7 +55,7 @@ def shared(rows: Table, labels: int) -> Table:
 
 
 def merged(rows: Iterable[Sequence[str]], place: int) -> list[Sequence[str]]:
-    """Rows that differ at `place` alone become one, in which it is a list."""
+    """Make one row of rows that differ at `place` alone, with a list there."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         groups.setdefault((*row[:place], *row[place + 1 :]), []).append(row[place])
@@ -61,7 +63,7 @@ def merged(rows: Iterable[Sequence[str]], place: int) -> list[Sequence[str]]:
 
 
 def page() -> str:
-    """docs/backends.md with tables made anew."""
+    """Return docs/backends.md with tables made anew."""
     heads = markdown(shared(largest_heads(), labels=2))
     made = {"choices": markdown(shared(choices(), labels=3)), "limits": f"{heads}\n\n{NOTE.rstrip()}"}
     return filled(PAGE.read_text(), made)

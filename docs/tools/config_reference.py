@@ -22,7 +22,7 @@ taken from the key in the braces. This page is made from the files in `configs/`
 
 
 def on_files(files, config):
-    """mkdocs: adds the page configuration.md."""
+    """Add the page configuration.md; mkdocs calls this."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, "configuration.md", content=page()))
@@ -30,7 +30,7 @@ def on_files(files, config):
 
 
 def page() -> str:
-    """Markdown of everything that configs/ holds."""
+    """Return Markdown of everything that configs/ holds."""
     parts = [INTRODUCTION]
     for path in sorted(CONFIGS.glob("*.yaml")):
         parts += [f"## {path.name}\n", _file(path, prefix="")]
@@ -42,7 +42,7 @@ def page() -> str:
 
 
 def _file(path: Path, prefix: str) -> str:
-    """The comment at the top of a file, and a table of its keys as they are written on a command line."""
+    """Return the comment at the top of a file, and a table of its keys as they are written on a command line."""
     lines = path.read_text().splitlines()
     if lines[0].startswith("# @package _global_"):
         lines, prefix = ["", *lines[1:]], ""  # the empty line keeps the numbers of lines
@@ -63,7 +63,7 @@ def _first_code(lines: list[str]) -> int:
 
 
 def _paragraphs(comment: list[str]) -> list[str]:
-    """Text as it is, commands as blocks of code."""
+    """Return text as it is, and commands as blocks of code."""
     found, in_code = [], False
     for line in comment:
         if line.startswith("  ") != in_code:
@@ -74,7 +74,7 @@ def _paragraphs(comment: list[str]) -> list[str]:
 
 
 def _defaults(node: yaml.Node | None, group: str) -> Iterator[str]:
-    """The options that a file's defaults list takes, as GROUP=OPTION."""
+    """Return the options that a file's defaults list takes, as GROUP=OPTION."""
     defaults = [value for key, value in (node.value if node else []) if key.value == "defaults"]
     for item in defaults[0].value if defaults else []:
         if isinstance(item, yaml.MappingNode):
@@ -85,7 +85,7 @@ def _defaults(node: yaml.Node | None, group: str) -> Iterator[str]:
 
 
 def _keys(node: yaml.Node | None, lines: list[str], above: str = "") -> Iterator[tuple[str, str, str]]:
-    """Every key of a mapping, its value as written, and the comment beside it."""
+    """Return every key of a mapping, its value as written, and the comment beside it."""
     if node is None:
         return
     for key_node, value in node.value:

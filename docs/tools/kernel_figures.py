@@ -71,7 +71,7 @@ STEPS = {
 
 
 def draw_storage(file: Path) -> None:
-    """KiB of R that a block keeps in registers and in shared memory, over head size, with its layout."""
+    """Draw the KiB of R that a block keeps in registers and in shared memory, over head size, with its layout."""
     from matplotlib.figure import Figure
 
     from flashrnn.gpu import named_gpu
@@ -97,7 +97,7 @@ def draw_storage(file: Path) -> None:
 
 
 def draw_steps(file: Path) -> None:
-    """What the warps of a block do in a forward step, and what goes on beside it."""
+    """Draw what the warps of a block do in a forward step, and what goes on beside it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

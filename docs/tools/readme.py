@@ -39,7 +39,7 @@ def _read(file: Path) -> dict:
 
 
 def factor() -> str:
-    """How much faster the cell above is than the same recurrence stepped through in PyTorch."""
+    """Say how much faster the cell above is than the same recurrence stepped through in PyTorch."""
     own = {
         case_of(row).N: row["over"]["ms"]
         for row in _read(OWN_CELL)["rows"]
@@ -56,7 +56,7 @@ def factor() -> str:
 
 
 def results() -> Table:
-    """What matters most, ours beside what it is compared with."""
+    """Return what matters most, ours beside what it is compared with."""
     table = [["what was measured", "here", "beside it", "ratio"]]
     table.append(_accuracy(_read(PARITY), "parity", "trained on up to 40 bits, asked for 40 to 256", "slstm"))
     table.append(
@@ -103,7 +103,7 @@ def _perplexity() -> list[str]:
 
 
 def page() -> str:
-    """README.md with its measured parts made anew."""
+    """Return README.md with its measured parts made anew."""
     return filled(PAGE.read_text(), {"factor": factor(), "results": markdown(results())})
 
 

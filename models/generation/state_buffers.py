@@ -36,7 +36,7 @@ def first_visible(mixer: nn.Module, state: State) -> Tensor | None:
 
 
 def has_kv_cache(mixer: nn.Module) -> bool:
-    """Whether the mixer's state holds keys and values of every token."""
+    """Return whether the mixer's state holds keys and values of every token."""
     return hasattr(mixer, "empty_cache")
 
 

@@ -13,7 +13,7 @@ _BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTIO
 
 @torch.library.custom_op("models::rotary_angles", mutates_args=())
 def rotary_angles(first_position: int, T: int, D: int, base: float, device: torch.device) -> Tensor:
-    """Cosines and sines, float32 [2, T, D/2], for positions first_position ... first_position + T - 1.
+    """Return cosines and sines, float32 [2, T, D/2], for positions first_position ... first_position + T - 1.
 
     An operator of its own, because torch.compile would move the sines into the product and compute them for every
     element anew; and no buffer, because that is lost when a model is built on the meta device. All layers of a compiled
@@ -30,8 +30,8 @@ def _(first_position: int, T: int, D: int, base: float, device: torch.device) ->
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary embedding of x [B, N, T, D] by `angles` [2, T, D/2], or by others that fit x; computed in float32, in the
-    dtype of x after that."""
+    """Return the rotary embedding of x [B, N, T, D] by `angles` [2, T, D/2], or by others that fit x; computed in
+    float32, in the dtype of x after that."""
     cos, sin = angles
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
@@ -88,7 +88,7 @@ class AttentionMixer(nn.Module):
     def step(
         self, x: Tensor, state: tuple[Tensor, ...], context: StepContext, residual: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """As any mixer's `step`, on a state of `empty_cache`, which is changed in place."""
+        """Compute one token as any mixer's `step` does, on a state of `empty_cache`, which is changed in place."""
         keys, values = state
         (B, d), N, place = x.shape, self.num_heads, context.position[:, None, None, None]
         heads = self.qkv(x).view(B, 3 * N, d // N)
@@ -134,12 +134,13 @@ class AttentionMixer(nn.Module):
         return (places * state[2]).amax(1)
 
     def flops_per_token(self, T: int) -> float:
-        """Of scores and weighted sums over T tokens, forward and backward; causality is not deducted, as in PaLM."""
+        """Return the operations of scores and weighted sums over T tokens, forward and backward; causality is not
+        deducted, as in PaLM."""
         return 12.0 * T * self.out.in_features
 
 
 def _all_resets(state: tuple[Tensor, ...] | None, reset: Tensor | None, past: int, T: int) -> Tensor | None:
-    """`reset` of all tokens so far, bool [B, past + T]; None where it was never given."""
+    """Return `reset` of all tokens so far, bool [B, past + T]; None where it was never given."""
     before = state[2] if state is not None and len(state) == 3 else None
     if before is None:
         return None if reset is None else F.pad(reset, (past, 0))
@@ -147,7 +148,8 @@ def _all_resets(state: tuple[Tensor, ...] | None, reset: Tensor | None, past: in
 
 
 def _mask(resets: Tensor | None, past: int, T: int, device: torch.device) -> Tensor:
-    """True where one of the last T tokens attends to one of all: not to later ones, nor to those of another document.
+    """Return a mask that is True where one of the last T tokens attends to one of all: not to later ones, nor to those
+    of another document.
 
     bool [T, past + T], or [B, 1, T, past + T] if there are documents.
     """

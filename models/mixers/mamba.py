@@ -60,7 +60,7 @@ class MambaMixer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Mamba's own initialisation where it differs from the backbone's."""
+        """Initialise as Mamba does where that differs from the backbone."""
         self.layer.init_mamba_weights()
         self.layer.out_proj.weight.div_(math.sqrt(2 * self.num_blocks))
 

@@ -78,7 +78,7 @@ class MLSTMMixer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """The gates' own initialisation in xLSTM: an input gate nearly closed, forget gates from 3 to 6."""
+        """Initialise the gates as xLSTM does: an input gate nearly closed, forget gates from 3 to 6."""
         nn.init.zeros_(self.layer.igate_preact.weight)
         nn.init.zeros_(self.layer.fgate_preact.weight)
         nn.init.constant_(self.layer.igate_preact.bias, -10.0)

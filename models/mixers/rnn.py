@@ -42,7 +42,7 @@ class CausalConv(nn.Module):
         return F.silu(y), state
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One input x [B, d] -> its output [B, d] and the new state."""
+        """Map one input x [B, d] to its output [B, d] and the new state."""
         inputs = torch.cat((state, x[:, None]), dim=1)
         return F.silu(torch.linalg.vecdot(inputs.mT, self.weight) + self.bias), inputs[:, 1:]
 
@@ -148,7 +148,7 @@ class RNNMixer(nn.Module):
         return torch.addcmul(residual, normed, self.norm_weight), (new, *new_state)
 
     def _gates_of(self, x: Tensor, convolved: Tensor) -> Tensor:
-        """Inputs of all gates, some of them fed by the convolution: two [..., d] -> [..., Gi d]."""
+        """Return inputs of all gates, some of them fed by the convolution: two [..., d] -> [..., Gi d]."""
         d = x.shape[-1]
         inputs = (convolved if fed else x for fed in self.conv_fed)
         weights = self.gates.weight.view(-1, d, d)

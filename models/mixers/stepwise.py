@@ -13,7 +13,8 @@ State = tuple[Tensor, ...]
 def stepwise(
     step: Callable[[Tensor, State], tuple[Tensor, State]], x: Tensor, state: State, reset: Tensor | None
 ) -> tuple[Tensor, State]:
-    """x [B, T, d] through `step(x [B, 1, d], state)`, where resets [B, T] put the state of a sequence back to zero."""
+    """Put x [B, T, d] through `step(x [B, 1, d], state)`, where resets [B, T] put the state of a sequence back to
+    zero."""
     outputs = []
     for t in range(x.shape[1]):
         if reset is not None:
@@ -26,6 +27,6 @@ def stepwise(
 def step_by_forward(
     self: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, context: StepContext, residual: Tensor
 ) -> tuple[Tensor, State]:
-    """A mixer's method `step` by its `forward`, for states of fixed size."""
+    """Make a mixer's method `step` of its `forward`, for states of fixed size."""
     y, state = self(x[:, None], state)
     return residual + y[:, 0], state

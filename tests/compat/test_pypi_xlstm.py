@@ -8,6 +8,7 @@ import torch
 
 from tests.docs.pages import PAGES
 from tests.tolerances import assert_close
+from training.xlstm_checkpoint import import_layers, read
 
 d, HEADS = 24, 3
 
@@ -83,3 +84,32 @@ def test_states_of_a_layer_and_a_sequence_that_goes_on(blocks):
         results.append({"y": y, "state": state["slstm_state"], "rest": rest})
     expected, out = results
     assert_close(out, expected, torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["vanilla", "cuda"])
+def test_layers_of_a_checkpoint_become_mixers(backend, xlstm, kernel, tmp_path):
+    """A state_dict of the package's whole stack, in the layout of both of its backends."""
+    layer = xlstm.sLSTMLayerConfig(num_heads=HEADS, backend="vanilla", function="slstm", dtype="float32")
+    config = xlstm.xLSTMBlockStackConfig(
+        slstm_block=xlstm.sLSTMBlockConfig(slstm=layer), embedding_dim=d, num_blocks=2, slstm_at="all", dropout=0.0
+    )
+    stack = xlstm.xLSTMBlockStack(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    values = stack.state_dict()
+    if backend == "cuda":
+        for number, block_of_stack in enumerate(stack.blocks):
+            own = {name: f"blocks.{number}.{name}" for name in block_of_stack.state_dict()}
+            of_block = {name: values[full] for name, full in own.items()}
+            converted = moved(of_block, block_of_stack, block(xlstm, "cuda", "slstm"))
+            values |= {own[name]: value for name, value in converted.items()}
+    torch.save(values, tmp_path / "xlstm.pt")
+
+    layers = import_layers(read(tmp_path / "xlstm.pt"))
+    assert list(layers) == ["blocks.0.xlstm", "blocks.1.xlstm"]
+    x = torch.randn(3, 17, d, generator=generator)
+    for name, mixer in layers.items():
+        theirs = stack.get_submodule(name)
+        assert_close({"y": mixer(x)[0]}, {"y": theirs(x)}, torch.float32)

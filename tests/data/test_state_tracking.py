@@ -186,12 +186,12 @@ def test_a_task_with_values_out_of_range(new_task, token, label, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"task": "partiy"}, "unknown task 'partiy'; there are: .*parity"),
+        ({"task": "partiy"}, "unknown task 'partiy'"),
         ({"min_length": 0}, "min_length=0"),
         ({"min_length": 41}, "min_length=41, max_length=40"),
-        ({"eval_lengths": [40]}, r"eval_lengths=\[40\]: need two or more"),
+        ({"eval_lengths": [40]}, r"eval_lengths=\[40\]"),
         ({"eval_lengths": [64, 40]}, r"eval_lengths=\[64, 40\]"),
-        ({"supervision": "last"}, "unknown supervision 'last'; there are: per_position, final"),
+        ({"supervision": "last"}, "unknown supervision 'last'"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"eval_batches": 0}, "eval_batches=0 must be at least 1"),
         ({"curriculum": -1}, "curriculum=-1 must be at least 0"),

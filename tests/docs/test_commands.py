@@ -13,9 +13,9 @@ import torch
 
 from scripts.train import train
 from tests.docs import fresh, pages
-from tests.scripts.test_import_xlstm import slstm_layer
 from tests.scripts.test_lm_eval import HARNESS
 from tests.tiny_runs import SHORT, TINY, config
+from tests.training.test_xlstm_checkpoint import slstm_layer
 
 TEXT = ["data.source=texts/*.jsonl", "data.val_fraction=0.3", "data.tokenizer=bpe:300", "data.context_length=8"]
 SMALL = {
@@ -77,7 +77,7 @@ def of_fixture(path):
 def clone(tmp_path_factory):
     """A clone's root as readers have it, with the files of all pages, and runs that can go on."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("flashrnn", "models", "data", "scripts"):
+    for name in ("flashrnn", "models", "data", "training", "benchmarks", "reproduction", "scripts"):
         folder.joinpath(name).symlink_to(pages.ROOT / name)
     shutil.copytree(pages.ROOT / "configs", folder / "configs")
     for page in pages.PAGES:

@@ -12,8 +12,7 @@ from scripts.train import train
 from tests.docs.pages import PAGES
 from tests.docs.test_pages import TUTORIAL, train_commands
 from tests.suite import Case, check
-from tests.tiny_runs import SHORT, TINY, config
-from training import evaluation
+from tests.tiny_runs import SHORT, TINY, config, evaluate
 
 LITERATURE = re.findall(r"^([A-Z_]+) = flashrnn\.Cell\(", PAGES[TUTORIAL].read_text(), flags=re.MULTILINE)
 
@@ -50,7 +49,7 @@ def test_the_cell_trains_and_is_evaluated_from_its_checkpoint(tutorial, tmp_path
     """The page's command, on a model that is done in a moment."""
     command, _ = train_commands(PAGES[TUTORIAL].read_text())
     trained = train(config(*command, *TINY["parity"], *SHORT, f"run_dir={tmp_path}"))
-    evaluated = evaluation.main(str(tmp_path), [])
+    evaluated = evaluate(str(tmp_path))
     assert evaluated["ranges"] == trained["ranges"]
 
 

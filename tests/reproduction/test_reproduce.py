@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 from benchmarks import RESULTS, sweep_page
@@ -157,7 +158,7 @@ def test_results_are_not_lost_to_a_collection_of_other_runs(tmp_path):
     (file,) = PARITY.measure(options)
     PARITY.measure(options)
     leave_run(tmp_path / "others" / "0_gru", model="gru")
-    with pytest.raises(ValueError, match=r"holds 1 runs that are not among these, `model=lstm` for one: --add-to"):
+    with pytest.raises(ValueError, match=r"holds 1 runs that are not among these, `model=lstm` for one"):
         PARITY.measure(Options(runs=tmp_path / "others", out=tmp_path))
     PARITY.measure(Options(runs=tmp_path / "others", add_to=file, out=tmp_path))
     assert len(json.loads(file.read_text())["runs"]) == 2
@@ -223,7 +224,7 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
 
 def test_a_run_that_was_called_otherwise_is_not_taken(tmp_path):
     leave_run(tmp_path / "0_lstm")
-    with pytest.raises(ValueError, match="0_lstm holds a run of `model=lstm`, asked for is `model=lstm seed=1`: move"):
+    with pytest.raises(ValueError, match="0_lstm holds a run of `model=lstm`, asked for is `model=lstm seed=1`"):
         train([Run(tmp_path / "0_lstm", ("model=lstm",))], Options(overrides=("seed=1",)))
 
 
@@ -246,7 +247,7 @@ def test_runs_of_something_else_are_refused(name, what, tmp_path):
 
 
 def test_a_wrong_override_begins_no_run(tmp_path):
-    with pytest.raises(ValueError, match="unknown config key 'seeds': did you mean seed"):
+    with pytest.raises(ConfigCompositionException, match="'seeds'"):
         train([Run(tmp_path / "new", ("name=new",))], Options(overrides=("seeds=1",)))
     assert not (tmp_path / "new").exists()
 

@@ -12,13 +12,12 @@ import huggingface_hub
 import numpy as np
 import pytest
 from backports import zstd
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from data import preparation, tokenization
 from data.manifest import Manifest
 from scripts.prepare_data import prepare_data
-from training.configuration import CONFIGS
+from training.configuration import composed
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -31,8 +30,7 @@ SLOW = (
 
 
 def config(name, *overrides):
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        return compose(name, overrides=list(overrides))
+    return composed(overrides, name)
 
 
 @pytest.fixture
@@ -138,11 +136,6 @@ def test_data_are_those_of_their_config(name):
     """The command's own experiment changes nothing of them, but for what a device takes at once."""
     prepared, own = (config(command, f"data={name}").data for command in ("prepare_data", "train"))
     assert dict(prepared) == dict(own) | {"batch_size": prepared.batch_size}
-
-
-def test_a_null_that_means_nothing_is_told_before_anything_is_read():
-    with pytest.raises(ValueError, match=r"data\.context_length=null: expected a value of type int"):
-        prepare_data(config("prepare_data", "data=text_tiny", "data.context_length=null"))
 
 
 def test_data_that_is_drawn_while_training():

@@ -12,11 +12,11 @@ import torch
 from lightning import Callback
 from omegaconf import OmegaConf
 
-from scripts.train import name_wandb_run, train
-from tests.tiny_runs import losses, metrics
+from scripts.train import train
+from tests.tiny_runs import evaluate, losses, metrics
 from training import checkpoint
+from training.build import name_wandb_run
 from training.command_line import one_line_errors
-from training.evaluation import main as evaluate_main
 
 
 @pytest.mark.parametrize("model", ["slstm", "transformer"])
@@ -137,7 +137,7 @@ def test_a_run_killed_in_its_evaluation_is_evaluated_when_it_goes_on(tiny_config
     assert train(config) == result
     again = json.loads(file.read_text())
     assert (again["step"], again["ranges"]) == (whole["step"], whole["ranges"])
-    with pytest.raises(ValueError, match=r"so nothing is left of trainer\.max_steps=8: raise it, or use"):
+    with pytest.raises(ValueError, match=r"so nothing is left of trainer\.max_steps=8"):
         train(config)
 
 
@@ -226,7 +226,7 @@ def test_checkpoints_by_epochs(tiny_config):
 
 
 def test_the_best_cannot_be_told_before_it_is_validated():
-    with pytest.raises(ValueError, match=r"checkpoint\.monitor=val/loss: .*save_top_k=-1 keeps all"):
+    with pytest.raises(ValueError, match=r"checkpoint\.monitor=val/loss"):
         checkpoint.StepCheckpoint(monitor="val/loss")
 
 
@@ -270,7 +270,7 @@ def test_resuming_with_text_held_out_that_was_trained_on_is_refused(tiny_config)
     train(tiny_config("text_tiny"))
     prepared = sorted(Path("corpora").iterdir())
     longer = ["trainer.max_steps=12", "ckpt_path=last", "data.val_fraction=0.5"]
-    with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5: the run held out data\.val_fraction=0\.3"):
+    with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5"):
         train(tiny_config("text_tiny", *longer, run="next"))
     assert sorted(Path("corpora").iterdir()) == prepared  # nobody waits for data first
 
@@ -282,7 +282,7 @@ def test_a_finished_run_is_not_resumed(tiny_config):
 
 
 def test_nothing_to_resume(tiny_config):
-    with pytest.raises(FileNotFoundError, match="ckpt_path=last: there is no checkpoint under outputs/parity"):
+    with pytest.raises(FileNotFoundError, match="ckpt_path=last"):
         train(tiny_config("parity", "ckpt_path=last"))
 
 
@@ -295,21 +295,21 @@ def test_model_too_small_for_the_data(tiny_config):
     ("override", "message"),
     [
         ("global_batch_size=101", r"global_batch_size=101 is no positive multiple of data\.batch_size=4 x .* = 4"),
-        ("trainer.accelerator=gpu", "trainer.accelerator=gpu: PyTorch sees no GPU"),
-        ("val_every=0", "val_every makes 0 batches between validations: set at least 1"),
-        ("threads=0", "threads=0: expected at least 1, or null for one per core"),
+        ("val_every=0", "val_every makes 0 batches"),
+        ("threads=0", "threads=0"),
         ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed needs a GPU; on a CPU .* bf16-mixed or 32-true"),
-        ("trainer.strategy=fsdp", r"trainer\.strategy=fsdp: .* take trainer=fsdp_8"),
-        ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0: a run ends with an evaluation"),
-        ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1 must be positive; null: no clipping"),
-        ("+trainer.profiler=simple", r"trainer\.profiler is set by this program"),
+        ("trainer.strategy=fsdp", r"trainer\.strategy=fsdp"),
+        ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0"),
+        ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1"),
+        ("+trainer.limit_test_batches=0", r"trainer\.limit_test_batches=0"),
+        ("trainer.strategy=ddp_spawn", r"trainer\.strategy=ddp_spawn"),
+        ("trainer.accelerator=gpu", r"No supported gpu backend found"),
+        ("+trainer.overfit_batches=1", r"trainer\.overfit_batches is set by this program"),
         ("+trainer.default_root_dir=x", r"trainer\.default_root_dir is set by this program: hydra\.run\.dir="),
-        ("+trainer.limit_test_batches=0", r"trainer\.limit_test_batches=0: a run ends with an evaluation"),
-        ("trainer.strategy=ddp_spawn", r"trainer\.strategy=ddp_spawn: results would stay in the processes it starts"),
-        ("+trainer.overfit_batches=1", r"trainer\.overfit_batches=1: .* trainer\.max_steps=20"),
-        ("optim.betas=[0.9]", r"betas=\[0\.9\]: expected two"),
-        ("model.mixer._target_=models.mixers.Nope", r"_target_=models\.mixers\.Nope: Are you sure that 'Nope' is"),
-        ("data.eval_lengths=[6.5,9]", r"eval_lengths=\[6\.5, 9\]: expected whole numbers"),
+        ("model.mixer._target_=models.mixers.Nope", r"models\.mixers\.Nope"),
+        ("seed=-1", "-1 is not in bounds"),
+        ("optim.betas=[0.9]", r"betas=\[0\.9\]"),
+        ("data.eval_lengths=[6.5,9]", r"eval_lengths=\[6\.5, 9\]"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, message):
@@ -324,36 +324,31 @@ def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, messa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.d_model=null", r"model\.d_model=null: expected a value of type int"),
-        ("model.d_model=-8", "d_model=-8 must be positive"),
-        ("model.num_heads=3", "num_heads=3 must be a positive divisor of d_model=8"),
-        ("model.embedding_std=-1", "embedding_std=-1 must not be negative"),
-        ("model.mixer.conv_width=null", r"model\.mixer\.conv_width=null: expected a value of type int"),
-        ("data.batch_size=null", r"data\.batch_size=null: expected a value of type int"),
-        ("data.tokenizer=bpe:many", "tokenizer 'bpe:many': bpe: takes a number of tokens, such as bpe:2048"),
-        ("trainer.precision=half", "Precision 'half' is invalid.*"),
-        ("+callbacks.rate._target_=lightning.Nope", "Error locating target 'lightning.Nope'.*"),
-        ("+callbacks.rate=lightning.Callback", r"callbacks\.rate=lightning\.Callback: expected its class, .*"),
-        ("optim._target_=torch.optim.SGD", r"optim: .* unexpected keyword argument .* ~optim\.KEY removes one.*"),
-        ("trainer.max_steps=0", r"total_steps=0 must be at least 1 \(in the configs trainer\.max_steps\)"),
-        (
-            "optim.warmup_steps=200",
-            r"warmup_steps=200 with total_steps=8: .* such as optim\.warmup_steps=0 with trainer\.max_steps=8",
-        ),
+        ("model.d_model=null", r"models\.backbone\.SequenceModel.* full_key: model"),
+        ("+callbacks.rate=lightning.Callback", "type str"),
+        ("model.d_model=-8", "d_model=-8"),
+        ("model.num_heads=3", "num_heads=3 .* d_model=8"),
+        ("model.embedding_std=-1", "embedding_std=-1"),
+        ("data.tokenizer=bpe:many", "'bpe:many'"),
+        ("trainer.precision=half", "'half'"),
+        ("+callbacks.rate._target_=lightning.Nope", r"lightning\.Nope"),
+        ("optim._target_=torch.optim.SGD", r"optim: .* ~optim\.KEY"),
+        ("trainer.max_steps=0", r"total_steps=0 .* trainer\.max_steps"),
+        ("optim.warmup_steps=200", r"warmup_steps=200 .* total_steps=8"),
     ],
 )
 def test_nobody_waits_for_data_to_be_told_that_it_cannot_be_built(
     tiny_config, tmp_path, monkeypatch, override, message
 ):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    with pytest.raises(SystemExit, match=f"^error: {message}\n"), one_line_errors():
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"), one_line_errors():
         train(tiny_config("text_tiny", override))
     assert not (tmp_path / "corpora").exists()
 
 
 @pytest.mark.parametrize("model", ["mamba", "nn_lstm"])
 def test_resets_that_a_model_cannot_be_trained_with(tiny_config, tmp_path, model):
-    with pytest.raises(ValueError, match=r"data\.reset_at_documents=true: .*Mixer cannot be trained with resets"):
+    with pytest.raises(ValueError, match=r"data\.reset_at_documents=true"):
         train(tiny_config("text_tiny", f"model={model}", "data.reset_at_documents=true"))
     assert not (tmp_path / "corpora").exists()
 
@@ -422,7 +417,7 @@ def test_a_tokenizer_that_has_changed_is_not_that_of_the_run(tiny_config, tmp_pa
     config = tiny_config("text_tiny", f"data.tokenizer={named}", "optim.total_steps=20", run="first")
     result = train(config)
     shutil.copytree(trained[1], named, dirs_exist_ok=True)
-    assert evaluate_main(config.run_dir, []) == pytest.approx(result)
+    assert evaluate(config.run_dir) == pytest.approx(result)
     longer = ["optim.total_steps=20", "trainer.max_steps=9", f"ckpt_path={config.run_dir}"]
     second = tiny_config("text_tiny", f"data.tokenizer={named}", *longer, run="second")
     train(second)
@@ -473,6 +468,14 @@ def test_wandb_without_an_account(tiny_config, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "too-short")
     with pytest.raises(SystemExit, match=r"WANDB_API_KEY invalid: .*WANDB_MODE=offline needs no"), one_line_errors():
         train(tiny_config("parity", "logger=wandb"))
+
+
+def test_a_profiler_of_lightning(tiny_config):
+    options = {"_target_": "lightning.pytorch.profilers.SimpleProfiler", "dirpath": "profiles", "filename": "simple"}
+    config = tiny_config("parity", *(f"+trainer.profiler.{key}={value}" for key, value in options.items()))
+    train(config)
+    assert "train_dataloader_next" in Path("profiles", "fit-simple.txt").read_text()
+    assert any(float(row["train/data_wait"] or 0) > 0 for row in metrics(Path(config.run_dir)))
 
 
 def test_no_logger(tiny_config):

@@ -1,6 +1,7 @@
 """A run goes into a folder that transformers and scripts.evaluate take, and is the same model there."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.text import Text
 from scripts.train import train
-from training import checkpoint, evaluation
+from tests.tiny_runs import evaluate
+from training import checkpoint
 from training.export import export
 from training.lightning_module import TrainingModule
 
@@ -42,7 +44,7 @@ def test_logits_and_tokenizer_are_those_of_the_run(run, tmp_path):
 def test_evaluates_as_the_run_did_with_the_tokens_of_the_run(run, tmp_path):
     folder, result, _ = run
     export(folder, tmp_path / "out")
-    assert evaluation.main(str(tmp_path / "out"), [])["perplexity"] == pytest.approx(result["perplexity"])
+    assert evaluate(str(tmp_path / "out"))["perplexity"] == pytest.approx(result["perplexity"])
     assert len(list(tmp_path.glob("corpora/*/"))) == 1
 
 
@@ -53,9 +55,21 @@ def test_its_tokenizer_outlives_the_corpus_it_was_trained_on(run, change_texts, 
     export(folder, tmp_path / "out")
     saved = (tmp_path / "out/tokenizer.json").read_text()
     assert saved == (tmp_path / "before/tokenizer.json").read_text()
-    evaluation.main(str(tmp_path / "out"), ["data.cache_dir=other"])
+    evaluate(str(tmp_path / "out"), "data.cache_dir=other")
     (used,) = (tmp_path / "other").glob("*/tokenizer/tokenizer.json")
     assert used.read_text() == saved
+
+
+def test_a_disk_without_room_leaves_no_part_of_a_model(run, tmp_path):
+    folder, _, _ = run
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"out=.* could not be written \(.*\)"):
+            export(folder, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "out").exists()
 
 
 def test_model_card_says_what_it_is(run, tmp_path):
@@ -73,7 +87,7 @@ def test_model_card_says_what_it_is(run, tmp_path):
 def test_model_card_has_the_evaluation_of_the_run(run, tmp_path):
     """Not a later one, which may be of a part of the data alone."""
     folder, result, config = run
-    evaluation.main(str(folder), ["trainer.limit_val_batches=1", "data.batch_size=1"])
+    evaluate(str(folder), "trainer.limit_val_batches=1", "data.batch_size=1")
     export(folder, tmp_path / "out")
     expected = f"| validation perplexity on {config.data.source} | {result['perplexity']:.2f} |"
     assert expected in (tmp_path / "out" / "README.md").read_text()
@@ -110,4 +124,4 @@ def test_a_damaged_folder_is_told_in_one_line(run, tmp_path):
     export(folder, tmp_path / "out")
     (tmp_path / "out" / "training.json").unlink()
     with pytest.raises(ValueError, match=r"model.safetensors is damaged or no checkpoint of ours: .*training.json"):
-        evaluation.main(str(tmp_path / "out"), [])
+        evaluate(str(tmp_path / "out"))

@@ -208,7 +208,7 @@ def test_batches_must_fit_the_model(tmp_path, key, value):
 
 
 def test_only_clipping_by_norm(tmp_path):
-    with pytest.raises(ValueError, match="gradient_clip_algorithm=value: only 'norm'"):
+    with pytest.raises(ValueError, match="gradient_clip_algorithm=value"):
         tiny_trainer(tmp_path, gradient_clip_algorithm="value").fit(tiny_module(), loader(batch()))
 
 

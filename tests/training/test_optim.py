@@ -34,7 +34,7 @@ def test_warmup_cosine(step, lr):
 
 
 def test_a_rate_that_would_rise():
-    with pytest.raises(ValueError, match=r"final_lr=0\.0001 is above lr=1e-05: .* lower optim\.final_lr too"):
+    with pytest.raises(ValueError, match=r"final_lr=0\.0001 is above lr=1e-05"):
         adamw_cosine(tiny(), lr=1e-5, total_steps=2000)
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
-from scripts.train import build_trainer, train
-from tests.tiny_runs import ROOT, SHORT, TINY, losses, run
+from scripts.train import train
+from tests.tiny_runs import ROOT, SHORT, TINY, evaluate, losses, run
 from training import checkpoint
+from training.build import build_trainer
 from training.checkpoint import LAST, PREVIOUS, AtomicCheckpointIO
 from training.command_line import one_line_errors
-from training.evaluation import main as evaluate_main
 from training.lightning_module import TrainingModule
 
 CONTENT = {"config": {}, "state_dict": {"w": torch.arange(1000.0)}}
@@ -106,12 +106,12 @@ def test_a_job_of_slurm_goes_on_where_it_is_told_to_alone(tiny_config, tmp_path,
     config = tiny_config("parity")
     result = train(config)
     assert list(losses(Path(config.run_dir))) == list(range(8))
-    assert evaluate_main(config.run_dir, []) == result
-    assert not build_trainer(config, samples=False)._accelerator_connector.cluster_environment.auto_requeue
+    assert evaluate(config.run_dir) == result
+    assert not build_trainer(config)._accelerator_connector.cluster_environment.auto_requeue
     for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun within the job")
-    of_torchrun = build_trainer(config, samples=False)._accelerator_connector.cluster_environment
+    of_torchrun = build_trainer(config)._accelerator_connector.cluster_environment
     assert isinstance(of_torchrun, TorchElasticEnvironment)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from scripts.train import train
 from tests.tiny_runs import run as command
-from training import arguments, checkpoint
+from training import checkpoint
 from training.export import export
 from training.text_generation import generate
 
@@ -62,7 +62,7 @@ def test_without_a_prompt_a_document_begins(run):
 
 
 def test_a_dtype_that_there_is_not(run):
-    with pytest.raises(ValueError, match="dtype=int8: expected one of float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match="dtype=int8"):
         text(run, dtype="int8")
 
 
@@ -91,26 +91,3 @@ def test_help_shows_every_key(module, tmp_path):
     assert helped.returncode == 0
     assert f"python -m {module} ckpt=PATH" in helped.stdout
     assert "ckpt: ???  # a run folder" in helped.stdout
-
-
-class TestArguments:
-    DEFAULTS = {"ckpt": "???", "prompt": "", "number": 4, "share": 0.5, "yes": True}  # noqa: RUF012
-
-    def test_take_the_type_of_their_default(self):
-        given = ["ckpt=a=b", "prompt=1", "number=5", "share=1", "yes=false"]
-        expected = {"ckpt": "a=b", "prompt": "1", "number": 5, "share": 1.0, "yes": False}
-        assert arguments.parse(self.DEFAULTS, given) == expected
-
-    @pytest.mark.parametrize(
-        ("argument", "message"),
-        [
-            ("promt=x", "'promt=x': expected KEY=VALUE with KEY one of ckpt, prompt, number, share, yes"),
-            ("prompt", "'prompt': expected KEY=VALUE"),
-            ("number=many", "number=many: expected a value of type int, such as 4"),
-            ("number=1.5", "number=1.5: expected a value of type int"),
-            ("prompt=x", "ckpt=... is missing"),
-        ],
-    )
-    def test_one_line_for_what_is_wrong(self, argument, message):
-        with pytest.raises(ValueError, match=message.replace(".", r"\.").replace("(", r"\(")):
-            arguments.parse(self.DEFAULTS, [argument])

@@ -1,18 +1,15 @@
 """sLSTM layers of xlstm checkpoints: what an imported layer computes is what the package's layout says.
 
-The layer is written out here from the package's public layout; with xlstm 2.0.6 itself, imported layers of both
-backends agreed to 2e-7 in float32.
+The layer is written out here from the package's public layout; tests/compat holds it against the package itself.
 """
-
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from models.mixers import RNNMixer
-from scripts.import_xlstm import import_layers, read
+from tests.tiny_runs import run
+from training.xlstm_checkpoint import import_layers, read
 
 B, T, N, D, WIDTH = 3, 9, 2, 4, 4
 d = N * D
@@ -78,8 +75,7 @@ def test_the_command_writes_every_layer_under_its_name(tmp_path):
     names = [f"xlstm_block_stack.blocks.{block}.xlstm" for block in (1, 3)]
     weights = {f"{name}.{key}": value for name in names for key, value in layer.items()}
     torch.save({"state_dict": weights | {"lm_head.weight": torch.zeros(5, d)}}, tmp_path / "xlstm.pt")
-    command = [sys.executable, "-m", "scripts.import_xlstm", tmp_path / "xlstm.pt", tmp_path / "out.pt"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = run("scripts.import_xlstm", f"ckpt={tmp_path}/xlstm.pt", f"out={tmp_path}/out.pt", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert names[1] in ended.stdout
     written = torch.load(tmp_path / "out.pt", weights_only=True)

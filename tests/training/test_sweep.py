@@ -1,0 +1,63 @@
+"""A sweep that is started again in its folder: what is done stays, what broke off goes on, and one table shows all."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from scripts.train import train
+from training import sweep
+
+
+@pytest.fixture(autouse=True)
+def _no_jobs_before(monkeypatch):
+    monkeypatch.setattr(sweep, "_rows", [])
+
+
+def jobs(tiny_config, *more):
+    configs = [tiny_config("parity", f"seed={seed}", *more, run=f"{seed}_slstm") for seed in (0, 1)]
+    for number, config in enumerate(configs):
+        config.overrides = [f"seed={number}", "val_every=4"]
+    return configs
+
+
+def test_a_sweep_goes_on_in_its_folder(tiny_config, capsys):
+    first, second = jobs(tiny_config, "optim.total_steps=20")
+    sweep.train_job(train, first)
+    second.trainer.max_steps = 4
+    train(second)
+    file = Path(second.run_dir, "eval.json")
+    file.unlink()  # broken off
+    again, going_on = jobs(tiny_config, "optim.total_steps=20")
+    sweep._rows.clear()
+    sweep.train_job(lambda config: pytest.fail("trained twice"), again)
+    sweep.train_job(train, going_on)
+    assert f"resuming from {second.run_dir}" in capsys.readouterr().out
+    sweep.show()
+    assert "seed=1" in capsys.readouterr().out
+    table = list(csv.DictReader((file.parents[1] / "results.csv").open()))
+    assert [(row["job"], row["overrides"]) for row in table] == [("0_slstm", "seed=0"), ("1_slstm", "seed=1")]
+    assert all(0 <= float(row["accuracy 9-12"]) <= 1 for row in table)
+
+
+def test_a_job_of_another_sweep_is_left_alone(tiny_config):
+    first, _ = jobs(tiny_config)
+    sweep.train_job(train, first)
+    other, _ = jobs(tiny_config)
+    other.overrides = ["seed=0", "model=gru"]
+    with pytest.raises(FileExistsError, match=r"holds the job seed=0 val_every=4"):
+        sweep.train_job(train, other)
+
+
+def test_a_job_that_fails_has_a_row_without_numbers(tiny_config, capsys):
+    first, second = jobs(tiny_config)
+
+    def fail(config):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        sweep.train_job(fail, first)
+    sweep.train_job(train, second)
+    sweep.show()
+    row, _ = csv.DictReader((Path(first.run_dir).parent / "results.csv").open())
+    assert row["accuracy 9-12"] == ""

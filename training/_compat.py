@@ -1,0 +1,48 @@
+"""Interfaces of Lightning and PyTorch that training uses and they do not promise; pyproject.toml bounds the versions.
+
+What DataModules use of this kind is in data/_compat.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from torch.nn.parallel import DistributedDataParallel
+
+SignalHandler = Callable[[int, Any], None]
+
+
+def handle_sigterm_by(trainer: Trainer, handler: SignalHandler) -> None:
+    """Have Lightning call this at SIGTERM in place of its own handler, and not ask all processes in every batch."""
+    trainer._signal_connector._sigterm_notifier_fn = handler
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def end_by_sigterm(trainer: Trainer, received: bool) -> None:
+    """Set the flag at which Lightning's loops raise SIGTERMException."""
+    trainer._signal_connector.received_sigterm = received
+
+
+def saved_step(callback: ModelCheckpoint) -> int:
+    """Return the step of the checkpoint that was saved last."""
+    return callback._last_global_step_saved
+
+
+class KeepingWriter(ExperimentWriter):
+    """A writer of metrics.csv that goes on with the file that is there."""
+
+    def _check_log_dir_exists(self) -> None:
+        pass  # Lightning's deletes the file here
+
+
+def enclosing_ddp() -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel whose forward runs now."""
+    return DistributedDataParallel._get_active_ddp_module()
+
+
+def without_ddp_cuts() -> Any:
+    """Return a context in which torch.compile does not cut graphs at the buckets of DistributedDataParallel."""
+    return torch._dynamo.config.patch(optimize_ddp=False)

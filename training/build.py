@@ -1,0 +1,83 @@
+"""What a config describes, built: data, model and trainer."""
+
+import secrets
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from hydra.utils import instantiate
+from lightning import LightningDataModule, Trainer, seed_everything
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from omegaconf import DictConfig
+
+from training import callbacks, checkpoint
+from training.config_checks import check
+from training.graceful_stop import GracefulStop
+from training.lightning_module import TrainingModule
+from training.resume import Resumed
+
+
+class Run(NamedTuple):
+    """A training that can begin."""
+
+    trainer: Trainer
+    module: TrainingModule
+    data: LightningDataModule
+
+
+def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
+    """Return the run of a config, with all that is drawn at random drawn by its seed.
+
+    What the config leaves open (sizes of the model, an id for wandb) is set in it.
+    """
+    check(config)
+    seed_everything(config.seed, verbose=False)
+    data = instantiate(config.data)
+    if resumed and (tokenizer := checkpoint.tokenizer_folder(resumed.file)):
+        data.take_tokenizer(tokenizer)
+    name_wandb_run(config.logger, resumed.content["config"].get("logger") if resumed else None)
+    # Before the data, which may take hours to prepare: this raises for what Lightning and the callbacks refuse.
+    trainer = build_trainer(config)
+    data.prepare_data()
+    data.setup("fit")
+    fit_model_to_data(config.model, data)
+    if config.compile:
+        torch.compiler.reset()  # the jobs of a sweep are one function of many models, and PyTorch compiles it for few
+    module = TrainingModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
+    return Run(trainer, module, data)
+
+
+def name_wandb_run(logger: DictConfig | None, before: Mapping | None) -> None:
+    """Give a run of wandb an id that its checkpoints remember: that of the run that it resumes, or a new one."""
+    if logger is not None and "id" in logger:
+        logger.id = logger.id or (before or {}).get("id") or secrets.token_hex(4)
+
+
+def fit_model_to_data(model: DictConfig, data: LightningDataModule) -> None:
+    """Set the sizes of the model's vocabulary and output that the config leaves open."""
+    for key in ("vocab_size", "num_classes"):
+        needed = getattr(data, key)
+        model[key] = needed if model[key] is None else model[key]
+        if model[key] < needed:
+            raise ValueError(f"model.{key}={model[key]}, but the data has {needed}; null takes that of the data")
+
+
+def build_trainer(config: DictConfig) -> Trainer:
+    """Return the Trainer of a config with its callbacks."""
+    ends = [GracefulStop(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
+    reports = [callbacks.TextSamples(config.run_dir), callbacks.StepStatistics()]  # samples do not count as training
+    hooks = [instantiate(config.checkpoint), *ends, *reports]
+    hooks += [instantiate(callback) for callback in config.callbacks.values()]
+    if config.trainer.enable_progress_bar and not any(isinstance(hook, ProgressBar) for hook in hooks):
+        hooks.append(TQDMProgressBar(refresh_rate=10))
+    # By itself Lightning writes checkpoints of SLURM's jobs to the working folder, from which all later jobs go on.
+    by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may be in a job too
+    slurm = [SLURMEnvironment(auto_requeue=False)] if by_srun else []
+    return instantiate(
+        config.trainer,
+        default_root_dir=config.run_dir,
+        logger=instantiate(config.logger) or False,
+        callbacks=hooks,
+        plugins=[checkpoint.AtomicCheckpointIO(), *slurm],
+    )

@@ -1,0 +1,76 @@
+"""The jobs of a sweep (-m), one after the other in one process: what is done stays, and a table shows all of them."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+_rows: list[dict] = []  # of the jobs that have ended in this process
+_folder: Path | None = None
+
+
+def train_job(train: Callable[[DictConfig], dict], config: DictConfig) -> None:
+    """Train one job, or go on with it where the same sweep was broken off: in the folder that hydra.sweep.dir names."""
+    from training.checkpoint import of_run
+
+    global _folder
+    check_sweep(config.trainer)
+    folder = Path(config.run_dir)
+    _folder, overrides = folder.parent, list(config.overrides)
+    _check_same(folder, overrides)
+    file, result = folder / "eval.json", {}
+    try:
+        if file.exists():
+            print(f"{folder} is done")
+            result = json.loads(file.read_text())
+        else:
+            config.ckpt_path = str(folder) if of_run(folder) else config.ckpt_path
+            result = train(config)
+    finally:
+        _rows.append({"job": folder.name, "overrides": overrides} | _numbers(result))
+
+
+def check_sweep(trainer: DictConfig) -> None:
+    """Raise where Lightning would start more processes: each would go through the whole sweep by itself."""
+    import torch
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
+    devices, on_cpu = trainer.devices, trainer.accelerator == "cpu"
+    if devices in ("auto", -1, "-1"):
+        devices = 1 if on_cpu else torch.accelerator.device_count()
+    number = len(devices) if OmegaConf.is_config(devices) else int(devices)
+    if number * trainer.num_nodes > 1 and not (SLURMEnvironment.detect() or TorchElasticEnvironment.detect()):
+        raise ValueError(
+            f"trainer.devices={trainer.devices} in a sweep (-m): Lightning starts the other processes with the command "
+            "of the whole sweep; start the jobs one by one, or set trainer.devices=1"
+        )
+
+
+def _check_same(folder: Path, overrides: list[str]) -> None:
+    """Raise where the folder holds a job of another sweep."""
+    file = folder / "config.yaml"
+    if file.exists() and (before := list(OmegaConf.load(file).overrides)) != overrides:
+        raise FileExistsError(f"{folder} holds the job {' '.join(before)}: give another hydra.sweep.dir=...")
+
+
+def _numbers(result: dict) -> dict[str, float]:
+    """Return the numbers of an evaluation that a row has room for."""
+    if "ranges" in result:
+        return {"accuracy {}-{}".format(*part["lengths"]): part["accuracy"] for part in result["ranges"]}
+    return {"perplexity": result["perplexity"]} if result else {}
+
+
+def show() -> None:
+    """Print the table of the jobs that have ended, if there are any, and write it beside them as results.csv."""
+    from pandas import DataFrame
+
+    if not _rows or int(os.environ.get("RANK", 0)):
+        return
+    shared = set.intersection(*(set(row["overrides"]) for row in _rows))
+    rows = [row | {"overrides": " ".join(o for o in row["overrides"] if o not in shared)} for row in _rows]
+    table = DataFrame(rows)
+    table.to_csv(_folder / "results.csv", index=False)
+    print(f"\n{table.to_string(index=False, float_format='{:.4f}'.format, na_rep='')}")
+    print(f"sweep: {_folder}")
