@@ -48,7 +48,7 @@ def measured(case: LayerCase, mode: str, device: str) -> dict:
 
 @contextmanager
 def precision(name: str) -> Iterator[torch.dtype]:
-    """The dtype of inputs and weights, with PyTorch's products as coarse as TF32 for that name alone."""
+    """Return the dtype of inputs and weights, with PyTorch's products as coarse as TF32 for that name alone."""
     settings = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:
@@ -109,7 +109,7 @@ def _on_gpu(calls: dict[str, tuple]) -> dict[str, dict]:
 
 
 def _in_turns(calls: dict[str, tuple]) -> dict[str, dict]:
-    """Milliseconds, the networks taking turns, so that what else the machine does meets both."""
+    """Return milliseconds, the networks taking turns, so that what else the machine does meets both."""
     functions = {}
     for name, (forward, inputs, training) in calls.items():
         d_out = torch.ones_like(forward().detach())

@@ -38,7 +38,7 @@ def write(path: Path) -> list[Path]:
 
 
 def ratios(rows: list[dict], precision: str, mode: str) -> dict[LayerCase, float]:
-    """PyTorch's time over ours, by network."""
+    """Return PyTorch's time over ours, by network."""
     chosen = [row for row in rows if (row["precision"], row["mode"]) == (precision, mode)]
     return {_case(row): row["ratio"] for row in chosen}
 
@@ -86,7 +86,7 @@ def _title(case: LayerCase) -> str:
 
 
 def draw(rows: list[dict], device: str, path: Path) -> None:
-    """A panel for every mode, a point for every network and precision, by family."""
+    """Draw a panel for every mode, a point for every network and precision, by family."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     precisions = list(dict.fromkeys(row["precision"] for row in rows))
     figure = Figure(figsize=(12, 5), layout="constrained")

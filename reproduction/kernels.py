@@ -48,7 +48,7 @@ def _speed_table(contents: list[dict]) -> Table:
 
 
 def _beside_paper(contents: list[dict]) -> list[str]:
-    """A table of the sizes that the paper has, where these were measured, with its bars."""
+    """Return a table of the sizes that the paper has, where these were measured, with its bars."""
     published = paper("kernel_speed")
     measured = jobs(contents)
     shown = {D: measured.get(Job(Case("lstm", HIDDEN // D, D, 16), TRAINING), {}) for D in published["CUDA fused"]}

@@ -128,7 +128,7 @@ def _gpus_of_kernels(contents: list[dict]) -> set[str]:
 
 
 def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Path) -> list[Path]:
-    """Write the page <device>/<name>.md of the data in `files`, and its figure; where they are."""
+    """Write the page <name>_<device>.md of the data in `files`, and its figure; return where they are."""
     first = files[0].stem
     if not first.startswith(reproduction.source):
         raise ValueError(f"{files[0]} is no data of {name}, which is in {reproduction.source}*.json")

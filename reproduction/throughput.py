@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 
 def _measure(options: Options) -> list[Path]:
-    """The files that this is made of."""
+    """Return the files that this is made of."""
     files = [options.out / device_folder() / f"{source}.json" for source in SOURCES]
     for file in files:
         if not file.exists():
@@ -36,7 +36,7 @@ def _measure(options: Options) -> list[Path]:
 
 
 def rows(contents: list[dict]) -> list[Row]:
-    """Every language model that was trained with the fastest kernels, and then the cells of which none was."""
+    """Return every language model that was trained with the fastest kernels, and then the cells of which none was."""
     if len(contents) != len(SOURCES) or contents[1].get("quick"):
         raise ValueError(
             f"expected data of {', '.join(SOURCES)}, in this order, and none of a quick run of loss_curves"

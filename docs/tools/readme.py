@@ -73,7 +73,8 @@ def results() -> Table:
 
 
 def _accuracy(content: dict, task: str, what: str, model: str) -> list[str]:
-    """Mean accuracy of a recurrent network and of the Transformer, and how many of their seeds made no mistake."""
+    """Return the mean accuracy of a recurrent network and of the Transformer, and how many of their seeds made no
+    mistake."""
 
     def said(name: str) -> str:
         seeds = len(finished([content], data=task, model=name))
