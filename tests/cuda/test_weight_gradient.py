@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from flashrnn import Cell, get_cell, products
+from flashrnn import get_cell, products
 from flashrnn.cuda import parameters, sum_of_partials
 from flashrnn.cuda import weight_gradient as module
 from flashrnn.cuda.spec import KernelSpec, Variant
@@ -95,15 +95,6 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gp
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4 * expected.std().item())
     assert all(torch.equal(x, y) for x, y in zip(before, (h, d_Wx, d_u), strict=True))
-
-
-def test_gates_with_a_bias_alone_may_stand_behind_those_with_a_recurrent_part():
-    """Backend `cuda` keeps the gradients of both in one tensor, whose rows the kernel does not know."""
-    cell = Cell("three_kinds", lambda x, r, b, h: torch.tanh(x + r * b), ("h",), ("x",), ("x", "r"))
-    spec = KernelSpec("backward", cell, 2, 16, 3, torch.bfloat16, named_gpu("H100"))
-    h, d_Wx, d_u = (torch.randn(3, 5, *gates, 2, 16).bfloat16() for gates in ((), (1,), (2,)))
-    expected = products.weight_gradient_of_states(cell, d_Wx, d_u[:, :, :1], h, None, None)
-    assert torch.equal(weight_gradient(spec, d_Wx, d_u, h, None, None), expected)
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, ran
 from tests.suite import Case, check, check_numbers_beyond_float16, check_tf32, tf32_on_the_processor
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+# Gates with an input alone, a recurrent part alone and a bias alone.
+THREE_KINDS = Cell("three_kinds", lambda x, r, b, h: torch.tanh(x + r * b), ("h",), ("x",), ("r",))
 H100, A100, B200 = map(named_gpu, ("H100", "A100", "B200"))
 SPILLED = 32  # bytes of a thread's registers put aside: a few instructions, of hundreds
 TRAINING = Variant(aux=torch.float16, training=True)
@@ -80,6 +82,7 @@ def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
             marks=pytest.mark.slow,
         ),
         (Case(PEEPHOLE_LSTM, B=2, T=3, N=1, D=20), torch.float32, (8, 1, 2, 2), 100),
+        (Case(THREE_KINDS, B=3, T=4, N=2, D=16), torch.bfloat16, (8, 1, 1, 1), 2),
         pytest.param(
             Case(LEAKY_ELMAN, B=2, T=3, N=2, D=9, reset=True, time_major=True),
             torch.float32,
