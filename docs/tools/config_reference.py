@@ -79,9 +79,11 @@ def _defaults(node: yaml.Node | None, group: str) -> Iterator[str]:
     for item in defaults[0].value if defaults else []:
         if isinstance(item, yaml.MappingNode):
             ((key, value),) = item.value
-            yield f"{key.value.removeprefix('override /')}={value.value}"
+            name = key.value.removeprefix("override ").removeprefix("/")
+            if not name.startswith("hydra/"):
+                yield f"{name}={value.value}"
         elif item.value != "_self_":
-            yield f"{group}={item.value}"
+            yield f"{item.value}.yaml" if group == CONFIGS.name else f"{group}={item.value}"
 
 
 def _keys(node: yaml.Node | None, lines: list[str], above: str = "") -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,31 @@
+"""Arguments of a command line that Hydra reads as their writer meant them."""
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from training.command_line import literal, quoted, unquoted
+
+
+def values(*arguments, **keys):
+    return [override.value() for override in OverridesParser.create().parse_overrides(literal(arguments, **keys))]
+
+
+@pytest.mark.parametrize("text", ["{the: [7th], 'of' = forty, ", "1", "null", "a, b", "it's \\", '"', "", "$x ${y}"])
+def test_a_prompt_is_taken_as_it_stands(text):
+    assert values(f"prompt={text}", texts=["prompt"]) == [text]
+
+
+@pytest.mark.parametrize("path", ["outputs/lr=1e-3,x/it's a", "2026", "a(b)", "run/last.ckpt", "a b"])
+def test_a_path_is_one_text_however_hydra_would_read_it(path):
+    assert values(f"ckpt={path}", paths=["ckpt"]) == [path]
+    assert unquoted(path) == path
+    assert unquoted(quoted(path)) == path
+
+
+def test_a_path_in_quotes_a_null_and_other_keys_stay():
+    given = ["ckpt='a b'", "ckpt_path=null", "data.eval_lengths=[6,9]"]
+    assert values(*given, paths=["ckpt", "ckpt_path"]) == ["a b", None, [6, 9]]
+
+
+def test_a_sweep_has_several_paths():
+    assert literal(["-m", "ckpt=a,b"], paths=["ckpt"]) == ["-m", "ckpt=a,b"]
