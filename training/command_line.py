@@ -13,6 +13,7 @@ from functools import wraps
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import CompactHydraException, HydraException, InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -89,11 +90,17 @@ def literal(arguments: Sequence[str], texts: Sequence[str] = (), paths: Sequence
 
 
 def _is_text(value: str, sweep: bool) -> bool:
-    try:
-        found = OverridesParser.create().parse_override(f"key={value}")
-    except HydraException:
+    if (found := _parsed(value)) is None:
         return False
     return found.value() is None or isinstance(found.value(), str) or (sweep and found.is_sweep_override())
+
+
+def _parsed(value: str) -> Override | None:
+    """Return how Hydra reads a value; None if it cannot."""
+    try:
+        return OverridesParser.create().parse_override(f"key={value}")
+    except HydraException:
+        return None
 
 
 def quoted(value: object) -> str:
@@ -104,11 +111,8 @@ def quoted(value: object) -> str:
 
 def unquoted(text: str) -> str:
     """Return what Hydra makes of a text: without quotes and escapes. A path that it reads otherwise is what it is."""
-    try:
-        value = OverridesParser.create().parse_override(f"key={text}").value()
-    except HydraException:
-        return text
-    return value if isinstance(value, str) else text
+    found = _parsed(text)
+    return found.value() if found and isinstance(found.value(), str) else text
 
 
 def prepare_process(threads: int | None) -> None:
