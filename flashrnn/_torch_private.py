@@ -113,6 +113,25 @@ def set_openmp_threads(count: int) -> None:
         CDLL(torch._C.__file__).omp_set_num_threads(count)  # of the libraries that this one needs
 
 
+def scan(step: Callable, initial: list[Any], given: list[Any]) -> tuple[Any, Any]:
+    """Return the last state, and the outputs of all steps, of `step(state, values) -> state, outputs` over the first
+    axis of `given`, as one operator of an exported program. Without the private interface steps are exported apart."""
+    try:
+        from torch._higher_order_ops import scan as run  # which imports TorchDynamo
+    except ImportError:
+        return unrolled(step, initial, given)
+    return run(step, initial, given)
+
+
+def unrolled(step: Callable, state: list[Any], given: list[Any]) -> tuple[Any, Any]:
+    """As `scan`, step after step."""
+    every = []
+    for values in zip(*given, strict=True):
+        state, outputs = step(state, list(values))
+        every.append(outputs)
+    return state, [torch.stack(outputs) for outputs in zip(*every, strict=True)]
+
+
 @cache
 def decompositions() -> Mapping[Any, Callable]:
     """Return PyTorch's operators that consist of simpler ones, each as a function of these."""

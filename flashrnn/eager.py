@@ -6,12 +6,13 @@ A call takes a third of the host's time that it takes as an operator of torch.li
 import torch
 from torch import Tensor, nn
 
-from flashrnn import op
+from flashrnn import loop, op
 from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
 from flashrnn.dispatch import no_autocast, run_backward, run_forward
 from flashrnn.memory_format import aux_in_format, in_format
 from flashrnn.problem import Inputs, StateGradients, state_dtype
+from flashrnn.reference import Reference
 from flashrnn.residual import Residual
 
 _DEVICES = ("cpu", "cuda")
@@ -56,7 +57,8 @@ class _Recurrence(torch.autograd.Function):
         with no_autocast(Wx):
             taken, (h, aux, last), gates = run_forward(backend, cell, inputs, return_states, training=True)
         others = _apart(aux) if return_states else ()
-        ctx.save_for_backward(inputs.R, inputs.states, reset, h, gates, *(others or (aux,)))
+        again = (Wx, R, b, states) if backend == Reference.name else ()
+        ctx.save_for_backward(inputs.R, inputs.states, reset, h, gates, *(others or (aux,)), *again)
         ctx.set_materialize_grads(False)
         ctx.call = cell, backend, taken, return_states, [None if x is None else x.dtype for x in (Wx, R, b, states)]
         return h, last, *others
@@ -65,6 +67,11 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx, d_h, d_last, *d_others):
         cell, backend, taken, return_states, dtypes = ctx.call
         R, states, reset, h, gates, *saved = ctx.saved_tensors
+        if backend == Reference.name:
+            saved, again = saved[:-4], saved[-4:]
+            if torch.is_grad_enabled() and not transforms_active():  # the gradients are to be differentiated
+                arguments = cell, backend, h.dtype, return_states, Inputs(*again, reset)
+                return *loop.gradients(*arguments, [d_h, d_last, *d_others]), *(None,) * 5
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
         # what keeps saved tensors (hooks) may change their memory format
         donated = not graph_is_retained()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flashrnn import eager, op
+from flashrnn import eager, loop, op
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend, padding
 from flashrnn.memory_format import in_format, is_time_major
@@ -31,7 +31,8 @@ def flashrnn(
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Run a recurrent cell over time (arXiv 2412.07752, eq. 1-2).
 
-    Differentiable once, in reverse mode, also by torch.func (grad, vjp, jacrev); its vmap runs call after call.
+    Differentiable once, in reverse mode, also by torch.func (grad, vjp, jacrev); its vmap runs call after call. With
+    backend="vanilla" differentiable in all modes and orders.
 
     Args:
         Wx: [B, T, Gi, N, D] input part of the gates, as an nn.Linear leaves it.
@@ -82,8 +83,10 @@ def flashrnn(
         run = _nothing
     elif Wx.shape[-1] % 2 and (units := _padding(backend, cell, Wx, dtype)):
         run = partial(_padded, units)
+    elif eager.serves(inputs):
+        run = eager.recurrence
     else:
-        run = eager.recurrence if eager.serves(inputs) else op.recurrence
+        run = loop.recurrence if loop.serves(backend, inputs) else op.recurrence
     h, last, others = run(cell, backend, dtype, return_states, inputs)
     return (h, last, (h, *others)) if return_states else (h, last)
 

@@ -12,6 +12,7 @@ from flashrnn import onednn, stepping, torch_networks
 from flashrnn.cells import Cell, get_cell
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.initialization import init_input
+from flashrnn.loop import exported_to_onnx
 from flashrnn.projection import ProjectedRecurrence
 from flashrnn.recurrence import Recurrence, check_sizes
 from flashrnn.sequences import Packed, SideBySide, Whole, of_cu_seqlens
@@ -147,7 +148,7 @@ class FlashRNN(nn.Module):
         if x.dim() == 2:
             out, last = self._run(x[None], self._initial(states), _rows(x[None], reset, cu_seqlens))
             return out[0], self._last(last, batched=False)
-        if cu_seqlens is None and (done := self._shorter_way(x, states, reset)) is not None:
+        if cu_seqlens is None and not exported_to_onnx() and (done := self._shorter_way(x, states, reset)) is not None:
             return done
         x = x if self.batch_first else x.transpose(0, 1)
         out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, cu_seqlens))
@@ -253,6 +254,8 @@ class FlashRNN(nn.Module):
         linear, recurrent = self.get_submodule(f"input_{name}"), self.get_submodule(f"recurrent_{name}")
         x = rows.spread(x, backward)
         # A Linear keeps the layout of its input: the kernels read time-major gates as they are.
+        if exported_to_onnx():  # where a question about the layout is a condition on the sizes
+            x = x.clone(memory_format=torch.contiguous_format)
         Wx = linear(x.transpose(0, 1)).transpose(0, 1) if not x.is_contiguous() else linear(x)
         Wx = Wx.unflatten(-1, (len(self.cell.input_gates), self.num_heads, -1))
         every = rows.all_states and len(self.cell.states) > 1

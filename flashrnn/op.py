@@ -22,7 +22,7 @@ def recurrence(
     states = None if states is None else states.to(state_dtype(dtype))
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
     differentiable = [x for x in (Wx, R, b, states) if x is not None]
-    _check_no_tangents(differentiable)
+    _check_no_tangents(differentiable, backend)
     within = transforms_active()  # then inputs do not tell whether a gradient is wanted
     needs_grad = within or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if within else _forward
@@ -47,13 +47,14 @@ def backward(
     return _gradients(d_h, d_aux, d_last, residual, cell.key, backend)
 
 
-def _check_no_tangents(inputs: list[Tensor]) -> None:
+def _check_no_tangents(inputs: list[Tensor], backend: str) -> None:
     """Without this, forward-mode differentiation would give zeros."""
     if torch.compiler.is_compiling():
         return
     if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in inputs):
         raise NotImplementedError(
-            "flashrnn has no forward-mode derivative (jvp, jacfwd, hessian); use grad, vjp or jacrev"
+            f"backend {backend!r} has no forward-mode derivative (jvp, jacfwd, hessian): use grad, vjp or jacrev, or "
+            "backend='vanilla', which has"
         )
 
 
@@ -174,13 +175,18 @@ def _gradients(
 torch.library.register_autograd("flashrnn::forward", _autograd, setup_context=_setup_context)
 
 
+def _note_backend(ctx, inputs, output):
+    ctx.backend = inputs[-1]
+
+
 def _no_double_backward(ctx, *_):
     raise RuntimeError(
-        "flashrnn has no second derivative; use create_graph=False, or write the time loop in plain PyTorch operations"
+        f"backend {ctx.backend!r} has no second derivative: use create_graph=False, or outside of compilers "
+        "backend='vanilla', which has"
     )
 
 
-torch.library.register_autograd("flashrnn::backward", _no_double_backward)
+torch.library.register_autograd("flashrnn::backward", _no_double_backward, setup_context=_note_backend)
 
 
 class _Forward(torch.autograd.Function):
@@ -197,5 +203,5 @@ class _Backward(torch.autograd.Function):
 
     generate_vmap_rule = True
     forward = staticmethod(_backward)
-    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    setup_context = staticmethod(_note_backend)
     backward = staticmethod(_no_double_backward)
