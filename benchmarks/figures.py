@@ -1,24 +1,44 @@
 """Figures of kernel times, from the files of results alone."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import floors
-from benchmarks.cases import FORWARD, MODES, SWEEPS, TRAINING, Job, network
+from benchmarks.cases import FORWARD, MODES, SWEEPS, Job, network
 from benchmarks.ours import NAME as OURS
 from benchmarks.ours import OTHERS
 from benchmarks.results import by_job
-from benchmarks.table import RATIO_BARS, recurrent_peers, times
+from benchmarks.table import recurrent_peers, times
 
 _COLORED = (
     OURS, "flashrnn_1.0.8", "cudnn_fp16", "cudnn_bf16", "cudnn_fp32", "attention", *OTHERS, "pytorch_loop",
     "compiled_loop",
 )  # fmt: skip
 _COLORS = {name: f"C{k}" for k, name in enumerate(_COLORED)}
+_LABELS = {
+    OURS: "this project",
+    "ours_cuda": "this project, cuda",
+    "ours_triton_fused": "this project, triton_fused",
+    "flashrnn_1.0.8": "FlashRNN 1.0.8",
+    "flashrnn_1.0.8_cuda": "FlashRNN 1.0.8, cuda",
+    "cudnn_fp16": "cuDNN, float16",
+    "cudnn_bf16": "cuDNN, bfloat16",
+    "cudnn_fp32": "cuDNN, float32",
+    "pytorch_loop": "loop in PyTorch",
+    "compiled_loop": "compiled loop",
+    "graphed_loop": "loop in a CUDA graph",
+    "haste_0.5.0": "Haste, float32",
+}
 _OTHER = "black"  # an eleventh color would be the first again
+
+
+def label(implementation: str) -> str:
+    """Return what an implementation is called in figures."""
+    return _LABELS.get(implementation, implementation)
 
 
 def read(path: Path) -> dict:
@@ -37,9 +57,18 @@ def draw(content: dict, path: Path) -> Path:
     else:
         figure = _backends(jobs) if suite == "backends" else _ratios(jobs)
     _add_legend(figure)
-    figure.suptitle(f"{gpu}, {suite}")
+    figure.suptitle(f"{_title(suite, jobs)} ({gpu}, {Counter(job.case.dtype for job in jobs).most_common(1)[0][0]})")
     figure.savefig(path, dpi=150)
     return path
+
+
+def _title(suite: str, jobs: dict[Job, dict[str, dict]]) -> str:
+    """Return what a figure shows."""
+    if suite == "main":
+        ratios = [ratio for found in _ratios_of(jobs).values() for ratio in found.values()]
+        return f"Other kernels take {min(ratios):.1f} to {max(ratios):.1f} times as long as this project's"
+    over = SWEEPS[suite][1] if suite in SWEEPS else "network"
+    return f"Time per step over {over}"
 
 
 def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor: bool) -> Figure:
@@ -65,7 +94,7 @@ def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
         for name, ms in times(rows).items():
             curves.setdefault(name, []).append((getattr(job.case, field), 1000 * ms / job.case.T))
     for name, points in curves.items():
-        ax.plot(*zip(*sorted(points), strict=True), "o-", label=name, color=_COLORS.get(name, _OTHER))
+        ax.plot(*zip(*sorted(points), strict=True), "o-", label=label(name), color=_COLORS.get(name, _OTHER))
     ticks = sorted({getattr(job.case, field) for job in jobs})
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -95,7 +124,7 @@ def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
             for k, (name, value) in enumerate(ms.items()):
                 ax.barh(row + (k - (len(ms) - 1) / 2) * height, 1000 * value / case.T, height, color=colors[name])
         for name in names:
-            ax.barh(0, 0, color=colors[name], label=name)
+            ax.barh(0, 0, color=colors[name], label=label(name))
         ax.set_yticks(range(len(found)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in found])
         ax.invert_yaxis()
         ax.set(title=mode, xlabel="µs per time step", xscale="log")
@@ -109,28 +138,35 @@ def _add_legend(figure: Figure) -> None:
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=int(figure.get_figwidth() // 2.5))
 
 
+def _ratios_of(jobs: dict[Job, dict[str, dict]]) -> dict[Job, dict[str, float]]:
+    """Return how many times as long as ours each recurrent peer takes, where both were measured."""
+    found = {
+        job: {name: ms / times(rows)[OURS] for name, ms in recurrent_peers(times(rows)).items()}
+        for job, rows in jobs.items()
+        if "ms" in rows.get(OURS, {})
+    }
+    return {job: ratios for job, ratios in found.items() if ratios}
+
+
 def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
-    """Return how many times faster than each recurrent peer, and the bar that is set for forward and backward."""
-    figure = Figure(figsize=(12, 7), layout="constrained")
+    """Return a bar for every peer's time over ours."""
+    ratios = _ratios_of(jobs)
+    peers = list(dict.fromkeys(name for found in ratios.values() for name in found))
+    figure = Figure(figsize=(12, 8), layout="constrained")
     for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
-        ratios = {
-            job.case: {name: ms / times(rows)[OURS] for name, ms in recurrent_peers(times(rows)).items()}
-            for job, rows in jobs.items()
-            if job.mode == mode and "ms" in rows.get(OURS, {})
-        }
-        ratios = {case: found for case, found in ratios.items() if found}
-        peers = list(dict.fromkeys(name for found in ratios.values() for name in found))
-        for row, (case, found) in enumerate(ratios.items()):
-            height = 0.8 / len(found)
+        shown = {job.case: found for job, found in ratios.items() if job.mode == mode}
+        for row, found in enumerate(shown.values()):
+            height = 0.85 / len(found)
             for k, (name, ratio) in enumerate(found.items()):
-                ax.barh(row + (k - (len(found) - 1) / 2) * height, ratio, height, color=_COLORS.get(name, _OTHER))
-            bar, _ = RATIO_BARS.get((case.N, case.D, case.B), (None, None))
-            if bar and case.function == "lstm" and mode == TRAINING:
-                ax.plot([bar, bar], [row - 0.45, row + 0.45], color="black")
+                place = row + (k - (len(found) - 1) / 2) * height
+                ax.barh(place, ratio, height, color=_COLORS.get(name, _OTHER))
+                ax.text(ratio, place, f" {ratio:.1f}", va="center", fontsize=7)
         for name in peers:
-            ax.barh(0, 0, color=_COLORS.get(name, _OTHER), label=name)
-        ax.axvline(1, color="gray", linestyle="--")
-        ax.set_yticks(range(len(ratios)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in ratios])
+            ax.barh(0, 0, color=_COLORS.get(name, _OTHER), label=label(name))
+        ax.axvline(1, color="black", linewidth=1)
+        ax.set_yticks(range(len(shown)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in shown])
         ax.invert_yaxis()
-        ax.set(title=mode, xlabel="their time / ours (black: the least we want)")
+        ax.margins(x=0.08)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.set(title=mode, xlabel="their time over ours (line: as fast)")
     return figure

@@ -222,26 +222,54 @@ def _parity_notes(contents: list[dict]) -> list[str]:
     return [*_notes(contents), *([quick] if contents[0]["quick"] else [])]
 
 
+_GROUPED = 8  # lengths, of which a point of the figure is the mean
+
+
 def _draw_parity(contents: list[dict], file: Path) -> None:
-    """Draw accuracy over length, a curve per model; lengths in groups of 8, seeds together."""
+    """Draw accuracy over length, a panel per model, seeds together."""
     from matplotlib.figure import Figure
 
     runs = finished(contents)
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.axvspan(*runs[0]["training_lengths"], color="tab:green", alpha=0.15, label="training lengths")
-    axes.axhline(runs[0]["chance"], color="gray", linestyle="--", label="chance")
-    for index, model in enumerate(_in_order(runs, "model", MODELS)):
-        groups: dict[int, list[float]] = {}
-        for run in finished(contents, model=model):
-            for length, accuracy in run["accuracy_by_length"].items():
-                groups.setdefault(int(length) // 8 * 8 + 4, []).append(accuracy)
-        points = sorted((length, mean(values)) for length, values in groups.items())
-        value = paper("parity").get(model)
-        axes.plot(*zip(*points, strict=True), color=f"C{index}", label=f"{model} (paper {known(value)})")
-    axes.set(xlabel="sequence length", ylabel="accuracy at the last position", ylim=(0.4, 1.03))
-    figure.legend(loc="outside right upper")
+    models, chance = _in_order(runs, "model", MODELS), runs[0]["chance"]
+    columns = min(4, len(models))
+    figure = Figure(figsize=(2.7 * columns, 2.4 * math.ceil(len(models) / columns) + 0.5), layout="constrained")
+    figure.suptitle(_extrapolates(contents, models))
+    panels = figure.subplots(math.ceil(len(models) / columns), columns, sharex=True, sharey=True, squeeze=False).flat
+    for model, axes in zip(models, panels, strict=False):
+        points = _grouped(finished(contents, model=model))
+        accuracy = mean_extrapolated(contents, model=model)
+        axes.axvspan(*runs[0]["training_lengths"], color="tab:green", alpha=0.15)
+        axes.axhline(chance, color="gray", linestyle=":")
+        axes.plot(*zip(*points, strict=True), color="tab:blue" if accuracy > 0.9 else "tab:gray")
+        axes.set_title(f"{model_name(model)}: {rounded_down(accuracy)}, paper {known(paper('parity').get(model))}")
+        axes.title.set_fontsize(9)
+        axes.set(ylim=(min(0.3, chance - 0.1), 1.05), xlim=(0, None))
+    for axes in list(panels):  # those that no model is left for
+        axes.set_axis_off()
+    figure.supxlabel("length of the sequence (green: seen in training; dotted: chance)", fontsize=9)
+    figure.supylabel("accuracy at the last position", fontsize=9)
     figure.savefig(file, dpi=150)
+
+
+def _extrapolates(contents: list[dict], models: Sequence[str]) -> str:
+    """Return what the figure shows, as a title."""
+    right = [model_name(m) for m in models if mean_extrapolated(contents, model=m) > 0.99]
+    low, high = (f(run["ranges"][k]["lengths"][k] for run in finished(contents)) for f, k in ((min, 0), (max, -1)))
+    return f"Beyond the lengths of training, at {low} to {high}: right are {', '.join(right) or 'none'}"
+
+
+def _grouped(runs: list[dict]) -> list[tuple[float, float]]:
+    """Return lengths and accuracies, means of groups of neighbouring lengths; a rest joins the last whole group."""
+    by_length: dict[int, list[float]] = {}
+    for run in runs:
+        for length, accuracy in run["accuracy_by_length"].items():
+            by_length.setdefault(int(length), []).append(accuracy)
+    lengths = sorted(by_length)
+    last = max(1, len(lengths) // _GROUPED) - 1
+    groups: dict[int, list[int]] = {}
+    for place, length in enumerate(lengths):
+        groups.setdefault(min(place // _GROUPED, last), []).append(length)
+    return [(mean(group), mean(mean(by_length[length]) for length in group)) for group in groups.values()]
 
 
 def _draw_tasks(contents: list[dict], file: Path) -> None:
@@ -253,14 +281,20 @@ def _draw_tasks(contents: list[dict], file: Path) -> None:
     chance = accuracies.index.map(_chance(contents)).to_series(accuracies.index)
     above_chance = accuracies.sub(chance, axis=0).div(1 - chance, axis=0).to_numpy()
     rows, columns = accuracies.shape
-    figure = Figure(figsize=(1.2 * columns + 3, 0.55 * rows + 1.5), layout="constrained")
+    figure = Figure(figsize=(1.1 * columns + 3, 0.5 * rows + 1.4), layout="constrained")
+    learnt = ", ".join(f"{model_name(model)} {number}" for model, number in (accuracies > 0.99).sum().items())
+    figure.suptitle(
+        f"Accuracy beyond the lengths of training, and seeds without a mistake\nTasks above 0.99: {learnt}", fontsize=11
+    )
     axes = figure.subplots()
     for i, j in np.argwhere(~np.isnan(above_chance)):
-        colour = "white" if abs(above_chance[i, j] - 0.5) > 0.4 else "black"
-        axes.text(j, i, f"{accuracies.iat[i, j]:.2f}", ha="center", va="center", color=colour)
-    image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
-    axes.set_xticks(range(columns), labels=accuracies.columns)
-    axes.set_yticks(range(rows), labels=accuracies.index)
+        seeds = _seeds(contents, data=accuracies.index[i], model=accuracies.columns[j])
+        text = f"{rounded_down(accuracies.iat[i, j])}\n{seeds}"
+        colour = "white" if above_chance[i, j] > 0.6 else "black"
+        axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)
+    image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axes.set_xticks(range(columns), labels=map(model_name, accuracies.columns))
+    axes.set_yticks(range(rows), labels=[task.replace("_", " ") for task in accuracies.index])
     figure.colorbar(image, label="from chance (0) to all right (1)")
     figure.savefig(file, dpi=150)
 

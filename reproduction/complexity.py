@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cases import SWEEPS, TRAINING, network
+from benchmarks.figures import label
 from benchmarks.results import by_job
 from benchmarks.table import times
 from reproduction.axes import milliseconds_over
@@ -45,7 +46,7 @@ def _draw(contents: list[dict], file: Path) -> None:
         curves = _curves(content)
         for (kept, mode, name), points in curves.items():
             if mode == TRAINING and kept.startswith("lstm"):
-                axes.plot(*zip(*points, strict=True), "o-", label=f"{name}, {kept}")
+                axes.plot(*zip(*points, strict=True), "o-", label=f"{label(name)}, {kept}")
         milliseconds_over(axes, SWEEPS[content["suite"]][1], (size for points in curves.values() for size, _ in points))
         axes.set_title(f"LSTM, {TRAINING}")
         axes.legend(fontsize=7)

@@ -29,25 +29,23 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
+    """Draw a field for each GPU and cell, with the paper's size where it has one."""
     from matplotlib.figure import Figure
 
-    rows = contents[0]["rows"]
-    gpus, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("gpu", "cell"))
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes, width = figure.subplots(), 0.8 / len(names)
-    for index, name in enumerate(names):
-        heights = [row["head_dim"] for row in rows if row["cell"] == name]
-        bars = axes.bar(
-            [k + width * (index - (len(names) - 1) / 2) for k in range(len(gpus))], heights, width, label=name
-        )
-        axes.bar_label(bars, fontsize=7)
-    for gpu, limits in paper("head_size_limits").items():
-        for name, size in limits.items():
-            place = gpus.index(gpu) + 0.2 * (names.index(name) - (len(names) - 1) / 2)
-            axes.plot(place, size, "k_", markersize=16, label=f"paper, {gpu}, {name}")
-    axes.set_xticks(range(len(gpus)), labels=gpus)
-    axes.set(ylabel="largest head", title="16 bit, weights on the chip for all steps, forward and backward")
-    axes.legend(loc="upper left")
+    sizes = {(row["gpu"], row["cell"]): row["head_dim"] for row in contents[0]["rows"]}
+    gpus, cells = (list(dict.fromkeys(key[k] for key in sizes)) for k in range(2))
+    figure = Figure(figsize=(1.25 * len(cells) + 2, 0.55 * len(gpus) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow([[sizes[gpu, cell] for cell in cells] for gpu in gpus], cmap="Blues", vmin=0, aspect="auto")
+    for (gpu, cell), size in sizes.items():
+        published = paper("head_size_limits").get(gpu, {}).get(cell)
+        text = str(size) + (f"\n(paper {published})" if published else "")
+        color = "white" if size > 0.6 * max(sizes.values()) else "black"
+        axes.text(cells.index(cell), gpus.index(gpu), text, ha="center", va="center", color=color, fontsize=9)
+    axes.set_xticks(range(len(cells)), labels=cells)
+    axes.set_yticks(range(len(gpus)), labels=gpus)
+    axes.tick_params(length=0)
+    axes.set_title("Largest heads that stay on the chip, 16 bit, forward and backward")
     figure.savefig(file, dpi=150)
 
 

@@ -1,5 +1,6 @@
 """The language models side by side on the same text: loss over tokens and over time, and what they end with."""
 
+import math
 from pathlib import Path
 
 from reproduction.result import Options, Reproduction, Table, save
@@ -25,6 +26,7 @@ QUICK = (
 )
 # PyTorch's autocast computes cuDNN's networks in float16 whatever is asked for, so gradients need its scaling.
 NN_LSTM = ("trainer.precision=16-mixed",)
+_COLUMNS = 4  # of panels
 _SMOOTHED = 5  # logged losses, of which each point is the mean
 
 
@@ -89,7 +91,7 @@ def _table(contents: list[dict]) -> Table:
 def _notes(contents: list[dict]) -> list[str]:
     quick = "This is the quick run (`--quick`), of models of width 96: it shows that all of it works."
     shared = " ".join(shared_overrides(finished(contents)))
-    trained = f"Seed 0 unless said. By {trained_by(contents)}. Where devices differ, so do the seconds of the figure."
+    trained = f"Seed 0 unless said. By {trained_by(contents)}."
     return [
         *([f"All with `{shared}`."] if shared else []),
         trained,
@@ -99,26 +101,38 @@ def _notes(contents: list[dict]) -> list[str]:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
+    """Draw a panel for each run, the others behind it in gray."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    over_steps, over_time = figure.subplots(1, 2, sharey=True)
-    runs, beginnings = finished(contents), []
-    for index, (name, run) in enumerate(zip(names(runs), runs, strict=True)):
-        points, line = run["curve"], {"label": name, "color": f"C{index}", "linestyle": "-" if index < 10 else "--"}
-        ends = range(_SMOOTHED, len(points) + 1)
-        losses = [sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED for end in ends]
-        steps = [points[end - 1][0] for end in ends]
-        beginnings += losses[len(losses) // 10 :][:1]  # of what was logged; the losses before them are off the page
-        over_steps.plot(steps, losses, **line)
-        over_time.plot([step * run["step_time"] for step in steps], losses, **line)
-    over_steps.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {_SMOOTHED} logged")
-    over_steps.set_ylim(top=max(beginnings, default=None))
-    over_time.set(xlabel="seconds, at the median step time")
-    for axes in (over_steps, over_time):
+    runs = finished(contents)
+    curves = [_smoothed(run["curve"]) for run in runs]
+    rows = math.ceil(len(runs) / _COLUMNS)
+    figure = Figure(figsize=(3.1 * _COLUMNS, 2.3 * rows + 0.6), layout="constrained")
+    reached = [f"{run['perplexity']:.1f}" for run in sorted(runs, key=lambda run: run["perplexity"])]
+    figure.suptitle(f"After the same tokens: perplexities of {reached[0]} to {reached[-1]}; gray: the others")
+    panels = figure.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False).flat
+    for name, run, curve, axes in zip(names(runs), runs, curves, panels, strict=False):
+        for other in curves:
+            axes.plot(*zip(*other, strict=True) if other else ((), ()), color="lightgray", linewidth=1)
+        axes.plot(*zip(*curve, strict=True) if curve else ((), ()), color="tab:blue")
+        called = name.replace("model.mixer.backend=", "").replace("trainer.precision=", "")
+        axes.set_title(
+            f"{called}\nperplexity {run['perplexity']:.1f}, {1e3 * run['step_time']:.0f} ms a step", fontsize=8
+        )
         axes.grid(alpha=0.3)
-    figure.legend(*over_steps.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        axes.tick_params(labelsize=8)
+    for axes in list(panels):  # those that no run is left for
+        axes.set_axis_off()
+    beginnings = [curve[len(curve) // 10][1] for curve in curves if curve]  # the losses before them are off the page
+    figure.axes[0].set_ylim(top=max(beginnings, default=None))
+    figure.supxlabel("optimizer steps", fontsize=9)
+    figure.supylabel(f"training loss, mean of {_SMOOTHED} logged", fontsize=9)
     figure.savefig(file, dpi=150)
+
+
+def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    ends = range(_SMOOTHED, len(points) + 1)
+    return [(points[end - 1][0], sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED) for end in ends]
 
 
 LOSS_CURVES = Reproduction(

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks.cases import FORWARD, Case
+from benchmarks.figures import label
 from benchmarks.ours import NAME as OURS
 from benchmarks.results import case_of, device_folder
 from benchmarks.table import times
@@ -84,12 +85,13 @@ def _draw(contents: list[dict], file: Path) -> None:
     points = _points(contents)
     for name in dict.fromkeys(point[1] for point in points):
         found = [(x, rate / 1e12) for _, implementation, x, rate in points if implementation == name]
-        axes.loglog(*zip(*found, strict=True), "o", alpha=0.7, label=name)
+        axes.loglog(*zip(*found, strict=True), "o", alpha=0.7, label=label(name))
     counted = _counted(contents)
     found = [(operations(c) / counted[c], rate / 1e12) for c, name, _, rate in points if name == OURS and c in counted]
     if found:
-        axes.loglog(*zip(*found, strict=True), "o", fillstyle="none", color="black", label=f"{OURS}, bytes counted")
-    axes.set(xlabel="operations per byte that must move", ylabel="TFLOP/s", title=f"LSTM forward, {gpu}")
+        axes.loglog(*zip(*found, strict=True), "o", fillstyle="none", color="black", label="its bytes, counted")
+    axes.set(xlabel="operations per byte that must move", ylabel="TFLOP/s")
+    axes.set_title(f"Each step waits for the one before: far below the roof (LSTM forward, {gpu})", fontsize=11)
     axes.legend()
     figure.savefig(file, dpi=150)
 
