@@ -13,8 +13,8 @@ import torch
 from flashrnn import Cell, UnsupportedProblem, dispatch, doctor, get_cell, limits, warmup
 from flashrnn.cache import cache_folder
 from flashrnn.cuda.resident.backend import CudaFused
-from flashrnn.gpu import NAMED, nvidia_gpu
-from flashrnn.plan import plans
+from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
+from flashrnn.plan import explain, plans
 from flashrnn.precompile import Compiled
 from flashrnn.problem import Backend, Problem, dtype_name, tf32_allowed
 
@@ -42,6 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
     add_sizes(tilings)
     add_count(tilings)
     tilings.add_argument("--gpu", choices=NAMED, help="(default: this machine's)")
+    explained = commands.add_parser(
+        "explain",
+        help="which backend a call of given sizes takes, and why",
+        description="The backend that a call takes, why no faster one, and its tilings; no GPU is needed.",
+    )
+    add_sizes(explained)
+    explained.add_argument("--gpu", choices=NAMED, help="(default: this machine's, or its CPU)")
+    explained.add_argument("--inference", action="store_true", help="without a backward pass")
+    explained.add_argument("--reset", action="store_true", help="with a mask of resets, or sequences of many lengths")
     tuned = commands.add_parser(
         "tune",
         help="time the best tilings of backend cuda_fused for given sizes on this GPU, and keep the fastest",
@@ -64,6 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.command == "tilings":
         return print_tilings(given)
+    if given.command == "explain":
+        return print_explanation(given)
     if given.command == "warmup":
         return print_warmup(given)
     if given.command == "tune":
@@ -92,8 +103,19 @@ def a_cell(name: str) -> Cell:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def print_explanation(given: argparse.Namespace) -> int:
+    sizes = given.cell, given.heads, given.head_dim, given.batch, getattr(torch, given.dtype)
+    print(explain(*sizes, gpu_of(given.gpu), not given.inference, given.reset))
+    return 0
+
+
+def gpu_of(name: str | None) -> Gpu | None:
+    """The GPU of that name, or this machine's, if it has one."""
+    return NAMED[name] if name else nvidia_gpu(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 def print_tilings(given: argparse.Namespace) -> int:
-    gpu = NAMED[given.gpu] if given.gpu else nvidia_gpu(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    gpu = gpu_of(given.gpu)
     if gpu is None:
         print(f"error: there is no NVIDIA GPU here; --gpu names one of {', '.join(NAMED)}", file=sys.stderr)
         return 1

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from flashrnn import onednn, stepping, torch_networks
+from flashrnn import onednn, plan, stepping, torch_networks
 from flashrnn.cells import Cell, get_cell
 from flashrnn.functional import check_reset, dtype_under_autocast
+from flashrnn.gpu import nvidia_gpu
 from flashrnn.initialization import init_input
 from flashrnn.loop import exported_to_onnx
 from flashrnn.projection import ProjectedRecurrence
@@ -287,6 +288,29 @@ class FlashRNN(nn.Module):
         names = range(len(self.cell.states))
         states = tuple(torch.stack([end[i].flatten(-2 if batched else 0) for end in ends]) for i in names)
         return states if len(states) > 1 else states[0]
+
+    def explain(
+        self, batch: int, dtype: torch.dtype | None = None, *, training: bool = True, reset: bool = False
+    ) -> str:
+        """Return which backend a call takes where the network is, and why no faster one, in a few lines.
+
+        Args:
+            batch: number of sequences. How long they are does not matter.
+            dtype: of the computation; that of the weights if None.
+            training: there will be a backward pass.
+            reset: there are resets, or sequences of different lengths.
+        """
+        recurrent = self.recurrent_l0
+        gpu, dtype = nvidia_gpu(recurrent.R.device), dtype or recurrent.R.dtype
+        sizes = self.num_heads, recurrent.head_dim, batch, dtype
+        text = plan.explain(self.cell, *sizes, gpu, training, reset, recurrent.backend)
+        if not reset and recurrent.R.device.type == "cpu":
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a call as short as can be tells
+                taken = onednn.lstm(self, torch.zeros(2, 2, self.input_size, dtype=dtype), None)
+            text += (
+                "" if taken is None else "\nbefore all of these nn.LSTM's own kernel, for a batch of whole sequences"
+            )
+        return text
 
     @classmethod
     def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, *, backend: str = "auto") -> "FlashRNN":

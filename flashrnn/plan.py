@@ -7,10 +7,11 @@ import torch
 
 from flashrnn.cells import Cell, get_cell
 from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.dispatch import UnsupportedProblem, choose, units_to_add
+from flashrnn.dispatch import BACKENDS, UnsupportedProblem, choose, units_to_add
 from flashrnn.gpu import Gpu
-from flashrnn.problem import Problem
+from flashrnn.problem import Problem, dtype_name
 
 
 @dataclass(frozen=True)
@@ -94,3 +95,54 @@ def auto_backend(
     device = torch.device("cuda" if gpu else "cpu")
     problem = Problem(get_cell(function), heads, head_dim, dtype, device, training, reset, gpu)
     return choose("auto", problem._replace(head_dim=head_dim + units_to_add(problem))).name
+
+
+def explain(
+    function: str | Cell,
+    heads: int,
+    head_dim: int,
+    batch: int,
+    dtype: torch.dtype,
+    gpu: Gpu | None,
+    training: bool = True,
+    reset: bool = False,
+    backend: str = "auto",
+) -> str:
+    """Return which backend a call takes on `gpu`, or on a CPU if that is None, and why no faster one, in a few lines.
+
+    Of `cuda_fused` also the tilings. The number of time steps does not matter.
+
+    Args:
+        function: a registered cell's name, or a `flashrnn.Cell`.
+        heads: number of heads.
+        head_dim: size of a head.
+        batch: number of sequences.
+        dtype: of the inputs.
+        gpu: see `flashrnn.gpu`.
+        training: there will be a backward pass.
+        reset: the call is given a `reset` mask.
+        backend: that of the call.
+    """
+    cell, device = get_cell(function), torch.device("cuda" if gpu else "cpu")
+    problem = Problem(cell, heads, head_dim, dtype, device, training, reset, gpu)
+    units = units_to_add(problem) if backend in ("auto", CudaFused.name) else 0
+    problem = problem._replace(head_dim=head_dim + units)
+    lines = [
+        f"{cell.name}, {heads} x {head_dim}, {batch} sequences, {dtype_name(dtype)}, {gpu.name if gpu else 'CPU'}:"
+    ]
+    for candidate in BACKENDS:
+        if backend not in ("auto", candidate.name):
+            continue
+        reason = candidate.unsupported_reason(problem)
+        if reason is None:
+            lines.append(f"{candidate.name} runs it" + (f", with heads padded by {units}" if units else ""))
+            if candidate.name == CudaFused.name:
+                lines += [f"  {way}: {_first_plan(way, problem, batch)}" for way in problem.directions]
+            break
+        lines.append(f"not {candidate.name}: {reason}")
+    return "\n".join(lines)
+
+
+def _first_plan(direction: str, problem: Problem, batch: int) -> str:
+    plan = next(plans(direction, problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu))
+    return f"{plan}; about {plan.cycles:.0f} cycles per time step"

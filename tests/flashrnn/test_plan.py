@@ -5,12 +5,12 @@ from itertools import islice
 import pytest
 import torch
 
-from flashrnn import Cell, UnsupportedProblem, get_cell
+from flashrnn import Cell, FlashRNN, UnsupportedProblem, get_cell
 from flashrnn.__main__ import main
 from flashrnn.cuda.resident.tiling import tilings
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import named_gpu
-from flashrnn.plan import auto_backend, plans
+from flashrnn.plan import auto_backend, explain, plans
 
 SIZES = (1, 768, 16, torch.bfloat16, named_gpu("H200"))
 
@@ -53,7 +53,34 @@ def test_heads_of_odd_size_are_planned_with_the_units_that_a_call_adds():
     assert auto_backend("lstm", 1, 63, torch.float64, None) == "cpu_fused"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "gpu", "backend", "taken", "refused"),
+    [
+        ((12, 64), "H100", "auto", "cuda_fused", []),
+        ((1, 4096), "H100", "auto", "cuda", ["cuda_fused", "triton_fused"]),
+        ((1, 64), None, "vanilla", "vanilla", []),
+        ((1, 64), None, "auto", "vanilla", ["cuda_fused", "triton_fused", "cuda", "cpu_fused"]),
+    ],
+)
+def test_a_call_is_explained(sizes, gpu, backend, taken, refused):
+    text = explain("lstm", *sizes, 16, torch.bfloat16, gpu and named_gpu(gpu), backend=backend)
+    _, *lines = text.splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("not")] == [f"not {name}" for name in refused]
+    assert f"{taken} runs it" in lines
+    assert sum("cycles per time step" in line for line in lines) == (2 if taken == "cuda_fused" else 0)
+
+
+def test_a_network_explains_its_calls():
+    assert "cpu_fused runs it" in FlashRNN(8, 64, function="gru").explain(16, torch.float32)
+    assert "nn.LSTM's own kernel" in FlashRNN(8, 64).explain(16)
+    assert "nn.LSTM's own kernel" not in FlashRNN(8, 64).explain(16, reset=True)
+
+
 class TestCommandLine:
+    def test_explains(self, capsys):
+        assert main(["explain", "--heads", "1", "--head-dim", "1001", "--batch", "16", "--gpu", "H100"]) == 0
+        assert "cuda_fused runs it, with heads padded by 7" in capsys.readouterr().out
+
     def run(self, *more):
         return main(["tilings", "--heads", "1", "--head-dim", "768", "--batch", "16", *more])
 
