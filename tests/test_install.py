@@ -118,3 +118,8 @@ def test_flashrnn_is_imported_soon_after_torch(python, tmp_path):
 
 def test_a_layer_trains_with_what_the_wheel_requires(python, tmp_path):
     run(python, "-c", TRAIN, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)})
+
+
+def test_the_cell_of_ten_lines_runs_with_what_the_wheel_requires(python, tmp_path):
+    program = Path(shutil.copy(ROOT / "tests" / "ten_lines.py", tmp_path))
+    run(python, program, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)})

@@ -32,11 +32,17 @@ def save(folder: Path, result: dict, config: DictConfig, device: torch.device, *
         file.write(f"{json.dumps(content, indent=2)}\n".encode())
     if "ranges" in result:
         places["plot"] = folder / "accuracy.png"
-        plot(result, places["plot"])
+        plot(result, _model(config), places["plot"])
     return places
 
 
-def plot(result: dict, file: Path) -> None:
+def _model(config: DictConfig) -> str:
+    """Return the name of a run's model: of its cell, or else of its mixer."""
+    mixer = config.model.mixer
+    return mixer.get("function") or mixer.get("_target_", "model").rpartition(".")[2]
+
+
+def plot(result: dict, model: str, file: Path) -> None:
     """Draw accuracy over length, beside chance and the lengths seen in training."""
     from matplotlib.figure import Figure
 
@@ -50,7 +56,12 @@ def plot(result: dict, file: Path) -> None:
         axes.plot(
             part["lengths"], [part["accuracy"]] * 2, color="tab:blue", label=None if index else "mean of the range"
         )
-    axes.set(xlabel="sequence length", ylabel="accuracy at the last position", ylim=(0, 1.03), title=result["task"])
+    axes.set(
+        xlabel="sequence length",
+        ylabel="accuracy at the last position",
+        ylim=(0, 1.03),
+        title=f"{result['task']}, {model}",
+    )
     axes.legend(loc="lower right")
     figure.savefig(file, dpi=150)
 
