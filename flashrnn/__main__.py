@@ -180,7 +180,7 @@ def print_doctor() -> int:
 
 
 def print_self_test(backend: Backend, device: torch.device) -> bool:
-    """Whether the backend does what it claims."""
+    """Test a backend and print the outcome; return whether it does what it claims."""
     print(f"testing {backend.name} on {device} ...", file=sys.stderr, flush=True)
     outcome = doctor.self_test(backend, device)
     if outcome is None:
@@ -192,7 +192,7 @@ def print_self_test(backend: Backend, device: torch.device) -> bool:
 
 
 def print_answers(device: torch.device) -> None:
-    """A table of what each backend serves on the device, and below it why it does not serve the rest."""
+    """Print a table of what each backend serves on the device, and below it why it does not serve the rest."""
     rows, reasons = [[f"LSTM, training, on {device}", *dispatch.backends()]], {}
     for problem in doctor.typical_problems(device):
         answers = [doctor.answer(backend, problem) for backend in dispatch.BACKENDS]
@@ -206,7 +206,7 @@ def print_answers(device: torch.device) -> None:
 
 
 def columns(rows: Iterable[list[str]]) -> str:
-    """Lines with aligned columns."""
+    """Return the rows as lines with aligned columns."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

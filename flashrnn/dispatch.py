@@ -36,23 +36,23 @@ BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), Cuda(), CPU_FUSED, 
 
 
 class UnsupportedProblem(ValueError):
-    """The backend that was asked for cannot serve the problem."""
+    """The named backend cannot serve the problem; the message says why."""
 
 
 def backends() -> tuple[str, ...]:
-    """The names of all backends."""
+    """Return the names of all backends, the one that `auto` prefers first."""
     return tuple(backend.name for backend in BACKENDS)
 
 
 def check_backend(name: str) -> str:
-    """`name` if it is `auto` or a backend's name; raises ValueError otherwise."""
+    """Return `name` if it is `auto` or a backend's name; raises ValueError otherwise."""
     if name != "auto" and name not in backends():
         raise ValueError(f"unknown backend {name!r}; allowed: auto, {', '.join(backends())}")
     return name
 
 
 def choose(name: str, problem: Problem) -> Backend:
-    """The backend of that name, or for `auto` the first that serves the problem.
+    """Return the backend of that name, or for `auto` the first that serves the problem.
 
     Raises UnsupportedProblem with the backend's own reason if a backend was named that does not serve the problem.
     """
@@ -81,7 +81,7 @@ def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Bac
 def run_forward(
     name: str, cell: Cell, inputs: Inputs, all_states: bool, training: bool
 ) -> tuple[Backend, States, Tensor]:
-    """The backend of that name, and the results of its `forward`.
+    """Run the forward of the backend of that name; return the backend and the results.
 
     "auto" is the first that serves the problem and whose kernels can be made: a warning says why others are not taken.
 
@@ -137,7 +137,7 @@ def operator_gate_format(name: str, cell: str, head_dim: int, dtype: torch.dtype
 
 
 def _problem(cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Problem:
-    """The problem of a call with such `rows` [B, T, ..., N, D]."""
+    """Return the problem of a call with such `rows` [B, T, ..., N, D]."""
     tf32, (N, D) = tf32_allowed(rows.dtype, rows.device), rows.shape[-2:]
     return Problem(cell, N, D, rows.dtype, rows.device, training, reset is not None, tf32=tf32)
 
@@ -152,7 +152,7 @@ _FAILED: dict[tuple, set[Backend]] = {}  # by `_kernels_key`, backends whose ker
 
 
 def _kernels_key(problem: Problem, rows: Tensor, aux: torch.dtype) -> tuple:
-    """What forward and backward of a call have in common; their setting for TF32 may differ."""
+    """Return what the forward and the backward of a call have in common; their settings for TF32 may differ."""
     return problem._replace(tf32=False), rows.shape[0], aux
 
 
@@ -182,7 +182,7 @@ def _warn_of_missing_numba() -> None:
 def padding(
     name: str, cell: str, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, training: bool
 ) -> int:
-    """Units to add to every head so that the fastest backend of that name serves the problem, mostly none."""
+    """Return the units to add to every head so that the fastest backend of that name serves the problem; mostly 0."""
     if torch.compiler.is_dynamo_compiling():  # which has not taken this for a constant
         return 0
     if head_dim % 2 == 0 or device.type != "cuda" or name not in ("auto", CudaFused.name):
@@ -198,7 +198,7 @@ def units_to_add(problem: Problem) -> int:
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager:
-    """Inputs come in the dtypes that they are to be computed in."""
+    """Return a context without autocast: inputs are already in the dtypes of the computation."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 

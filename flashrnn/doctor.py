@@ -30,7 +30,7 @@ TYPICAL = (
 
 
 def environment() -> dict[str, str]:
-    """What a report of a bug should say."""
+    """Return what a bug report should say of the machine, by name."""
     return {
         "GPU": "; ".join(_gpus()),
         "driver": _driver(),
@@ -111,7 +111,7 @@ def _cache() -> str:
 
 
 def devices() -> list[torch.device]:
-    """The GPU that is used where none is named, and the CPU."""
+    """Return the GPU that is used where none is named, if there is one, and the CPU."""
     names = ("cuda:0", "cpu") if torch.cuda.is_available() else ("cpu",)
     return [torch.device(name) for name in names]
 
@@ -123,7 +123,7 @@ def typical_problems(device: torch.device) -> list[Problem]:
 
 
 def answer(backend: Backend, problem: Problem) -> str | None:
-    """Why the backend does not serve the problem, None if it does."""
+    """Return why the backend does not serve the problem; None if it does."""
     try:
         return backend.unsupported_reason(problem)
     except Exception as error:  # a library that is there and broken
@@ -132,7 +132,7 @@ def answer(backend: Backend, problem: Problem) -> str | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a self-test: seconds of a forward and backward pass, and the largest relative error of its results."""
+    """Result of a self-test: seconds of two forward and backward passes, and the largest relative error."""
 
     failure: str | None
     error: float
@@ -141,7 +141,7 @@ class Outcome:
 
 
 def self_test(backend: Backend, device: torch.device) -> Outcome | None:
-    """A small LSTM against the float64 reference; None if the backend does not claim to serve it."""
+    """Test a small LSTM against the float64 reference; return None if the backend does not claim to serve it."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     B, T, N, D = 4, 16, 2, 32
     error, seconds = float("nan"), [float("nan")] * 2
@@ -170,7 +170,7 @@ def _random_inputs(B: int, T: int, N: int, D: int, dtype: torch.dtype, device: t
 
 
 def _results(backend: str, Wx: Tensor, R: Tensor, b: Tensor) -> dict[str, Tensor]:
-    """h and gradients, computed when this returns."""
+    """Return h and gradients, after the GPU has computed them."""
     h, last = flashrnn(Wx, R, b, function=LSTM, backend=backend)
     gradients = torch.autograd.grad(h.square().sum() + last.sum(), (Wx, R, b))
     if Wx.is_cuda:

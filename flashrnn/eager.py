@@ -20,7 +20,7 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 def serves(inputs: Inputs) -> bool:
-    """Whether autograd alone looks at a call: no compiler, transformation, dispatch mode or tensor subclass."""
+    """Return whether autograd alone sees a call: no compiler, transformation, dispatch mode or tensor subclass."""
     return (
         autograd_alone() and inputs.Wx.device.type in _DEVICES and all(x is None or type(x) in _PLAIN for x in inputs)
     )
@@ -29,7 +29,7 @@ def serves(inputs: Inputs) -> bool:
 def recurrence(
     cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """h, the last states and, if `return_states`, the other states of every step; `inputs` may be of any dtypes."""
+    """Return h, the last states and, if `return_states`, the other states of every step. Inputs may be of any dtype."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         h, last, *others = _Recurrence.apply(*inputs, cell, backend, dtype, return_states)
         return h, last, tuple(others)
@@ -46,7 +46,7 @@ def _cast(dtype: torch.dtype, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor |
 
 
 def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """x in `dtype`; a call of `to` that changes nothing would take as long as an allocation."""
+    """Return x in `dtype`. A call of `to` that changes nothing would take as long as an allocation."""
     return x if x is None or x.dtype == dtype else x.to(dtype)
 
 
@@ -73,7 +73,7 @@ class _Recurrence(torch.autograd.Function):
                 arguments = cell, backend, h.dtype, return_states, Inputs(*again, reset)
                 return *loop.gradients(*arguments, [d_h, d_last, *d_others]), *(None,) * 5
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
-        # what keeps saved tensors (hooks) may change their memory format
+        # hooks of saved tensors may change the memory format
         donated = not graph_is_retained()
         gate_format = taken.gate_format(cell, h.shape[3], h.dtype)
         h, aux = in_format(h, h), aux_in_format(aux, h)

@@ -94,7 +94,7 @@ def flashrnn(
 def _side_by_side(
     documents: Documents, Wx: Tensor, R: Tensor, b: Tensor | None, cell: Cell, backend: str, dtype, return_states: bool
 ) -> tuple:
-    """As `flashrnn` of one sequence of documents, which start at states of zero."""
+    """Run `flashrnn` on one sequence of documents, each of which starts at states of zero."""
     rows, reset = documents.spread(Wx, backward=False), documents.resets(backward=False)
     h, last, *every = flashrnn(rows, R, b, None, cell, backend, dtype, reset, return_states=return_states)
     last = torch.stack(documents.ends(h, last, (), backward=False))
@@ -127,7 +127,7 @@ def _padded(
 def _nothing(
     cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Results for a batch of no sequences, which depend on all inputs, so that these have gradients, of zero."""
+    """Return the results of an empty batch. They depend on all inputs, so that these get gradients of zero."""
     Wx, R, b, states, _ = inputs
     nothing = R.sum() + b.sum()
     last = Wx.new_zeros(len(cell.states), *Wx[:, 0, 0].shape, dtype=state_dtype(dtype)) + nothing
@@ -138,7 +138,7 @@ def _nothing(
 
 
 def dtype_under_autocast(x: Tensor) -> torch.dtype:
-    """The dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
+    """Return the dtype in which a matrix product sees x: its own, or that of autocast, which leaves float64 alone."""
     device = x.device.type
     if x.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

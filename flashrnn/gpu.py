@@ -20,7 +20,7 @@ class Gpu:
 
     @property
     def clusters(self) -> bool:
-        """Whether blocks can form clusters with distributed shared memory."""
+        """Return whether blocks can form clusters with distributed shared memory."""
         return self.capability >= (9, 0) and self.capability[0] != 12
 
     @property
@@ -41,7 +41,7 @@ class Gpu:
 
     @property
     def arch(self) -> str:
-        """The compiler's name for the architecture, with the instructions of this very generation."""
+        """Return the compiler's name for the architecture, with the instructions of this generation alone."""
         major, minor = self.capability
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
@@ -76,5 +76,5 @@ def device_gpu(index: int) -> Gpu:
 
 
 def nvidia_gpu(device: torch.device) -> Gpu | None:
-    """The NVIDIA GPU that `device` is, as its driver describes it; None if it is something else."""
+    """Return the NVIDIA GPU that `device` is, as its driver describes it; None if it is another device."""
     return None if device.type != "cuda" or torch.version.hip else device_gpu(device.index or 0)

@@ -329,7 +329,7 @@ class FlashRNN(nn.Module):
         """Do nothing: weights need not be in one piece of memory. For programs that call nn.LSTM's method."""
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """What torch.jit.script compiles in place of this."""
+        """Return what torch.jit.script compiles in place of this."""
         if torch_networks.has_counterpart(self):
             return self.to_torch()
         raise NotImplementedError(

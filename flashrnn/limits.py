@@ -59,7 +59,7 @@ def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:
 
 @cache
 def largest_head(direction: str, cell: Cell, dtype: torch.dtype, gpu: Gpu) -> int:
-    """A multiple of 16, by bisection.
+    """Return the largest head size that fits, a multiple of 16, by bisection.
 
     There are no gaps: a tiling of a head fits the next smaller multiple too, or does so with fewer blocks, which
     hold less of R.

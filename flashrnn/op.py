@@ -17,7 +17,7 @@ from flashrnn.residual import GateFormat, Residual, converted, empty_gates
 def recurrence(
     cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """h, the last states and, if `return_states`, the other states of every step; `inputs` may be of any dtypes."""
+    """Return h, the last states and, if `return_states`, the other states of every step. Inputs may be of any dtype."""
     Wx, R, b, states, reset = inputs
     states = None if states is None else states.to(state_dtype(dtype))
     Wx, R, b = Wx.to(dtype), R.to(dtype), b.to(state_dtype(dtype))
@@ -39,7 +39,7 @@ def backward(
     d_others: tuple[Tensor | None, ...],
     d_last: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of Wx, R, b and the initial states, from those of the results of `recurrence`."""
+    """Return the gradients of Wx, R, b and the initial states, given those of the results of `recurrence`."""
     d_aux = None
     if any(d is not None for d in d_others):
         zeros = torch.zeros((), dtype=state_dtype(residual.h.dtype), device=residual.h.device).expand(residual.h.shape)
@@ -48,7 +48,7 @@ def backward(
 
 
 def _check_no_tangents(inputs: list[Tensor], backend: str) -> None:
-    """Without this, forward-mode differentiation would give zeros."""
+    """Raise for inputs with tangents: without this, forward-mode differentiation would give zeros."""
     if torch.compiler.is_compiling():
         return
     if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in inputs):
@@ -59,7 +59,7 @@ def _check_no_tangents(inputs: list[Tensor], backend: str) -> None:
 
 
 def _operator(run: Callable) -> Callable[..., tuple[Tensor, ...]]:
-    """The operator flashrnn::<name of run>.
+    """Define and return the operator flashrnn::<name of run>.
 
     torch.library.custom_op would do, but imports TorchDynamo when it is first called, which takes seconds.
     """
@@ -71,8 +71,10 @@ def _operator(run: Callable) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _not_compiled(run: Callable) -> Callable:
-    """`run`, into which TorchDynamo does not look: where it cannot compile what calls an operator, as with torch.func's
-    grad, it would compile the backends."""
+    """Return `run` such that TorchDynamo does not compile it.
+
+    Where it cannot compile the caller of an operator, as with torch.func's grad, it would compile the backends.
+    """
 
     def call(*args):
         return torch.compiler.disable(run)(*args) if dynamo_at_work() else run(*args)
@@ -128,7 +130,7 @@ def _run_backward(
     cell: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # what keeps saved tensors (vmap, hooks) may change their memory format
+    # vmap and hooks of saved tensors may change the memory format
     residual = Residual(R, states, reset, in_format(h, h), aux_in_format(aux, h), gates, gate_format)
     grads = StateGradients(d_h, (None,) * aux.shape[0] if d_aux is None else d_aux.unbind(), d_last)
     definition = cell_of_key(cell)
@@ -156,7 +158,7 @@ def _setup_context(ctx, inputs, output):
 def _autograd(ctx, d_h, d_aux, d_last, _):
     if not ctx.training:
         raise RuntimeError(
-            "flashrnn kept nothing for a gradient: its call was traced or exported without gradients (under no_grad, "
+            "flashrnn has no residual for a gradient: its call was traced or exported without gradients (in no_grad, "
             "or without a parameter or an input that asks for them); trace it with gradients to train it"
         )
     residual = Residual(*ctx.saved_tensors, ctx.gate_format)

@@ -164,7 +164,7 @@ def _streaming(problem: Problem, batch: int) -> Kernels:
 
 
 def _gradients(problem: Problem, spec: KernelSpec) -> Kernels:
-    """The kernels after the loop of a backward."""
+    """Return the kernels after the loop of a backward."""
     if weight_gradient.has_kernel(spec):
         yield f"d_R of {problem.cell.name}", partial(weight_gradient.compile_kernel, replace(spec, batch=1))
     for dtype in sorted({problem.dtype, state_dtype(problem.dtype)}, key=str):

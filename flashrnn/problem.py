@@ -21,29 +21,29 @@ class Problem(NamedTuple):
     head_dim: int
     dtype: torch.dtype  # of Wx, R and h
     device: torch.device
-    training: bool  # states are kept for a backward pass
+    training: bool  # there is a residual for a backward pass
     reset: bool  # states return to zero at document boundaries
     assumed_gpu: Gpu | None = None  # asked about in place of the one that `device` is
     tf32: bool = False  # see `tf32_allowed`
 
     @property
     def gpu(self) -> Gpu | None:
-        """The NVIDIA GPU that serves the call; None if it is something else."""
+        """Return the NVIDIA GPU that serves the call; None if it is another device."""
         return self.assumed_gpu or nvidia_gpu(self.device)
 
     @property
     def directions(self) -> tuple[str, ...]:
-        """The kernels that the call needs."""
+        """Return the directions whose kernels the call needs."""
         return ("forward", "backward") if self.training else ("forward",)
 
     def gpu_reason(self) -> str | None:
-        """Why the call's NVIDIA GPU serves no backend; None if it does, or if the call has none."""
+        """Return why no backend serves the call's NVIDIA GPU; None if some do, or if the call has no such GPU."""
         if self.gpu is None or self.gpu.capability >= (8, 0):
             return None
         return f"it needs compute capability 8.0, {self.gpu.name} has {'.'.join(map(str, self.gpu.capability))}"
 
     def dtype_reason(self, allowed: tuple[torch.dtype, ...]) -> str | None:
-        """Why a backend that computes in the `allowed` dtypes does not serve the call; None if it does."""
+        """Return why a backend that computes in the `allowed` dtypes does not serve the call; None if it does."""
         if self.dtype in allowed:
             return None
         *others, last = map(dtype_name, allowed)
@@ -72,12 +72,12 @@ class StateGradients(NamedTuple):
     """Gradients of `States`; None where nobody asked for one."""
 
     h: Tensor | None
-    aux: tuple[Tensor | None, ...]  # S-1 times [B, T, N, D], in any layout
+    aux: tuple[Tensor | None, ...]  # S-1 times [B, T, N, D], in any memory format
     last: Tensor | None
 
     @property
     def of_aux(self) -> bool:
-        """Whether there is a gradient of a state after the first."""
+        """Return whether there is a gradient of a state after the first."""
         return any(d is not None for d in self.aux)
 
 
@@ -91,7 +91,7 @@ class Gradients(NamedTuple):
 
 
 class KernelUnavailable(RuntimeError):
-    """A backend serves the problem, but its kernels cannot be made on this machine, or find no room on its GPU."""
+    """A backend serves the problem, but its kernels cannot be compiled on this machine, or do not fit on its GPU."""
 
 
 @contextmanager
@@ -128,12 +128,12 @@ class Backend(Protocol):
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As people write it: bfloat16."""
+    """Return the name of a dtype as people write it: bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 def tf32_allowed(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products of `dtype` may be as coarse as TF32: PyTorch's setting for its own, at the time of the call.
+    """Return whether products of `dtype` may be as coarse as TF32: PyTorch's setting for its own products, now.
 
     `torch.backends.cuda.matmul.fp32_precision` shows what any of PyTorch's ways to set it has set; `allow_tf32` raises
     where the older and the newer ones are mixed.
@@ -144,7 +144,7 @@ def tf32_allowed(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of biases, of states across time and of sums: float32 for half types, otherwise `dtype` itself."""
+    """Return the dtype of biases, of states across time and of sums: float32 for half types, otherwise `dtype`."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -153,8 +153,8 @@ def aux_gradient(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> Tens
     if not grads.of_aux:
         return None
     stacked = torch.empty_like(aux, dtype=dtype)
-    for room, d in zip(stacked, grads.aux, strict=True):
-        room.zero_() if d is None else room.copy_(d)
+    for out, d in zip(stacked, grads.aux, strict=True):
+        out.zero_() if d is None else out.copy_(d)
     return stacked
 
 
@@ -171,7 +171,7 @@ def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in `dtype`, as its largest number where it is beyond its range."""
+    """Return x in `dtype`; what is beyond its range becomes its largest number."""
     largest = torch.finfo(dtype).max
     return x.to(dtype) if largest >= torch.finfo(x.dtype).max else x.clamp(-largest, largest).to(dtype)
 
@@ -185,13 +185,13 @@ def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:
 
 
 def empty_states(cell: Cell, rows: Tensor) -> Tensor:
-    """Room for the states before or after all steps of `rows` [B, T, ..., N, D]: [S, B, N, D]."""
+    """Return an empty tensor [S, B, N, D] for the states before or after all steps of `rows` [B, T, ..., N, D]."""
     B, _, *_, N, D = rows.shape
     return rows.new_empty(len(cell.states), B, N, D, dtype=state_dtype(rows.dtype))
 
 
 def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tensor:
-    """Room for the states behind the first: [S-1, B, T, N, D], without time steps if nobody needs them."""
+    """Return an empty tensor [S-1, B, T, N, D] for the states after the first; T = 0 if nobody needs them."""
     B, T, _, N, D = Wx.shape
     dtype = aux_dtype(cell, Wx.dtype, all_states)
     shape = (len(cell.states) - 1, T if all_states or training else 0)

@@ -10,17 +10,17 @@ from flashrnn.memory_format import empty_in_format, is_time_major
 
 
 def recurrent_only(cell: Cell) -> tuple[str, ...]:
-    """The gates without an input, whose gradients the backward keeps apart."""
+    """Return the recurrent-only gates. They have no input, so that their gradients are not in d_Wx."""
     return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
 
 
 def places(gates: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Where each of the gates stands among `names`, -1 if it does not."""
+    """Return the index of each gate among `names`, -1 for those that are not there."""
     return tuple(names.index(gate) if gate in names else -1 for gate in gates)
 
 
 def _flat(x: Tensor) -> Tensor:
-    """[B, T, ...] -> [B*T, ...] in memory order."""
+    """Return x [B, T, ...] as [B*T, ...], in memory order."""
     return (x.transpose(0, 1) if is_time_major(x) else x).flatten(0, 1)
 
 
@@ -43,8 +43,10 @@ def write_previous(out: Tensor, state: Tensor, initial: Tensor | float, reset: T
 
 
 def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
-    """Where the gradients of the recurrent gates stand: [N, B*T, D] for each, or, where they lie side by side (one
-    head), one [1, B*T, Gr*D] for all."""
+    """Return views of the gradients of the recurrent gates: [N, B*T, D] for each gate.
+
+    Where they are adjacent in memory (one head), it is a single view [1, B*T, Gr*D] of all.
+    """
     only = recurrent_only(cell)
     if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
         return [_flat(d_Wx).flatten(1)[None]]
@@ -56,14 +58,14 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
 
 
 def weight_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, h_before: Tensor) -> Tensor:
-    """d_R [Gr, N, D, D]: the sum over all steps and sequences of the gate's gradient times the h before the step."""
+    """Return d_R [Gr, N, D, D]: the sum over all steps and sequences of the gate's gradient times h before the step."""
     return _product(gate_views(cell, d_Wx, d_u), slice(None), _flat(h_before).transpose(0, 1))
 
 
 def weight_gradient_of_states(
     cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Sequence[Tensor] | Tensor | None, reset: Tensor | None
 ) -> Tensor:
-    """As `weight_gradient`, from h after every step and the initial states, S times [B, N, D], None: zeros.
+    """Return d_R as `weight_gradient`, from h after every step and the initial states, S times [B, N, D] or None.
 
     h before a step is the row before that of the step, so h is read where it is; `previous_h` is made where `reset`
     changes it.
@@ -83,7 +85,7 @@ def weight_gradient_of_states(
 
 
 def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
-    """The sum over these rows of d_gates [N, B*T, D] times h [N, as many, D]."""
+    """Return the sum over these rows of d_gates [N, B*T, D] times h [N, as many, D]."""
     N, _, width = d_gates[0].shape
     D, beta = h.shape[2], int(add_to is not None)
     d_R = h.new_empty(len(d_gates) * width // D, N, D, D) if add_to is None else add_to
@@ -94,10 +96,10 @@ def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | No
 
 @contextmanager
 def _first_steps_cleared(gradients: list[Tensor]) -> Iterator[None]:
-    """Each [B, T, ...] without its first step for a while."""
-    kept = [x[:, 0].clone() for x in gradients]
+    """Set the first step of each gradient [B, T, ...] to zero; restore it at the end of the block."""
+    first_steps = [x[:, 0].clone() for x in gradients]
     for x in gradients:
         x[:, 0] = 0
     yield
-    for x, first in zip(gradients, kept, strict=True):
+    for x, first in zip(gradients, first_steps, strict=True):
         x[:, 0] = first

@@ -73,7 +73,7 @@ class Recurrence(nn.Module):
             init_bias(self.b, self.bias_init, self.cell, self.block_index, self.num_blocks)
 
     def matrix(self) -> Tensor:
-        """The recurrent matrices [Gr, N, D, D] that multiply h."""
+        """Return the recurrent matrices [Gr, N, D, D] that multiply h."""
         return self.R
 
     def forward(

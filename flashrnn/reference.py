@@ -51,43 +51,43 @@ class Reference:
         Wx, R, b, states, reset = inputs
         states = initial_states(cell, states, Wx)
         b = b.to(states.dtype)
-        layout, T = _Layout(cell), Wx.shape[1]
-        weight = layout.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
+        packing, T = _Packing(cell), Wx.shape[1]
+        weight = packing.recurrent_matrix(R).transpose(1, 2)  # [N, D, Gr*D]
         h = empty_in_format(Wx, *Wx.shape[3:])
         aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training, "GND")
         state = list(states.transpose(1, 2).clone(memory_format=torch.contiguous_format))  # S x [N, B, D]
         for steps in _chunks(h):
-            pre = layout.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
+            pre = packing.input_and_bias(Wx[:, steps], b)  # [N, t, B, G*D]
             for t, pre_t in zip(range(T)[steps], pre.unbind(1), strict=True):
                 if reset is not None:
                     state = [s.masked_fill(reset[:, t, None], 0.0) for s in state]
                 pre_t[..., : weight.shape[2]].baddbmm_(state[0], weight)
                 given = pre_t.clone() if training else pre_t  # a step may work in place
-                state = _distinct(cell.update(layout.split(given), state))
+                state = _distinct(cell.update(packing.split(given), state))
                 state[0] = state[0].to(Wx.dtype).to(pre.dtype)
                 h[:, t] = state[0].transpose(0, 1)
                 if aux.shape[2]:
                     for every, new in zip(aux, state[1:], strict=True):
                         every[:, t] = saturated(new, aux.dtype).transpose(0, 1)
             if training:
-                gates[:, steps] = saturated(layout.gates(pre), gates.dtype)
+                gates[:, steps] = saturated(packing.gates(pre), gates.dtype)
         return States(h, aux, torch.stack(state).transpose(1, 2).contiguous()), gates
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, gates, gate_format, *_ = residual
         gates = as_gnd(gates, gate_format)
         states = initial_states(cell, states, h)
-        layout, functions, T = _Layout(cell), _functions(cell, states.dtype), h.shape[1]
-        matrix = layout.recurrent_matrix(R)  # [N, Gr*D, D]
+        packing, functions, T = _Packing(cell), _functions(cell, states.dtype), h.shape[1]
+        matrix = packing.recurrent_matrix(R)  # [N, Gr*D, D]
         recurrent_gates = slice(matrix.shape[1])  # of the last axis
         given = [None if g is None else g.to(states.dtype).permute(2, 1, 0, 3) for g in (grads.h, *grads.aux)]
         d_last = torch.zeros_like(states) if grads.last is None else grads.last
         d_state = list(d_last.transpose(1, 2).contiguous().unbind())
         d_Wx, d_matrix, d_bias = empty_in_format(h, len(cell.input_gates), *h.shape[2:]), torch.zeros_like(matrix), 0.0
         for steps in reversed(_chunks(h)):
-            pre = layout.pre_activations(gates[:, steps], states.dtype)  # [N, t, B, G*D]
+            pre = packing.pre_activations(gates[:, steps], states.dtype)  # [N, t, B, G*D]
             previous = _previous_states(states, reset, h, aux, steps)  # [S, N, t, B, D]
-            factors = [f.unbind(1) for f in functions.factors(*layout.split(pre), *previous)]
+            factors = [f.unbind(1) for f in functions.factors(*packing.split(pre), *previous)]
             d_gates = torch.empty_like(pre)
             for k, t in reversed(list(enumerate(range(T)[steps]))):
                 d_new = [d if g is None else d + g[:, t] for d, g in zip(d_state, given, strict=True)]
@@ -96,15 +96,15 @@ class Reference:
                 d_state[0] = torch.baddbmm(d_state[0], d_gates[:, k, :, recurrent_gates], matrix)
                 if reset is not None:
                     d_state = [d.masked_fill(reset[:, t, None], 0.0) for d in d_state]
-            d_Wx[:, steps] = layout.input_gradient(d_gates)
+            d_Wx[:, steps] = packing.input_gradient(d_gates)
             d_matrix.baddbmm_(d_gates[..., recurrent_gates].flatten(1, 2).transpose(1, 2), previous[0].flatten(1, 2))
             d_bias = d_bias + d_gates.sum((1, 2))
-        d_R, d_b = layout.parameter_gradients(d_matrix, d_bias)
+        d_R, d_b = packing.parameter_gradients(d_matrix, d_bias)
         return Gradients(d_Wx, d_R.to(R.dtype), d_b, torch.stack(d_state).transpose(1, 2).contiguous())
 
 
 def _distinct(states: tuple[Tensor, ...]) -> list[Tensor]:
-    """A step that works in place would otherwise change two states at once, where it has returned one tensor twice."""
+    """Return the states as different tensors: a step that works in place could otherwise change two of them at once."""
     return [s.clone() if any(s is other for other in states[:i]) else s for i, s in enumerate(states)]
 
 
@@ -115,8 +115,8 @@ def _chunks(h: Tensor) -> list[slice]:
     return [slice(start, min(start + steps, T)) for start in range(0, T, steps)]
 
 
-class _Layout:
-    """The reference's own order of axes and gates: [N, T, B, G*D], gates with a recurrent part first."""
+class _Packing:
+    """The packing of all gates in one axis, for the reference alone: [N, T, B, G*D], recurrent gates first."""
 
     def __init__(self, cell: Cell):
         self.cell = cell
@@ -137,29 +137,29 @@ class _Layout:
         return R.transpose(0, 1).flatten(1, 2).to(state_dtype(R.dtype))
 
     def split(self, pre: Tensor) -> list[Tensor]:
-        """[..., G*D] in this layout -> gates in the cell's order [..., D]."""
+        """Return the gates [..., D], in the cell's order, of a packed [..., G*D]."""
         gates = pre.unflatten(-1, (len(self.order), -1)).unbind(-2)
         return [gates[k] for k in self.to_cell]
 
     def gates(self, pre: Tensor) -> Tensor:
-        """[N, T, B, G*D] in this layout -> [B, T, G, N, D], gates in the cell's order."""
+        """Return packed gates [N, T, B, G*D] as [B, T, G, N, D], in the cell's order."""
         return self._apart(pre)[:, :, _as_slice(self.to_cell)]
 
     def pre_activations(self, gates: Tensor, dtype: torch.dtype) -> Tensor:
-        """The opposite of `gates`, in `dtype`."""
+        """Return gates [B, T, G, N, D], in the cell's order, packed [N, T, B, G*D] and in `dtype`."""
         ordered = gates[:, :, _as_slice(self.from_cell)].permute(3, 1, 0, 2, 4)
         return ordered.to(dtype, copy=True, memory_format=torch.contiguous_format).flatten(3)
 
     def _apart(self, pre: Tensor) -> Tensor:
-        """[N, T, B, G*D] -> [B, T, G, N, D], both in this order."""
+        """Return packed gates [N, T, B, G*D] as [B, T, G, N, D], in the order of the packing."""
         return pre.unflatten(-1, (len(self.order), -1)).permute(2, 1, 3, 0, 4)
 
     def input_gradient(self, d_gates: Tensor) -> Tensor:
-        """[N, T, B, G*D] in this layout -> [B, T, Gi, N, D]."""
+        """Return d_Wx [B, T, Gi, N, D] of packed gradients [N, T, B, G*D]."""
         return self._apart(d_gates)[:, :, self.with_input]
 
     def parameter_gradients(self, d_matrix: Tensor, d_bias: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, Gr*D, D] and [N, G*D] in this layout -> d_R [Gr, N, D, D] and d_b [G, N, D]."""
+        """Return d_R [Gr, N, D, D] and d_b [G, N, D] of packed gradients [N, Gr*D, D] and [N, G*D]."""
         D = d_matrix.shape[2]
         # clone: contiguous() would keep the odd stride of a single head, which DistributedDataParallel warns about
         d_R = d_matrix.unflatten(1, (-1, D)).transpose(0, 1).clone(memory_format=torch.contiguous_format)
@@ -167,7 +167,7 @@ class _Layout:
 
 
 def _as_slice(indices: list[int]) -> list[int] | slice:
-    """`indices` as a slice where they are consecutive, because slices need no copy."""
+    """Return `indices` as a slice where they are consecutive, because slices need no copy."""
     consecutive = slice(indices[0], indices[0] + len(indices))
     return consecutive if indices == list(range(consecutive.start, consecutive.stop)) else indices
 
@@ -175,7 +175,7 @@ def _as_slice(indices: list[int]) -> list[int] | slice:
 @dataclass(frozen=True)
 class _Functions:
     """A cell's gradient in two parts: factors of gates and states, then, from them and d_new, (d_gates in the order of
-    `_Layout`, d_states)."""
+    `_Packing`, d_states)."""
 
     factors: Callable[..., tuple[Tensor, ...]]
     backward: Callable[..., tuple[list[Tensor], list[Tensor]]]
@@ -190,7 +190,7 @@ def _functions(cell: Cell, dtype: torch.dtype) -> _Functions:
         return _functions_of_step(cell, dtype)
     names = sorted(graphs.factors.outputs)
     cotangents = [f"d_new_{state}" for state in cell.states]
-    order = _Layout(cell).order
+    order = _Packing(cell).order
     results = [f"d_{gate}" for gate in order] + [f"d_{state}" for state in cell.states]
     run = torch_function(graphs.backward, (*names, *cotangents), results)
 
@@ -202,8 +202,8 @@ def _functions(cell: Cell, dtype: torch.dtype) -> _Functions:
 
 
 def _functions_of_step(cell: Cell, dtype: torch.dtype) -> _Functions:
-    """For a cell without scalar graphs: its gates and states are the factors, the rest is left to the step's vjp."""
-    layout, gates = _Layout(cell), len(cell.gates)
+    """Return the functions of a cell without scalar graphs: its factors are gates and states, its backward is a vjp."""
+    packing, gates = _Packing(cell), len(cell.gates)
 
     def update(*values):
         values = [value.clone() for value in values]  # a step may work in place
@@ -215,7 +215,7 @@ def _functions_of_step(cell: Cell, dtype: torch.dtype) -> _Functions:
     def backward(factors, d_new):
         _, vjp = torch.func.vjp(update, *factors)
         grads = vjp(tuple(d_new))
-        return [grads[k] for k in layout.from_cell], list(grads[gates:])
+        return [grads[k] for k in packing.from_cell], list(grads[gates:])
 
     try:
         torch.func.vjp(update, *torch.full((gates + len(cell.states), 1), 0.5, dtype=dtype, device="cpu"))
@@ -229,7 +229,7 @@ def _functions_of_step(cell: Cell, dtype: torch.dtype) -> _Functions:
 
 
 def _previous_states(states: Tensor, reset: Tensor | None, h: Tensor, aux: Tensor, steps: slice) -> Tensor:
-    """The states before each of `steps`, [S, N, t, B, D]."""
+    """Return the states [S, N, t, B, D] before each of `steps`."""
     S, B, N, D = states.shape
     result = states.new_empty(S, N, steps.stop - steps.start, B, D)
     for out, state, initial in zip(result, (h, *aux), states, strict=True):

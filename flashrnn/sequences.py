@@ -73,7 +73,7 @@ class SideBySide:
 
     @property
     def all_states(self) -> bool:
-        """Whether `ends` needs the states of all steps."""
+        """Return whether `ends` needs the states of all steps."""
         return self._initial and self._padded
 
     @property

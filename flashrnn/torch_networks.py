@@ -79,12 +79,12 @@ def _parameters(layer, name: str) -> list[str]:
 
 
 def _fits(layer, weight_hh: Tensor) -> bool:
-    """Whether it is of a network with as many gates, not of another cell."""
+    """Return whether it is of a network with as many gates, not of another cell."""
     return weight_hh.shape == (len(layer.cell.recurrent_gates) * layer.hidden_size, layer.output_size)
 
 
 def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The entries of our state_dict for one layer and direction."""
+    """Return the entries of our state_dict for one layer and direction."""
     matrices = theirs[f"weight_hh_{name}"].unflatten(0, (-1, layer.hidden_size))
     if layer.cell.name == "gru":
         matrices = matrices[[2, 0, 1]]  # ours: g, r, z

@@ -30,7 +30,7 @@ def gates_of(cell: str, step: Callable, states: tuple[str, ...]) -> tuple[str, .
     if named:
         raise ValueError(
             f"cell {cell!r}: step takes {named} by name or in any number, but gates and states are given one "
-            "by one, by position; put an argument of your own behind them, with a default"
+            "by one, by position; put an argument of your own after them, with a default"
         )
     gates = parameters[: len(parameters) - len(states)]
     if not states or parameters[len(gates) :] != states or not gates:
@@ -149,7 +149,7 @@ def _draws_random_numbers(update: Update, values: Example) -> bool:
 
 
 def _updated(update: Update, values: Iterable[Iterable[Tensor]], unit: tuple[slice, ...] = ()) -> tuple[Tensor, ...]:
-    """The new states of an example, or of some of its units alone."""
+    """Return the new states of an example, or of some of its units alone."""
     return update(*([value[unit].clone() for value in group] for group in values))  # it may work in place
 
 
@@ -169,7 +169,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Unknown(Tensor):
-    """A tensor whose values are not for Python. A meta tensor would do, but its operators import TorchDynamo."""
+    """Return a tensor whose values Python cannot read. A meta tensor would do, but its operators import TorchDynamo."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):

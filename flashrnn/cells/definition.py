@@ -74,7 +74,7 @@ class Cell:
         return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
 
     def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
-        """One step: `gates` in the order of `self.gates` and `states` -> the new states."""
+        """Run one step: return the new states of `gates`, in the order of `self.gates`, and `states`."""
         new = self.step(*gates, *states)
         new = tuple(new) if isinstance(new, tuple | list) else (new,)
         if len(new) != len(self.states) or not all(isinstance(state, Tensor) for state in new):

@@ -66,16 +66,16 @@ class Graph:
         return self._insert(Node("const", value=float(value)))
 
     def constant(self, index: int) -> float | None:
-        """The value of a node that is a constant, else None."""
+        """Return the value of a node that is a constant; None for others."""
         node = self.nodes[index]
         return node.value if node.op == "const" else None
 
     def is_uniform(self, index: int) -> bool:
-        """Whether a node has the same value in all units of a head."""
+        """Return whether a node has the same value in all units of a head."""
         return self._uniform[index]
 
     def add(self, op: str, *args: int) -> int:
-        """The node of `op` on `args`, simplified."""
+        """Add `op` on `args`, simplified; return its node."""
         if op in REDUCTIONS:
             return self._reduce(op, *args)
         values = [self.constant(a) for a in args]
@@ -142,14 +142,14 @@ class Graph:
         return here
 
     def extract(self, outputs: dict[str, int]) -> "Graph":
-        """The part of this graph that `outputs` need, as a graph of its own."""
+        """Return the part of this graph that `outputs` need, as a graph of its own."""
         part = Graph()
         here = part.copy(outputs.values(), self)
         part.outputs = {name: here[index] for name, index in outputs.items()}
         return part
 
     def needed(self, outputs: Iterable[int]) -> list[int]:
-        """The nodes that `outputs` depend on, in execution order."""
+        """Return the nodes that `outputs` depend on, in execution order."""
         todo, seen = list(outputs), set()
         while todo:
             index = todo.pop()
@@ -160,11 +160,11 @@ class Graph:
 
     @property
     def reduces(self) -> bool:
-        """Whether an operator sees other units of the head."""
+        """Return whether an operator sees other units of the head."""
         return any(node.op in REDUCTIONS for node in self.nodes)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs that the outputs depend on."""
+        """Return the names of the inputs that the outputs depend on."""
         nodes = (self.nodes[i] for i in self.needed(self.outputs.values()))
         return tuple(node.value for node in nodes if node.op == "input")

@@ -94,7 +94,7 @@ class _Linear:
         return self.backward.add("add", self.value(a), self.value(b)), self._one
 
     def value(self, term: _Term) -> int:
-        """The node of the backward graph that holds the product."""
+        """Return the node of the backward graph that holds the product."""
         if term is None:
             return self.backward.const(0)
         node, factor = term

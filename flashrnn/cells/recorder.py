@@ -42,7 +42,7 @@ def recorded(
 
 
 def _line_of_step(cell: Cell, error: Exception) -> str:
-    """Where in the step an error was raised, as the end of its message; nothing if it was in the gradient."""
+    """Return where in the step an error was raised, as the end of its message; nothing if it was in the gradient."""
     code = getattr(inspect.unwrap(cell.step), "__code__", None)
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code is code]
     if not lines:
@@ -62,7 +62,7 @@ _TAKES_TRUTH = {
 
 
 def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
-    """The result by simpler operators; NotImplemented if there are none."""
+    """Return the result by simpler operators; NotImplemented if there are none."""
     name = function.overloadpacket.__name__
     if name in PARTS:
         return PARTS[name](*args, **options)
@@ -89,7 +89,7 @@ class _Recorder(DispatchMode):
         self._recorded.append(value)
 
     def operand(self, value: Any) -> int:
-        """The node of an operand: a tensor, or a constant."""
+        """Return the node of an operand: a tensor, or a constant."""
         if not isinstance(value, Tensor):
             return self.graph.const(value)
         node = self._nodes.get(value.data_ptr())
@@ -125,7 +125,7 @@ class _Recorder(DispatchMode):
         return parts
 
     def _node(self, name: str, args: tuple, options: dict, result: Tensor) -> int | None:
-        """What the operator does to numbers; None if that is nothing a graph has."""
+        """Return what the operator does to numbers; None if a graph has no such operator."""
         if name in OPERATORS:
             operands = [self.operand(a) for a in args]
             others = {key: value for key, value in options.items() if value is not None}
@@ -169,7 +169,7 @@ class _Recorder(DispatchMode):
 
 
 def _add(graph: Graph, op: str, operands: list[int]) -> int:
-    """As `graph.add`, with truth values as the numbers 0 and 1 where `op` takes numbers, and the reverse."""
+    """Add `op` as `graph.add` does, with truth values as 0 and 1 where it takes numbers, and the reverse."""
     truths = _TAKES_TRUTH.get(op, ())
     return graph.add(op, *((_as_truth if k in truths else _as_number)(graph, a) for k, a in enumerate(operands)))
 

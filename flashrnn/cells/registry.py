@@ -34,7 +34,7 @@ def register_built_in(cell: Cell) -> Cell:
 
 
 def get_cell(function: str | Cell) -> Cell:
-    """The cell itself, the registered cell of that name, or what "module.name" imports."""
+    """Return the cell itself, the registered cell of that name, or what "module.name" imports."""
     if isinstance(function, Cell):
         return function
     if not isinstance(function, str):
@@ -53,12 +53,12 @@ def get_cell(function: str | Cell) -> Cell:
 
 
 def registered_cells() -> tuple[str, ...]:
-    """The names of all registered cells."""
+    """Return the names of all registered cells."""
     return tuple(sorted(_REGISTRY))
 
 
 def cell_of_key(key: str) -> Cell:
-    """The cell of `Cell.key`, which may be that of an exported program, from another process."""
+    """Return the cell of a `Cell.key`, which may come from another process, with an exported program."""
     if key in CELLS:
         return CELLS[key]
     first = key.rpartition("#")[0]
@@ -74,7 +74,7 @@ def cell_of_key(key: str) -> Cell:
 
 
 def _reduced(cell: Cell) -> tuple[Callable, tuple]:
-    """What pickle stores of a cell: its name where that finds it, else its definition."""
+    """Return what pickle stores of a cell: its name where that finds it, else its definition."""
     by_name = _REGISTRY.get(cell.name) is cell and not _importable(cell.step)
     if by_name or cell.name in _BUILT_IN:
         return get_cell, (cell.name,)
@@ -85,7 +85,7 @@ copyreg.pickle(Cell, _reduced)
 
 
 def _importable(step: Callable) -> bool:
-    """Whether pickle can name it, as it cannot name lambdas and local functions."""
+    """Return whether pickle can name it; it cannot name lambdas and local functions."""
     try:
         return resolve_name(f"{step.__module__}:{step.__qualname__}") is step
     except (AttributeError, ImportError, ValueError):
@@ -97,7 +97,7 @@ def _definition(cell: Cell) -> tuple:
 
 
 def _unpickled(*definition) -> Cell:
-    """The cell of that definition that this process has, and with it all that was made from it, or a new one."""
+    """Return the cell of that definition that this process has, with all that was made from it, or a new one."""
     return next((cell for cell in CELLS.values() if _same(_definition(cell), definition)), None) or Cell(*definition)
 
 

@@ -32,7 +32,7 @@ class Trace:
 
     @property
     def reduces(self) -> bool:
-        """Whether the step sees other units of its head."""
+        """Return whether the step sees other units of its head."""
         return self.forward.reduces
 
 

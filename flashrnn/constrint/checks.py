@@ -58,7 +58,7 @@ def compile_conditions(conditions: Sequence[Condition], position: Mapping[Variab
 
 
 def compile_objective(expressions: tuple[Expression, ...], position: Mapping[Variable, int]) -> Objective:
-    """The function that gives the lower bounds of the expressions."""
+    """Return the function that gives the lower bounds of the expressions."""
     source = Source(position)
     sides = "".join(f"{source.side(expression, False)}, " for expression in expressions)
     function: Objective = compile_functions([(source.lines, f"({sides})")])[0]
@@ -74,7 +74,7 @@ def _check(test: Test, reads: set[tuple[str, int]], sleeps: bool) -> Check:
 
 
 def _parts(condition: Condition) -> Iterator[Callable[[Source], str]]:
-    """A condition as tests that all have to pass: small ones prune more, and fewer events wake each."""
+    """Return a condition as tests that all have to pass: small ones prune more, and fewer events wake each."""
     if isinstance(condition, AllOf):
         for part in condition.parts:
             yield from _parts(part)
@@ -90,7 +90,7 @@ def _parts(condition: Condition) -> Iterator[Callable[[Source], str]]:
 
 
 def _can_hold(source: Source, condition: Condition) -> str:
-    """Source of whether a condition can hold."""
+    """Return the source of whether a condition can hold."""
     if isinstance(condition, AllOf | AnyOf):
         word = " and " if isinstance(condition, AllOf) else " or "
         return f"({word.join(_can_hold(source, part) for part in condition.parts)})"
@@ -115,18 +115,18 @@ def _comparison(source: Source, condition: Comparison) -> str:
 
 
 def _equal_multiple(source: Source, left: Expression, right: Expression) -> str:
-    """Source of whether both sides' ranges share a number that their divisors divide."""
+    """Return the source of whether both sides' ranges share a number that their divisors divide."""
     (a, b), (c, d) = source.ends(left), source.ends(right)
     return f"shares_multiple(max({a}, {c}), min({b}, {d}), {source.divisor(left)}, {source.divisor(right)})"
 
 
 def is_divisibility(condition: Comparison) -> bool:
-    """Whether it reads a % b == 0."""
+    """Return whether it reads a % b == 0."""
     return condition.relation == "==" and isinstance(condition.left, Remainder) and condition.right.bounds == (0, 0)
 
 
 def _common_divisor(expression: Expression) -> int:
-    """A number that divides every value of the expression."""
+    """Return a number that divides every value of the expression."""
     if isinstance(expression, Constant):
         return abs(expression.value)
     if isinstance(expression, Variable):
@@ -143,7 +143,7 @@ def _common_divisor(expression: Expression) -> int:
 
 
 def _only_inequations(condition: Condition) -> bool:
-    """Whether it consists of != alone; each of those says nothing until both its sides have one value."""
+    """Return whether it consists of != alone; each of those says nothing until both its sides have one value."""
     if isinstance(condition, AnyOf):
         return all(_only_inequations(part) for part in condition.parts)
     return isinstance(condition, Comparison) and condition.relation == "!="

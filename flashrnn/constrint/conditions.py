@@ -14,7 +14,7 @@ class Condition(ABC):
 
     @abstractmethod
     def write(self, style: Style) -> tuple[str, int]:
-        """Its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
+        """Return its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
 
     def __and__(self, other: Condition) -> Condition:
         return all_of(self, other)
@@ -64,12 +64,12 @@ class AnyOf(_Several):
 
 
 def all_of(*conditions: Condition) -> Condition:
-    """The conjunction; the same as `c1 & c2 & ...`."""
+    """Return the conjunction; the same as `c1 & c2 & ...`."""
     return _several(AllOf, "all_of", conditions)
 
 
 def any_of(*conditions: Condition) -> Condition:
-    """The alternative; the same as `c1 | c2 | ...`."""
+    """Return the alternative; the same as `c1 | c2 | ...`."""
     return _several(AnyOf, "any_of", conditions)
 
 

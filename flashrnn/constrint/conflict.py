@@ -35,7 +35,7 @@ class Infeasible(Exception):
 
     @cached_property
     def summary(self) -> str:
-        """The message without formulas, for those who do not know the problem's variables."""
+        """Return the message without formulas, for those who do not know the problem's variables."""
         return self._text(formulas=False)
 
     def _text(self, *, formulas: bool) -> str:
@@ -60,7 +60,7 @@ class Infeasible(Exception):
 
 
 def minimal_conflict(model: Model) -> tuple[Constraint, ...]:
-    """An irreducible infeasible subset of an infeasible model's constraints, by deletion.
+    """Return an irreducible infeasible subset of an infeasible model's constraints, by deletion.
 
     Starts from the constraints that removed a value during a search that found nothing, since together they prove it;
     then leaves out one after the other where that still gives no solution. One search per constraint of the start.
@@ -74,7 +74,7 @@ def minimal_conflict(model: Model) -> tuple[Constraint, ...]:
 
 
 def _refutation(constraints: Sequence[Constraint], variables: Sequence[Variable]) -> list[Constraint] | None:
-    """The constraints that removed values on the way to no solution; None if there is a solution."""
+    """Return the constraints that removed values on the way to no solution; None if there is a solution."""
     model = Model(variables, constraints)
     if next(model.solutions(), None) is not None:
         return None
@@ -91,7 +91,7 @@ def _described(constraint: Constraint, others: Model) -> str:
 
 
 def _gap(condition: Comparison, unit: str, others: Model) -> str | None:
-    """How near its two sides come where the others hold; None if no side is always the larger."""
+    """Return how near its two sides come where the others hold; None if no side is always the larger."""
     left, relation, right = condition.left, condition.relation, condition.right
     if relation in ("<=", "<", "=="):
         a, b = _nearest(left, right, others)
@@ -107,13 +107,13 @@ def _gap(condition: Comparison, unit: str, others: Model) -> str | None:
 
 
 def _nearest(larger: Expression, smaller: Expression, others: Model) -> tuple[int, int]:
-    """The two sides where the larger exceeds the smaller by the least."""
+    """Return the two sides where the larger exceeds the smaller by the least."""
     values = next(others.best((larger - smaller,)))
     return larger.evaluate(values), smaller.evaluate(values)
 
 
 def _choices(condition: Condition, others: Model) -> str:
-    """What the others leave to the variables of a condition."""
+    """Return what the others leave to the variables of a condition."""
     domains = others.domains() or {}
     names = [variable for variable in dict.fromkeys(variables_of(condition)) if len(variable.domain) > 1]
     choices = [f"{name} {domain_text(domains[name])}" for name in names]

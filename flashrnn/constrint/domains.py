@@ -12,7 +12,7 @@ Domain = range | tuple[int, ...]
 
 
 def make_domain(name: str, values: int | Iterable[int]) -> Domain:
-    """The values sorted and without repetitions; as a range if their distance is constant."""
+    """Return the values sorted and without repetitions; as a range if their distance is constant."""
     if isinstance(values, range) and values:
         return values if values.step > 0 else values[::-1]
     if not isinstance(values, Iterable | int):
@@ -27,14 +27,14 @@ def make_domain(name: str, values: int | Iterable[int]) -> Domain:
 
 
 def compact(values: tuple[int, ...]) -> Domain:
-    """The range with these sorted values, if there is one."""
+    """Return the range with these sorted values, if there is one."""
     step = values[1] - values[0] if len(values) > 1 else 1
     whole = range(values[0], values[-1] + 1, step)
     return whole if len(whole) == len(values) and tuple(whole) == values else values
 
 
 def divisor(domain: Domain) -> int:
-    """The greatest number that divides every value (0 if all are 0)."""
+    """Return the greatest number that divides every value (0 if all are 0)."""
     return gcd(domain[0], domain.step if len(domain) > 1 else 0) if isinstance(domain, range) else gcd(*domain)
 
 

@@ -28,11 +28,11 @@ class Expression(ABC):
 
     @abstractmethod
     def evaluate(self, values: Mapping[Variable, int]) -> int:
-        """Its value once every variable has one."""
+        """Return its value once every variable has one."""
 
     @abstractmethod
     def write(self, style: Style) -> tuple[str, int]:
-        """Its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
+        """Return its text, and how tightly its outermost operator binds (`text.ATOM` the most)."""
 
     def __add__(self, other: Operand) -> Expression:
         return _sum(self, as_expression(other))

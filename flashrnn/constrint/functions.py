@@ -53,17 +53,17 @@ class Lookup(Expression):
 
 
 def ceil_div(dividend: Operand, divisor: Operand) -> Expression:
-    """The quotient rounded up. The divisor's bounds must exclude zero."""
+    """Return the quotient rounded up. The divisor's bounds must exclude zero."""
     return Quotient(as_expression(dividend), as_expression(divisor), upward=True)
 
 
 def minimum(*operands: Operand) -> Expression:
-    """The smallest of one or more expressions."""
+    """Return the smallest of one or more expressions."""
     return _extremum(operands, largest=False)
 
 
 def maximum(*operands: Operand) -> Expression:
-    """The largest of one or more expressions."""
+    """Return the largest of one or more expressions."""
     return _extremum(operands, largest=True)
 
 

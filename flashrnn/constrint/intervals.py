@@ -50,13 +50,13 @@ def power(al: int, ah: int, el: int, eh: int) -> Interval:
 
 
 def lookup(keys: tuple[int, ...], values: tuple[int, ...], low: int, high: int) -> Interval:
-    """The range of the values whose (sorted) keys lie between low and high."""
+    """Return the range of the values whose (sorted) keys lie between low and high."""
     found = values[bisect_left(keys, low) : bisect_right(keys, high)]
     return min(found), max(found)
 
 
 def shares_multiple(low: int, high: int, a: int, b: int) -> bool:
-    """Whether a multiple of both a and b (of zero: only zero) lies between low and high."""
+    """Return whether a multiple of both a and b (of zero: only zero) lies between low and high."""
     if a == 0 or b == 0:
         return low <= 0 <= high
     common = a // gcd(a, b) * b
@@ -64,7 +64,7 @@ def shares_multiple(low: int, high: int, a: int, b: int) -> bool:
 
 
 def divisible(al: int, ah: int, a: int, bl: int, bh: int, b: int) -> bool:
-    """Whether some multiple of a within [al, ah] can be a multiple of some multiple of b within [bl, bh]."""
+    """Return whether some multiple of a within [al, ah] can be a multiple of some multiple of b within [bl, bh]."""
     if al <= 0 <= ah:
         return True
     return max(abs(al), abs(ah)) >= (bl if bl > 0 else -bh) and shares_multiple(al, ah, a, b)

@@ -30,7 +30,7 @@ class Constraint:
 
     @property
     def text(self) -> str:
-        """The condition as on paper, a constant limit with its unit."""
+        """Return the condition as on paper, a constant limit with its unit."""
         condition = self.condition
         if isinstance(condition, Comparison) and isinstance(condition.right, Constant) and self.unit:
             relation = PAPER.relations[condition.relation]
@@ -54,7 +54,7 @@ class Model:
         return Model, (self.variables, self.constraints)  # the network has functions compiled here
 
     def propagated(self) -> State | None:
-        """The domains after propagation of every constraint, or None if one of them is left empty."""
+        """Return the domains after propagation of every constraint, or None if one of them is left empty."""
         state = State.of([variable.domain for variable in self.variables])
         return state if self.network.propagate(state) else None
 
@@ -63,13 +63,13 @@ class Model:
         return None if state is None else dict(zip(self.variables, state.domains, strict=True))
 
     def solutions(self, order: Sequence[Variable] = ()) -> Iterator[Values]:
-        """All solutions, depth first."""
+        """Yield all solutions, depth first."""
         state = self.propagated()
         if state is not None:
             yield from map(self._values, self._search(order).depth_first(state))
 
     def best(self, objective: tuple[Expression, ...], order: Sequence[Variable] = ()) -> Iterator[Values]:
-        """All solutions, the one with the smallest objective first."""
+        """Yield all solutions, the one with the smallest objective first."""
         state = self.propagated()
         if state is not None:
             bound = compile_objective(objective, self._position)

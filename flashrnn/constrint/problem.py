@@ -71,7 +71,7 @@ class Problem:
         unit: str = "",
         prefer: Literal["smallest", "largest"] = "smallest",
     ) -> Variable:
-        """A new unknown: one of the values (a range, a list), or a known quantity if it is one integer.
+        """Return a new unknown: one of the values (a range, a list), or a known quantity if it is one integer.
 
         `prefer` is the end of the domain that search tries first, and so decides between equally good solutions.
         """
@@ -88,7 +88,7 @@ class Problem:
         return variable
 
     def add(self, name: str, condition: Condition, *, unit: str = "") -> None:
-        """Demands a condition. The name and the unit of its two sides appear when it cannot be met."""
+        """Demand a condition. The name and the unit of its two sides appear when it cannot be met."""
         if not name or name in self._constraints:
             raise ValueError(f"there is a constraint '{name}' already" if name else "a constraint needs a name")
         if not isinstance(condition, Condition):
@@ -97,7 +97,7 @@ class Problem:
         self._constraints[name] = Constraint(name, condition, unit)
 
     def exclude(self, solution: Solution, *variables: Variable) -> None:
-        """Rules out a solution, and all that agree with it on the given variables if there are any."""
+        """Rule out a solution, and all that agree with it on the given variables if there are any."""
         missing = [
             variable for variable in self._own(variables or self.variables, "exclude") if variable not in solution
         ]
@@ -108,7 +108,7 @@ class Problem:
         self.add(name, any_of(*(variable != solution[variable] for variable in chosen)))
 
     def domains(self) -> dict[str, Domain]:
-        """What propagation alone leaves of each variable's domain: no solution lies outside it."""
+        """Return what propagation alone leaves of each variable's domain: no solution lies outside it."""
         model = self._model()
         domains = model.domains()
         if domains is None:
@@ -116,11 +116,11 @@ class Problem:
         return {variable.name: domain for variable, domain in domains.items()}
 
     def solve(self, order: Sequence[Variable] = ()) -> Solution:
-        """The first of `solutions`, or Infeasible with the reason."""
+        """Return the first of `solutions`, or Infeasible with the reason."""
         return self._first(self.solutions(order))
 
     def solutions(self, order: Sequence[Variable] = ()) -> Iterator[Solution]:
-        """All solutions of the problem as it stands now, none if it is infeasible.
+        """Yield all solutions of the problem as it stands now, none if it is infeasible.
 
         The variables in `order` are decided first, preferred values first; then always the one with the smallest domain
         for the number of constraints on it.
@@ -128,15 +128,15 @@ class Problem:
         return map(Solution, self._model().solutions(self._own(order, "order")))
 
     def minimize(self, objective: Objective, order: Sequence[Variable] = ()) -> Solution:
-        """The first of `best`, or Infeasible with the reason."""
+        """Return the first of `best`, or Infeasible with the reason."""
         return self._first(self.best(objective, order))
 
     def maximize(self, objective: Objective, order: Sequence[Variable] = ()) -> Solution:
-        """A solution with the largest objective (of a tuple, the first counts most), or Infeasible with the reason."""
+        """Return a solution with the largest objective (of a tuple, the first counts most), or raise Infeasible."""
         return self.minimize(tuple(-expression for expression in self._expressions(objective)), order)
 
     def best(self, objective: Objective, order: Sequence[Variable] = ()) -> Iterator[Solution]:
-        """All solutions, smallest objective first, each found when it is asked for; none if it is infeasible.
+        """Yield all solutions, smallest objective first, each found when it is asked for; none if it is infeasible.
 
         Of a tuple of expressions the first counts, the next where it is equal, and so on; negate what is to be large.
         Keeps every open part of the search in memory: those whose lower bound is above the solutions asked for so far.
@@ -167,7 +167,7 @@ class Problem:
         return expressions
 
     def _own(self, variables: Iterable[Variable], where: str) -> tuple[Variable, ...]:
-        """The variables, if they are this problem's."""
+        """Return the variables, if they are this problem's."""
         owned = tuple(variables)
         for variable in owned:
             if not isinstance(variable, Variable):

@@ -96,7 +96,7 @@ class Network:
 
 
 def _passing(test: Test, state: State, index: int, shape: str) -> Domain:
-    """The values of a variable that pass a test, which the domain as a whole does."""
+    """Return the values of a variable that pass a test, which the domain as a whole does."""
     domain = state.domains[index]
     if shape is ANY:
         return _filtered(test, state, index, domain)
@@ -115,7 +115,7 @@ def _passing(test: Test, state: State, index: int, shape: str) -> Domain:
 
 
 def _count(test: Test, state: State, bound: Bounds, index: int, values: Domain) -> int:
-    """How many values pass a test that reads the variable in `bound`; the first does, the last does not."""
+    """Return how many values pass a test that reads the variable in `bound`; the first does, the last does not."""
     first = bound[index]
     passing, failing = 1, len(values) - 1
     while passing < failing:
@@ -130,7 +130,7 @@ def _count(test: Test, state: State, bound: Bounds, index: int, values: Domain) 
 
 
 def _filtered(test: Test, state: State, index: int, domain: Domain) -> Domain:
-    """The values that pass a test of any shape."""
+    """Return the values that pass a test of any shape."""
     if len(domain) > VALUE_BY_VALUE:
         return domain
     low, high, divisors = state.low, state.high, state.divisor

@@ -33,7 +33,7 @@ class Search:
         ]
 
     def depth_first(self, root: State) -> Iterator[State]:
-        """All solutions below a propagated state, preferred values first."""
+        """Yield all solutions below a propagated state, preferred values first."""
         stack: list[Iterator[State]] = [iter([root])]
         while stack:
             state = next(stack[-1], None)
@@ -47,7 +47,7 @@ class Search:
                 stack.append(self._children(state, index))
 
     def best_first(self, root: State, objective: Objective) -> Iterator[State]:
-        """All solutions, the smallest objective first; among equals preferred values first.
+        """Yield all solutions, the smallest objective first; among equals preferred values first.
 
         No state is opened whose lower bound exceeds the objective of the solution that is returned next.
         """
@@ -67,7 +67,7 @@ class Search:
                 heappush(heap, (bound(child), (*path, turn), child))
 
     def _undecided(self, state: State) -> int | None:
-        """The variable to be decided next, None if each has one value."""
+        """Return the variable to be decided next, None if each has one value."""
         low, high = state.low, state.high
         for index in self.order:
             if low[index] != high[index]:
@@ -79,7 +79,7 @@ class Search:
         return chosen
 
     def _children(self, state: State, index: int) -> Iterator[State]:
-        """The two halves of a variable's domain, preferred first, each pruned; those left empty are dropped."""
+        """Return the two halves of a variable's domain, preferred first, each pruned; those left empty are dropped."""
         domain = state.domains[index]
         middle = len(domain) // 2
         halves = [domain[:middle], domain[middle:]]

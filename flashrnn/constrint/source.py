@@ -18,7 +18,7 @@ _LIBRARY = {f.__name__: f for f in (*intervals.RULES, intervals.divisible, inter
 
 
 def compile_functions(bodies: list[tuple[list[str], str]]) -> list[Callable[[Bounds, Bounds, Bounds], Any]]:
-    """A function (L, H, S) for each body: its lines and the result."""
+    """Return a function (L, H, S) for each body: its lines and the result."""
     text = "".join(
         f"def f{n}(L, H, S):\n" + "".join(f" {line}\n" for line in [*lines, f"return {result}"])
         for n, (lines, result) in enumerate(bodies)
@@ -47,7 +47,7 @@ class Source:
         self.reads: set[tuple[str, int]] = set()
 
     def side(self, e: Expression, upper: bool) -> str:
-        """Source of the upper or the lower bound of an expression."""
+        """Return the source of the upper or the lower bound of an expression."""
         if isinstance(e, Constant):
             return str(e.value) if e.value >= 0 else f"({e.value})"
         if isinstance(e, Variable):
@@ -63,11 +63,11 @@ class Source:
         return self.side(e, False), self.side(e, True)
 
     def both(self, e: Expression) -> str:
-        """Both bounds as two arguments of a function."""
+        """Return both bounds as two arguments of a function."""
         return ", ".join(self.ends(e))
 
     def divisor(self, e: Expression) -> str:
-        """Source of a number that divides every value of an expression; of its size where it has but one."""
+        """Return the source of a number that divides every value of an expression; of its size where it has but one."""
         if isinstance(e, Constant):
             return str(abs(e.value))
         if isinstance(e, Variable):
@@ -80,7 +80,7 @@ class Source:
         return f"(abs({a}) if {a} == {b} else {otherwise})"
 
     def call(self, e: Expression, upper: bool, function: str, arguments: str) -> str:
-        """Both bounds of an expression at once, from a function of `intervals`."""
+        """Return both bounds of an expression at once, from a function of `intervals`."""
         pair = self._assign(f"{function}({arguments})")
         self.names[id(e), False], self.names[id(e), True] = f"{pair}[0]", f"{pair}[1]"
         return self.names[id(e), upper]

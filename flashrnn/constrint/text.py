@@ -36,7 +36,7 @@ class Writable(Protocol):
 
 
 def bracketed(node: Writable, at_least: int, style: Style) -> str:
-    """The node's text, in brackets if it binds more weakly than `at_least`."""
+    """Return the node's text, in brackets if it binds more weakly than `at_least`."""
     text, strength = node.write(style)
     return text if strength >= at_least else f"({text})"
 
@@ -46,7 +46,7 @@ def superscript(exponent: int) -> str:
 
 
 def with_unit(value: int, unit: str) -> str:
-    """A number with its unit; bytes in KiB or MiB once they reach 1 KiB, to the tenth where it is not whole."""
+    """Return a number with its unit; bytes in KiB or MiB once they reach 1 KiB, to the tenth where it is not whole."""
     if unit == "bytes":
         for name, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
             if abs(value) >= size:

@@ -61,7 +61,7 @@ class TritonFused:
 
 
 def _interpreted() -> bool:
-    """Whether Triton interprets kernels. It is not imported to find out, unless somebody has it or asks for it."""
+    """Return whether Triton interprets kernels. It is not imported for that, unless it already is, or is asked for."""
     if "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ:
         return False
     import triton
@@ -84,13 +84,13 @@ def _device_reason(problem: Problem) -> str | None:
 
 
 def _size_reason(problem: Problem) -> str | None:
-    from flashrnn.triton.launch import padded, prefetch, room
+    from flashrnn.triton.launch import padded, prefetch, shared_memory
 
     if reason := problem.dtype_reason((torch.bfloat16, torch.float16, torch.float32)):
         return reason
     if problem.head_dim > HEAD_DIM:
         return f"it serves head sizes up to {HEAD_DIM}, got {problem.head_dim}"
-    cell, size, space = problem.cell, padded(problem.head_dim), room(problem.gpu)
+    cell, size, space = problem.cell, padded(problem.head_dim), shared_memory(problem.gpu)
     if not all(prefetch(direction, cell, problem.head_dim, problem.dtype, space) for direction in problem.directions):
         needed = len(cell.recurrent_gates) * size**2 * problem.dtype.itemsize
         return (

@@ -31,7 +31,7 @@ class Constants(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """The head and the sequences of a program."""
+    """A program's head and its sequences."""
 
     first: tl.tensor  # of the head's units in a row
     unit: tl.tensor  # [1, P] in the head
@@ -84,7 +84,7 @@ def forward(
             store_gates(gates, sums, tile, step, C)
         if aux is not None:
             for i in tl.static_range(1, C.STATES):
-                store_kept(in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C), state[i], tile)
+                store_saturated(in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C), state[i], tile)
 
     store_states(last, state, B, tile, C)
 
@@ -165,13 +165,13 @@ def in_rows(x, tile, step, k, COUNT: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def in_states(tile, i, B, C: tl.constexpr):
-    """Where the tile stands in [STATES, B, N, D]: [SEQS, P] of state i."""
+    """Return the offsets [SEQS, P] of the tile's state i in [STATES, B, N, D]."""
     return (i * B + tile.sequence) * C.ROW + tile.place
 
 
 @triton.jit
 def load_matrices(R, row, column, mask, C: tl.constexpr):
-    """The head's recurrent matrices [P, P]; `row` counts the units of all heads, `column` those before the step."""
+    """Load the head's recurrent matrices [P, P]; `row` counts units of all heads, `column` those before the step."""
     matrices = ()
     for j in tl.static_range(C.GR):
         matrices += (tl.load(R + (j * C.ROW + row) * C.D + column, mask=mask, other=0.0),)
@@ -180,7 +180,7 @@ def load_matrices(R, row, column, mask, C: tl.constexpr):
 
 @triton.jit
 def load_biases(bias, tile, C: tl.constexpr):
-    """[1, P] of every gate."""
+    """Load the biases [1, P] of every gate."""
     biases = ()
     for j in tl.static_range(C.GATES):
         biases += (tl.load(bias + j * C.ROW + tile.place, mask=tile.is_unit, other=0.0),)
@@ -189,7 +189,7 @@ def load_biases(bias, tile, C: tl.constexpr):
 
 @triton.jit
 def load_states(states, B, tile, C: tl.constexpr):
-    """[SEQS, P] of every state in [STATES, B, N, D]."""
+    """Load every state [SEQS, P] from [STATES, B, N, D]."""
     loaded = ()
     for i in tl.static_range(C.STATES):
         loaded += (tl.load(states + in_states(tile, i, B, C), mask=tile.valid, other=0.0),)
@@ -198,23 +198,23 @@ def load_states(states, B, tile, C: tl.constexpr):
 
 @triton.jit
 def store_states(to, states, B, tile, C: tl.constexpr):
-    """The opposite of load_states."""
+    """Store every state [SEQS, P] to [STATES, B, N, D]."""
     for i in tl.static_range(C.STATES):
         tl.store(to + in_states(tile, i, B, C), states[i], mask=tile.valid)
 
 
 @triton.jit
 def zero_at(starts, blocks):
-    """The blocks, zero where a document starts (None: none does)."""
-    kept = ()
+    """Return the blocks with zeros where a document starts (None: none does)."""
+    cleared = ()
     for i in tl.static_range(len(blocks)):
-        kept += (blocks[i] if starts is None else tl.where(starts == 0, blocks[i], 0.0),)
-    return kept
+        cleared += (blocks[i] if starts is None else tl.where(starts == 0, blocks[i], 0.0),)
+    return cleared
 
 
 @triton.jit
 def zero_padding(blocks, tile, C: tl.constexpr):
-    """The blocks, zero in the padding: what is no unit may be NaN, and so its product with 0."""
+    """Return the blocks with zeros in the padding, which may hold NaN: NaN times 0 is NaN."""
     padded = ()
     for i in tl.static_range(len(blocks)):
         padded += (blocks[i] if C.D == C.P else tl.where(tile.is_unit, blocks[i], 0.0),)
@@ -239,7 +239,7 @@ def add(blocks, others):
 
 @triton.jit
 def sum_up(d_state, d_sums):
-    """The gradients of the states: what came through the step after, and to h through R."""
+    """Return the gradients of the states, through the next step, and of h also through R."""
     d_h = d_state[0]
     for j in tl.static_range(len(d_sums)):
         d_h += d_sums[j]
@@ -250,7 +250,7 @@ def sum_up(d_state, d_sums):
 
 @triton.jit
 def add_up_gates(x, biases, weights, h, tile, step, C: tl.constexpr):
-    """Every gate of a step, of the state h before it in the dtype of R."""
+    """Return every gate of a step, of the state h before it in the dtype of R."""
     gates = ()
     for j in tl.static_range(C.GATES):
         gate = tl.broadcast_to(biases[j], (C.SEQS, C.P))
@@ -264,14 +264,14 @@ def add_up_gates(x, biases, weights, h, tile, step, C: tl.constexpr):
 
 @triton.jit
 def store_gates(gates, sums, tile, step, C: tl.constexpr):
-    """Every gate of a step."""
+    """Return every gate of a step."""
     for j in tl.static_range(C.GATES):
-        store_kept(in_rows(gates, tile, step, j, C.GATES, C), sums[j], tile)
+        store_saturated(in_rows(gates, tile, step, j, C.GATES, C), sums[j], tile)
 
 
 @triton.jit
-def store_kept(to, block, tile):
-    """What is beyond the range of float16 is kept as its largest number."""
+def store_saturated(to, block, tile):
+    """Store x; what is beyond the range of float16 becomes its largest number."""
     dtype: tl.constexpr = to.dtype.element_ty
     if dtype == tl.float16:
         block = tl.clamp(block, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
@@ -280,17 +280,17 @@ def store_kept(to, block, tile):
 
 @triton.jit
 def load_gates(gates, tile, step, C: tl.constexpr):
-    """The opposite of store_gates."""
+    """Load the gates that store_gates has stored."""
     sums = ()
     for j in tl.static_range(C.GATES):
-        kept = tl.load(in_rows(gates, tile, step, j, C.GATES, C), mask=tile.valid, other=0.0)
-        sums += (kept.to(tl.float32),)
+        gate = tl.load(in_rows(gates, tile, step, j, C.GATES, C), mask=tile.valid, other=0.0)
+        sums += (gate.to(tl.float32),)
     return sums
 
 
 @triton.jit
 def store_gradients(d_x, d_u, d_gates, tile, step, C: tl.constexpr):
-    """The gradients of a step's gates."""
+    """Store the gradients of a step's gates."""
     for j in tl.static_range(C.GATES):
         if C.INPUT_OF[j] >= 0:
             tl.store(in_rows(d_x, tile, step, C.INPUT_OF[j], C.GI, C), d_gates[j], mask=tile.valid)
@@ -300,7 +300,7 @@ def store_gradients(d_x, d_u, d_gates, tile, step, C: tl.constexpr):
 
 @triton.jit
 def load_before(aux, plane, initial, t, tile, step, C: tl.constexpr):
-    """The states behind the first before step t, that is at `step`, or the initial ones."""
+    """Load the states after the first before step t, which is at `step`: of the step before, or the initial ones."""
     states = ()
     for i in tl.static_range(1, C.STATES):
         pointers = in_rows(aux, tile, step + (i - 1) * plane, 0, 1, C)
@@ -311,7 +311,7 @@ def load_before(aux, plane, initial, t, tile, step, C: tl.constexpr):
 
 @triton.jit
 def add_gradients(d_state, d_h, d_aux, plane, tile, step, C: tl.constexpr):
-    """The gradients of a step's states, with those of what the network gave out."""
+    """Return the gradients of a step's states with those of its outputs added."""
     sums = ()
     for i in tl.static_range(C.STATES):
         d = d_state[i]

@@ -30,10 +30,10 @@ SEQUENCES = 16  # of a program: the least that tensor cores of all vendors multi
 
 
 def launch(direction: str, cell: Cell, h: Tensor, *arguments: Tensor | None, d_aux: bool = False) -> None:
-    """Runs the kernel "forward" or "backward" on the device of h [B, T, N, D], as which all rows lie in memory."""
+    """Run the kernel "forward" or "backward" on the device of h [B, T, N, D]; all tensors have its memory format."""
     B, T, N, D = h.shape
     warp = 64 if torch.version.hip else 32
-    stages = prefetch(direction, cell, D, h.dtype, room(nvidia_gpu(h.device)), d_aux)
+    stages = prefetch(direction, cell, D, h.dtype, shared_memory(nvidia_gpu(h.device)), d_aux)
     interpret = triton.knobs.runtime.interpret
     constants = kernel_constants(direction, cell, N, D, stages, interpret)
     kernel = getattr(_kernels(interpret), direction)[(N * -(-B // SEQUENCES),)]
@@ -43,22 +43,22 @@ def launch(direction: str, cell: Cell, h: Tensor, *arguments: Tensor | None, d_a
 
 
 def padded(head_dim: int) -> int:
-    """The head size that a kernel computes with."""
+    """Return the head size that a kernel computes with."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
 def num_warps(size: int, warp: int) -> int:
-    """Warps, of `warp` lanes, for a padded head size: four cells of the tile per lane, up to eight warps."""
+    """Return the number of warps of `warp` lanes: four cells of the padded tile per lane, at most eight warps."""
     return min(8, max(1, 4 * size // warp))
 
 
-def room(gpu: Gpu | None) -> int:
-    """Bytes of a program's shared memory. ROCm (None) keeps R in registers: there it is half of a compute unit's."""
+def shared_memory(gpu: Gpu | None) -> int:
+    """Return the bytes that a program has on the chip. ROCm (None) keeps R in registers: half of a compute unit's."""
     return gpu.shared_per_block if gpu else 256 * 1024
 
 
-def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, room: int, d_aux: bool = True) -> int:
-    """The steps that a kernel loads or computes at once, at most 3, beside R; 0 if R alone does not fit the room.
+def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, shared: int, d_aux: bool = True) -> int:
+    """Return the steps, at most 3, that a kernel loads ahead in `shared` bytes next to R; 0 if R alone does not fit.
 
     d_aux: whether the backward reads gradients of all states.
     """
@@ -68,15 +68,15 @@ def prefetch(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype, room
     else:
         values = len(cell.gates) * residual_dtype(dtype).itemsize + 2 * dtype.itemsize + 4 * others * (1 + d_aux)
     R = len(cell.recurrent_gates) * size**2 * dtype.itemsize
-    scratch = 2 * 4 * SEQUENCES * size  # in which a block changes its layout
-    return max(0, min(3, 1 + (room - R - scratch) // (SEQUENCES * size * values)))
+    scratch = 2 * 4 * SEQUENCES * size  # for a block to change its layout of registers
+    return max(0, min(3, 1 + (shared - R - scratch) // (SEQUENCES * size * values)))
 
 
 @cache
 def kernel_constants(
     direction: str, cell: Cell, heads: int, head_dim: int, stages: int, interpret: bool
 ) -> dict[str, Callable | Constants]:
-    """The arguments of a kernel that it is compiled for, by name: parts of the cell, and `kernels.Constants`."""
+    """Return a kernel's compile-time arguments by name: functions of the cell, and `kernels.Constants`."""
     names = {"forward": ("cell_forward",), "backward": ("cell_factors", "cell_backward")}[direction]
     only = recurrent_only(cell)
     values = {
@@ -102,7 +102,7 @@ def kernel_constants(
 
 @cache
 def _kernels(interpret: bool) -> ModuleType:
-    """kernels.py, once for each way: Triton decides whether it compiles or interprets a function as it is defined."""
+    """Return the module kernels.py, one for each way: Triton chooses at a function's definition."""
     spec = find_spec(Constants.__module__)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -116,8 +116,10 @@ def _functions(cell: Cell, head_dim: int | None, interpret: bool) -> dict[str, C
 
 
 def load(source: str, label: str, names: Sequence[str]) -> list[Callable]:
-    """The functions `names` of a printed text, behind that of math.py, for Triton, which reads both again, through
-    `inspect` and linecache."""
+    """Return the functions `names` of a printed text that is put after that of math.py.
+
+    Triton reads the whole text again, through `inspect` and linecache.
+    """
     source = _MATH.read_text() + "\n\n" + source
     module = f"flashrnn.triton.{label}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     filename = f"<{module}>"

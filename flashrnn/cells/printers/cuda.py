@@ -14,7 +14,7 @@ _FORMULA = EVERYWHERE | {"and": "{0} && {1}", "or": "{0} || {1}", "not": "!{0}",
 def device_function(
     graph: Graph, name: str, inputs: dict[str, Sequence[str]], outputs: dict[str, Sequence[str]]
 ) -> str:
-    """A device function of float arrays: `inputs` and `outputs` give every array's name and its elements' names."""
+    """Return a device function of float arrays; `inputs` and `outputs` name every array and its elements."""
     arrays = [f"const float (&{a})[{max(len(names), 1)}]" for a, names in inputs.items()]
     arrays += [f"float (&{a})[{max(len(names), 1)}]" for a, names in outputs.items()]
     place = {element: f"{a}[{k}]" for a, names in inputs.items() for k, element in enumerate(names)}
@@ -29,7 +29,7 @@ def device_function(
 
 
 def cell_functions(cell: Cell) -> str:
-    """`cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`)."""
+    """Return the text of `cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`)."""
     return "\n\n".join(device_function(f.graph, f.name, f.inputs, f.outputs) for f in functions(cell))
 
 

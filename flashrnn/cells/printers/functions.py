@@ -19,7 +19,7 @@ class Function(NamedTuple):
 
 
 def functions(cell: Cell, dtype: torch.dtype = torch.float32) -> tuple[Function, ...]:
-    """`cell_forward`, `cell_factors` and `cell_backward` of a cell, for numbers of a dtype (see `trace`)."""
+    """Return `cell_forward`, `cell_factors` and `cell_backward` of a cell, for numbers of a dtype (see `trace`)."""
     graphs = trace(cell, dtype)
     step = {"g": cell.gates, "s": cell.states}
     factors = tuple(sorted(graphs.factors.outputs, key=lambda name: int(name.removeprefix("factor"))))

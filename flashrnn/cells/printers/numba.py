@@ -11,7 +11,7 @@ _FORMULA = PYTHON | {"not": "not {0}"}
 
 
 def cell_loop(cell: Cell, direction: str, dtype: torch.dtype) -> str:
-    """The C function `kernel(gates, states, count)`, backward `kernel(gates, states, d_states, count)`.
+    """Return the C function `kernel(gates, states, count)`, backward `kernel(gates, states, d_states, count)`.
 
     It goes over `count` numbers of every gate and state, STRIDE apart, and writes its results in the place of what it
     reads: the new states, or the gradients of the gates and of the states before.
@@ -31,7 +31,7 @@ def cell_loop(cell: Cell, direction: str, dtype: torch.dtype) -> str:
 
 
 def product(rows: int, depth: int) -> str:
-    """`product_{rows}x{depth}(out, a, row_step, step, w)`: out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH].
+    """Return `product_{rows}x{depth}(out, a, row_step, step, w)`: out [rows, WIDTH] += a [rows, depth] @ w.
 
     The loop over columns, which is vectorized, adds up `depth` products per load and store of `out`.
     """

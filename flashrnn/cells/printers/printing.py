@@ -11,7 +11,7 @@ PYTHON = EVERYWHERE | {"div": "{0} / {1}", "and": "{0} & {1}", "or": "{0} | {1}"
 
 
 def variables(names: Iterable[str]) -> dict[str, str]:
-    """What inputs are called in printed code, where no other name looks like that."""
+    """Return the name of an input in printed code, where no other name looks like it."""
     return {name: f"x_{name}" for name in names}
 
 
@@ -22,7 +22,7 @@ def operations(
     literal: Callable[[float], str],
     expression: Callable[[Node, list[str]], str],
 ) -> tuple[list[tuple[str, Node, str]], list[str]]:
-    """The operations that the outputs `results` need, in order, as (name of the value, node, text); the results' texts.
+    """Return the operations that the outputs `results` need, in order, as (name, node, text), and the results' texts.
 
     `inputs` has the text of every input, `literal` gives that of a constant and `expression` that of an operator on
     the texts of its operands.
@@ -41,14 +41,14 @@ def operations(
 
 
 def write(op: str, args: Sequence[str], formulas: Mapping[str, str], library: str) -> str:
-    """An operator on the texts of its operands: by its formula, or as the function `{library}{op}`."""
+    """Return an operator on the texts of its operands: by its formula, or as the function `{library}{op}`."""
     return formulas[op].format(*args) if op in formulas else f"{library}{op}({', '.join(args)})"
 
 
 def python_function(
     name: str, arguments: Iterable[str], printed: Iterable[tuple[str, Node, str]], results: Iterable[str]
 ) -> str:
-    """A function of `arguments` that returns the tuple of `results`, with operations as `operations` gives them."""
+    """Return the text of a function of `arguments` that returns the tuple of `results`; see `operations`."""
     lines = [f"def {name}({', '.join(arguments)}):"]
     lines += [f"    {value} = {text}" for value, _, text in printed]
     return "\n".join([*lines, f"    return ({''.join(text + ', ' for text in results)})"])

@@ -20,7 +20,7 @@ _TENSOR_FIRST = ("fmod", "copysign")  # whose second operand alone may be a numb
 
 
 def torch_function(graph: Graph, arguments: Sequence[str], results: Sequence[str]) -> Callable:
-    """A function of tensors `arguments` that returns the tuple of the graph's outputs `results`.
+    """Return a function of tensors `arguments` that returns the tuple of the graph's outputs `results`.
 
     An output that is a constant is returned as a float. Reductions go over the last axis.
     """

@@ -12,7 +12,7 @@ _OF_BLOCKS = ("pow", "fmod", "copysign")  # which take no plain numbers
 
 
 def device_function(function: Function, head_dim: int | None = None) -> str:
-    """A function of float32 blocks, with an argument per element of its groups, that returns the tuple of results.
+    """Return a function of float32 blocks, with an argument per element of its groups, that returns a tuple.
 
     Where it reduces over units, blocks are [sequences, units], and the first `head_dim` units are those of the head.
     """
@@ -31,7 +31,7 @@ def device_function(function: Function, head_dim: int | None = None) -> str:
         return write(node.op, args, _FORMULA, "op_")
 
     def of_block(index: int, text: str) -> str:
-        """A result, of the shape of the arguments."""
+        """Return a result, of the shape of the arguments."""
         if is_constant(index):
             return full(text)
         return f"tl.broadcast_to({text}, {inputs[arguments[0]]}.shape)" if function.graph.is_uniform(index) else text
