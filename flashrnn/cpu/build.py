@@ -7,6 +7,7 @@ matrices) and the cell's element-wise step (for a dtype). So a new cell, or a ne
 import hashlib
 import os
 import sys
+from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashrnn.cache import cache_folder, store, warn_not_kept
+from flashrnn.cache import cache_folder, one_at_a_time, store, warn_not_kept
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.numba import cell_loop, product, row_product
 from flashrnn.forking import lock_that_forks_wait_for
@@ -105,21 +106,30 @@ def _compiled_once(name: str, dtype: torch.dtype, *parts: str) -> Part:
         store({path: text.encode()})
     module = sys.modules[path.stem] = ModuleType(path.stem)  # where numba's kept code looks for it
     module.CACHE = path.exists() and os.access(path.parent, os.W_OK)
-    _execute(compile(text, str(path), "exec"), module, path)
+    with nullcontext() if _stored(path) else one_at_a_time(path.with_suffix(".lock")):  # others wait for the first
+        _execute(compile(text, str(path), "exec"), module, path)
     return Part(module.kernel.address, module)
 
 
+def _stored(path: Path) -> list[Path]:
+    """Return the files in which numba has stored the compiled code of the module at `path`."""
+    return list((path.parent / "__pycache__").glob(f"{path.stem}.*"))
+
+
 def _execute(code: CodeType, module: ModuleType, path: Path) -> None:
-    """Runs the module's code; what numba kept of it and cannot read is thrown away, and where it cannot write, as on a
-    full disk, this process compiles for itself."""
+    """Run the module's code, which numba compiles, or loads if it has stored it.
+
+    Stored code that cannot be read is deleted. Where none can be written, as on a full disk, this process compiles for
+    itself.
+    """
     try:
         exec(code, module.__dict__)
         return
     except Exception as error:
-        kept = list((path.parent / "__pycache__").glob(f"{path.stem}.*"))
-        if not kept and not isinstance(error, OSError):
+        stored = _stored(path)
+        if not stored and not isinstance(error, OSError):
             raise
-        for file in kept:
+        for file in stored:
             file.unlink(missing_ok=True)
     try:
         exec(code, module.__dict__)

@@ -1,8 +1,10 @@
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from flashrnn.cpu import build, call
 from flashrnn.dispatch import BACKENDS
 from flashrnn.problem import KernelUnavailable
 from tests.problems import random_inputs, results
+from tests.processes import in_processes
 from tests.suite import Case, problem
 
 RUN = """
@@ -141,3 +144,21 @@ def test_inference_keeps_only_what_is_asked_for(backend):
     with torch.no_grad():
         _, last, states = flashrnn(*inputs, function="lstm", backend=backend, return_states=True)
     torch.testing.assert_close(torch.stack(states)[:, :, -1], last)
+
+
+def test_of_several_processes_one_compiles_and_the_others_load(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "cache"))
+
+    def execute(code, module, path):
+        stored = path.parent / "__pycache__" / f"{path.stem}.nbi"
+        with (tmp_path / "log").open("a") as log:
+            log.write("loaded\n" if stored.exists() else "compiled\n")
+        time.sleep(0.2)
+        stored.parent.mkdir(exist_ok=True)
+        stored.touch()
+        module.kernel = SimpleNamespace(address=0)
+
+    monkeypatch.setattr(build, "_execute", execute)
+    run = partial(build._compiled_once.__wrapped__, "test", torch.float32, "")
+    assert in_processes(4, run) == [0] * 4
+    assert sorted((tmp_path / "log").read_text().split()) == ["compiled"] + ["loaded"] * 3

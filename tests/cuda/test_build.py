@@ -1,6 +1,5 @@
 """NVRTC and the cache of binaries, with a kernel of one line."""
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -19,6 +18,7 @@ from flashrnn.cache import one_at_a_time
 from flashrnn.cuda import build as module
 from flashrnn.cuda.build import Binary, build, cache_folder
 from flashrnn.problem import KernelUnavailable
+from tests.processes import in_processes
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 
@@ -219,21 +219,6 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("FLASHRNN_CACHE")
     assert cache_folder() == tmp_path / ".cache" / "flashrnn"
-
-
-def in_processes(count: int, run) -> list[int]:
-    """Run in so many forked processes at once; return how each ended."""
-    children = []
-    for _ in range(count):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            with contextlib.suppress(BaseException):
-                run()
-                status = 0
-            os._exit(status)
-        children.append(child)
-    return [os.waitpid(child, 0)[1] for child in children]
 
 
 def test_of_eight_processes_one_compiles_and_the_others_wait(monkeypatch, folder, tmp_path):

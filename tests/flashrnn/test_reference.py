@@ -261,11 +261,11 @@ def test_states_of_any_size_are_kept_for_the_backward():
         )
 
 
-def test_operators_keep_nothing_without_training():
+def test_operators_have_no_residual_without_training():
     Wx, R, b, states = (x.detach() for x in random_inputs(get_cell("lstm"), 2, 5, 1, 3))
     arguments = (Wx, R, b, states, None, get_cell("lstm").key, "vanilla", False)
     for training in (False, True):
-        _, aux, _, gates = torch.ops.flashrnn.forward(*arguments, training)
+        _, aux, _, gates = torch.ops.flashrnn.forward(*arguments, training, "GND")
         assert (aux.shape[2], gates.shape[1]) == ((5, 5) if training else (0, 0))
 
 
