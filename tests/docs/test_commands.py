@@ -31,21 +31,27 @@ SMALL = {
 STEPS = [*SHORT, "trainer.max_steps=2", "optim.warmup_steps=1", "val_every=2"]
 GOES_ON = ["trainer.max_steps=4", "trainer.enable_progress_bar=false"]
 CONFIG_ALONE = ["--cfg", "job"]
+FIRST_PAGES = ("README.md", "docs/index.md")
 WITHIN_SENTENCES = [["scripts.train", "optim=sgd", "optim.lr=0.1"], ["scripts.train", "model=average"]]
 
 
 def steps_of_readers():
-    """Commands that a reader gives one after the other; each is tested once, though several pages may have it."""
-    found = [[(command, False)] for command in WITHIN_SENTENCES]
+    """Return commands that a reader gives one after the other; each is tested once, though several pages may have it.
+    Only those of the first pages are no slow tests."""
+    found = []
     for page in pages.PAGES:
         for command in pages.commands(page):
-            if any(command in step for step in found):
+            if any(command in step for step, _ in found):
                 continue
             if {"--runs", "ckpt=last"} & set(command[0]):  # of the command before
-                found[-1].append(command)
+                found[-1][0].append(command)
             else:
-                found.append([command])
-    return found
+                found.append(([command], page))
+    found += [([(command, False)], "") for command in WITHIN_SENTENCES]
+    return [
+        pytest.param(step, id=" ".join(step[0][0]), marks=[] if page in FIRST_PAGES else pytest.mark.slow)
+        for step, page in found
+    ]
 
 
 def reduced(arguments, needs_many):
@@ -99,7 +105,7 @@ def clone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("commands", [pytest.param(step, id=" ".join(step[0][0])) for step in steps_of_readers()])
+@pytest.mark.parametrize("commands", steps_of_readers())
 def test_a_command_of_the_pages_works_in_a_new_process(commands, clone, tmp_path):
     folder = shutil.copytree(clone, tmp_path / "clone", symlinks=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
