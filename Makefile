@@ -3,7 +3,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint docs clean
+.PHONY: help setup train test test-all lint results docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: setup lint  ## run the checks and the CPU tests, but for the slow ones; AR
 
 test-all: test  ## the same, and then the slow tests
 	$(BIN)/pytest --numprocesses 2 -m 'slow and not gpu' $(ARGS)
+
+results: setup  ## measure what docs/results lacks for this GPU; ARGS="--minutes 10" or "--list"
+	$(BIN)/python -m scripts.results $(ARGS)
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build

@@ -13,6 +13,7 @@ from zipfile import ZipFile
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import ROOT
@@ -55,15 +56,35 @@ def attention_supports(case: Case) -> bool:
     return 16 <= case.D <= 256
 
 
+ATTENTION = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+"""PyTorch's kernels for attention."""
+
+
 def attention(job: Job, effort: Effort) -> dict:
-    """Return causal attention with the case's heads: no recurrence, but what a Transformer has in its place."""
+    """Return causal attention with the case's heads by the fastest of PyTorch's kernels, which it names: no recurrence,
+    but what a Transformer has in its place."""
     case, options = job.case, {"device": "cuda", "dtype": getattr(torch, job.case.dtype), "requires_grad": True}
     qkv = [torch.randn(case.B, case.T, case.N, case.D, **options) for _ in range(3)]
 
     def forward() -> torch.Tensor:
         return scaled_dot_product_attention(*(x.transpose(1, 2) for x in qkv), is_causal=True)
 
-    return measure(forward, qkv, job.mode == TRAINING, effort)
+    found = {}
+    for name, kernel in ATTENTION.items():
+        try:
+            with sdpa_kernel(kernel):
+                found[name] = measure(forward, qkv, job.mode == TRAINING, effort)
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+    if not found:
+        raise ValueError(f"none of PyTorch's kernels for attention takes {case.name}")
+    fastest = min(found, key=lambda name: found[name]["ms"]["p50"])
+    return found[fastest] | {"kernel": fastest, "kernels_ms": {name: row["ms"]["p50"] for name, row in found.items()}}
 
 
 FLASHRNN = {"flashrnn_1.0.8": "cuda_fused", "flashrnn_1.0.8_cuda": "cuda"}

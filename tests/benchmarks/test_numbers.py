@@ -4,7 +4,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks import cpu_fused, figures, first_call, generation, language_model, reference_cpu, step, timing
+from benchmarks import cpu_fused, figures, first_call, generation, language_model, peers, reference_cpu, step, timing
 from benchmarks.cases import FORWARD, Case, Job
 from benchmarks.floors import forward_floor
 
@@ -134,3 +134,19 @@ class TestProcessors:
         )
         monkeypatch.setattr(cpu_fused, "processor_time", lambda functions, **options: ms)
         assert cpu_fused._row("lstm", 2, 3, 1, 4, None)["speedup"] == {"vanilla": 3, "nn.LSTM": 0.5}
+
+
+def test_attention_is_that_of_the_fastest_kernel_by_name(monkeypatch):
+    monkeypatch.setattr(peers.torch, "randn", lambda *shape, **options: torch.ones(shape))
+
+    def measured(forward, qkv, training, effort):
+        if torch.backends.cuda.mem_efficient_sdp_enabled():
+            raise RuntimeError("No available kernel. Aborting execution.")
+        return {"ms": spread(2.0 if torch.backends.cuda.flash_sdp_enabled() else 1.0)}
+
+    monkeypatch.setattr(peers, "measure", measured)
+    row = peers.attention(Job(Case("lstm", 2, 16, 1, 4), FORWARD), None)
+    assert (row["kernel"], row["kernels_ms"]) == ("cudnn", {"flash": 2.0, "cudnn": 1.0})
+    monkeypatch.setattr(peers, "measure", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        peers.attention(JOB, None)

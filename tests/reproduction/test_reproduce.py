@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from benchmarks import RESULTS, sweep_page
 from benchmarks.commands import COMMANDS
-from reproduction import ENTRIES, kernels, language_model, loss_curves, text_runs, throughput
+from reproduction import ENTRIES, kernels, language_model, loss_curves, record, text_runs, throughput
 from reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
 from reproduction.result import ROOT, Options, Reproduction, paper, save, write
 from reproduction.runs import LOG, Run, collect, train
@@ -585,13 +585,8 @@ FILES = sorted(RESULTS.glob("*/*.json"))
 def test_what_was_measured_can_be_found_again(file):
     """By commits that git has, those of one table of times alike."""
     content = json.loads(file.read_text())
-    if "suite" in content:
-        commits = {content["runs"][row["run"]]["commit"] for row in content["rows"]}
-        assert len(commits) == 1
-    elif "runs" in content:
-        commits = {run["environment"]["commit"] for run in content["runs"] if "environment" in run}
-    else:
-        commits = {content["commit"]}
+    commits = record.commits(content)
+    assert len(commits) == 1 or "suite" not in content
     assert not any(commit.endswith("-dirty") for commit in commits)
 
 

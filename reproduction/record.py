@@ -1,0 +1,75 @@
+"""All results that docs/results holds for a GPU: what is missing there, and the commands that measure it, in order."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import ROOT
+
+
+class Entry(NamedTuple):
+    file: str  # without folder and ending
+    command: str  # of a module in scripts, with its arguments
+
+
+# What says most in a minute first; training runs, which take hours and go on where they stopped, last.
+RECORD = (
+    Entry("kernels_main", "benchmark kernels --suite main --quick"),
+    Entry("language_model", "benchmark language_model"),
+    Entry("kernels_heads", "benchmark kernels --suite heads --quick"),
+    Entry("kernels_short", "benchmark kernels --suite short --quick"),
+    Entry("options", "benchmark options"),
+    Entry("calls", "benchmark calls"),
+    Entry("step", "benchmark step"),
+    Entry("first_call", "benchmark first_call"),
+    Entry("kernels_length", "benchmark kernels --suite length --quick"),
+    Entry("kernels_batch", "benchmark kernels --suite batch --quick"),
+    Entry("kernels_backends", "benchmark kernels --suite backends --quick"),
+    Entry("sweep", "benchmark sweep"),
+    Entry("numerical_error", "benchmark numerical_error"),
+    Entry("loss_curves", "reproduce loss_curves"),
+    Entry("parity", "reproduce parity"),
+    Entry("state_tracking", "reproduce state_tracking"),
+)
+
+
+def commits(content: dict) -> set[str]:
+    """Return the commits by which the numbers in a file of results were made."""
+    if "suite" in content:
+        return {content["runs"][row["run"]]["commit"] for row in content["rows"]}
+    if "runs" in content:
+        return {run["environment"]["commit"] for run in content["runs"] if "environment" in run}
+    return {content["commit"]}
+
+
+def missing(folder: Path, commit: str) -> list[Entry]:
+    """Return what a device's folder lacks, or has from another commit."""
+
+    def there(entry: Entry) -> bool:
+        file = folder / f"{entry.file}.json"
+        return file.exists() and commits(json.loads(file.read_text())) == {commit}
+
+    return [entry for entry in RECORD if not there(entry)]
+
+
+def measure(entries: list[Entry], seconds: float) -> Iterator[Entry]:
+    """Run the commands one after the other until the time is over; yield those that ended well."""
+    end = time.monotonic() + seconds
+    for entry in entries:
+        if time.monotonic() >= end:
+            return
+        module, *arguments = entry.command.split()
+        process = subprocess.Popen([sys.executable, "-m", f"scripts.{module}", *arguments], cwd=ROOT)
+        try:
+            code = process.wait(max(0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # upon which a training run saves its step
+            process.wait()
+            return
+        if code == 0:
+            yield entry

@@ -1,0 +1,62 @@
+"""What is missing among the results of a GPU is known and measured in order, as long as there is time."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.commands import COMMANDS
+from reproduction import ENTRIES, record
+from scripts import results
+
+
+def leave(folder, name, commit):
+    (folder / f"{name}.json").write_text(json.dumps({"commit": commit, "rows": []}))
+
+
+def test_what_is_absent_or_of_another_commit_is_missing(tmp_path):
+    leave(tmp_path, "calls", "abc")
+    leave(tmp_path, "step", "earlier")
+    names = [entry.file for entry in record.missing(tmp_path, "abc")]
+    assert names == [entry.file for entry in record.RECORD if entry.file != "calls"]
+
+
+@pytest.mark.parametrize("entry", record.RECORD, ids=lambda entry: entry.file)
+def test_every_result_has_a_command_that_exists(entry):
+    module, name, *_ = entry.command.split()
+    assert name in {"benchmark": COMMANDS, "reproduce": ENTRIES}[module]
+
+
+def test_commands_run_in_order_until_the_time_is_over(monkeypatch):
+    events = []
+
+    class Process:
+        def __init__(self, command, cwd):
+            self.name = command[3]
+            events.append(f"begin {self.name}")
+
+        def wait(self, timeout=None):
+            if self.name == "long" and timeout is not None:
+                raise subprocess.TimeoutExpired("long", timeout)
+            return 0
+
+        def send_signal(self, number):
+            events.append(f"signal {self.name}")
+
+    monkeypatch.setattr(record.subprocess, "Popen", Process)
+    entries = [record.Entry(name, f"benchmark {name}") for name in ("first", "long", "never")]
+    assert [entry.file for entry in record.measure(entries, 3600)] == ["first"]
+    assert events == ["begin first", "begin long", "signal long"]
+
+
+def test_the_command_says_what_is_missing(monkeypatch, capsys, tmp_path):
+    leave(tmp_path, "calls", "abc")
+    monkeypatch.setattr(sys, "argv", ["results", "--list"])
+    monkeypatch.setattr("benchmarks.RESULTS", tmp_path.parent)
+    monkeypatch.setattr("benchmarks.results.gpu_folder", lambda: tmp_path.name)
+    monkeypatch.setattr("benchmarks.results.checkout", lambda: "abc")
+    results.main()
+    printed = capsys.readouterr().out
+    assert f"1 of {len(record.RECORD)} results" in printed
+    assert "missing: step" in printed
