@@ -31,7 +31,7 @@ def on_host(monkeypatch, tmp_path_factory):
         program = compile_for_host(entry, sum_of_partials.prelude(dtype), "kernels/sum_of_partials.cuh", folder)
         return HostKernel(program, parameters.sum_of_partials(dtype), 1, sum_of_partials.THREADS, 0)
 
-    def use(gpu: str, in_parts: bool) -> Gpu:
+    def use(gpu: str, split: bool) -> Gpu:
         @cache
         def kernel(spec, device):
             tiling = Tiling.of(spec)
@@ -43,13 +43,13 @@ def on_host(monkeypatch, tmp_path_factory):
 
         monkeypatch.setattr(module, "_kernel", kernel)
         monkeypatch.setattr(sum_of_partials, "_kernel", sum_kernel)
-        return replace(named_gpu(gpu), shared_per_block=80_000, multiprocessors=1000 if in_parts else 1)
+        return replace(named_gpu(gpu), shared_per_block=80_000, multiprocessors=1000 if split else 1)
 
     return use
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "states", "gpu", "in_parts"),
+    ("case", "dtype", "states", "gpu", "split"),
     [
         pytest.param(Case(LSTM, B=5, T=70, N=2, D=64), torch.bfloat16, True, "A100", True, marks=pytest.mark.slow),
         pytest.param(Case(LSTM, B=7, T=400, N=2, D=32), torch.bfloat16, True, "H100", True, marks=pytest.mark.slow),
@@ -78,9 +78,9 @@ def on_host(monkeypatch, tmp_path_factory):
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
-def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gpu, in_parts):
+def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gpu, split):
     cell, B, T, N, D = case[:5]
-    spec = KernelSpec("backward", cell, N, D, B, dtype, on_host(gpu, in_parts), Variant(reset=case.reset))
+    spec = KernelSpec("backward", cell, N, D, B, dtype, on_host(gpu, split), Variant(reset=case.reset))
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
     gates = len(cell.input_gates), len(products.recurrent_only(cell))

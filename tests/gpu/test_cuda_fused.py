@@ -189,7 +189,7 @@ def test_a_layer_compiled_to_cuda_graphs_makes_its_zeros_outside_of_their_memory
         ("lstm", 3, 256, 16, torch.float32),
     ],
 )
-def test_d_R_beside_the_loop_is_that_behind_it(monkeypatch, function, N, D, B, dtype, reset, time_major):
+def test_overlapped_d_R_is_that_after_the_loop(monkeypatch, function, N, D, B, dtype, reset, time_major):
     case = Case(get_cell(function), B=B, T=1000, N=N, D=D, time_major=time_major)
     inputs = inputs_for("cuda_fused", case, dtype, torch.device("cuda", 0))
     resets = random_reset(B, 1000).cuda() if reset else None
@@ -208,7 +208,7 @@ def test_d_R_beside_the_loop_is_that_behind_it(monkeypatch, function, N, D, B, d
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("time_major", [False, True])
-def test_the_kernel_beside_the_loop_against_float64(dtype, time_major):
+def test_the_overlapped_kernel_against_float64(dtype, time_major):
     torch.manual_seed(0)
     B, T, N, D, producers = 16, 1000, 12, 64, 96
     outer = (T, B) if time_major else (B, T)
@@ -217,8 +217,8 @@ def test_the_kernel_beside_the_loop_against_float64(dtype, time_major):
         d_Wx, h = d_Wx.transpose(0, 1), h.transpose(0, 1)
     reset, d_u = random_reset(B, T).cuda(), empty_in_format(h, 0, N, D)
     spec = KernelSpec("backward", LSTM, N, D, B, dtype, named_gpu("H200"), Variant(reset=True))
-    layout = concurrent_gradient.overlapped(spec, producers)
-    concurrent = concurrent_gradient.ConcurrentGradient(spec, layout, producers, h, None, reset)
+    tiling = concurrent_gradient.overlapped(spec, producers)
+    concurrent = concurrent_gradient.ConcurrentGradient(spec, tiling, producers, h, None, reset)
     concurrent.progress.fill_(producers)  # there is no loop to wait for
     expected = weight_gradient_of_states(LSTM, d_Wx.double(), d_u.double(), h.double(), None, reset)
     assert_close({"d_R": concurrent(d_Wx, d_u)}, {"d_R": expected}, dtype)
@@ -229,7 +229,7 @@ def _d_R(inputs: Inputs, function: str, scale: float, reset: torch.Tensor | None
     return torch.autograd.grad(h, inputs.R, torch.full_like(h, scale))[0]
 
 
-def test_two_streams_make_d_R_beside_their_loops_for_a_long_time():
+def test_two_streams_overlap_d_R_with_their_loops_for_a_long_time():
     problems = [on_gpu("cuda_fused", 16, 128, *sizes) for sizes in ((12, 64), (1, 768))]
     expected, streams = [_d_R(inputs, "lstm", 1) for inputs in problems], [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
@@ -244,7 +244,7 @@ def test_two_streams_make_d_R_beside_their_loops_for_a_long_time():
 
 
 @pytest.mark.parametrize(("N", "D"), [(12, 64), (1, 768)])  # clusters, a grid
-def test_a_cuda_graph_captures_d_R_beside_the_loop(N, D):
+def test_a_cuda_graph_captures_overlapped_d_R(N, D):
     inputs = on_gpu("cuda_fused", 16, 256, N, D)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -213,7 +213,7 @@ def _resets(B: int, T: int) -> Tensor:
             96,
             24,
         ),  # slower than the loop, but a library's narrow products are slower still
-        (LSTM, 3, 512, 64, torch.float32, 96, None),  # six products of parts take longer than the loop and a library
+        (LSTM, 3, 512, 64, torch.float32, 96, None),  # six products of splits take longer than the loop and a library
         (LSTM, 12, 62, 32, torch.float32, 96, None),  # no 16 bytes
     ],
 )
@@ -242,7 +242,7 @@ def chosen(monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{}, {"reset": True}, {"dtype": torch.float32}], ids=str)
-def test_the_loop_counts_parts_where_something_runs_beside_it(chosen, changes):
+def test_the_loop_counts_chunks_where_something_overlaps(chosen, changes):
     compiled, tiling = chosen(**changes)
     assert compiled == [True]
     assert tiling.blocks == 24

@@ -28,7 +28,7 @@ def tiled(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid=False, stag
     return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments)
 
 
-# A thread that reads the results of each part as soon as all blocks have counted it.
+# A thread that reads the results of each chunk as soon as all blocks have counted it.
 WATCHED = """
 void watched(PARAMETERS) {
   std::thread reader;
@@ -58,27 +58,27 @@ class Counting(HostKernel):
     def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
         counters = torch.zeros(4, dtype=torch.int32)
         super().launch(groups, {**by_name, "progress": counters})
-        assert counters.tolist() == [self.blocks, self.blocks, 0, 0]  # of 16 steps each; the last part has none
+        assert counters.tolist() == [self.blocks, self.blocks, 0, 0]  # of 16 steps each; the last chunk has none
 
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path_factory):
-    """Lets backend `cuda_fused` run on the processor with these tilings; `watched`: its loop counts parts."""
+    """Lets backend `cuda_fused` run on the processor with these tilings; `watched`: its loop counts chunks."""
 
     def use(tilings: dict[str, Tiling], watched: bool = False) -> None:
         @cache
         def kernel(choose, spec, device):
-            direction, layout = spec.direction, tilings[spec.direction]
-            shared = tiling.shared_bytes(spec, layout)
+            direction, chosen = spec.direction, tilings[spec.direction]
+            shared = tiling.shared_bytes(spec, chosen)
             counts = watched and direction == "backward"
-            text = prelude(replace(spec, variant=replace(spec.variant, counts_chunks=counts)), layout, shared)
+            text = prelude(replace(spec, variant=replace(spec.variant, counts_chunks=counts)), chosen, shared)
             folder = tmp_path_factory.mktemp(direction)
             parameters = fused(spec)
             watching = WATCHED.replace("ARGUMENTS", ", ".join(one.name for one in parameters))
             entry, more = ("watched", watching) if counts else (f"flashrnn_{direction}", "")
             program = compile_for_host(entry, text, f"resident/kernels/{direction}.cuh", folder, more)
             kind = Counting if counts else HostKernel
-            return kind(program, parameters, layout.blocks, layout.threads, shared), layout
+            return kind(program, parameters, chosen.blocks, chosen.threads, shared), chosen
 
         monkeypatch.setattr(backend, "_kernel", kernel)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
@@ -162,7 +162,7 @@ def test_kernels_with_tf32_on_the_processor(on_host, case, forward, backward):
     ],
     ids=["one block", "cluster", "grid"],
 )
-def test_parts_are_counted_when_their_results_are_there(on_host, case, forward, backward):
+def test_chunks_are_counted_when_their_results_are_there(on_host, case, forward, backward):
     on_host({"forward": forward, "backward": backward}, watched=True)
     check("cuda_fused", case, torch.bfloat16, "cpu", flashrnn)
 

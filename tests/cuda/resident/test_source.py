@@ -36,9 +36,9 @@ def constants(cell: Cell, variant: Variant = PLAIN) -> dict[str, int | list[int]
 def test_sizes_and_tiling():
     found = constants(get_cell("lstm"))
     sizes = {"HEADS": 3, "D": 40, "GATES": 4, "GR": 4, "GI": 4, "GU": 0, "STATES": 2, "SHARED_BYTES_EXPECTED": 1234}
-    layout = {"UNIT_TILES": 2, "K_SLICES": 2, "BATCH_TILES": 1, "BLOCKS": 2, "GRID": 0, "STAGES": 2}
-    layout["REGISTER_FRAGMENTS"] = 4
-    assert found.items() >= (sizes | layout).items()
+    tiled = {"UNIT_TILES": 2, "K_SLICES": 2, "BATCH_TILES": 1, "BLOCKS": 2, "GRID": 0, "STAGES": 2}
+    tiled["REGISTER_FRAGMENTS"] = 4
+    assert found.items() >= (sizes | tiled).items()
 
 
 def test_variants():
@@ -79,16 +79,16 @@ def test_what_is_known_of_the_cell():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("layout", [TILING, replace(TILING, grid=True, k_slices=8, blocks=8)], ids=["cluster", "grid"])
+@pytest.mark.parametrize("chosen", [TILING, replace(TILING, grid=True, k_slices=8, blocks=8)], ids=["cluster", "grid"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction, layout, dtype):
+def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction, chosen, dtype):
     """And does not compile if it counts otherwise."""
     spec = KernelSpec(direction, get_cell("elman"), 1, 64, 16, dtype, named_gpu("H100"), PLAIN)
-    layout = replace(layout, register_fragments=0)  # all of R in shared memory; four are more than bfloat16 has
-    shared = tiling.shared_bytes(spec, layout)
+    chosen = replace(chosen, register_fragments=0)  # all of R in shared memory; four are more than bfloat16 has
+    shared = tiling.shared_bytes(spec, chosen)
 
     def compile_with(shared_bytes: int):
-        source = prelude(spec, layout, shared_bytes)
+        source = prelude(spec, chosen, shared_bytes)
         return build(source, f"resident/kernels/{direction}.cuh", f"flashrnn_{direction}", "sm_90a")
 
     assert compile_with(shared).registers > 0

@@ -165,7 +165,7 @@ def test_no_batch_is_slower_than_a_larger_one(direction, heads, head_dim):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
-    """Two parts of a float in place of three: heads that did not fit do, and a step takes less of the tensor cores."""
+    """Two splits of a float in place of three: heads that did not fit do, and a step takes less of the tensor cores."""
     for direction in ("forward", "backward"):
         specs = [spec_of(direction, cell, 1, 256, 16, dtype=torch.float32, tf32=tf32) for tf32 in (False, True)]
         posed = [tiling.pose(spec, grid=False) for spec in specs]
