@@ -11,7 +11,7 @@ from torch import Tensor
 from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.dispatch import BACKENDS, padding
 from flashrnn.problem import Problem, tf32_allowed
-from tests.problems import CELLS, Inputs, all_states, random_inputs, random_reset, results
+from tests.problems import CELLS, LAYERNORM, NORMALISED, Inputs, all_states, random_inputs, random_reset, results
 from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
@@ -39,7 +39,21 @@ SIZE_CASES = [Case(B=11, T=9, N=2 if D <= 256 else 1, D=D) for D in SIZES]
 HEADS_CASES = [Case(B=9, T=6, N=N, D=16) for N in (1, 7, 48)]
 LAYOUT_CASES = [Case(B=9, T=33, time_major=True), Case(get_cell("gru"), B=9, T=33, time_major=True)]
 SPREAD_CASES = [Case(B=B, T=9, N=1, D=768) for B in (2, 23, 33)]  # over all clusters of a GPU
-ALL_CASES = [*CELL_CASES, *RESET_CASES, *LENGTH_CASES, *SIZE_CASES, *HEADS_CASES, *LAYOUT_CASES, *SPREAD_CASES]
+NORMALISED_CASES = [
+    *(Case(cell, N=3, D=64) for cell in NORMALISED),
+    *(Case(cell, 9, 33, D=33, reset=True) for cell in NORMALISED),
+    *(Case(cell, B=B, T=T, N=1, D=D) for cell in LAYERNORM for B, T, D in ((1, 1, 1), (17, 2, 256), (3, 257, 20))),
+]
+ALL_CASES = [
+    *CELL_CASES,
+    *NORMALISED_CASES,
+    *RESET_CASES,
+    *LENGTH_CASES,
+    *SIZE_CASES,
+    *HEADS_CASES,
+    *LAYOUT_CASES,
+    *SPREAD_CASES,
+]
 
 
 @contextmanager

@@ -136,10 +136,27 @@ class Graph:
         """Nodes `indices` of `source`, with all they depend on, as nodes of this graph: index there -> index here."""
         here: dict[int, int] = {}
         for index in source.needed(indices):
-            node = source.nodes[index]
-            leaf = node.op in ("input", "const")
-            here[index] = self._insert(node) if leaf else self.add(node.op, *(here[a] for a in node.args))
+            here[index] = self.copied(source.nodes[index], here)
         return here
+
+    def copied(self, node: Node, here: dict[int, int]) -> int:
+        """A node of another graph as one of this, where its operands are `here`."""
+        leaf = node.op in ("input", "const")
+        return self._insert(node) if leaf else self.add(node.op, *(here[a] for a in node.args))
+
+    def after(self, first: "Graph") -> "Graph":
+        """This graph on the outputs of `first`, which are among its inputs, and on those of others that it has."""
+        whole = Graph()
+        there = whole.copy(first.outputs.values(), first)
+        here: dict[int, int] = {}
+        for index in self.needed(self.outputs.values()):
+            node = self.nodes[index]
+            if node.op == "input" and node.value in first.outputs:
+                here[index] = there[first.outputs[node.value]]
+            else:
+                here[index] = whole.copied(node, here)
+        whole.outputs = {name: here[index] for name, index in self.outputs.items()}
+        return whole
 
     def extract(self, outputs: dict[str, int]) -> "Graph":
         """Return the part of this graph that `outputs` need, as a graph of its own."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
-from flashrnn.cells.trace import not_element_wise
+from flashrnn.cells.trace import untraceable
 from flashrnn.cpu import build
 from flashrnn.cpu.call import Prepared, Sizes, prepare
 from flashrnn.memory_format import empty_in_format, in_format, is_time_major
@@ -32,8 +32,8 @@ class CpuFused:
         if reason := problem.dtype_reason((torch.float32, torch.float64)):
             return reason
         if not _installed():
-            return not_element_wise(problem.cell) or NUMBA_IS_MISSING
-        return not_element_wise(problem.cell)
+            return untraceable(problem.cell) or NUMBA_IS_MISSING
+        return untraceable(problem.cell)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs

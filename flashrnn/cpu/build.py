@@ -1,7 +1,8 @@
 """Prints the kernels' parts into the cache folder and compiles them with numba, which keeps its code beside them.
 
 A kernel has three parts that are compiled apart: the time loop (for a dtype), the product (for a dtype and a width of
-matrices) and the cell's element-wise step (for a dtype). So a new cell, or a new head size, compiles little.
+matrices) and the cell's step (for a dtype; for a head size too if it reduces over units). So a new cell, or a new head
+size, compiles little.
 """
 
 import hashlib
@@ -18,7 +19,8 @@ import torch
 
 from flashrnn.cache import cache_folder, one_at_a_time, store, warn_not_kept
 from flashrnn.cells import Cell
-from flashrnn.cells.printers.numba import cell_loop, product, row_product
+from flashrnn.cells.printers.numba import cell_loop, cell_rows, product, row_product
+from flashrnn.cells.trace import trace
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import dtype_name, making_kernels
 
@@ -59,6 +61,13 @@ class Part(NamedTuple):
     module: ModuleType  # keeps it alive
 
 
+class Step(NamedTuple):
+    """A cell's compiled step."""
+
+    part: Part
+    scratch: int  # numbers that it needs room for, after the states or their gradients
+
+
 @cache
 def time_loop(direction: str, dtype: torch.dtype) -> Part:
     """The function of kernels/tasks.py for kernels/`direction`.py."""
@@ -79,10 +88,16 @@ def row_product_of(dtype: torch.dtype) -> Part:
 
 
 @cache
-def cell_step(direction: str, cell: Cell, stride: int, dtype: torch.dtype) -> Part:
-    """The cell's element-wise step, or its gradient (see `cell_loop`)."""
-    mathematics = _template("any_float"), _template(dtype_name(dtype))
-    return _compiled("cell", dtype, f"STRIDE = {stride}", *mathematics, cell_loop(cell, direction, dtype))
+def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> Step:
+    """The cell's step, or its gradient (see `cell_loop`)."""
+    sizes, mathematics = layout(head_dim), (_template("any_float"), _template(dtype_name(dtype)))
+    stride = f"STRIDE = {sizes.stride}"
+    if not trace(cell, dtype).reduces:
+        return Step(_compiled("cell", dtype, stride, *mathematics, cell_loop(cell, direction, dtype)), 0)
+    rows = cell_rows(cell, direction, dtype)
+    names = f"{stride}\nWIDTH = {sizes.width}\nD = {head_dim}"
+    part = _compiled("cell", dtype, names, *mathematics, _template("reductions"), rows.text)
+    return Step(part, rows.slots * sizes.width)
 
 
 # Two threads cannot import numba.types at once, and need not compile a part twice.

@@ -89,7 +89,9 @@ def prepare(sizes: Sizes) -> Prepared:
     product = build.row_product_of(dtype) if sizes.by_rows else build.matrix_product(layout.width, dtype)
     alone = recurrent_only(cell)
     tensors = [torch.tensor(places(cell.gates, gates)) for gates in (cell.input_gates, cell.recurrent_gates, alone)]
-    buffers = (len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)) * layout.stride
+    step = build.cell_step(direction, cell, D, dtype)
+    arrays = len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)
+    buffers = arrays * layout.stride + step.scratch
     values = {
         "tasks": parts * N,
         "part": part,
@@ -105,7 +107,7 @@ def prepare(sizes: Sizes) -> Prepared:
         "alone": len(alone),
         **dict(zip(("input_of", "recurrent_of", "alone_of"), (x.data_ptr() for x in tensors), strict=True)),
         "multiply": product.address,
-        "cell": build.cell_step(direction, cell, layout.stride, dtype).address,
+        "cell": step.part.address,
     }
     fields = kernel.module.FIELDS
     words = array("q", [values.get(name, 0) for name in fields])

@@ -10,6 +10,7 @@ from tests.suite import (
     HEADS_CASES,
     LAYOUT_CASES,
     LENGTH_CASES,
+    NORMALISED_CASES,
     RESET_CASES,
     SIZE_CASES,
     Case,
@@ -21,6 +22,7 @@ WIDTHS = (1, 20, 33, 64, 100, 512)  # head sizes that fill a width of the kernel
 LARGE_CASES = [Case(get_cell("gru"), 11, 9, 2, 387, reset=True), Case(MINIMAL_GATED, 6, 9, 1, 400, time_major=True)]
 CASES = [
     *CELL_CASES,
+    *NORMALISED_CASES,
     *(case for case in RESET_CASES if case.D == 32),
     *(case for case in LENGTH_CASES if case.T <= 63 or (case.B == 3 and case.T == 257)),
     *(case for case in SIZE_CASES if case.D in WIDTHS),
@@ -41,6 +43,6 @@ def test_no_states(case, backend):
     check_no_states(backend, case, torch.float64, "cpu")
 
 
-@pytest.mark.parametrize("case", [*CELL_CASES, *LAYOUT_CASES], ids=str)
+@pytest.mark.parametrize("case", [*CELL_CASES, *LAYOUT_CASES, *NORMALISED_CASES[:6]], ids=str)
 def test_cpu_fused_float64(case):
     check("cpu_fused", case, torch.float64, "cpu")

@@ -1,10 +1,14 @@
 """Scalar graphs as loops over arrays, and matrix products, for numba to compile."""
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import torch
 
 from flashrnn.cells.definition import Cell
-from flashrnn.cells.graph import Node
+from flashrnn.cells.graph import REDUCTIONS, Graph, Node
 from flashrnn.cells.printers.functions import Function, functions
+from flashrnn.cells.printers.phases import kept, phases
 from flashrnn.cells.printers.printing import PYTHON, operations, variables, write
 
 _FORMULA = PYTHON | {"not": "not {0}"}
@@ -28,6 +32,28 @@ def cell_loop(cell: Cell, direction: str, dtype: torch.dtype) -> str:
     results |= dict(zip(backward.outputs["d_old"], d_new.values(), strict=True))
     body = _body(factors, gates | states, kept) + _body(backward, kept | d_new, results)
     return _loop(("gates", "states", "d_states"), body)
+
+
+class RowStep(NamedTuple):
+    """The step of a cell that reduces over the units of a row."""
+
+    text: str
+    slots: int  # of WIDTH numbers each, after the states or their gradients, that a row is worked on in
+
+
+def cell_rows(cell: Cell, direction: str, dtype: torch.dtype) -> RowStep:
+    """As `cell_loop`, of rows of D units, WIDTH apart."""
+    forward, factors, backward = functions(cell, dtype)
+    places = {name: ("gates", k) for k, name in enumerate(cell.gates)}
+    places |= {name: ("states", k) for k, name in enumerate(cell.states)}
+    if direction == "forward":
+        results = dict(zip(forward.outputs["fresh"], cell.states, strict=True))
+        return _rows(forward.graph, places, results, len(cell.states))
+    d_new = backward.inputs["d_new"]
+    places |= {name: ("d_states", k) for k, name in enumerate(d_new)}
+    results = dict(zip(backward.outputs["d_g"], cell.gates, strict=True))
+    results |= dict(zip(backward.outputs["d_old"], d_new, strict=True))
+    return _rows(backward.graph.after(factors.graph), places, results, len(cell.states))
 
 
 def product(rows: int, depth: int) -> str:
@@ -69,6 +95,58 @@ def _loop(arrays: tuple[str, ...], body: list[str]) -> str:
         "    for i in range(count):",
     ]
     return "\n".join([*lines, *(f"        {line}" for line in body)])
+
+
+def _rows(graph: Graph, places: dict[str, tuple[str, int]], results: dict[str, str], states: int) -> RowStep:
+    """A loop over rows, in which loops over units and reductions take turns.
+
+    `places` are the inputs' arrays and numbers in them, `results` the inputs whose places results go to. A row is
+    copied, because loops over a single array are vectorized without checks that arrays do not overlap.
+    """
+    found = phases(graph, (graph.outputs[name] for name in results))
+    stored = [*places, *kept(graph, found)]  # inputs, and nodes of the graph
+    slot = {name: f"{k} * WIDTH" for k, name in enumerate(stored)}
+    arrays = list(dict.fromkeys(array for array, _ in places.values()))
+
+    def text(index: int) -> str:
+        value = graph.constant(index)
+        return f"v{index}" if value is None else f"F({value!r})"
+
+    def operation(index: int) -> str:
+        node = graph.nodes[index]
+        if node.op == "input":
+            return f"row[{slot[node.value]} + j]"
+        if node.op not in REDUCTIONS:
+            return _expression(node, [text(a) for a in node.args])
+        (a,) = node.args
+        if graph.is_uniform(a):
+            return f"{text(a)} * F(D)"
+        return f"op_{node.op}(behind(row, {slot[a] if a in slot else slot[graph.nodes[a].value]}), D)"
+
+    def copies(names: Iterable[str], back: bool = False) -> list[str]:
+        ends = [(f"row, {slot[name]}", "{}, {} * STRIDE + start".format(*places[name])) for name in names]
+        return [
+            f"copy_row(behind({to}), behind({given}))" for to, given in (pair[:: -1 if back else 1] for pair in ends)
+        ]
+
+    lines = copies(name for name in places if name in graph.inputs)
+    for phase in found:
+        lines += [f"v{k} = {operation(k)}" for k in phase.uniform]
+        body = [f"v{k} = row[{slot[k]} + j]" for k in phase.reads]
+        body += [f"v{k} = {operation(k)}" for k in phase.computes]
+        body += [f"row[{slot[k]} + j] = v{k}" for k in phase.computes if k in slot]
+        if not phase.reductions:  # the last one
+            body += [f"row[{slot[to]} + j] = {text(graph.outputs[name])}" for name, to in results.items()]
+        lines += ["for j in range(D):", *(f"    {line}" for line in body)]
+        lines += [f"v{k} = {operation(k)}" for k in phase.reductions]
+    lines += copies(results.values(), back=True)
+    head = [
+        f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, **OPTIONS)",
+        f"def kernel({', '.join(arrays)}, count):",
+        f"    row = behind({arrays[-1]}, {states} * STRIDE)",
+        "    for start in range(0, count, WIDTH):",
+    ]
+    return RowStep("\n".join([*head, *(f"        {line}" for line in lines)]), len(stored))
 
 
 def _body(function: Function, inputs: dict[str, str], outputs: dict[str, str]) -> list[str]:
