@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flashrnn.cells import Cell, get_cell
+from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
@@ -49,7 +50,8 @@ def plans(
 ) -> Iterator[Plan]:
     """Yield the tilings that fit, the one that should be fastest first.
 
-    A call takes the first one whose kernel keeps within its registers once it is compiled.
+    A call takes the first one whose kernel keeps within its registers once it is compiled. Batch sizes share kernels,
+    so that it may be the first one of another batch size. `explain` says which it is.
 
     Args:
         direction: "forward" or "backward".
@@ -67,9 +69,13 @@ def plans(
     if reason := tiling.infeasible(spec):
         raise UnsupportedProblem(f"{direction} does not fit on the chip: {reason.summary}")
     for cycles, found in tiling.estimates(spec):
-        fragments = spec.splits * tiling.tiles_of_warp(spec, found)
-        shape = found.blocks, found.grid, found.warps, found.sequences
-        yield Plan(*shape, fragments, found.register_fragments, found.stages, cycles)
+        yield _as_plan(spec, found, cycles)
+
+
+def _as_plan(spec: KernelSpec, found: tiling.Tiling, cycles: float) -> Plan:
+    fragments = spec.splits * tiling.tiles_of_warp(spec, found)
+    shape = found.blocks, found.grid, found.warps, found.sequences
+    return Plan(*shape, fragments, found.register_fragments, found.stages, cycles)
 
 
 def auto_backend(
@@ -144,5 +150,7 @@ def explain(
 
 
 def _first_plan(direction: str, problem: Problem, batch: int) -> str:
-    plan = next(plans(direction, problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu))
+    spec = KernelSpec(direction, problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu)
+    found = tiling.best(bucket(spec, tiling.SOLVER))
+    plan = _as_plan(spec, found, tiling.cycles(spec, found))
     return f"{plan}; about {plan.cycles:.0f} cycles per time step"
