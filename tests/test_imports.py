@@ -17,6 +17,7 @@ COMMANDS = {
     "reproduce",
     "lm_eval",
     "import_xlstm",
+    "results",
 }
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
 

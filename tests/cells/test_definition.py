@@ -149,8 +149,9 @@ def test_step_that_draws_random_numbers_is_refused(p):
 
 
 def test_unknown_cell_lists_the_registered_ones():
-    with pytest.raises(ValueError, match="unknown cell 'lstn'; registered cells: elman, elman_relu, gru, lstm, slstm"):
+    with pytest.raises(ValueError, match="unknown cell 'lstn'; registered cells: ") as error:
         get_cell("lstn")
+    assert all(name in str(error.value) for name in registered_cells())
 
 
 @pytest.mark.usefixtures("_registry")
