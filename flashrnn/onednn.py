@@ -26,7 +26,7 @@ def lstm(network: nn.Module, x: Tensor, states) -> tuple[Tensor, tuple[Tensor, T
     """
     if network.cell is not LSTM or network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES:
         return None
-    if not (is_plain(x, x.dtype) and x.numel() and onednn_computes(x.dtype) and autograd_alone()):
+    if not (autograd_alone() and is_plain(x, x.dtype) and x.numel() and onednn_computes(x.dtype)):
         return None
     if torch.is_autocast_enabled("cpu") or (weights := _weights(network, x)) is None:
         return None
