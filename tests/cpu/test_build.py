@@ -66,9 +66,9 @@ def test_of_many_threads_one_compiles(monkeypatch):
 
     monkeypatch.setattr(build, "_execute", record)
     with ThreadPoolExecutor(4) as threads:
-        parts = list(threads.map(lambda _: build.cell_step("forward", cell, 64, torch.float32), range(4)))
+        steps = list(threads.map(lambda _: build.cell_step("forward", cell, 64, torch.float32), range(4)))
     assert len(executed) == 1
-    assert len({part.address for part in parts}) == 1
+    assert len({step.part.address for step in steps}) == 1
 
 
 @pytest.mark.parametrize("passes", ["forward", "backward"])
