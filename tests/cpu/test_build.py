@@ -38,6 +38,7 @@ def compilations(folder) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_compiled_code_is_kept_and_damage_to_it_mended(tmp_path):
     assert compilations(tmp_path) > 0
     assert compilations(tmp_path) == 0

@@ -23,6 +23,7 @@ def outcomes() -> dict[str, str]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interface", CASES)
 def test_without_a_private_interface_results_are_the_same(outcomes, interface):
     assert outcomes[interface] == "", outcomes[interface]

@@ -15,7 +15,7 @@ import yaml
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from benchmarks import RESULTS, sweep_page
+from benchmarks import RESULTS, layers_page, sweep_page
 from benchmarks.commands import COMMANDS
 from reproduction import ENTRIES, kernels, language_model, loss_curves, record, text_runs, throughput
 from reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
@@ -555,18 +555,19 @@ def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machi
         throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
 
 
-SWEEPS = set(RESULTS.glob("*/sweep.md"))
+WRITERS = {"sweep": sweep_page.write, "layers": layers_page.write}
+OF_BENCHMARKS = {page for page in RESULTS.glob("*/*.md") if page.stem in WRITERS}
 
 
-@pytest.mark.parametrize("page", sorted(SWEEPS), ids=str)
-def test_pages_of_sweeps_say_what_their_data_say(page, tmp_path):
+@pytest.mark.parametrize("page", sorted(OF_BENCHMARKS), ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_pages_of_benchmarks_say_what_their_data_say(page, tmp_path):
     """Otherwise they are made anew by `python -m scripts.benchmark figures FILE`."""
-    made, _ = sweep_page.write(Path(shutil.copy(page.with_suffix(".json"), tmp_path)))
+    made, _ = WRITERS[page.stem](Path(shutil.copy(page.with_suffix(".json"), tmp_path)))
     assert made.read_text() == page.read_text()
 
 
 @pytest.mark.parametrize(
-    "page", sorted(set(RESULTS.glob("*/*.md")) - SWEEPS), ids=lambda page: f"{page.parent.name}-{page.stem}"
+    "page", sorted(set(RESULTS.glob("*/*.md")) - OF_BENCHMARKS), ids=lambda page: f"{page.parent.name}-{page.stem}"
 )
 def test_pages_say_what_their_data_say(page, tmp_path):
     """After new measurements, or in other words, they are made anew: `python -m scripts.reproduce NAME --data ...`."""

@@ -97,6 +97,7 @@ def test_configs_of_ones_own(tmp_path):
     assert "max_steps: 5" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_run_with_configs_of_ones_own_goes_on_without_naming_them(tmp_path):
     folder = tmp_path / "mine" / "experiment"
     folder.mkdir(parents=True)

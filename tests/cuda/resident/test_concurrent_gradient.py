@@ -143,7 +143,9 @@ def on_host(monkeypatch, tmp_path):
         pytest.param(
             Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Tiling(56, 1, 3, 64), marks=pytest.mark.slow
         ),
-        (Case(LSTM, B=5, T=131, N=1, D=36), torch.float32, True, Tiling(40, 2, 1, 32)),
+        pytest.param(
+            Case(LSTM, B=5, T=131, N=1, D=36), torch.float32, True, Tiling(40, 2, 1, 32), marks=pytest.mark.slow
+        ),
         pytest.param(
             Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True),
             torch.float32,

@@ -105,11 +105,12 @@ def on_host(monkeypatch, tmp_path_factory):
             tiled(1, 2, 2, 16, 2),
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             Case(GRU, B=5, T=6, N=1, D=64),
             torch.float16,
             tiled(2, 1, 1, 4, 2),
             tiled(1, 4, 1, 4, 4, stages=2, register_fragments=0),
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             Case(LSTM, B=3, T=6, N=1, D=192),

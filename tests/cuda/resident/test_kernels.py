@@ -53,6 +53,7 @@ def test_wide_heads_spill_before_the_time_loop_alone(direction, gpu, cell):
     assert_spills_before_the_loop(compiled(direction, cell, 768, gpu), loads=0 if direction == "forward" else 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", BUILT_IN)
 def test_counting_chunks_takes_no_registers(cell):
     assert compiled("backward", cell, 64, variant=COUNTING).spilled == 0
@@ -90,6 +91,7 @@ def test_float16(direction, head_dim):
 WITH_TF32 = replace(TRAINING, aux=torch.float32, tf32=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 256])
 @pytest.mark.parametrize("cell", BUILT_IN)
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -148,6 +148,7 @@ def best_estimates(direction: str, sizes: Iterable[tuple[int, int, int]]) -> lis
     return [next(tiling.estimates(spec_of(direction, "lstm", *size)))[0] for size in sizes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 12])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_no_head_is_slower_than_a_larger_one(direction, heads):
@@ -156,6 +157,7 @@ def test_no_head_is_slower_than_a_larger_one(direction, heads):
     assert cycles == sorted(cycles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "head_dim"), [(12, 64), (1, 768)])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_no_batch_is_slower_than_a_larger_one(direction, heads, head_dim):

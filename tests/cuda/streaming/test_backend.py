@@ -106,6 +106,7 @@ def test_kernels_with_tf32_on_the_processor(on_host):
     check_tf32("cuda", case, "cpu")
 
 
+@pytest.mark.slow
 def test_numbers_beyond_float16(on_host):
     on_host(tilings(SLSTM, 16, torch.float16, 8, 1, 2, 1), at_once=100)
     check_numbers_beyond_float16("cuda", "cpu")
@@ -122,6 +123,7 @@ def test_gradients_of_biases_are_summed_in_float32(on_host):
     torch.testing.assert_close(b.grad, torch.full_like(b, 1.001 * B * T))
 
 
+@pytest.mark.slow
 def test_inference_on_the_processor(on_host):
     """Kernels that keep neither gates nor states give the states that training gives."""
     case = Case(SLSTM, B=3, T=4, N=2, D=11)
