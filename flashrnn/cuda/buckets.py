@@ -1,7 +1,7 @@
 """Batch buckets: one tiling for many batch sizes, so that whoever calls with all of them compiles few kernels.
 
-The solvers find a tiling for one batch size. Asked for every size, they give up to twenty tilings of one kernel. At
-most MOST of these are taken: those with the smallest slowdown by the solvers' estimates, at whatever batch size.
+The solvers find a tiling for one batch size. Asked for every size, they give up to twenty tilings of one kernel. Six of
+these are taken, or as many more as it needs for a slowdown of at most SLOWEST by the solvers' estimates.
 """
 
 import hashlib
@@ -15,11 +15,13 @@ from pathlib import Path
 from flashrnn.cache import cache_folder, store
 from flashrnn.cuda.spec import KernelSpec
 
-MOST = 6  # tilings of a direction for all batch sizes up to LARGEST
+FEW = 6  # tilings of a direction for all batch sizes up to LARGEST
 LARGEST = 512
-_SOLVED = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
+SLOWEST = (
+    1.05  # over the time of a step with the solver's own tiling; powers of two, which most callers have, have that
+)
+_SOLVED = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 60, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _JUDGED = (*range(1, 65), *range(66, 257, 2), *range(264, LARGEST + 1, 8))  # sizes between two have the larger's bucket
-_SLACK = 0.05  # of the time of a step
 
 Ranges = tuple[tuple[int, int], ...]
 """The first batch size of a range, and the one whose tiling serves all of it."""
@@ -100,25 +102,25 @@ def find(spec: KernelSpec, solver: Solver) -> Ranges:
 
 
 def _fewest_slow(cycles: dict[int, list[float]]) -> list[int]:
-    """Return at most MOST tilings with the smallest slowdown at powers of two, which most callers have.
-
-    Nowhere is it larger by more than _SLACK than the largest slowdown has to be with so few tilings.
-    """
+    """Return the FEW tilings with the smallest slowdown, or more where that is above SLOWEST."""
     fastest = [min(column) for column in zip(*cycles.values(), strict=True)]
     ratios = {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
-    allowed = sorted({ratio for row in ratios.values() for ratio in row})
 
-    def within(largest: float, at_powers: float) -> list[int] | None:
-        limits = [min(largest, at_powers) if batch.bit_count() == 1 else largest for batch in _JUDGED]
+    def within(slowdown: float, most: int) -> list[int] | None:
+        limits = [1.0 if batch.bit_count() == 1 else slowdown for batch in _JUDGED]
         serves = {
             one: sum(1 << i for i, pair in enumerate(zip(row, limits, strict=True)) if pair[0] <= pair[1])
             for one, row in ratios.items()
         }
-        return _cover(serves, (1 << len(_JUDGED)) - 1, MOST)
+        return _cover(serves, (1 << len(_JUDGED)) - 1, most)
 
-    largest = allowed[bisect_left(allowed, True, key=lambda ratio: within(ratio, ratio) is not None)] + _SLACK
-    at_powers = allowed[bisect_left(allowed, True, key=lambda ratio: within(largest, ratio) is not None)]
-    return within(largest, at_powers)
+    number = next(
+        (most for most in range(FEW, len(ratios)) if within(SLOWEST, most) is not None), max(FEW, len(ratios))
+    )
+    allowed = sorted({ratio for row in ratios.values() for ratio in row})
+    return within(
+        allowed[bisect_left(allowed, True, key=lambda slowdown: within(slowdown, number) is not None)], number
+    )
 
 
 def _cover(serves: dict[int, int], missing: int, most: int) -> list[int] | None:
