@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.cases import MODES
 from benchmarks.layer_cases import LayerCase
@@ -19,7 +20,7 @@ def write(path: Path) -> list[Path]:
     """Make the page and the figure of a file of `layers`, beside it."""
     content = json.loads(path.read_text())
     machine, found = content["machine"], [row for row in content["rows"] if "ratio" in row]
-    device = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+    device = machine["gpu"] or f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}"
     page, figure = path.with_suffix(".md"), path.with_suffix(".png")
     draw(found, device, figure)
     precisions = list(dict.fromkeys(row["precision"] for row in found))
@@ -86,19 +87,24 @@ def _title(case: LayerCase) -> str:
 
 
 def draw(rows: list[dict], device: str, path: Path) -> None:
-    """Draw a panel for every mode, a point for every network and precision, by family."""
+    """Draw a panel for every mode, a point for every network, by family, cell and precision."""
     families = list(dict.fromkeys(row["family"] for row in rows))
-    precisions = list(dict.fromkeys(row["precision"] for row in rows))
+    groups = list(dict.fromkeys((row["precision"], row["cell"]) for row in rows))
     figure = Figure(figsize=(12, 5), layout="constrained")
     for axes, mode in zip(figure.subplots(1, len(MODES), sharey=True), MODES, strict=True):
-        for shift, name in enumerate(precisions):
-            found = ratios(rows, name, mode)
-            places = [families.index(case.family) + 0.15 * (shift - (len(precisions) - 1) / 2) for case in found]
-            axes.plot(list(found.values()), places, "o", alpha=0.6, markersize=5, label=name)
+        found = {name: ratios(rows, name, mode) for name, _ in groups}
+        for shift, (name, cell) in enumerate(groups):
+            points = {case: ratio for case, ratio in found[name].items() if case.cell == cell}
+            places = [families.index(case.family) + 0.2 * (shift - (len(groups) - 1) / 2) for case in points]
+            axes.plot(list(points.values()), places, "o", alpha=0.6, markersize=5, label=f"{cell}, {name}")
         axes.axvline(1, color="black", linewidth=1)
-        axes.set(xscale="log", title=mode, xlabel="PyTorch's time over ours", yticks=range(len(families)))
-        axes.set_yticklabels(families)
-        axes.grid(alpha=0.3, which="both")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(precisions))
-    figure.suptitle(device)
+        middle = median(ratio for of_precision in found.values() for ratio in of_precision.values())
+        axes.set(xscale="log", title=f"{mode}: median {middle:.2f}", xlabel="PyTorch's time over FlashRNN's")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_yticks(range(len(families)), families)
+        axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(groups))
+    figure.suptitle(f"FlashRNN beside nn.LSTM and nn.GRU, right of the line it is faster ({device})")
     figure.savefig(path, dpi=120)
