@@ -11,7 +11,7 @@ from flashrnn.cpu.step import Step
 from flashrnn.dispatch import check_backend, choose
 from flashrnn.functional import dtype_under_autocast, flashrnn
 from flashrnn.initialization import BIAS, RECURRENT, check_init, init_bias, init_recurrent
-from flashrnn.problem import Problem
+from flashrnn.problem import Problem, state_dtype
 
 
 class Recurrence(nn.Module):
@@ -95,6 +95,7 @@ class Recurrence(nn.Module):
             where its backend is another one: there is such a function for backend `cpu_fused`.
         """
         plain = states.device.type == "cpu" and states.dtype == self.R.dtype == dtype_under_autocast(self.R)
+        plain = plain and states.dtype == state_dtype(states.dtype)
         if not plain or not states.is_contiguous():
             return None
         sizes = states.shape[2:]

@@ -23,6 +23,7 @@ from flashrnn.residual import Residual
 
 _PLAIN = (Tensor, nn.Parameter)
 _CPU = torch.device("cpu")
+_DTYPES = (torch.float32, torch.float64)  # those that states have, too
 
 
 class Layer(NamedTuple):
@@ -46,7 +47,7 @@ def layers(
         states: of each state of the cell [layers, B, H].
         reset: [B] or None.
     """
-    if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2:
+    if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2 or x.dtype not in _DTYPES:
         return None
     dtype, (B, features), (_, first) = x.dtype, x.shape, modules[0]
     if not (B and is_plain(x, dtype) and len(states) == len(first.cell.states)):

@@ -13,14 +13,29 @@ from flashrnn.cells.trace import untraceable
 from flashrnn.cpu import build
 from flashrnn.cpu.call import Prepared, Sizes, prepare
 from flashrnn.memory_format import empty_in_format, in_format, is_time_major
-from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Problem,
+    StateGradients,
+    States,
+    aux_dtype,
+    aux_gradient,
+    empty_aux,
+    initial_states,
+    saturated,
+    state_dtype,
+)
 from flashrnn.products import recurrent_only, weight_gradient_of_states
-from flashrnn.residual import GateFormat, Residual, empty_gates
+from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype
 
 NUMBA_IS_MISSING = "numba is not installed: pip install numba"
+_LARGEST_IN_BFLOAT16 = 768  # head size; of larger ones and many sequences PyTorch's products of bfloat16 are faster
 
 
 class CpuFused:
+    """Computes in the state dtype; in bfloat16 h is rounded after every step."""
+
     name = "cpu_fused"
 
     def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
@@ -29,8 +44,12 @@ class CpuFused:
     def unsupported_reason(self, problem: Problem) -> str | None:
         if problem.device.type != "cpu":
             return f"it runs on CPUs, not on {problem.device.type}"
-        if reason := problem.dtype_reason((torch.float32, torch.float64)):
+        if reason := problem.dtype_reason((torch.bfloat16, torch.float32, torch.float64)):
             return reason
+        if problem.dtype == torch.bfloat16 and problem.head_dim > _LARGEST_IN_BFLOAT16:
+            return (
+                f"in bfloat16 it serves heads of up to {_LARGEST_IN_BFLOAT16} units: vanilla is faster with larger ones"
+            )
         if not _installed():
             return untraceable(problem.cell) or NUMBA_IS_MISSING
         return untraceable(problem.cell)
@@ -40,12 +59,13 @@ class CpuFused:
         kernel = prepared("forward", cell, Wx)
         if training:
             prepared("backward", cell, Wx)
-        states = initial_states(cell, states, Wx)
-        h, last = empty_in_format(Wx, *Wx.shape[3:]), torch.empty_like(states)
-        aux, gates = empty_aux(cell, Wx, all_states, training), empty_gates(cell, Wx, training, "NGD")
+        dtype, states = Wx.dtype, initial_states(cell, states, Wx)
+        x = in_format(Wx.to(states.dtype), Wx)
+        h, last = empty_in_format(x, *x.shape[3:]), torch.empty_like(states)
+        aux, gates = empty_aux(cell, x, all_states, training), empty_gates(cell, x, training, "NGD")
         kernel.run(
             h=h,
-            x=in_format(Wx, Wx),
+            x=x,
             weights=weights(kernel.sizes, R),
             b=b.to(states.dtype).contiguous(),
             reset=None if reset is None else in_format(reset, h),
@@ -54,18 +74,18 @@ class CpuFused:
             aux=aux if aux.numel() else None,
             pre=gates if gates.numel() else None,
         )
-        return States(h, aux, last), gates
+        aux = saturated(aux, aux_dtype(cell, dtype, all_states))
+        return States(h.to(dtype), aux, last), saturated(gates, residual_dtype(dtype))
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
-        gates = residual.gates_in("NGD")
-        initial = initial_states(cell, states, h)
+        dtype, initial = h.dtype, initial_states(cell, states, h)
+        h, aux, gates = (tensor.to(initial.dtype) for tensor in (h, aux, residual.gates_in("NGD")))
         d_states = torch.zeros_like(initial) if grads.last is None else torch.empty_like(initial).copy_(grads.last)
-        d_h, d_aux = None if grads.h is None else in_format(grads.h, h), aux_gradient(grads, aux, initial.dtype)
-        return Gradients(
-            *gradients(cell, R, initial.unbind(), reset, h, gates, d_h, d_states.unbind(), aux=aux, d_aux=d_aux),
-            d_states,
-        )
+        d_h = None if grads.h is None else in_format(grads.h.to(h.dtype), h)
+        others = {"aux": aux, "d_aux": aux_gradient(grads, aux, h.dtype)}
+        d_x, d_R, d_b = gradients(cell, R, initial.unbind(), reset, h, gates, d_h, d_states.unbind(), **others)
+        return Gradients(d_x.to(dtype), d_R.to(R.dtype), d_b, d_states)
 
 
 def gradients(
@@ -93,6 +113,7 @@ def gradients(
         others: "aux" and "d_aux", which a single step does not have.
     """
     kernel, large, (N, D) = prepared("backward", cell, h), build.is_large(h.shape[3]), h.shape[2:]
+    R = R.to(h.dtype)
     d_x = empty_in_format(h, len(cell.input_gates), N, D)
     d_u = empty_in_format(h, len(recurrent_only(cell)), N, D) if large else None
     width = build.layout(D).width
@@ -100,7 +121,7 @@ def gradients(
     d_b = h.new_zeros(kernel.parts, len(cell.gates), N, width)
     kernel.run(
         h=h,
-        R=R.transpose(2, 3).contiguous() if large else columns(R),
+        R=_transposed(R) if large else columns(R),
         reset=None if reset is None else in_format(reset, h),
         initial=initial,
         pre=gates,
@@ -135,6 +156,7 @@ def prepared(direction: str, cell: Cell, rows: Tensor) -> Prepared:
 
 def weights(sizes: Sizes, R: Tensor) -> Tensor:
     """Return R as the forward of such sizes takes it."""
+    R = R.to(state_dtype(R.dtype))
     return R.contiguous() if sizes.by_rows else columns(R.transpose(2, 3))
 
 
@@ -143,6 +165,14 @@ def columns(R: Tensor) -> Tensor:
     D = R.shape[3]
     missing = build.layout(D).width - D
     return (pad(R, (0, missing)) if missing else R).contiguous()
+
+
+def _transposed(R: Tensor) -> Tensor:
+    """R [Gr, N, D, D] -> its matrices transposed, one by one: only single ones does PyTorch copy in blocks."""
+    out = torch.empty_like(R, memory_format=torch.contiguous_format)
+    for to, matrix in zip(out.flatten(0, 1), R.flatten(0, 1), strict=True):
+        to.copy_(matrix.t())
+    return out
 
 
 def _sum_of_parts(d: Tensor, size: int) -> Tensor:

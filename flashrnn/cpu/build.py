@@ -22,7 +22,7 @@ from flashrnn.cells import Cell
 from flashrnn.cells.printers.numba import cell_loop, cell_rows, product, row_product
 from flashrnn.cells.trace import trace
 from flashrnn.forking import lock_that_forks_wait_for
-from flashrnn.problem import dtype_name, making_kernels
+from flashrnn.problem import dtype_name, making_kernels, state_dtype
 
 _KERNELS = Path(__file__).parent / "kernels"
 _ELEMENTS = 2048  # of a gate that are worked on at a time: all gates and states fit the second cache
@@ -89,14 +89,16 @@ def row_product_of(dtype: torch.dtype) -> Part:
 
 @cache
 def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> Step:
-    """The cell's step, or its gradient (see `cell_loop`)."""
-    sizes, mathematics = layout(head_dim), (_template("any_float"), _template(dtype_name(dtype)))
+    """The cell's step, or its gradient (see `cell_loop`), in the state dtype of `dtype`, in which h is."""
+    sizes, real = layout(head_dim), state_dtype(dtype)
+    mathematics = _template("any_float"), _template(dtype_name(real))
     stride = f"STRIDE = {sizes.stride}"
-    if not trace(cell, dtype).reduces:
-        return Step(_compiled("cell", dtype, stride, *mathematics, cell_loop(cell, direction, dtype)), 0)
-    rows = cell_rows(cell, direction, dtype)
+    rounding = f"to_{dtype_name(dtype)}" if dtype != real and direction == "forward" else ""
+    if not trace(cell, real).reduces:
+        return Step(_compiled("cell", real, stride, *mathematics, cell_loop(cell, direction, real, rounding)), 0)
+    rows = cell_rows(cell, direction, real, rounding)
     names = f"{stride}\nWIDTH = {sizes.width}\nD = {head_dim}"
-    part = _compiled("cell", dtype, names, *mathematics, _template("reductions"), rows.text)
+    part = _compiled("cell", real, names, *mathematics, _template("reductions"), rows.text)
     return Step(part, rows.slots * sizes.width)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cpu import build, threads
+from flashrnn.problem import state_dtype
 from flashrnn.products import places, recurrent_only
 
 _SMALL = 2**19  # multiplications of a call that one thread has done before another one has begun
@@ -30,7 +31,7 @@ class Sizes(NamedTuple):
     heads: int
     head_dim: int
     time_major: bool
-    dtype: torch.dtype
+    dtype: torch.dtype  # that h has; the kernels compute in its state dtype
     threads: int  # that there are
 
     @property
@@ -65,14 +66,14 @@ class Prepared(NamedTuple):
                 words[self.field[name]] = addresses.buffer_info()[0]
         threads.run(self.kernel.address, threads.Data(words, (room, arguments, kept)), self.threads)
         if self.sizes.steps == 1:
-            _spare(self.buffers, self.sizes.dtype).append(room)
+            _spare(self.buffers, state_dtype(self.sizes.dtype)).append(room)
 
     def _room(self) -> Tensor:
         """Zeros, because there are numbers that are slow to work on; for a single step what another one has left."""
         if self.sizes.steps == 1:
             with suppress(IndexError):  # no other thread gets the same
-                return _spare(self.buffers, self.sizes.dtype).pop()
-        return torch.zeros(self.buffers, dtype=self.sizes.dtype, device="cpu")
+                return _spare(self.buffers, state_dtype(self.sizes.dtype)).pop()
+        return torch.zeros(self.buffers, dtype=state_dtype(self.sizes.dtype), device="cpu")
 
 
 @cache
@@ -85,8 +86,9 @@ def prepare(sizes: Sizes) -> Prepared:
     """Return what calls of such sizes share; raises KernelUnavailable."""
     direction, cell, B, T, N, D, time_major, dtype, _ = sizes
     layout, (parts, part) = build.layout(D), _parts(sizes)
-    kernel = build.time_loop(direction, dtype)
-    product = build.row_product_of(dtype) if sizes.by_rows else build.matrix_product(layout.width, dtype)
+    real = state_dtype(dtype)
+    kernel = build.time_loop(direction, real)
+    product = build.row_product_of(real) if sizes.by_rows else build.matrix_product(layout.width, real)
     alone = recurrent_only(cell)
     tensors = [torch.tensor(places(cell.gates, gates)) for gates in (cell.input_gates, cell.recurrent_gates, alone)]
     step = build.cell_step(direction, cell, D, dtype)

@@ -118,8 +118,10 @@ def reason(**changes) -> str | None:
 def test_what_it_does_not_serve_has_a_reason(monkeypatch):
     assert reason() is None
     assert reason(device=torch.device("cuda:0")) == "it runs on CPUs, not on cuda"
-    assert reason(dtype=torch.bfloat16) == "it computes in float32 and float64, not in torch.bfloat16"
+    assert reason(dtype=torch.float16) == "it computes in bfloat16, float32 and float64, not in torch.float16"
     assert reason(head_dim=4096) is None
+    assert reason(dtype=torch.bfloat16, head_dim=768) is None
+    assert "768" in reason(dtype=torch.bfloat16, head_dim=769)
     monkeypatch.setattr("flashrnn.cpu.backend._installed", lambda: False)
     assert reason() == "numba is not installed: pip install numba"
 

@@ -37,6 +37,14 @@ def test_cpu_fused_float32(case):
     check("cpu_fused", case, torch.float32, "cpu")
 
 
+OF_BFLOAT16 = [*CELL_CASES, *NORMALISED_CASES, *LAYOUT_CASES, *LARGE_CASES]
+
+
+@pytest.mark.parametrize("case", [*OF_BFLOAT16, *(case for case in RESET_CASES if case.D == 32)], ids=str)
+def test_cpu_fused_bfloat16(case):
+    check("cpu_fused", case, torch.bfloat16, "cpu")
+
+
 @pytest.mark.parametrize("backend", ["cpu_fused", "vanilla"])
 @pytest.mark.parametrize("case", CELL_CASES, ids=str)
 def test_no_states(case, backend):

@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_said():
 def test_the_backend_of_a_cpu_and_of_a_gpu():
     assert auto_backend("lstm", 12, 64, torch.bfloat16, named_gpu("H100")) == "cuda_fused"
     assert auto_backend("lstm", 1, 4096, torch.bfloat16, named_gpu("H100")) == "cuda"
-    assert auto_backend("lstm", 1, 64, torch.bfloat16, None) == "vanilla"
+    assert auto_backend("lstm", 1, 64, torch.bfloat16, None) == "cpu_fused"
 
 
 def test_heads_of_odd_size_are_planned_with_the_units_that_a_call_adds():
@@ -59,7 +59,7 @@ def test_heads_of_odd_size_are_planned_with_the_units_that_a_call_adds():
         ((12, 64), "H100", "auto", "cuda_fused", []),
         ((1, 4096), "H100", "auto", "cuda", ["cuda_fused", "triton_fused"]),
         ((1, 64), None, "vanilla", "vanilla", []),
-        ((1, 64), None, "auto", "vanilla", ["cuda_fused", "triton_fused", "cuda", "cpu_fused"]),
+        ((1, 64), None, "auto", "cpu_fused", ["cuda_fused", "triton_fused", "cuda"]),
     ],
 )
 def test_a_call_is_explained(sizes, gpu, backend, taken, refused):

@@ -14,18 +14,21 @@ from flashrnn.cells.printers.printing import PYTHON, operations, variables, writ
 _FORMULA = PYTHON | {"not": "not {0}"}
 
 
-def cell_loop(cell: Cell, direction: str, dtype: torch.dtype) -> str:
+def cell_loop(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = "") -> str:
     """Return the C function `kernel(gates, states, count)`, backward `kernel(gates, states, d_states, count)`.
 
     It goes over `count` numbers of every gate and state, STRIDE apart, and writes its results in the place of what it
-    reads: the new states, or the gradients of the gates and of the states before.
+    reads: the new states, the first one rounded by the function `rounding` if given, or the gradients of the gates and
+    of the states before.
     """
     forward, factors, backward = functions(cell, dtype)
     gates = {name: f"gates[{k} * STRIDE + i]" for k, name in enumerate(cell.gates)}
     states = {name: f"states[{k} * STRIDE + i]" for k, name in enumerate(cell.states)}
     if direction == "forward":
         results = dict(zip(forward.outputs["fresh"], states.values(), strict=True))
-        return _loop(("gates", "states"), _body(forward, gates | states, results))
+        h = states[cell.states[0]]
+        rounded = [f"{h} = {rounding}({h})"] if rounding else []
+        return _loop(("gates", "states"), _body(forward, gates | states, results) + rounded)
     d_new = {name: f"d_states[{k} * STRIDE + i]" for k, name in enumerate(backward.inputs["d_new"])}
     kept = {name: name for name in factors.outputs["factors"]}
     results = dict(zip(backward.outputs["d_g"], gates.values(), strict=True))
@@ -41,19 +44,20 @@ class RowStep(NamedTuple):
     slots: int  # of WIDTH numbers each, after the states or their gradients, that a row is worked on in
 
 
-def cell_rows(cell: Cell, direction: str, dtype: torch.dtype) -> RowStep:
+def cell_rows(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = "") -> RowStep:
     """As `cell_loop`, of rows of D units, WIDTH apart."""
     forward, factors, backward = functions(cell, dtype)
     places = {name: ("gates", k) for k, name in enumerate(cell.gates)}
     places |= {name: ("states", k) for k, name in enumerate(cell.states)}
     if direction == "forward":
         results = dict(zip(forward.outputs["fresh"], cell.states, strict=True))
-        return _rows(forward.graph, places, results, len(cell.states))
+        rounded = {cell.states[0]: rounding}
+        return _rows(forward.graph, places, results, rounded, len(cell.states))
     d_new = backward.inputs["d_new"]
     places |= {name: ("d_states", k) for k, name in enumerate(d_new)}
     results = dict(zip(backward.outputs["d_g"], cell.gates, strict=True))
     results |= dict(zip(backward.outputs["d_old"], d_new, strict=True))
-    return _rows(backward.graph.after(factors.graph), places, results, len(cell.states))
+    return _rows(backward.graph.after(factors.graph), places, results, {}, len(cell.states))
 
 
 def product(rows: int, depth: int) -> str:
@@ -97,11 +101,14 @@ def _loop(arrays: tuple[str, ...], body: list[str]) -> str:
     return "\n".join([*lines, *(f"        {line}" for line in body)])
 
 
-def _rows(graph: Graph, places: dict[str, tuple[str, int]], results: dict[str, str], states: int) -> RowStep:
+def _rows(
+    graph: Graph, places: dict[str, tuple[str, int]], results: dict[str, str], rounded: dict[str, str], states: int
+) -> RowStep:
     """A loop over rows, in which loops over units and reductions take turns.
 
-    `places` are the inputs' arrays and numbers in them, `results` the inputs whose places results go to. A row is
-    copied, because loops over a single array are vectorized without checks that arrays do not overlap.
+    `places` are the inputs' arrays and numbers in them, `results` the inputs whose places results go to, `rounded` the
+    functions by which they go there. A row is copied, because loops over a single array are vectorized without checks
+    that arrays do not overlap.
     """
     found = phases(graph, (graph.outputs[name] for name in results))
     stored = [*places, *kept(graph, found)]  # inputs, and nodes of the graph
@@ -136,7 +143,10 @@ def _rows(graph: Graph, places: dict[str, tuple[str, int]], results: dict[str, s
         body += [f"v{k} = {operation(k)}" for k in phase.computes]
         body += [f"row[{slot[k]} + j] = v{k}" for k in phase.computes if k in slot]
         if not phase.reductions:  # the last one
-            body += [f"row[{slot[to]} + j] = {text(graph.outputs[name])}" for name, to in results.items()]
+            body += [
+                f"row[{slot[to]} + j] = {rounded.get(to, '')}({text(graph.outputs[name])})"
+                for name, to in results.items()
+            ]
         lines += ["for j in range(D):", *(f"    {line}" for line in body)]
         lines += [f"v{k} = {operation(k)}" for k in phase.reductions]
     lines += copies(results.values(), back=True)

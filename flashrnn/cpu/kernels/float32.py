@@ -95,3 +95,11 @@ def op_log1p(x):
     u = F(1) + x
     correction = ((u - F(1)) - x) / u  # what rounding lost of x
     return op_log(u) - op_where((u > F(0)) & (u < F(inf)), correction, F(0))
+
+
+@function
+def to_bfloat16(x):
+    """x rounded to the nearest number of bfloat16, of two the even one."""
+    bits = F(x).view(_I)
+    rounded = _I(bits + _I(0x7FFF) + ((bits >> 16) & _I(1))) & _I(-65536)
+    return op_where(x == x, _I(rounded).view(F), x)
