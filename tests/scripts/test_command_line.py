@@ -140,4 +140,4 @@ def test_a_job_that_fails_leaves_the_others(tmp_path):
     assert "optim.lr=1e+20" in ended.stderr.partition(" failed\nerror: ")[0].splitlines()[-1]
     assert len(list(tmp_path.glob("outputs/parity/*/*/eval.json"))) == 2
     (table,) = tmp_path.glob("outputs/parity/*/results.csv")
-    assert "1_slstm,optim.lr=1e+20,,," in table.read_text().splitlines()
+    assert "1_slstm,optim.lr=1e+20,," in table.read_text().splitlines()
