@@ -24,6 +24,8 @@ lint: setup  ## check format, lint rules and import direction
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
+test test-all: export OMP_WAIT_POLICY = passive  # threads of one process do not spin while the other's compute
+
 test: setup lint  ## run the checks and the CPU tests, but for the slow ones; ARGS goes to pytest
 	$(BIN)/pytest --numprocesses 2 -m 'not gpu and not slow' $(ARGS)
 
