@@ -132,7 +132,7 @@ def operator_gate_format(name: str, cell: str, head_dim: int, dtype: torch.dtype
     elif device.type == "cuda":
         backend = TritonFused() if torch.version.hip else CudaFused()
     else:
-        backend = CpuFused()
+        backend = CPU_FUSED
     return backend.gate_format(cell_of_key(cell), head_dim, dtype)
 
 

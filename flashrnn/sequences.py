@@ -205,8 +205,9 @@ class Documents(SideBySide):
 def _rows_of_documents(lengths: list[int]) -> list[list[int]]:
     """Return rows no longer than the longest document, at most one of which is less than half full."""
     rows, used = [], []  # `used`: a heap of the lengths of rows and their numbers
+    longest = max(lengths)
     for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        if used and used[0][0] + lengths[number] <= max(lengths):
+        if used and used[0][0] + lengths[number] <= longest:
             length, row = heapq.heappop(used)
         else:
             length, row = 0, len(rows)
