@@ -80,7 +80,8 @@ class StateTracking(ResumableDataModule):
     loader, uniform over all of them; testing is one loader per range. Each evaluation loader holds
     `eval_batches * batch_size` sequences.
 
-    A sample is a pure function of (seed, split, lengths, index). Training needs `Trainer(max_steps=...)`.
+    A sample is a pure function of (seed, split, lengths, index). Training needs `Trainer(max_steps=...)`. `options` are
+    those of the task (`data.tasks.FAMILIES`).
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class StateTracking(ResumableDataModule):
         curriculum: int = 0,
         seed: int = 0,
         num_workers: int = 0,
+        **options: Any,
     ):
         super().__init__(batch_size, num_workers, seed)
         edges = tuple(eval_lengths)
@@ -109,7 +111,7 @@ class StateTracking(ResumableDataModule):
             raise ValueError(f"unknown supervision {supervision!r}; there are: {', '.join(get_args(Supervision))}")
         check_at_least(1, eval_batches=eval_batches)
         check_at_least(0, curriculum=curriculum)
-        self.task = get_task(task)
+        self.task = get_task(task, **options)
         self.task.check()
         for key, length in (("min_length", min_length), ("eval_lengths", edges[0])):
             if length < self.task.shortest:

@@ -5,18 +5,23 @@ labels [B, T], both int64, where the label of a position depends on the tokens u
 prefix is a sample too), or is -100 where the task asks nothing. Every sequence has a label within its first `shortest`
 positions, so that none is without.
 
+Tasks with options (`task_family`) are made by a function that takes these and returns a Task.
+
 Sources: Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy, arXiv 2207.02098; Liu et al. 2023, Exposing
-Attention Glitches with Flip-Flop Language Modeling, arXiv 2306.00946; Merrill, Petty and Sabharwal 2024, The Illusion
-of State in State-Space Models, arXiv 2404.08819.
+Attention Glitches with Flip-Flop Language Modeling, arXiv 2306.00946; Liu et al. 2023, Transformers Learn Shortcuts to
+Automata, arXiv 2210.10749; Merrill, Petty and Sabharwal 2024, The Illusion of State in State-Space Models, arXiv
+2404.08819.
 """
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
+from inspect import signature
+from typing import Any
 
 import numpy as np
 
+from data.groups import group_name, group_table, symmetric_group
 from flashrnn.imports import imported
 
 IGNORE = -100  # label of a position that is not scored: torch's ignore_index
@@ -69,12 +74,34 @@ def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Call
     return register
 
 
-def get_task(name: str) -> Task:
-    """Return the registered task of that name, or what "module.name" imports."""
+FAMILIES: dict[str, Callable[..., Task]] = {}
+
+
+def task_family(make: Callable[..., Task]) -> Callable[..., Task]:
+    """Register a function that makes a task of its arguments, which are options of data in a config."""
+    FAMILIES[make.__name__] = make
+    return make
+
+
+def get_task(name: str, **options: Any) -> Task:
+    """Return the registered task of that name, what "module.name" imports, or a family's task with these options.
+
+    Raises:
+        ValueError: there is no such task, or it does not have these options.
+    """
+    if name in FAMILIES:
+        try:
+            signature(FAMILIES[name]).bind(**options)
+        except TypeError as error:
+            takes = ", ".join(signature(FAMILIES[name]).parameters)
+            raise ValueError(f"task {name!r} takes the options {takes}: {error}") from error
+        return FAMILIES[name](**options)
+    if options:
+        raise ValueError(f"task {name!r} has no option {', '.join(options)}; tasks with options: {', '.join(FAMILIES)}")
     if "." in name:
         return imported(name, Task, "data.tasks.Task")
     if name not in TASKS:
-        known = ", ".join(sorted(TASKS))
+        known = ", ".join(sorted([*TASKS, *FAMILIES]))
         raise ValueError(f"unknown task {name!r}; there are: {known}. One of your own is named as module.name")
     return TASKS[name]
 
@@ -193,31 +220,106 @@ def s5(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np
     return _products(rng, shape, symmetric_group(5))
 
 
-@cache
-def symmetric_group(degree: int, even: bool = False) -> np.ndarray:
-    """Return the multiplication table of all (or all even) permutations in lexicographic order: the index of p q, first
-    q then p.
-
-    Returns:
-        int64 [elements, elements].
-    """
-    elements = list(itertools.permutations(range(degree)))
-    if even:
-        elements = [p for p in elements if sum(a > b for a, b in itertools.combinations(p, 2)) % 2 == 0]
-    index = {p: number for number, p in enumerate(elements)}
-    return np.array([[index[tuple(p[k] for k in q)] for q in elements] for p in elements])
-
-
 def _products(rng: np.random.Generator, shape: tuple[int, int], table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the word problem of a group, by its multiplication table. Tokens: its elements; labels: x_1 x_2 ... x_t.
 
-    Label and tokens count the elements alike. (Merrill et al.)
+    Tokens and labels number the elements in the same way. (Merrill et al.)
     """
     elements = rng.integers(0, len(table), shape)
     products = elements.copy()
     for t in range(1, shape[1]):
         products[:, t] = table[products[:, t - 1], elements[:, t]]
     return elements, products
+
+
+@task_family
+def group(group: str | Sequence[Sequence[int]]) -> Task:
+    """Return the word problem of any finite group, which `data.groups.group_table` names or takes as a table."""
+    table = group_table(group)
+    return Task(group_name(group), len(table), len(table), partial(_products, table=table))
+
+
+@task_family
+def modular_counter(modulus: int) -> Task:
+    """Return the task to add up powers of two below `modulus`, one a token, modulo `modulus`."""
+    if modulus < 2:
+        raise ValueError(f"data.modulus={modulus} must be at least 2")
+    steps = 2 ** np.arange((modulus - 1).bit_length())
+    return Task(f"counter_{modulus}", len(steps), modulus, partial(_sums, steps=steps, modulus=modulus))
+
+
+def _sums(
+    rng: np.random.Generator, shape: tuple[int, int], steps: np.ndarray, modulus: int
+) -> tuple[np.ndarray, np.ndarray]:
+    tokens = rng.integers(0, len(steps), shape)
+    return tokens, steps[tokens].cumsum(axis=1) % modulus
+
+
+@task_family
+def automaton(states: int, letters: int, number: int) -> Task:
+    """Return the task to name the state of a random automaton after every letter; it starts in state 0.
+
+    All letters but the last permute the states; the last one sends each state to a random one, so that some of what was
+    read is forgotten. `number` picks one of these automata; every state can be reached. (Liu et al., Shortcuts.)
+    """
+    if states < 2 or letters < 2:
+        raise ValueError(f"data.states={states}, data.letters={letters}: expected at least 2 of each")
+    rng = np.random.default_rng([number, states, letters])
+    moves = _random_moves(rng, states, letters)
+    while not _all_reached(moves):
+        moves = _random_moves(rng, states, letters)
+    return Task(f"automaton_{states}_{letters}_{number}", letters, states, partial(_states, moves=moves))
+
+
+def _random_moves(rng: np.random.Generator, states: int, letters: int) -> np.ndarray:
+    """Return the state that follows [letters, states]."""
+    permutations = [rng.permutation(states) for _ in range(letters - 1)]
+    return np.array([*permutations, rng.integers(0, states, states)])
+
+
+def _all_reached(moves: np.ndarray) -> bool:
+    reached = {0}
+    for _ in range(moves.shape[1]):
+        reached |= set(moves[:, sorted(reached)].ravel().tolist())
+    return len(reached) == moves.shape[1]
+
+
+def _states(rng: np.random.Generator, shape: tuple[int, int], moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    letters = rng.integers(0, len(moves), shape)
+    states = np.empty_like(letters)
+    state = np.zeros(shape[0], dtype=np.int64)
+    for t in range(shape[1]):
+        states[:, t] = state = moves[letters[:, t], state]
+    return letters, states
+
+
+VARIABLES = 5
+SWAP, PRINT, VARIABLE, VALUE = 0, 1, 2, 2 + VARIABLES  # the first of the variables, of the values
+
+
+@task(vocab_size=2 + 2 * VARIABLES, num_classes=VARIABLES, shortest=5)
+def swaps(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """What will a session print that swaps five variables? Tokens: swap, print, the variables, their values.
+
+    Statements have three tokens: "swap x y", or "print x" and then the value of x, which is the label at x. Variable k
+    starts with value k. The first statement swaps, the second prints; of the others a quarter do.
+    """
+    statements = (shape[0], -(-shape[1] // 3))
+    prints = rng.random(statements) < 1 / 4
+    prints[:, 0], prints[:, 1:2] = False, True
+    x = rng.integers(0, VARIABLES, statements)
+    y = (x + rng.integers(1, VARIABLES, statements)) % VARIABLES
+    held = np.tile(np.arange(VARIABLES), (shape[0], 1))
+    value, row = np.empty_like(x), np.arange(shape[0])
+    for k in range(statements[1]):
+        value[:, k] = held[row, x[:, k]]
+        other = np.where(prints[:, k], x[:, k], y[:, k])
+        held[row, x[:, k]], held[row, other] = held[row, other], value[:, k]
+    last = np.where(prints, VALUE + value, VARIABLE + y)
+    tokens = np.stack([np.where(prints, PRINT, SWAP), VARIABLE + x, last], axis=2).reshape(shape[0], -1)
+    unasked = np.full_like(x, IGNORE)
+    labels = np.stack([unasked, np.where(prints, value, IGNORE), unasked], axis=2).reshape(shape[0], -1)
+    return tokens[:, : shape[1]], labels[:, : shape[1]]
 
 
 WRITE, SKIP, READ, ZERO = range(4)  # and the bit 1 is ZERO + 1

@@ -14,7 +14,9 @@ from reproduction.runs import OUTPUTS, Run, collect, failures, made_on, train, t
 from training.configuration import CONFIGS
 
 MODELS = ("transformer", "mamba", "mlstm", "elman", "gru", "lstm", "slstm")
-TASKS = tuple(task for task in data.tasks.TASKS if Path(CONFIGS, "data", f"{task}.yaml").is_file())
+TASKS = tuple(
+    task for task in (*data.tasks.TASKS, *data.tasks.FAMILIES) if Path(CONFIGS, "data", f"{task}.yaml").is_file()
+)
 SEEDS = (0, 1, 2)
 _NAMES = {"mlstm": "mLSTM", "gru": "GRU", "lstm": "LSTM", "slstm": "sLSTM", "nn_lstm": "nn.LSTM"}
 # By experiment. mLSTM, many small operators, wins the time of compiling back, but not in the 250 steps of --quick.

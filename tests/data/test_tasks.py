@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data import tasks
-from data.tasks import IGNORE, TASKS, symmetric_group
+from data.tasks import IGNORE, TASKS, get_task
 
 
 def permutations(degree, even=False):
@@ -41,6 +41,20 @@ def flip_flop(prefix):
     return int(re.findall("w([01])", "".join(before))[-1])
 
 
+def swaps(prefix):
+    held = dict(zip("abcde", range(5), strict=True))
+    words = [("swap", "print", *"abcde", *range(5))[token] for token in prefix]
+    for start in range(0, len(words), 3):
+        match words[start : start + 3]:
+            case ["swap", x, y]:
+                held[x], held[y] = held[y], held[x]
+            case ["print", x, value]:
+                assert value == held[x]
+            case ["print", x]:
+                return held[x]
+    return IGNORE
+
+
 ORACLES = {
     "parity": lambda prefix: prefix.count(1) % 2,
     "even_pairs": lambda prefix: int(sum(x != y for x, y in itertools.pairwise(prefix)) % 2 == 0),
@@ -51,6 +65,7 @@ ORACLES = {
     "a5": product_of(permutations(5, even=True)),
     "s5": product_of(permutations(5)),
     "flip_flop": flip_flop,
+    "swaps": swaps,
 }
 
 
@@ -78,7 +93,7 @@ def test_every_token_and_label_comes_up(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_sequences_ask_something_early_and_near_their_end(name):
     asked = draw(name, (500, 256))[1] != IGNORE
-    assert asked[:, :3].any(axis=1).all()
+    assert asked[:, : TASKS[name].shortest].any(axis=1).all()
     behind_last = asked[:, ::-1].argmax(axis=1)
     assert np.median(behind_last) < 16
 
@@ -89,18 +104,6 @@ def test_no_answer_is_right_much_more_often_than_chance(name):
     labels = draw(name, (500, 256))[1][:, 64:]
     share = np.bincount(labels[labels != IGNORE]).max() / (labels != IGNORE).sum()
     assert share < 1.1 * task.chance
-
-
-@pytest.mark.parametrize(("degree", "even", "elements"), [(3, False, 6), (5, True, 60), (5, False, 120)])
-def test_multiplication_tables_are_those_of_groups(degree, even, elements):
-    table = symmetric_group(degree, even)
-    assert table.shape == (elements, elements)
-    everything = np.arange(elements)
-    assert (table[0] == everything).all()  # the identity comes first in lexicographic order
-    assert (table[:, 0] == everything).all()
-    assert (np.sort(table, axis=1) == everything).all()  # so everything has an inverse
-    x, y, z = np.random.default_rng(0).integers(0, elements, (3, 1000))
-    assert (table[table[x, y], z] == table[x, table[y, z]]).all()
 
 
 def test_flip_flops_are_drawn_as_documented():
@@ -121,3 +124,49 @@ def test_brackets_nest():
     depth = ((tokens == tasks.OPEN).astype(int) - (tokens == tasks.CLOSE)).cumsum(axis=1)
     assert depth.min() == 0
     assert depth.max() >= 4
+
+
+def sequences(task, shape=(20, 50)):
+    tokens, labels = task.draw(np.random.default_rng(0), shape)
+    return zip(tokens.tolist(), labels.tolist(), strict=True)
+
+
+def test_a_counter_adds_powers_of_two():
+    task = get_task("modular_counter", modulus=97)
+    assert (task.vocab_size, task.num_classes) == (7, 97)
+    for tokens, labels in sequences(task):
+        assert labels == [sum(2**token for token in tokens[: t + 1]) % 97 for t in range(50)]
+
+
+def test_an_automaton_answers_every_word_alike_and_forgets_by_its_last_letter_alone():
+    task = get_task("automaton", states=4, letters=3, number=1)
+    moves = {}
+    for letters, states in sequences(task, (200, 50)):
+        for before, letter, state in zip([0, *states], letters, states, strict=False):
+            assert moves.setdefault((letter, before), state) == state
+    targets = [[moves[letter, state] for state in range(4)] for letter in range(3)]
+    assert sorted(targets[0]) == sorted(targets[1]) == [0, 1, 2, 3]
+    assert get_task("automaton", states=4, letters=3, number=1).name == task.name == "automaton_4_3_1"
+
+
+def test_the_word_problem_of_a_group_of_ones_own():
+    klein = [[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]]
+    task = get_task("group", group=klein)
+    assert (task.name, task.vocab_size, task.num_classes) == ("group_of_4", 4, 4)
+    for tokens, labels in sequences(task):
+        assert labels == list(itertools.accumulate(tokens, lambda x, y: x ^ y))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "key"),
+    [
+        ("parity", {"group": "cyclic_3"}, "'parity' has no option group"),
+        ("group", {}, "takes the options group"),
+        ("group", {"group": "cyclic_3", "modulus": 3}, "modulus"),
+        ("modular_counter", {"modulus": 1}, "data.modulus=1"),
+        ("automaton", {"states": 1, "letters": 2, "number": 0}, "data.states=1"),
+    ],
+)
+def test_options_that_a_task_does_not_have(name, options, key):
+    with pytest.raises(ValueError, match=re.escape(key)):
+        get_task(name, **options)
