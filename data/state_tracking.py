@@ -77,8 +77,8 @@ class StateTracking(ResumableDataModule):
     Training lengths are uniform in min_length ... max_length; with a curriculum the longest allowed grows from the one
     to the other over the first `curriculum` training sequences, over all devices. `eval_lengths` are the edges of the
     evaluation ranges: (40, 64, 256) gives 40-63 and 64-256, both ends included (`eval_ranges`). Validation is one
-    loader, uniform over all of them; testing is one loader per range. Each evaluation loader holds
-    `eval_batches * batch_size` sequences.
+    loader, uniform over all of them; testing is one loader for the lengths of training, and one per range. Each
+    evaluation loader holds `eval_batches * batch_size` sequences.
 
     A sample is a pure function of (seed, split, lengths, index). Training needs `Trainer(max_steps=...)`. `options` are
     those of the task (`data.tasks.FAMILIES`).
@@ -141,18 +141,20 @@ class StateTracking(ResumableDataModule):
         return self.task.chance
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return the accuracy at the last position, for each range of lengths and for each length."""
+        """Return the accuracy at the last position: at lengths of training, for each range and each length beyond."""
         trainer.test(module, datamodule=self, verbose=False)
         loader, length, right = module.test_sequences.unbind(dim=1)
-        ranges = []
-        for index, (low, high) in enumerate(self.eval_ranges):
-            of_range = right[loader == index]
-            ranges.append({"lengths": [low, high], "accuracy": of_range.mean().item(), "sequences": len(of_range)})
+        parts = []
+        for index, lengths in enumerate(self._test_lengths):
+            of_part = right[loader == index]
+            parts.append({"lengths": list(lengths), "accuracy": of_part.mean().item(), "sequences": len(of_part)})
+        length, right = length[loader > 0], right[loader > 0]
         return {
             "task": self.task.name,
             "chance": self.chance,
             "training_lengths": [self.min_length, self.max_length],
-            "ranges": ranges,
+            "in_distribution": parts[0],
+            "ranges": parts[1:],
             "accuracy_by_length": {int(n): right[length == n].mean().item() for n in length.unique()},
         }
 
@@ -163,7 +165,11 @@ class StateTracking(ResumableDataModule):
         return self._evaluation(VALIDATION, self.eval_ranges[0][0], self.eval_ranges[-1][1])
 
     def test_dataloader(self) -> list[DataLoader]:
-        return [self._evaluation(TEST, low, high) for low, high in self.eval_ranges]
+        return [self._evaluation(TEST, low, high) for low, high in self._test_lengths]
+
+    @property
+    def _test_lengths(self) -> list[tuple[int, int]]:
+        return [(self.min_length, self.max_length), *self.eval_ranges]
 
     def _evaluation(self, split: int, low: int, high: int) -> DataLoader:
         return self.evaluation_loader(self._samples(split, low, high), self.eval_batches * self.batch_size)

@@ -16,11 +16,11 @@ ENTRIES = {
     "kernel_speed": Entry("kernels", "Speed of the kernels"),
     "language_model": Entry("language_model", "Language models on SlimPajama", trains=True),
     "loss_curves": Entry("loss_curves", "Language models side by side on the same text", trains=True),
-    "parity": Entry("accuracy", "Parity: learnt on short sequences, asked on longer ones", trains=True),
+    "parity": Entry("parity", "Parity: learnt on short sequences, asked on longer ones", trains=True),
     "head_size_limits": Entry("limits", "Largest heads"),
     "numerical_error": Entry("kernels", "Numerical error over long sequences"),
     "roofline": Entry("roofline", "Roofline"),
     "complexity": Entry("complexity", "Growth with length, batch and head size"),
-    "state_tracking": Entry("accuracy", "State tracking: every task, every model", trains=True),
+    "state_tracking": Entry("state_tracking", "State tracking: every task, every model", trains=True),
     "extrapolation_throughput": Entry("throughput", "Extrapolation against throughput"),
 }

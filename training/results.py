@@ -77,9 +77,10 @@ def show(result: dict, places: dict[str, Path]) -> None:
         console.print("\nAccuracy of the label at the last position of a sequence:")
         for name in ("lengths", "accuracy", "chance", "sequences"):
             table.add_column(name, justify="right")
-        for part in result["ranges"]:
+        for part in (result["in_distribution"], *result["ranges"]):
             low, high = part["lengths"]
-            table.add_row(f"{low}-{high}", f"{part['accuracy']:.4f}", f"{result['chance']:.4f}", str(part["sequences"]))
+            lengths = f"{low}-{high}" if part in result["ranges"] else f"{low}-{high}, as in training"
+            table.add_row(lengths, f"{part['accuracy']:.4f}", f"{result['chance']:.4f}", str(part["sequences"]))
     else:
         console.print("\nValidation:")
         table.add_column("model")

@@ -51,7 +51,7 @@ def test_a_sample_depends_on_its_index_alone(batch_size, num_workers):
 def test_seeds_and_splits_give_other_samples():
     arguments = {"min_length": 40, "max_length": 60, "eval_lengths": [40, 60]}
     module, other_seed = StateTracking(**arguments), StateTracking(**arguments, seed=1)
-    loaders = [module.train_dataloader(), module.val_dataloader(), *module.test_dataloader()]
+    loaders = [module.train_dataloader(), module.val_dataloader(), *module.test_dataloader()[1:]]
     batches = [next(iter(loader))["input_ids"] for loader in [*loaders, other_seed.train_dataloader()]]
     for one, other in itertools.combinations(batches, 2):
         assert not one.equal(other)
@@ -82,7 +82,8 @@ def test_a_curriculum_lengthens_training_sequences_alone():
 def test_evaluation_ranges_meet_without_overlap():
     module = StateTracking(eval_lengths=[40, 64, 128, 256], eval_batches=3, batch_size=100)
     assert module.eval_ranges == [(40, 63), (64, 127), (128, 256)]
-    for (low, high), loader in zip(module.eval_ranges, module.test_dataloader(), strict=True):
+    tested = [(1, 40), *module.eval_ranges]  # the lengths of training, and those beyond
+    for (low, high), loader in zip(tested, module.test_dataloader(), strict=True):
         found = np.concatenate([lengths(batch) for batch in loader])
         assert len(loader) == 3
         assert len(found) == 300
@@ -95,7 +96,7 @@ def test_evaluation_ranges_meet_without_overlap():
 
 def test_another_range_leaves_the_others_as_they_are():
     few, more = StateTracking(eval_lengths=[40, 64, 129]), StateTracking(eval_lengths=[40, 64, 129, 300])
-    assert next(iter(few.test_dataloader()[0]))["input_ids"].equal(next(iter(more.test_dataloader()[0]))["input_ids"])
+    assert next(iter(few.test_dataloader()[1]))["input_ids"].equal(next(iter(more.test_dataloader()[1]))["input_ids"])
 
 
 def test_final_supervision_keeps_the_last_label():

@@ -18,9 +18,11 @@ from omegaconf import OmegaConf
 from benchmarks import RESULTS, layers_page, sweep_page
 from benchmarks.commands import COMMANDS
 from reproduction import ENTRIES, kernels, language_model, loss_curves, record, text_runs, throughput
-from reproduction.accuracy import MODELS, PARITY, STATE_TRACKING, extrapolated
+from reproduction.accuracy import MODELS, extrapolated
+from reproduction.parity import PARITY
 from reproduction.result import ROOT, Options, Reproduction, paper, save, write
 from reproduction.runs import LOG, Run, collect, train
+from reproduction.state_tracking import GRID, SELECTION_SEED, STATE_TRACKING, selected
 from scripts import reproduce
 from tests.tiny_runs import config
 from training.provenance import short
@@ -28,7 +30,7 @@ from training.provenance import short
 H100, H200 = RESULTS / "h100", RESULTS / "h200"
 
 
-def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5), chance=0.5, step=250):
+def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5), chance=0.5, step=250, fitted=1.0):
     """What scripts.train leaves of a run; without accuracies, of one that failed."""
     (folder / ".hydra").mkdir(parents=True)
     choices = {"model": model, "data": data, "experiment": "parity"}
@@ -46,6 +48,7 @@ def leave_run(folder, model="lstm", data="parity", seed=0, accuracies=(1.0, 0.5)
         "devices": 1,
         "training_lengths": [1, 40],
         "environment": {"commit": "abc", "device": "a CPU"},
+        "in_distribution": {"lengths": [1, 40], "accuracy": fitted, "sequences": 4},
         "ranges": [{"lengths": ab, "accuracy": a, "sequences": 4} for ab, a in zip(lengths, accuracies, strict=True)],
         "accuracy_by_length": {"40": 1.0, "41": 0.5, "250": 0.5},
         "config": {
@@ -95,6 +98,24 @@ def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
         ["s3", "", "0.950 (1/2)", "0.167"],
     ]
     assert figure.exists()
+
+
+def test_a_state_tracking_page_says_what_was_selected_and_what_does_not_fit(tmp_path):
+    leave_run(tmp_path / "runs" / "s3", data="s3", fitted=0.9)
+    leave_run(tmp_path / "runs" / "selection", data="s3", seed=SELECTION_SEED, fitted=0.8)
+    (tmp_path / "runs" / "selection" / ".hydra" / "overrides.yaml").write_text("[model=lstm, seed=100]")
+    options = Options(runs=tmp_path / "runs", out=tmp_path)
+    page, _ = write("state_tracking", STATE_TRACKING, STATE_TRACKING.measure(options), tmp_path)
+    assert ["s3", "0.555* (0/1)", "0.500"] in rows(page)
+    assert ["s3", "lstm", "``", "0.900", "0.555", "0 of 1"] in rows(page)
+
+
+def test_the_settings_that_are_best_at_lengths_of_training_are_selected(tmp_path):
+    candidates = [Run(tmp_path / str(k), ("data=s3", *setting)) for k, setting in enumerate(GRID)]
+    assert selected(candidates) is None
+    for k, accuracy in ((1, 0.5), (3, 0.9), (7, 0.9)):
+        leave_run(candidates[k].folder, fitted=accuracy, accuracies=(1.0 - accuracy,) * 2)
+    assert selected(candidates) == GRID[3]
 
 
 def test_extrapolated_accuracy_counts_every_length_alike():
@@ -286,7 +307,7 @@ def test_a_real_run_is_collected(tmp_path):
 )
 def test_what_wins_back_the_time_of_compiling_is_compiled(name, quick, compiled, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("reproduction.accuracy.train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr(f"reproduction.{name}.train", lambda runs, options: asked.extend(runs))
     monkeypatch.setattr("reproduction.accuracy.collect", lambda *_: [])
     reproduce.load(name).measure(Options(quick=quick, out=tmp_path))
     overrides = [dict(override.split("=") for override in run.overrides) for run in asked]

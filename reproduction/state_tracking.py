@@ -1,0 +1,199 @@
+"""State tracking: every task with a file in configs, every model with the best of the same small grid of settings."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean
+
+from pandas import DataFrame
+from pandas.api.typing import DataFrameGroupBy
+
+from benchmarks.markdown import markdown
+from reproduction.accuracy import (
+    MODELS,
+    SEEDS,
+    TASKS,
+    check_alike,
+    collected,
+    extrapolated,
+    finished,
+    in_order,
+    model_name,
+    rounded_down,
+    seeds_without_mistake,
+    training_notes,
+    without_mistake,
+)
+from reproduction.result import Options, Reproduction, Table, save
+from reproduction.runs import OUTPUTS, Run, evaluation, made_on, train
+
+# The simplest first, which is taken of those that are equally good.
+GRID = tuple(
+    (f"model.num_blocks={blocks}", f"model.mlp={mlp}", f"optim.lr={lr}")
+    for blocks, mlp, lr in product((1, 2), ("false", "true"), ("5e-4", "1e-3", "2e-3", "5e-3"))
+)
+QUICK_GRID = tuple(setting for setting in GRID if setting[2] == "optim.lr=2e-3")
+SELECTION_SEED = 100  # none of those that are reported
+HARD = dict.fromkeys(("a5", "s5"), ("trainer.max_steps=20000", "model.d_model=256"))  # groups that are not solvable
+QUICK = ("trainer.max_steps=1000", "val_every=500")
+FITTED = 0.99  # accuracy at lengths of training
+
+
+def _measure(options: Options) -> list[Path]:
+    """Select every model's settings for every task, train it with every seed, and save what was reached; or take the
+    runs below options.runs."""
+    folder = options.runs
+    if folder is None:
+        folder = OUTPUTS / ("state_tracking_quick" if options.quick else "state_tracking")
+        places = list(product(TASKS, MODELS))
+        candidates = {place: list(_candidates(folder, *place, options.quick)) for place in places}
+        train([run for place in places for run in candidates[place]], options)
+        chosen = {place: setting for place in places if (setting := selected(candidates[place]))}
+        seeds = SEEDS[:1] if options.quick else SEEDS
+        train([_run(folder, *place, chosen[place], seed, options.quick) for seed in seeds for place in chosen], options)
+    rows = [_without_details(row) for row in collected(options, folder, TASKS, "state-tracking tasks")]
+    check_alike(finished([{"runs": rows}]))
+    return [save("state_tracking", options, {"runs": rows}, made_on(rows))]
+
+
+def _candidates(folder: Path, task: str, model: str, quick: bool) -> Iterator[Run]:
+    for setting in QUICK_GRID if quick else GRID:
+        yield _run(folder / "selection", task, model, setting, SELECTION_SEED, quick)
+
+
+def _run(folder: Path, task: str, model: str, setting: tuple[str, ...], seed: int, quick: bool) -> Run:
+    name = "_".join([str(seed), model, *(override.partition("=")[2] for override in setting if seed == SELECTION_SEED)])
+    return Run(
+        folder / task / name,
+        (
+            "experiment=state_tracking",
+            f"data={task}",
+            f"model={model}",
+            f"seed={seed}",
+            f"compile={str(model == 'mlstm').lower()}",  # many small operators
+            *setting,
+            *(QUICK if quick else HARD.get(task, ())),
+        ),
+    )
+
+
+def selected(candidates: Sequence[Run]) -> tuple[str, ...] | None:
+    """Return the settings with the best accuracy at lengths of training; None if no run has finished."""
+    done = [run for run in candidates if run.finished]
+    best = max(done, key=lambda run: evaluation(run.folder)["in_distribution"]["accuracy"], default=None)
+    return best and tuple(override for override in best.overrides if override in {o for s in GRID for o in s})
+
+
+def _without_details(row: dict) -> dict:
+    """Return what the page needs: of a run of the selection its accuracy at lengths of training alone."""
+    left_out = {"accuracy_by_length"} | ({"ranges"} if row.get("seed") == SELECTION_SEED else set())
+    return {key: value for key, value in row.items() if key not in left_out}
+
+
+def _table(contents: list[dict]) -> Table:
+    seeds = _by_task_and_model(contents)
+    accuracy, solved, number = seeds["accuracy"].mean(), seeds["solved"].sum(), seeds.size()
+    fitted = ~(seeds["fitted"].mean() < FITTED)  # also where nobody looked
+    cells = (
+        accuracy.map(rounded_down)
+        + fitted.map({True: "", False: "*"})
+        + " ("
+        + solved.map(str)
+        + "/"
+        + number.map(str)
+        + ")"
+    )
+    cells = _arranged(cells.unstack(), contents).fillna("")
+    chance = _chance(contents)
+    return [
+        ["task", *cells.columns, "chance"],
+        *([task, *row, f"{chance[task]:.3f}"] for task, row in zip(cells.index, cells.values, strict=True)),
+    ]
+
+
+def _by_task_and_model(contents: list[dict]) -> DataFrameGroupBy:
+    """Return what the finished runs reached, a group for each task and model with its seeds as rows."""
+    runs = finished(contents)
+    table = DataFrame({key: [run[key] for run in runs] for key in ("data", "model")})
+    reached = {
+        "accuracy": [extrapolated(run) for run in runs],
+        "solved": [without_mistake(run) for run in runs],
+        "fitted": [run.get("in_distribution", {}).get("accuracy") for run in runs],
+    }
+    return table.assign(**reached).groupby(["data", "model"])
+
+
+def _chance(contents: list[dict]) -> dict[str, float]:
+    return {run["data"]: run["chance"] for run in finished(contents)}
+
+
+def _arranged(table: DataFrame, contents: list[dict]) -> DataFrame:
+    """Return a table of tasks by models in the order of the paper."""
+    runs = finished(contents)
+    return table.reindex(index=in_order(runs, "data", TASKS), columns=in_order(runs, "model", MODELS))
+
+
+def _notes(contents: list[dict]) -> list[str]:
+    """Return how the runs were trained, and for each model on each task what was selected and what it reached."""
+    selections = sum(run.get("seed") == SELECTION_SEED for content in contents for run in content["runs"])
+    rule = (
+        f"Settings are the best of {len(GRID)} by accuracy at lengths of training, of runs with another seed: rates of "
+        f"5e-4, 1e-3, 2e-3 and 5e-3, one and two blocks, with and without MLP ({selections} runs). * below {FITTED} at "
+        "lengths of training: the model does not fit the task."
+    )
+    return [*training_notes(contents), *([rule, markdown(_settings_table(contents))] if selections else [])]
+
+
+def _settings_table(contents: list[dict]) -> Table:
+    rows = [["task", "model", "settings", "at lengths of training", "beyond", "seeds without a mistake"]]
+    runs = finished(contents)
+    for task, model in product(in_order(runs, "data", TASKS), in_order(runs, "model", MODELS)):
+        if of_place := finished(contents, data=task, model=model):
+            setting = " ".join(o for o in of_place[0]["overrides"] if o.startswith(("model.", "optim.")))
+            accuracies = rounded_down(_in_distribution(of_place)), rounded_down(mean(map(extrapolated, of_place)))
+            seeds = seeds_without_mistake(contents, data=task, model=model)
+            rows.append([task, model, f"`{setting}`", *accuracies, seeds])
+    return rows
+
+
+def _in_distribution(runs: list[dict]) -> float:
+    return mean(run["in_distribution"]["accuracy"] for run in runs)
+
+
+def _draw(contents: list[dict], file: Path) -> None:
+    """Draw the accuracy of every model on every task, coloured from chance to right."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    accuracies = _arranged(_by_task_and_model(contents)["accuracy"].mean().unstack(), contents)
+    chance = accuracies.index.map(_chance(contents)).to_series(accuracies.index)
+    above_chance = accuracies.sub(chance, axis=0).div(1 - chance, axis=0).to_numpy()
+    rows, columns = accuracies.shape
+    figure = Figure(figsize=(1.1 * columns + 3, 0.5 * rows + 1.4), layout="constrained")
+    learnt = ", ".join(f"{model_name(model)} {number}" for model, number in (accuracies > 0.99).sum().items())
+    figure.suptitle(
+        f"Accuracy beyond the lengths of training, and seeds without a mistake\nTasks above 0.99: {learnt}", fontsize=11
+    )
+    axes = figure.subplots()
+    for i, j in np.argwhere(~np.isnan(above_chance)):
+        seeds = seeds_without_mistake(contents, data=accuracies.index[i], model=accuracies.columns[j])
+        text = f"{rounded_down(accuracies.iat[i, j])}\n{seeds}"
+        colour = "white" if above_chance[i, j] > 0.6 else "black"
+        axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)
+    image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axes.set_xticks(range(columns), labels=map(model_name, accuracies.columns))
+    axes.set_yticks(range(rows), labels=[task.replace("_", " ") for task in accuracies.index])
+    figure.colorbar(image, label="from chance (0) to all right (1)")
+    figure.savefig(file, dpi=150)
+
+
+STATE_TRACKING = Reproduction(
+    source="state_tracking",
+    what="Accuracy of the last label of sequences longer than those of training, lengths uniform: mean over seeds, "
+    "rounded down, and in brackets how many of them made no mistake at all. The tasks and their sources are described "
+    "in `data/tasks.py`.",
+    measure=_measure,
+    table=_table,
+    draw=_draw,
+    notes=_notes,
+)
