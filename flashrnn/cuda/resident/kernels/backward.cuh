@@ -4,79 +4,9 @@
 // h_{t-1} for all units of the head. Several blocks reduce-scatter these (reduce_scatter.cuh). Meanwhile they compute the factors
 // of the cell's gradient, which depend on gates and states alone.
 #pragma once
+#include "resident/kernels/backward_inputs.cuh"
 #include "resident/kernels/chunks.cuh"
-#include "resident/kernels/products.cuh"
-
-constexpr int K_TILES = GR * UNITS / 16;
-constexpr int M_TILES = PADDED / 16 / WARPS;  // tiles of 16 units of the head for which a warp computes sums
-constexpr int M_CHUNK =  // how many of them at once
-    M_TILES <= 8 ? M_TILES : M_TILES % 4 == 0 ? 4 : M_TILES % 3 == 0 ? 3 : M_TILES % 2 == 0 ? 2 : 1;
-static_assert(M_TILES * WARPS * 16 == PADDED && (BLOCKS > 1 || K_SLICES == 1));
-using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
-
-constexpr int SPLIT_BYTES = GR * UNITS * SEQS * 2;
-constexpr int GATE_BYTES = SPLITS * SPLIT_BYTES;                          // dg of a step, for the product
-constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state, if it is in float
-constexpr int GATE_PITCH = pitch(GATES);
-constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // after the gates of a unit tile
-constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
-constexpr int INPUT_BYTES = UNIT_TILES * (AUX_TILE + (STATES - 1) * STATE_ROW_BYTES);  // of a step
-constexpr int RECEIVE_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
-constexpr int GRID_FLOATS = GRID ? SUM_FLOATS<1> : 0;                     // partial sums of a tile's warps
-constexpr int SHARED_BYTES =
-    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * RECEIVE_BYTES + GRID_FLOATS * 4 + WARPS * Weights::SHARED + BARRIER_BYTES;
-static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
-
 #include "resident/kernels/reduce_scatter.cuh"
-
-// The tensors that are read at every step: row (n, t) of each is n * row_b + t * row_t.
-struct StepRows {
-  const gate* gates;
-  const scalar *d_h, *h;
-  const aux_number *aux, *first_aux;
-  i64 B, T, row_b, row_t;
-  StepStrides step;
-  DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
-};
-
-// Copies gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step; from the last
-// step to the first.
-struct StepInputs {
-  const StepRows from;
-  const ThreadCoord& coord;
-  const u32 tile;
-  const i64 head;
-  TileLoader<sizeof(gate), 1, 0, GATES, GATES_IN_PIECES> gates;
-  TileLoader<BYTES, 1, 0> d_h, h;
-  TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
-
-  DEVICE StepInputs(u32 tile, const StepRows& from, const ThreadCoord& coord)
-      : from(from), coord(coord), tile(tile), head(coord.head * D) {
-    gates.start(tile, coord, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * GATES + head * (GATES_IN_PIECES ? 1 : GATES); });
-    d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
-    h.start(tile + H_TILE, coord, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
-    start_aux(from.T == 1);
-  }
-  DEVICE void start_aux(bool first_step) {
-#pragma unroll
-    for (int i = 0; i < STATES - 1; i++)
-      aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, coord, [&](i64 n) {
-        const aux_number* before = from.aux + (i * from.B * from.T + from.last_row(n, 1)) * ROW;
-        return head + (first_step ? from.first_aux + (i * from.B + n) * ROW : before);
-      });
-  }
-  DEVICE void load(int t, int stage) {
-    if (t >= 0) {
-      gates.load(stage * INPUT_BYTES, -from.step.gates);
-      d_h.load(stage * INPUT_BYTES, -from.step.h);
-      if (STATES > 1 && t == 0 && from.T > 1) start_aux(true);
-#pragma unroll
-      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -from.step.aux);
-      if (USES_H && t > 0) h.load(stage * INPUT_BYTES, -from.step.h);
-    }
-    copy_commit();
-  }
-};
 
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
@@ -144,77 +74,6 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const char* gates
     else publish_partials(c, tile, to.partials, step, coord);
   }
 }
-
-DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const ThreadCoord& coord) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-    ResidualGates gates;
-    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.tile_unit) * GATES);
-    gates.get(g[p]);
-  }
-}
-
-// Reads what StepInputs has copied of a step: its gates, d_h, and the states before it.
-DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], float (&old)[STATES][CELLS], const char* tile,
-                      const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
-  if (!coord.has_cells()) return;
-  const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
-  read_gates(g, reinterpret_cast<const gate*>(tile), coord);
-  read_cells(given, rows, 0, coord);
-#pragma unroll
-  for (int i = 1; i < STATES; i++)
-    read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, coord);
-  if constexpr (USES_H) {
-    read_cells(old[0], rows, 1, coord);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) old[0][q] = first ? first_h[q] : old[0][q];  // a branch would split the loop
-  }
-}
-
-// The gradients of the loss by the other states of a step: loaded one step ahead, and prefetched into L2 a few steps before.
-struct AuxGradients {
-  static constexpr int OTHERS = HAS_D_AUX ? STATES - 1 : 1, AHEAD = 8;  // steps
-  const char* from[OTHERS][PAIRS];
-  float values[OTHERS][CELLS], next[OTHERS][CELLS];
-  i64 step;  // bytes from the step before
-  // d_aux[i]: null for zeros.
-  DEVICE AuxGradients(const float* const (&d_aux)[OTHERS], i64 row_b, i64 last_row, const i64 (&element)[CELLS],
-                     const int (&sequence)[CELLS], i64 step)
-      : step(step) {
-#pragma unroll
-    for (int i = 0; i < OTHERS; i++)
-#pragma unroll
-      for (int p = 0; p < PAIRS; p++) {
-        const float* first = d_aux[i] + (sequence[p * PAIR] * row_b + last_row) * ROW + element[p * PAIR];
-        from[i][p] = d_aux[i] ? reinterpret_cast<const char*>(first) : nullptr;
-#pragma unroll
-        for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;
-      }
-  }
-  // Returns in `values` those of step t + 1, and loads those of step t.
-  DEVICE void load(int t, const bool (&valid)[CELLS]) {
-    if (!HAS_D_AUX) return;
-#pragma unroll
-    for (int i = 0; i < OTHERS; i++)
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) values[i][q] = next[i][q];
-    if (t < 0) return;
-#pragma unroll
-    for (int i = 0; i < OTHERS; i++)
-#pragma unroll
-      for (int p = 0; p < PAIRS; p++) {
-        if (!from[i][p] || !valid[p * PAIR]) continue;
-        if constexpr (PAIR == 2) {
-          const float2 pair = *reinterpret_cast<const float2*>(from[i][p]);
-          next[i][2 * p] = pair.x, next[i][2 * p + 1] = pair.y;
-        } else {
-          next[i][p] = *reinterpret_cast<const float*>(from[i][p]);
-        }
-        from[i][p] -= step;
-        if (t >= AHEAD) prefetch(from[i][p] - (AHEAD - 1) * step);
-      }
-  }
-};
 
 // Computes what the gradient of a step needs of its gates and the states before it. `carry`: whether these enter the step.
 DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
@@ -331,24 +190,6 @@ struct Results {
     }
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) advance(x_to[p], -strides.x), advance(u_to[p], -GU * strides.h);
-  }
-};
-
-// The block's dynamic shared memory.
-struct SharedMemory {
-  char* gates;          // two buffers of the gates' gradients, the right operand of the product
-  char* inputs;         // STAGES steps of what StepInputs copies
-  u32* receive_buffer;  // two buffers of partial sums from the blocks of a cluster
-  float* sums;          // see reduce_slices
-  char* fragments;      // what of R is not in registers
-  u32 barriers;         // two mbarriers
-  DEVICE SharedMemory(char* memory) {
-    gates = memory;
-    inputs = memory + 2 * GATE_BYTES;
-    receive_buffer = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
-    sums = reinterpret_cast<float*>(reinterpret_cast<char*>(receive_buffer) + 2 * RECEIVE_BYTES);
-    fragments = reinterpret_cast<char*>(sums + GRID_FLOATS);
-    barriers = shared_address(fragments + WARPS * Weights::SHARED);
   }
 };
 

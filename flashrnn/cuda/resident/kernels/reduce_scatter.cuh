@@ -1,7 +1,6 @@
-// Reduce-scatter of the partial sums of the gradient of h, between the blocks of a group. Included by backward.cuh after its
-// constants.
+// Reduce-scatter of the partial sums of the gradient of h, between the blocks of a group.
 #pragma once
-#include "resident/kernels/products.cuh"
+#include "resident/kernels/backward_memory.cuh"
 
 // Index of a lane's partial sums in a 16 x 8 tile, two units for two sequences. They are in the order of sequences, so that those
 // of the used sequences are contiguous.

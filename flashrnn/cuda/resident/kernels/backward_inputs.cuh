@@ -1,0 +1,125 @@
+// What a step of the backward reads: gates, states and the gradients of the step's results, copied to shared memory or registers
+// before the step begins.
+#pragma once
+#include "kernels/memory.cuh"
+#include "resident/kernels/backward_memory.cuh"
+
+// The tensors that are read at every step: row (n, t) of each is n * row_b + t * row_t.
+struct StepRows {
+  const gate* gates;
+  const scalar *d_h, *h;
+  const aux_number *aux, *first_aux;
+  i64 B, T, row_b, row_t;
+  StepStrides step;
+  DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
+};
+
+// Copies gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step; from the last
+// step to the first.
+struct StepInputs {
+  const StepRows from;
+  const ThreadCoord& coord;
+  const u32 tile;
+  const i64 head;
+  TileLoader<sizeof(gate), 1, 0, GATES, GATES_IN_PIECES> gates;
+  TileLoader<BYTES, 1, 0> d_h, h;
+  TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
+
+  DEVICE StepInputs(u32 tile, const StepRows& from, const ThreadCoord& coord)
+      : from(from), coord(coord), tile(tile), head(coord.head * D) {
+    gates.start(tile, coord, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * GATES + head * (GATES_IN_PIECES ? 1 : GATES); });
+    d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
+    h.start(tile + H_TILE, coord, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
+    start_aux(from.T == 1);
+  }
+  DEVICE void start_aux(bool first_step) {
+#pragma unroll
+    for (int i = 0; i < STATES - 1; i++)
+      aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, coord, [&](i64 n) {
+        const aux_number* before = from.aux + (i * from.B * from.T + from.last_row(n, 1)) * ROW;
+        return head + (first_step ? from.first_aux + (i * from.B + n) * ROW : before);
+      });
+  }
+  DEVICE void load(int t, int stage) {
+    if (t >= 0) {
+      gates.load(stage * INPUT_BYTES, -from.step.gates);
+      d_h.load(stage * INPUT_BYTES, -from.step.h);
+      if (STATES > 1 && t == 0 && from.T > 1) start_aux(true);
+#pragma unroll
+      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -from.step.aux);
+      if (USES_H && t > 0) h.load(stage * INPUT_BYTES, -from.step.h);
+    }
+    copy_commit();
+  }
+};
+
+DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const ThreadCoord& coord) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    ResidualGates gates;
+    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.tile_unit) * GATES);
+    gates.get(g[p]);
+  }
+}
+
+// Reads what StepInputs has copied of a step: its gates, d_h, and the states before it.
+DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], float (&old)[STATES][CELLS], const char* tile,
+                      const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
+  if (!coord.has_cells()) return;
+  const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
+  read_gates(g, reinterpret_cast<const gate*>(tile), coord);
+  read_cells(given, rows, 0, coord);
+#pragma unroll
+  for (int i = 1; i < STATES; i++)
+    read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, coord);
+  if constexpr (USES_H) {
+    read_cells(old[0], rows, 1, coord);
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) old[0][q] = first ? first_h[q] : old[0][q];  // a branch would split the loop
+  }
+}
+
+// The gradients of the loss by the other states of a step: loaded one step ahead, and prefetched into L2 a few steps before.
+struct AuxGradients {
+  static constexpr int OTHERS = HAS_D_AUX ? STATES - 1 : 1, AHEAD = 8;  // steps
+  const char* from[OTHERS][PAIRS];
+  float values[OTHERS][CELLS], next[OTHERS][CELLS];
+  i64 step;  // bytes from the step before
+  // d_aux[i]: null for zeros.
+  DEVICE AuxGradients(const float* const (&d_aux)[OTHERS], i64 row_b, i64 last_row, const i64 (&element)[CELLS],
+                     const int (&sequence)[CELLS], i64 step)
+      : step(step) {
+#pragma unroll
+    for (int i = 0; i < OTHERS; i++)
+#pragma unroll
+      for (int p = 0; p < PAIRS; p++) {
+        const float* first = d_aux[i] + (sequence[p * PAIR] * row_b + last_row) * ROW + element[p * PAIR];
+        from[i][p] = d_aux[i] ? reinterpret_cast<const char*>(first) : nullptr;
+#pragma unroll
+        for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;
+      }
+  }
+  // Returns in `values` those of step t + 1, and loads those of step t.
+  DEVICE void load(int t, const bool (&valid)[CELLS]) {
+    if (!HAS_D_AUX) return;
+#pragma unroll
+    for (int i = 0; i < OTHERS; i++)
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) values[i][q] = next[i][q];
+    if (t < 0) return;
+#pragma unroll
+    for (int i = 0; i < OTHERS; i++)
+#pragma unroll
+      for (int p = 0; p < PAIRS; p++) {
+        if (!from[i][p] || !valid[p * PAIR]) continue;
+        if constexpr (PAIR == 2) {
+          const float2 pair = *reinterpret_cast<const float2*>(from[i][p]);
+          next[i][2 * p] = pair.x, next[i][2 * p + 1] = pair.y;
+        } else {
+          next[i][p] = *reinterpret_cast<const float*>(from[i][p]);
+        }
+        from[i][p] -= step;
+        if (t >= AHEAD) prefetch(from[i][p] - (AHEAD - 1) * step);
+      }
+  }
+};
