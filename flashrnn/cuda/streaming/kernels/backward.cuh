@@ -4,6 +4,39 @@
 #include "streaming/kernels/stream.cuh"
 static_assert(ROWS == UNITS && K == GR * D);
 
+// What a cell's step takes besides the sum of gradients through R, computed before this is there.
+struct StepBack {
+  float factors[FACTORS], d_new[STATES];  // d_new: the gradients of the states after the step
+  bool carry, carry_next;                 // whether the states before this step, and those after it, enter a step
+};
+
+// Return the value at `from`, which is of step t - back_steps, and prefetch that of AHEAD steps before. `back`: from a step to the
+// one before.
+template <class Number>
+DEVICE Number read(const Number* from, i64 t, int back_steps, i64 back) {
+  if (t >= AHEAD + back_steps) prefetch(from - AHEAD * back);
+  return *from;
+}
+
+// Reads a cell's gates and states before the step, computes the factors of its gradient, and adds the gradients of the step's
+// results to d_new. `at`: of the cell and the step in [B, T, N, D] as it lies in memory.
+DEVICE void prepare_step(StepBack& to, i64 t, i64 at, i64 back, i64 B, i64 T, const UnitGates* gates, const scalar* h,
+                         const aux_number* aux, const float* first_state, const scalar* d_h, const float* d_aux) {
+  const UnitGates stored = read(gates + at, t, 0, back);
+  float g[GATES], s[STATES];
+#pragma unroll
+  for (int j = 0; j < GATES; j++) g[j] = float(stored.of[j]);
+  s[0] = !USES_H || !to.carry ? 0 : t > 0 ? float(read(h + at - back, t, 1, back)) : *first_state;
+#pragma unroll
+  for (int k = 1; k < STATES; k++) {
+    const i64 row = (k - 1) * B * T * ROW + at;
+    s[k] = !to.carry ? 0 : t > 0 ? float(read(aux + row - back, t, 1, back)) : first_state[k * B * ROW];
+    if (HAS_D_AUX) to.d_new[k] += read(d_aux + row, t, 0, back);
+  }
+  if (d_h) to.d_new[0] += float(read(d_h + at, t, 0, back));
+  cell_factors(g, s, to.factors);
+}
+
 // PARAMETERS as of flashrnn_stream_forward, and: initial; d_h (may be null), d_aux -> d_x, d_u. d_bias
 // [B, GATES, N, D], zeros: the gradients of the biases are added to it, in float32. d_state: the gradient of the last states, at
 // the end that of the initial ones. exchange [2, N, B, PADDED_K]: zeros.
@@ -18,68 +51,42 @@ flashrnn_stream_backward(PARAMETERS) {
     scalar* after = exchange + (~step & 1) * HEADS * B * PADDED_K;
     for (int index = first; index < items; index += gridDim.x) {
       const Item item(index), next(index + gridDim.x < items ? index + gridDim.x : first);
-      float factors[CELLS][FACTORS], d_new[CELLS][STATES];
-      bool carry[CELLS], carry_next[CELLS];
+      StepBack cells[CELLS];
+      for_each_cell(item, B, [&](int i, const CellCoord& cell) {
+        StepBack& at_cell = cells[i];
+        at_cell.carry_next = !RESET || step == 0 || !reset[cell.sequence * T + t + 1];
 #pragma unroll
-      for (int i = 0; i < CELLS; i++) {
-        const CellCoord cell(item, i, B);
-        if (!cell.valid) continue;
-        carry_next[i] = !RESET || step == 0 || !reset[cell.sequence * T + t + 1];
-#pragma unroll
-        for (int k = 0; k < STATES; k++) d_new[i][k] = d_state[(k * B + cell.sequence) * ROW + cell.element];
-        if (t < 0) continue;
-        const i64 at = (cell.sequence * row_b + t * row_t) * ROW + cell.element, back = row_t * ROW;
-        auto read = [&](const auto* from, int back_steps) {  // of step t - back_steps
-          if (t >= AHEAD + back_steps) prefetch(from - AHEAD * back);
-          return *from;
-        };
-        carry[i] = !RESET || !reset[cell.sequence * T + t];
-        const UnitGates stored = read(gates + at, 0);
-        float g[GATES], s[STATES];
-#pragma unroll
-        for (int j = 0; j < GATES; j++) g[j] = float(stored.of[j]);
-        const float* first_state = initial + cell.sequence * ROW + cell.element;
-        s[0] = !USES_H || !carry[i] ? 0 : t > 0 ? float(read(h + at - back, 1)) : *first_state;
-#pragma unroll
-        for (int k = 1; k < STATES; k++) {
-          const i64 row = (k - 1) * B * T * ROW + at;
-          s[k] = !carry[i] ? 0 : t > 0 ? float(read(aux + row - back, 1)) : first_state[k * B * ROW];
-          if (HAS_D_AUX) d_new[i][k] += read(d_aux + row, 0);
-        }
-        if (d_h) d_new[i][0] += float(read(d_h + at, 0));
-        cell_factors(g, s, factors[i]);
-      }
+        for (int k = 0; k < STATES; k++) at_cell.d_new[k] = d_state[(k * B + cell.sequence) * ROW + cell.element];
+        if (t < 0) return;
+        at_cell.carry = !RESET || !reset[cell.sequence * T + t];
+        const i64 at = (cell.sequence * row_b + t * row_t) * ROW + cell.element;
+        prepare_step(at_cell, t, at, row_t * ROW, B, T, gates, h, aux, initial + cell.sequence * ROW + cell.element, d_h, d_aux);
+      });
       step_sums(sums, stream, item, next, before, counters, step, B);
       float d_g[CELLS][GATES], d_old[CELLS][STATES];
-#pragma unroll
-      for (int i = 0; i < CELLS; i++) {
-        const CellCoord cell(item, i, B);
-        if (!cell.valid) continue;
-        if (carry_next[i]) d_new[i][0] += sum_of(sums, cell, cell.row);
-        if (t < 0) continue;
-        cell_backward(factors[i], d_new[i], d_g[i], d_old[i]);
+      for_each_cell(item, B, [&](int i, const CellCoord& cell) {
+        if (cells[i].carry_next) cells[i].d_new[0] += sum_of(sums, cell, cell.row);
+        if (t < 0) return;
+        cell_backward(cells[i].factors, cells[i].d_new, d_g[i], d_old[i]);
 #pragma unroll
         for (int j = 0; j < GATES; j++)
           if (RECURRENT_OF[j] >= 0) after[cell.exchanged(item, B, RECURRENT_OF[j])] = scalar(d_g[i][j]);
-      }
+      });
       __syncthreads();
       if (threadIdx.x == 0) signal(counters + item.counter);
-#pragma unroll
-      for (int i = 0; i < CELLS; i++) {
-        const CellCoord cell(item, i, B);
-        if (!cell.valid) continue;
-        const i64 row = cell.sequence * row_b + t * row_t;
+      for_each_cell(item, B, [&](int i, const CellCoord& cell) {
 #pragma unroll
         for (int k = 0; k < STATES; k++)
-          d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0 ? d_new[i][k] : carry[i] ? d_old[i][k] : 0;
-        if (t < 0) continue;
+          d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0 ? cells[i].d_new[k] : cells[i].carry ? d_old[i][k] : 0;
+        if (t < 0) return;
+        const i64 row = cell.sequence * row_b + t * row_t;
 #pragma unroll
         for (int j = 0; j < GATES; j++) {
           if (INPUT_OF[j] >= 0) d_x[(row * GI + INPUT_OF[j]) * ROW + cell.element] = scalar(d_g[i][j]);
           else if (RECURRENT_OF[j] >= 0) d_u[(row * GU + RECURRENT_ONLY_OF[j]) * ROW + cell.element] = scalar(d_g[i][j]);
           add_to(d_bias + (cell.sequence * GATES + j) * ROW + cell.element, d_g[i][j]);
         }
-      }
+      });
     }
   }
 }

@@ -61,6 +61,16 @@ struct CellCoord {
   }
 };
 
+// Calls f(i, cell) for the thread's cells, number i of CELLS.
+template <class F>
+DEVICE void for_each_cell(const Item& item, i64 B, F f) {
+#pragma unroll
+  for (int i = 0; i < CELLS; i++) {
+    const CellCoord cell(item, i, B);
+    if (cell.valid) f(i, cell);
+  }
+}
+
 // c += vectors times rows, for one vector of each: v[m] are 16 bytes of sequences q and q + 8 of tile m, r[n] of row q of
 // tile n, q = lane / 4. Both are the same 4 or 8 numbers of the vector, those of lane % 4, so their order does not matter.
 DEVICE void multiply(float (&c)[SEQ_TILES][ROW_TILES][4], const uint4 (&v)[SEQ_TILES][2], const uint4 (&r)[ROW_TILES]) {
