@@ -1,7 +1,7 @@
 """The GPT-2 backbone with any mixer in the place of attention."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,15 @@ class SequenceModel(nn.Module):
     Args:
         vocab_size: number of input token ids.
         mixer: builds the mixer of one block: `mixer(d_model, block_index=..., num_blocks=...)`, for example
-            `functools.partial(RNNMixer, function="slstm", num_heads=12)`.
+            `functools.partial(RNNMixer, function="slstm", num_heads=12)`. With a pattern: several of these by name.
         num_classes: size of the output layer; None is `vocab_size`, a language model.
         d_model: width.
         num_blocks: number of blocks.
-        num_heads: given to `mixer` too, unless it is None.
+        num_heads: given to `mixer` too, unless it is None, or `mixer` is a partial that has its own.
         embedding_std: standard deviation of the initial embeddings; None is that of all other weights.
         mlp: an MLP after the mixer in every block; without it, the mixer's output is read linearly.
+        pattern: which of the mixers each block has, by name, from the first block on and over again: a hybrid of
+            `["lstm", "lstm", "attention"]` has attention in every third block.
 
     Initialised as GPT-2: weights normal with standard deviation sqrt(2 / 5d), which is near its 0.02 at d = 768 and
     grows as the width shrinks; those that write to the residual stream are divided by sqrt(2 num_blocks). A mixer with
@@ -47,20 +49,16 @@ class SequenceModel(nn.Module):
     def __init__(
         self,
         vocab_size: int,
-        mixer: Callable[..., nn.Module],
+        mixer: Callable[..., nn.Module] | Mapping[str, Callable[..., nn.Module]],
         num_classes: int | None = None,
         d_model: int = 768,
         num_blocks: int = 12,
         num_heads: int | None = None,
         embedding_std: float | None = None,
         mlp: bool = True,
+        pattern: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if not callable(mixer):
-            raise TypeError(
-                f"mixer={mixer!r}: expected something that builds a mixer, "
-                "such as functools.partial(models.mixers.RNNMixer, function='lstm', num_heads=12)"
-            )
         for name, value in {"vocab_size": vocab_size, "d_model": d_model, "num_blocks": num_blocks}.items():
             if value < 1:
                 raise ValueError(f"{name}={value} must be positive")
@@ -69,10 +67,9 @@ class SequenceModel(nn.Module):
         self.vocab_size = vocab_size
         self.num_classes = num_classes or vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)
-        heads = {} if num_heads is None else {"num_heads": num_heads}
         self.blocks = nn.ModuleList(
-            Block(d_model, mixer(d_model, **heads, block_index=index, num_blocks=num_blocks), mlp)
-            for index in range(num_blocks)
+            Block(d_model, build(d_model, **_heads(build, num_heads), block_index=index, num_blocks=num_blocks), mlp)
+            for index, build in enumerate(_mixers_of_blocks(mixer, pattern, num_blocks))
         )
         self.norm = nn.LayerNorm(d_model, bias=False)
         self.head = nn.Linear(d_model, self.num_classes, bias=False)
@@ -192,6 +189,36 @@ class SequenceModel(nn.Module):
                 raise TypeError(f"the state of {mixer} is a {kind}: expected a tuple of tensors, for one (tensor,)")
             new_states.append(state)
         return self.norm(x), new_states
+
+
+def _mixers_of_blocks(
+    mixer: Callable[..., nn.Module] | Mapping[str, Callable[..., nn.Module]],
+    pattern: Sequence[str] | None,
+    num_blocks: int,
+) -> list[Callable[..., nn.Module]]:
+    """Return what builds the mixer of each block."""
+    if (pattern is not None) != isinstance(mixer, Mapping):
+        raise ValueError(
+            f"pattern={pattern} with mixer={mixer!r}: a pattern names several mixers, and these need a pattern"
+        )
+    mixers = {"": mixer} if pattern is None else mixer
+    names = [""] if pattern is None else list(pattern)
+    if unknown := [name for name in names if name not in mixers]:
+        raise ValueError(f"pattern={names}: there is no mixer {unknown[0]!r}, the model has {', '.join(mixers)}")
+    if not 1 <= len(names) <= num_blocks:
+        raise ValueError(f"pattern={names} with num_blocks={num_blocks}: expected 1 to num_blocks mixers")
+    for name in names:
+        if not callable(mixers[name]):
+            raise TypeError(
+                f"mixer={mixers[name]!r}: expected something that builds a mixer, "
+                "such as functools.partial(models.mixers.RNNMixer, function='lstm', num_heads=12)"
+            )
+    return [mixers[names[index % len(names)]] for index in range(num_blocks)]
+
+
+def _heads(build: Callable[..., nn.Module], num_heads: int | None) -> dict[str, int]:
+    own = getattr(build, "keywords", {}).get("num_heads")
+    return {} if num_heads is None or own is not None else {"num_heads": num_heads}
 
 
 def _tokens_of_piece(batch: int) -> int:

@@ -43,7 +43,8 @@ MIXERS = "models.mixers"
 
 
 class FlashRNNConfig(PreTrainedConfig):
-    """Sizes of a SequenceModel, and its mixer as {"name": a class of models.mixers, **its arguments}."""
+    """Sizes of a SequenceModel, and its mixer as {"name": a class of models.mixers, **its arguments}; with a pattern
+    several of these by their names in it."""
 
     model_type = "flashrnn"
     attribute_map: ClassVar[dict[str, str]] = {
@@ -59,6 +60,7 @@ class FlashRNNConfig(PreTrainedConfig):
     num_heads: int | None = None
     mlp: bool = True
     mixer: dict[str, Any] | None = None
+    pattern: list[str] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = False
 
@@ -70,31 +72,50 @@ class FlashRNNConfig(PreTrainedConfig):
                 f"the model has {model['num_classes']} classes for a vocabulary of {model['vocab_size']}: "
                 "only language models can be exported, such as those of experiment=text_tiny"
             )
-        of_this_machine = ("_target_", "_partial_", "backend")
-        options = {key: value for key, value in model["mixer"].items() if key not in of_this_machine}
         sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads")}
+        pattern = model.get("pattern")
+        mixer = model["mixer"]
+        mixer = _described(mixer) if pattern is None else {name: _described(mixer[name]) for name in set(pattern)}
         sizes["mlp"] = model.get("mlp", True)  # which a config may leave to its default
-        return cls(**sizes, mixer={"name": model["mixer"]["_target_"].removeprefix(f"{MIXERS}."), **options})
+        return cls(**sizes, mixer=mixer, pattern=pattern)
 
     @property
-    def _cell(self) -> str:
-        return str((self.mixer or {}).get("function", ""))
+    def _mixers(self) -> dict[str, dict[str, Any]]:
+        """The mixers by their names in the pattern; the only one of a model without a pattern has the name ""."""
+        return {"": self.mixer or {}} if self.pattern is None else self.mixer
 
-    def import_cell(self) -> "FlashRNNConfig":
-        """Import the cell, if the config names one of a module, for those who trust it; returns itself."""
-        if "." in self._cell:
-            get_cell(self._cell)
+    @property
+    def _foreign_cells(self) -> list[str]:
+        cells = (str(mixer.get("function", "")) for mixer in self._mixers.values())
+        return [cell for cell in cells if "." in cell]
+
+    def import_cells(self) -> "FlashRNNConfig":
+        """Import the cells that the config names of other modules, for those who trust it; returns itself."""
+        for cell in self._foreign_cells:
+            get_cell(cell)
         return self
 
     def build(self) -> SequenceModel:
         """Return the model, newly initialised."""
-        options = dict(self.mixer or {})
-        module = self._cell.rpartition(".")[0]
-        if module and module not in sys.modules:  # from_pretrained is not to run code that somebody's config names
-            raise ValueError(f"the model's cell is {self._cell}: import {module} first, if you trust it")
-        mixer = partial(mixer_class(options.pop("name", "")), **options)
+        for cell in self._foreign_cells:  # from_pretrained is not to run code that somebody's config names
+            if (module := cell.rpartition(".")[0]) not in sys.modules:
+                raise ValueError(f"the model's cell is {cell}: import {module} first, if you trust it")
+        mixers = {name: _builder(mixer) for name, mixer in self._mixers.items()}
         sizes = {"d_model": self.d_model, "num_blocks": self.num_blocks, "num_heads": self.num_heads, "mlp": self.mlp}
-        return SequenceModel(self.vocab_size, mixer, **sizes)
+        mixer = mixers[""] if self.pattern is None else mixers
+        return SequenceModel(self.vocab_size, mixer, pattern=self.pattern, **sizes)
+
+
+def _described(mixer: dict[str, Any]) -> dict[str, Any]:
+    """Return a mixer of a training config as FlashRNNConfig has it."""
+    of_this_machine = ("_target_", "_partial_", "backend")
+    options = {key: value for key, value in mixer.items() if key not in of_this_machine}
+    return {"name": mixer["_target_"].removeprefix(f"{MIXERS}."), **options}
+
+
+def _builder(mixer: dict[str, Any]) -> Callable[..., nn.Module]:
+    options = dict(mixer)
+    return partial(mixer_class(options.pop("name", "")), **options)
 
 
 def mixer_class(name: str) -> type[nn.Module]:

@@ -1,6 +1,6 @@
 """Where the configs are, and the resolvers that they use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,19 @@ def leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
     for key, value in section.items():
         found |= leaves(value, f"{name}.{key}") if isinstance(value, dict) else {f"{name}.{key}": value}
     return found
+
+
+def mixer_name(model: Mapping[str, Any]) -> str:
+    """Return what a model of this config is called: by its cell, or else its mixer, or its pattern of several."""
+    if model.get("pattern"):
+        return "-".join(model["pattern"])
+    mixer = model["mixer"]
+    return mixer.get("function") or mixer.get("_target_", "model").rpartition(".")[2]
+
+
+def chooses_backend(key: str) -> bool:
+    """Return whether a key of the config is the backend of a mixer, for which a model's weights are the same."""
+    return key.startswith("model.mixer.") and key.endswith(".backend")
 
 
 def keys_of(name: str) -> str:

@@ -12,7 +12,7 @@ from training import checkpoint, results
 from training.build import Run
 from training.command_line import prepare_process
 from training.config_checks import check_evaluation
-from training.configuration import leaves
+from training.configuration import chooses_backend, leaves
 from training.lightning_module import TrainingModule
 from training.resume import check_unseen
 
@@ -88,5 +88,5 @@ def _check_read(changed: list[str]) -> None:
         reason = "it is for training" if key.startswith(_OF_TRAINING) else _NOT_READ.get(key)
         if reason:
             raise ValueError(f"{key} would change nothing: {reason}")
-        if key.startswith("model.") and key != "model.mixer.backend":
+        if key.startswith("model.") and not chooses_backend(key):
             raise ValueError(f"{key}: a checkpoint is of the model that was trained")

@@ -39,7 +39,7 @@ def training_tokenizer(file: Path, data: dict[str, Any]) -> PreTrainedTokenizerB
 def restore(file: Path, content: dict[str, Any]) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
     """Return model and tokenizer of a checkpoint of scripts.train, whose content this is."""
     tokenizer = training_tokenizer(file, content["config"]["data"])
-    config = FlashRNNConfig.from_hydra(content["config"]["model"]).import_cell()
+    config = FlashRNNConfig.from_hydra(content["config"]["model"]).import_cells()
     model = FlashRNNForCausalLM(config).eval()
     checkpoint.load_weights(model, file, content)
     tokens = Encoder(tokenizer).vocab_size
@@ -59,7 +59,7 @@ def load(ckpt: str) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
     """Return model and tokenizer of a run folder, a checkpoint or an exported folder."""
     file = checkpoint.find(ckpt)
     if file.name == checkpoint.EXPORTED:
-        config = FlashRNNConfig.from_pretrained(file.parent).import_cell()
+        config = FlashRNNConfig.from_pretrained(file.parent).import_cells()
         return FlashRNNForCausalLM.from_pretrained(file.parent, config=config), tokenization.load(str(file.parent))
     return restore(file, checkpoint.load(file))
 

@@ -6,6 +6,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from omegaconf import OmegaConf
 
+from training.configuration import mixer_name
 from training.provenance import commit
 
 USAGE = """```python
@@ -22,8 +23,7 @@ print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50))[0])
 def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
     """Write README.md into an exported folder; `training` is the content of its training.json."""
     config = training["config"]
-    mixer = config["model"]["mixer"]
-    kind = mixer.get("function", mixer["_target_"].rpartition(".")[2])
+    kind = mixer_name(config["model"])
     metadata = ModelCardData(
         library_name="transformers", pipeline_tag="text-generation", tags=["flashrnn", kind, "language-model"]
     )

@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from data.atomic_file import replacing
+from training.configuration import mixer_name
 from training.provenance import commit
 
 
@@ -32,14 +33,8 @@ def save(folder: Path, result: dict, config: DictConfig, device: torch.device, *
         file.write(f"{json.dumps(content, indent=2)}\n".encode())
     if "ranges" in result:
         places["plot"] = folder / "accuracy.png"
-        plot(result, _model(config), places["plot"])
+        plot(result, mixer_name(config.model), places["plot"])
     return places
-
-
-def _model(config: DictConfig) -> str:
-    """Return the name of a run's model: of its cell, or else of its mixer."""
-    mixer = config.model.mixer
-    return mixer.get("function") or mixer.get("_target_", "model").rpartition(".")[2]
 
 
 def plot(result: dict, model: str, file: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from training.command_line import literal, quoted, unquoted
-from training.configuration import CONFIGS, leaves
+from training.configuration import CONFIGS, chooses_backend, leaves
 
 
 class Resumed(NamedTuple):
@@ -116,9 +116,10 @@ def steps_left(resumed: Resumed, config: DictConfig) -> bool:
 
     file, content = resumed
     sections = content["config"]["model"], OmegaConf.to_container(config.model, resolve=True)
-    saved, asked = (leaves(section, "model") for section in sections)
-    for values in (saved, asked):
-        values.pop("model.mixer.backend", None)  # the weights are the same for all
+    saved, asked = (
+        {key: value for key, value in leaves(section, "model").items() if not chooses_backend(key)}
+        for section in sections
+    )
     if saved != asked:
         keys = [key for key in saved | asked if saved.get(key) != asked.get(key)]
         differences = [

@@ -12,47 +12,55 @@ _BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTIO
 
 
 @torch.library.custom_op("models::rotary_angles", mutates_args=())
-def rotary_angles(first_position: int, T: int, D: int, base: float, device: torch.device) -> Tensor:
-    """Return cosines and sines, float32 [2, T, D/2], for positions first_position ... first_position + T - 1.
+def rotary_angles(positions: Tensor, D: int, base: float) -> Tensor:
+    """Return cosines and sines for int64 positions [...], float32 [2, ..., D/2].
 
     An operator of its own, because torch.compile would move the sines into the product and compute them for every
     element anew; and no buffer, because that is lost when a model is built on the meta device. All layers of a compiled
     model share one call.
     """
-    positions = torch.arange(first_position, first_position + T, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, rotary_frequencies(D, base, device))
+    angles = positions.to(torch.float32)[..., None] * rotary_frequencies(D, base, positions.device)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 @rotary_angles.register_fake
-def _(first_position: int, T: int, D: int, base: float, device: torch.device) -> Tensor:
-    return torch.empty(2, T, D // 2, dtype=torch.float32, device=device)
+def _(positions: Tensor, D: int, base: float) -> Tensor:
+    return torch.empty(2, *positions.shape, D // 2, dtype=torch.float32, device=positions.device)
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Return the rotary embedding of x [B, N, T, D] by `angles` [2, T, D/2], or by others that fit x; computed in
-    float32, in the dtype of x after that."""
+    """Return the rotary embedding of x [B, N, T, D] by `angles` that fit it, such as [2, T, D/2]; computed in float32,
+    in the dtype of x after that."""
     cos, sin = angles
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 class AttentionMixer(nn.Module):
-    """Multi-head causal self-attention, 4 d² parameters.
+    """Multi-head causal self-attention, over all tokens or a sliding window of them, 4 d² parameters.
 
-    The state is (keys [B, N, L, D], values [B, N, L, D]) of the L tokens so far, and (keys, values, resets [B, L]) once
-    resets were given: a token attends to tokens of its own document only.
+    The state is (keys [B, N, L, D], values [B, N, L, D], position [B]) of the last L tokens, of which the window keeps
+    window - 1, and of the position of the next one; and (keys, values, position, start [B]) once resets were given: a
+    token attends to tokens of its own document only, whose first position is `start`.
 
     Args:
         d_model: width of input and output.
         num_heads: number of heads; d_model / num_heads must be even (rotary embedding turns pairs).
         rope_base: base of the rotary frequencies.
+        window: tokens that one attends to, its own included; None is all. Sequences that are longer are computed with a
+            mask, which takes the time of attention over all.
         block_index: place in the backbone, part of the mixer interface, unused here.
         num_blocks: number of such places, unused here.
     """
 
     def __init__(
-        self, d_model: int, num_heads: int = 12, rope_base: float = 10_000.0, block_index: int = 0, num_blocks: int = 1
+        self,
+        d_model: int,
+        num_heads: int = 12,
+        rope_base: float = 10_000.0,
+        window: int | None = None,
+        block_index: int = 0,
+        num_blocks: int = 1,
     ) -> None:
         super().__init__()
         if num_heads < 1 or d_model % (2 * num_heads):
@@ -60,8 +68,11 @@ class AttentionMixer(nn.Module):
                 f"d_model={d_model} with num_heads={num_heads}: d_model must be an even multiple of num_heads "
                 "(rotary embedding needs an even head size)"
             )
+        if window is not None and window < 1:
+            raise ValueError(f"window={window}: expected at least 1 token, or null for attention over all")
         self.num_heads = num_heads
         self.rope_base = rope_base
+        self.window = window
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
@@ -70,91 +81,111 @@ class AttentionMixer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         B, T, d = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4)  # [B, N, T, D]
-        past = 0 if state is None else state[0].shape[-2]
-        angles = rotary_angles(past, T, d // self.num_heads, self.rope_base, x.device)
+        first = x.new_zeros(B, dtype=torch.int64) if state is None else state[2]
+        steps = torch.arange(T, device=x.device)
+        # Without a state the angles are the same for all sequences.
+        positions = steps if state is None else first[:, None, None] + steps
+        angles = rotary_angles(positions, d // self.num_heads, self.rope_base)
         q, k = rotate(q, angles), rotate(k, angles)
 
-        if state is not None:
+        past = 0 if state is None else state[0].shape[-2]
+        if past:
             k, v = torch.cat((state[0], k), dim=-2), torch.cat((state[1], v), dim=-2)
-        resets = _all_resets(state, reset, past, T)
-        if state is None and resets is None:
+        starts = _document_starts(state, reset, first, T)
+        windowed = self.window is not None and self.window < past + T
+        if past == 0 and starts is None and not windowed:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            mask = None if T == 1 and resets is None else _mask(resets, past, T, x.device)
+            alone = T == 1 and starts is None and not windowed
+            mask = None if alone else self._mask(starts, first, past, T, x.device)
             with sdpa_kernel(_BACKENDS_FOR_CACHE):
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v) if resets is None else (k, v, resets)
+        if self.window is not None:
+            k, v = (part[:, :, max(0, past + T + 1 - self.window) :] for part in (k, v))
+        last = () if starts is None else (starts[:, -1],)
+        return self.out(y.transpose(1, 2).reshape(B, T, d)), (k, v, first + T, *last)
 
     def step(
         self, x: Tensor, state: tuple[Tensor, ...], context: StepContext, residual: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute one token as any mixer's `step` does, on a state of `empty_cache`, which is changed in place."""
         keys, values = state
-        (B, d), N, place = x.shape, self.num_heads, context.position[:, None, None, None]
+        (B, d), N, slots = x.shape, self.num_heads, keys.shape[2]
+        slot = (context.position % slots)[:, None, None, None]
         heads = self.qkv(x).view(B, 3 * N, d // N)
         q, k = rotate(heads[:, : 2 * N], context.angles(d // N, self.rope_base)).view(B, 2, N, 1, d // N).unbind(1)
-        place = place.expand_as(k)
-        keys.scatter_(2, place, k)
-        values.scatter_(2, place, heads[:, 2 * N :].unsqueeze(2))
+        slot = slot.expand_as(k)
+        keys.scatter_(2, slot, k)
+        values.scatter_(2, slot, heads[:, 2 * N :].unsqueeze(2))
+        read = min(context.window, slots)
         with sdpa_kernel(_BACKENDS_FOR_CACHE):
             y = F.scaled_dot_product_attention(
-                q, keys[:, :, : context.window], values[:, :, : context.window], attn_mask=context.visible()
+                q, keys[:, :, :read], values[:, :, :read], attn_mask=context.visible(read, slots)
             )
         return residual + self.out(y.view(B, d)), state
 
-    @staticmethod
-    def empty_cache(state: tuple[Tensor, ...], rows: int, capacity: int) -> tuple[Tensor, ...]:
-        """Return keys and values [rows, N, capacity, D] of no token, for `step`, like those of a state."""
+    def empty_cache(self, state: tuple[Tensor, ...], rows: int, capacity: int) -> tuple[Tensor, ...]:
+        """Return keys and values [rows, N, slots, D] of no token, for `step`, like those of a state.
+
+        The token at position p is in slot p % slots. There are as many slots as positions, or as the window is long.
+        """
         _, N, _, D = state[0].shape
-        return tuple(part.new_zeros(rows, N, capacity, D) for part in state[:2])
+        slots = capacity if self.window is None else min(capacity, self.window)
+        return tuple(part.new_zeros(rows, N, slots, D) for part in state[:2])
 
     @staticmethod
     def load_cache(buffers: tuple[Tensor, ...], rows: Tensor, state: tuple[Tensor, ...]) -> None:
         """Put the state of some sequences into these `rows` (int64) of the buffers."""
+        positions = _cached_positions(state[2], state[0].shape[2])
         for buffer, part in zip(buffers, state[:2], strict=True):
-            buffer[:, :, : part.shape[2]].index_copy_(0, rows, part)
+            buffer[rows[:, None], :, positions % buffer.shape[2]] = part.transpose(1, 2)
 
-    @staticmethod
-    def cached_state(buffers: tuple[Tensor, ...], rows: int, context: StepContext) -> tuple[Tensor, ...]:
+    def cached_state(self, buffers: tuple[Tensor, ...], rows: int, context: StepContext) -> tuple[Tensor, ...]:
         """Return the state of the first `rows` rows, which have read as many tokens each, as `forward` has it."""
-        length = int(context.position[0])
-        state = tuple(buffer[:rows, :, :length].clone() for buffer in buffers)
+        position = context.position[:rows].clone()
+        length = int(position[0])
+        kept = length if self.window is None else min(length, self.window - 1)
+        slots = _cached_positions(position[:1], kept)[0] % buffers[0].shape[2]
+        state = *(buffer[:rows, :, slots] for buffer in buffers), position
         first = context.first[:rows]
-        if not first.any():
-            return state
-        places = torch.arange(length, device=first.device)
-        return (*state, (places == first[:, None]) & (first[:, None] > 0))
+        return (*state, first.clone()) if first.any() else state
 
     @staticmethod
     def first_visible(state: tuple[Tensor, ...]) -> Tensor | None:
         """Return where the last document of each sequence starts, int64 [B]; None where that is 0 for all."""
-        if len(state) < 3:
-            return None
-        places = torch.arange(state[2].shape[1], device=state[2].device)
-        return (places * state[2]).amax(1)
+        return state[3] if len(state) == 4 else None
 
     def flops_per_token(self, T: int) -> float:
         """Return the operations of scores and weighted sums over T tokens, forward and backward; causality is not
         deducted, as in PaLM."""
-        return 12.0 * T * self.out.in_features
+        return 12.0 * (T if self.window is None else min(T, self.window)) * self.out.in_features
+
+    def _mask(self, starts: Tensor | None, first: Tensor, past: int, T: int, device: torch.device) -> Tensor:
+        """Return a mask that is True where one of the last T tokens attends to one of the past + T: not to later ones,
+        nor to those before the window or before the document.
+
+        bool [T, past + T], or [B, 1, T, past + T] if there are documents.
+        """
+        mask = torch.ones(T, past + T, dtype=torch.bool, device=device).tril(diagonal=past)
+        if self.window is not None:
+            mask = mask.triu(diagonal=past + 1 - self.window)
+        if starts is None:
+            return mask
+        positions = _cached_positions(first + T, past + T)
+        return (mask & (positions[:, None] >= starts[:, :, None]))[:, None]
 
 
-def _all_resets(state: tuple[Tensor, ...] | None, reset: Tensor | None, past: int, T: int) -> Tensor | None:
-    """Return `reset` of all tokens so far, bool [B, past + T]; None where it was never given."""
-    before = state[2] if state is not None and len(state) == 3 else None
-    if before is None:
-        return None if reset is None else F.pad(reset, (past, 0))
-    return F.pad(before, (0, T)) if reset is None else torch.cat((before, reset), dim=1)
+def _document_starts(state: tuple[Tensor, ...] | None, reset: Tensor | None, first: Tensor, T: int) -> Tensor | None:
+    """Return the position at which the document of each of T tokens starts, int64 [B, T]; None where no reset was ever
+    given."""
+    before = state[3] if state is not None and len(state) == 4 else None
+    if reset is None:
+        return None if before is None else before[:, None].expand(-1, T)
+    positions = first[:, None] + torch.arange(T, device=first.device)
+    starts = torch.where(reset, positions, 0).cummax(dim=1).values
+    return starts if before is None else torch.maximum(starts, before[:, None])
 
 
-def _mask(resets: Tensor | None, past: int, T: int, device: torch.device) -> Tensor:
-    """Return a mask that is True where one of the last T tokens attends to one of all: not to later ones, nor to those
-    of another document.
-
-    bool [T, past + T], or [B, 1, T, past + T] if there are documents.
-    """
-    causal = torch.ones(T, past + T, dtype=torch.bool, device=device).tril(diagonal=past)
-    if resets is None:
-        return causal
-    document = resets.cumsum(dim=1)
-    return (causal & (document[:, past:, None] == document[:, None, :]))[:, None]
+def _cached_positions(position: Tensor, length: int) -> Tensor:
+    """Return the positions of the last `length` tokens before `position` [B], int64 [B, length]."""
+    return position[:, None] - length + torch.arange(length, device=position.device)

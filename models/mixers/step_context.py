@@ -19,7 +19,7 @@ class StepContext:
         position: int64 [rows], position of a row's next token, from 0, left padding included.
         first: int64 [rows], the first position that a row attends to: before it is padding or another document.
         capacity: number of positions; a row that has ended stays at the last one.
-        window: number of positions, from 0, that the current step attends to.
+        window: number of positions, from 0, that the current step attends to where nothing limits it to fewer.
     """
 
     def __init__(self, rows: int, capacity: int, device: torch.device) -> None:
@@ -53,10 +53,15 @@ class StepContext:
             self._of_step[D, base] = torch.stack((angles.cos(), angles.sin()))
         return self._of_step[D, base]
 
-    def visible(self) -> Tensor:
-        """Return which positions a row's token attends to, its own included, bool [rows, 1, 1, window]."""
-        if () not in self._of_step:
-            places = self._places[: self.window]
-            visible = (places <= self.position[:, None]) & (places >= self.first[:, None])
-            self._of_step[()] = visible[:, None, None]
-        return self._of_step[()]
+    def visible(self, read: int, slots: int) -> Tensor:
+        """Return which tokens a row's token attends to, its own included, bool [rows, 1, 1, read].
+
+        Args:
+            read: slots that are read, from the first one.
+            slots: of the cache, in which position p has slot p % slots.
+        """
+        if (read, slots) not in self._of_step:
+            position = self.position[:, None]
+            held = position - (position - self._places[:read]) % slots  # the last position that each slot has had
+            self._of_step[read, slots] = (held >= self.first[:, None])[:, None, None]
+        return self._of_step[read, slots]

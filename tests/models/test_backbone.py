@@ -14,12 +14,14 @@ MIXERS = {
     "lstm": partial(RNNMixer, function="lstm", num_heads=2),
     "slstm_conv": partial(RNNMixer, function="slstm", num_heads=2, conv_width=4),
     "attention": partial(AttentionMixer, num_heads=2),
+    "hybrid": {"lstm": partial(RNNMixer, num_heads=4), "window": partial(AttentionMixer, window=4)},
 }
 
 
 def tiny(mixer="lstm", **options):
     torch.manual_seed(0)
-    return SequenceModel(11, MIXERS[mixer], **{"d_model": 16, "num_blocks": 2, **options})
+    of_pattern = {"pattern": ["lstm", "window"], "num_heads": 2} if mixer == "hybrid" else {}
+    return SequenceModel(11, MIXERS[mixer], **{"d_model": 16, "num_blocks": 2, **of_pattern, **options})
 
 
 def test_nn_lstm_begins_as_our_lstm_does():
@@ -162,6 +164,30 @@ def test_a_state_that_is_no_tuple():
 
     with pytest.raises(TypeError, match=r"state of Bare is a Tensor: expected a tuple of tensors"):
         SequenceModel(11, Bare, d_model=16, num_blocks=1)(torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_a_pattern_is_repeated_over_the_blocks():
+    blocks = tiny("hybrid", num_blocks=5, pattern=["lstm", "lstm", "window"]).blocks
+    assert [type(block.mixer) for block in blocks] == [RNNMixer, RNNMixer, AttentionMixer, RNNMixer, RNNMixer]
+    assert [block.mixer.num_heads for block in blocks] == [4, 4, 2, 4, 4]  # the LSTM's own, and the model's
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"pattern": ["lstm", "gru"]},
+            r"pattern=\['lstm', 'gru'\]: there is no mixer 'gru', the model has lstm, window",
+        ),
+        ({"pattern": []}, "expected 1 to num_blocks mixers"),
+        ({"pattern": ["lstm"] * 3}, "with num_blocks=2: expected 1 to num_blocks mixers"),
+        ({"pattern": None}, "a pattern names several mixers, and these need a pattern"),
+        ({"mixer": "lstm", "pattern": ["lstm"]}, "a pattern names several mixers, and these need a pattern"),
+    ],
+)
+def test_a_pattern_that_fits_no_model(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**{"mixer": "hybrid", **options})
 
 
 def test_mixer_must_build_something():

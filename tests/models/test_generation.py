@@ -20,7 +20,7 @@ from models.generation import decoder, row_random
 from models.generation.continuous_batching import Prompt, StopConditions, answers
 from models.generation.decoder import Decoder
 from models.generation.sampler import Sampler, SamplingParams
-from models.mixers import AttentionMixer, RNNMixer
+from models.mixers import RNNMixer
 from tests.models import test_hugging_face
 from tests.models.test_hugging_face import MIXERS, VOCABULARY, tokens
 
@@ -36,17 +36,9 @@ def build(mixer):
     return model
 
 
-@pytest.fixture(params=[*MIXERS, "hybrid"])
+@pytest.fixture(params=MIXERS)
 def model(request):
-    return hybrid() if request.param == "hybrid" else build(MIXERS[request.param])
-
-
-def hybrid():
-    model = build(LSTM)
-    mixer = AttentionMixer(16, num_heads=2)
-    torch.nn.init.normal_(mixer.qkv.weight, std=0.5)
-    model.model.blocks[1].mixer = mixer
-    return model
+    return build(MIXERS[request.param])
 
 
 def by_transformers(model, ids, **options):
@@ -272,9 +264,10 @@ class TestDraws:
         assert row_random.keys(0, [[1]]) != row_random.keys(1, [[1]])
 
 
-def test_a_row_takes_another_sequence_in_the_midst_of_others():
+@pytest.mark.parametrize("mixer", ["transformer", "hybrid"])
+def test_a_row_takes_another_sequence_in_the_midst_of_others(mixer):
     """The others do not notice, whatever the lengths, and it gets the tokens that it would get alone."""
-    model = hybrid().model
+    model = build(MIXERS[mixer]).model
     first, second = tokens(2, 7), tokens(1, 4)
     logits, states = model.read(first)
     alone = Decoder(model, SamplingParams(), states, 2, 64)
@@ -294,7 +287,7 @@ def test_a_row_takes_another_sequence_in_the_midst_of_others():
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-@pytest.mark.parametrize("mixer", ["slstm", "transformer", "mamba"])
+@pytest.mark.parametrize("mixer", ["slstm", "transformer", "mamba", "hybrid"])
 def test_every_prompt_gets_the_text_that_it_gets_alone(mixer, synchronous, monkeypatch):
     """Whatever the slots, and also when the host looks now and then, as on a GPU."""
     model = build(MIXERS[mixer])

@@ -13,13 +13,18 @@ MIXERS = {
     "transformer": {"name": "AttentionMixer", "num_heads": 2},
     "mlstm": {"name": "mlstm.MLSTMMixer", "num_heads": 2},
     "mamba": {"name": "mamba.MambaMixer"},
+    "hybrid": {  # by the names in its pattern
+        "slstm": {"name": "RNNMixer", "function": "slstm", "num_heads": 2},
+        "window": {"name": "AttentionMixer", "num_heads": 2, "window": 5},
+    },
 }
 VOCABULARY = 20
 
 
 def build(mixer):
     torch.manual_seed(0)
-    config = FlashRNNConfig(vocab_size=VOCABULARY, d_model=16, num_blocks=2, mixer=mixer)
+    pattern = None if "name" in mixer else list(mixer)
+    config = FlashRNNConfig(vocab_size=VOCABULARY, d_model=16, num_blocks=2, mixer=mixer, pattern=pattern)
     model = AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():  # so that the likeliest token depends on all that was read
         torch.nn.init.normal_(parameter, std=0.5)
@@ -193,7 +198,8 @@ class TestGenerate:
     def test_memory_of_the_context(self, name, growth):
         model = build(MIXERS[name])
         short, long = (model(tokens(1, length)).past_key_values for length in (10, 100))
-        assert long.nbytes == growth * short.nbytes
+        positions = 2 * 8 * (growth - 1)  # of the next token, one for each block of attention
+        assert long.nbytes == growth * short.nbytes - positions
         assert (short.get_seq_length(), long.get_seq_length()) == (10, 100)
 
     def test_assisted_generation_is_refused(self, lstm):
@@ -240,7 +246,7 @@ def test_a_config_runs_no_code_of_a_module_that_nobody_imported(tmp_path, monkey
         ValueError, match=r"cell is cell_of_somebody\.CELL: import cell_of_somebody first, if you trust"
     ):
         config.build()
-    assert config.import_cell().build().blocks[0].mixer.recurrence.cell.name == "gru"
+    assert config.import_cells().build().blocks[0].mixer.recurrence.cell.name == "gru"
 
 
 def test_embeddings_are_refused(lstm):

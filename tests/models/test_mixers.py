@@ -15,6 +15,7 @@ B, T, d, N = 3, 11, 16, 2
 
 MIXERS = {
     "attention": lambda: AttentionMixer(d, num_heads=N),
+    "window": lambda: AttentionMixer(d, num_heads=N, window=4),
     **{cell: lambda cell=cell: RNNMixer(d, num_heads=N, function=cell) for cell in ("elman", "gru", "lstm", "slstm")},
     "slstm_conv": lambda: RNNMixer(d, num_heads=N, function="slstm", conv_width=4),
     "gru_conv": lambda: RNNMixer(d, num_heads=N, function="gru", conv_width=2),
@@ -82,6 +83,15 @@ def test_causal(mixer):
     torch.testing.assert_close(mixer(x)[0][:, :6], mixer(changed)[0][:, :6])
 
 
+def test_a_window_hides_what_lies_before_it():
+    x = torch.randn(B, T, d, dtype=torch.float64)
+    mixer = AttentionMixer(d, num_heads=N, window=4).double()
+    whole, (keys, values, position) = mixer(x)
+    torch.testing.assert_close(whole[:, -1], mixer(x[:, -4:])[0][:, -1])  # rotary embedding sees distances alone
+    assert keys.shape == values.shape == (B, N, 3, d // N)
+    assert position.tolist() == [T] * B
+
+
 def test_heads_are_normalised_apart():
     """Scaling what one head puts out changes nothing: no mean or variance is shared between heads."""
     torch.manual_seed(0)
@@ -134,6 +144,7 @@ def test_no_biases_in_the_projections():
         (lambda: RNNMixer(d, function="gru", conv_width=4, conv_gates=("i",)), r"'gru' has no input gate \['i'\].*'r'"),
         (lambda: AttentionMixer(768, num_heads=7), "d_model=768 with num_heads=7"),
         (lambda: AttentionMixer(6, num_heads=2), "even head size"),
+        (lambda: AttentionMixer(d, num_heads=2, window=0), "window=0: expected at least 1 token, or null"),
     ],
 )
 def test_bad_arguments(build, message):

@@ -36,7 +36,7 @@ def test_train_several_models_then_evaluate_one(tmp_path):
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
 def test_two_processes_train_as_one(strategy, tiny_config, tmp_path):
     """Equal lengths, so that the mean over ranks is the mean over labels: the same weights up to rounding."""
-    settings = ["model=lstm", "data.min_length=6", "logger=none"]
+    settings = ["model=hybrid", "model.num_blocks=3", "data.min_length=6", "logger=none"]
     train(tiny_config("parity", *settings, run="one"))
     two = [strategy, "trainer.devices=2", "data.batch_size=2", "trainer.precision=32-true", "name=two"]
     ended = run("scripts.train", *TINY["parity"], *SHORT, *settings, *two, folder=tmp_path)

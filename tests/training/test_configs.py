@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,8 @@ def options(group):
 @pytest.mark.parametrize("experiment", options("experiment"))
 @pytest.mark.parametrize("model", [name for name in options("model") if name not in ("base", "rnn")])
 def test_experiments_compose_with_every_model(experiment, model):
-    one_head = ["model.num_heads=1"] if model == "nn_lstm" else []
-    composed = config(f"experiment={experiment}", f"model={model}", "run_dir=.", *one_head)
+    fit = {"nn_lstm": ["model.num_heads=1"], "hybrid": ["model.num_blocks=3"], "xlstm": ["model.num_blocks=8"]}
+    composed = config(f"experiment={experiment}", f"model={model}", "run_dir=.", *fit.get(model, []))
     OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     composed.model.vocab_size = composed.model.vocab_size or 10
     with torch.device("meta"):
@@ -52,6 +53,20 @@ def test_slimpajama_is_the_run_of_the_paper():
     assert optim == {"lr": 1e-3, "final_lr": 1e-4, "warmup_steps": 750, "total_steps": 30_000}
     assert composed.trainer.precision == "bf16-mixed"
     assert composed.trainer.accumulate_grad_batches * composed.data.batch_size * composed.trainer.devices == 512
+
+
+@pytest.mark.parametrize(
+    ("experiment", "millions", "mixers"),
+    [
+        ("hybrid_160m", 163, {"RNNMixer": 8, "AttentionMixer": 4}),
+        ("xlstm_160m", 161, {"MLSTMMixer": 21, "RNNMixer": 3}),
+    ],
+)
+def test_hybrids_are_as_large_as_the_models_of_the_paper(experiment, millions, mixers):
+    with torch.device("meta"):
+        model = instantiate(config(f"experiment={experiment}", "run_dir=.").model)
+    assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == millions
+    assert Counter(type(block.mixer).__name__ for block in model.blocks) == mixers
 
 
 @pytest.mark.parametrize(

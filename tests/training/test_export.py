@@ -15,14 +15,17 @@ from training import checkpoint
 from training.export import export
 from training.lightning_module import TrainingModule
 
+HYBRID = ["model=hybrid", "model.num_blocks=2", "model.pattern=[slstm,window]"]
+
 
 @pytest.fixture
-def run(tiny_config):
-    """Folder, result and config of a tiny run."""
-    config = tiny_config("text_tiny")
+def run(request, tiny_config):
+    """Folder, result and config of a tiny run, with the overrides that a test gives."""
+    config = tiny_config("text_tiny", *getattr(request, "param", []))
     return config.run_dir, train(config), config
 
 
+@pytest.mark.parametrize("run", [[], HYBRID], indirect=True, ids=["lstm", "hybrid"])
 def test_logits_and_tokenizer_are_those_of_the_run(run, tmp_path):
     folder, _, config = run
     export(folder, tmp_path / "out")
