@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.block import Block
-from models.loss import linear_cross_entropy
-from models.mixers.step_context import StepContext
+from .block import Block
+from .loss import linear_cross_entropy
+from .mixers.step_context import StepContext
 
 States = list[tuple[Tensor, ...]]  # one tuple per block, as its mixer defines it
 

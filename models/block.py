@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from models.mixers.step_context import StepContext
+from .mixers.step_context import StepContext
 
 
 class MLP(nn.Module):

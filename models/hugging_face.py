@@ -1,15 +1,19 @@
 """A SequenceModel as a causal language model of transformers: `save_pretrained`, `Auto` classes, `generate`.
 
 Importing this module registers the classes with AutoConfig and AutoModelForCausalLM. Nothing is loaded but safetensors
-and JSON, and no code comes with a model: its config names one of `models.mixers`.
+and JSON: a config can name nothing but one of `models.mixers`. In the wheel this package is `flashrnn_lm`, by which an
+exported folder loads elsewhere (`modeling_flashrnn.py`).
 """
 
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -30,16 +34,19 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from flashrnn import get_cell
-from models.backbone import SequenceModel, States
-from models.generation import row_random
-from models.generation.decoder import unsupported_reason
-from models.generation.decoder_cache import DecoderCache
-from models.generation.loop import complete
-from models.generation.request import Request, request
+
+from .backbone import SequenceModel, States
+from .generation import row_random
+from .generation.decoder import unsupported_reason
+from .generation.decoder_cache import DecoderCache
+from .generation.loop import complete
+from .generation.request import Request, request
 
 logger = logging.getLogger(__name__)
 
-MIXERS = "models.mixers"
+REMOTE_CODE = Path(__file__).with_name("modeling_flashrnn.py")  # saved with a model, for machines without this clone
+
+MIXERS = f"{__package__}.mixers"
 
 
 class FlashRNNConfig(PreTrainedConfig):
@@ -231,6 +238,15 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"the weights do not fit the model of config.json: {wrong}")
         return (model, info) if output_loading_info else model
 
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Save a model as transformers does, and the code by which `trust_remote_code=True` loads it elsewhere;
+        `push_to_hub` uploads both."""
+        names = {"AutoConfig": "FlashRNNConfig", "AutoModelForCausalLM": "FlashRNNForCausalLM"}
+        self.config.auto_map = {auto: f"{REMOTE_CODE.stem}.{name}" for auto, name in names.items()}
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if Path(save_directory).is_dir():
+            shutil.copyfile(REMOTE_CODE, Path(save_directory, REMOTE_CODE.name))
+
     def _init_weights(self, module: nn.Module) -> None:
         """Do nothing: a SequenceModel has initialised itself."""
 
@@ -375,5 +391,6 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
                 hook.remove()
 
 
-AutoConfig.register(FlashRNNConfig.model_type, FlashRNNConfig)
-AutoModelForCausalLM.register(FlashRNNConfig, FlashRNNForCausalLM)
+# exist_ok, because one process may have both the clone's package and the wheel's.
+AutoConfig.register(FlashRNNConfig.model_type, FlashRNNConfig, exist_ok=True)
+AutoModelForCausalLM.register(FlashRNNConfig, FlashRNNForCausalLM, exist_ok=True)

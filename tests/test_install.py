@@ -1,4 +1,4 @@
-"""What a user installs: sdist and wheel hold the kernel package and nothing else, and work with what they require."""
+"""What a user installs: sdist and wheel hold kernels and models and nothing else, and work with what they require."""
 
 import shutil
 import subprocess
@@ -11,7 +11,11 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
+
+from data import tokenization
+from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 
 ROOT = Path(__file__).parents[1]
 LEAVE_OUT = (".*", "build", "corpora", "dist", "multirun", "outputs", "site", "*.egg-info", "__pycache__")
@@ -44,6 +48,25 @@ for _ in range(20):
     optimizer.step()
     losses.append(loss.item())
 assert losses[-1] < 0.8 * losses[0], losses
+"""
+
+
+LOAD = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder, again = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+assert "models" not in sys.modules
+right = torch.load(f"{folder}/logits.pt")
+torch.testing.assert_close(model(torch.arange(12).view(2, 6)).logits, right)  # by another backend, without numba
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+inputs = tokenizer(["the state"], return_tensors="pt")
+assert model.generate(**inputs, max_new_tokens=3, min_new_tokens=3, pad_token_id=0).shape[1] > 3
+model.save_pretrained(again)
+saved = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True)
+torch.testing.assert_close(saved(torch.arange(12).view(2, 6)).logits, right)
 """
 
 
@@ -85,6 +108,15 @@ def requirements(requires):
     return names
 
 
+def link(names, packages):
+    """Put distributions of this environment into the site-packages of another."""
+    for name in names:
+        files = distribution(name).files
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(files[0].locate().parents[len(files[0].parts) - 1] / top)
+
+
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
     """The interpreter of an environment with the wheel and what it requires, linked from this environment."""
@@ -94,21 +126,19 @@ def python(wheel, tmp_path_factory):
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         requires = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist")
-    for name in requirements(requires):
-        files = distribution(name).files
-        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
-            if not (packages / top).exists():
-                (packages / top).symlink_to(files[0].locate().parents[len(files[0].parts) - 1] / top)
+    link(requirements(requires), packages)
     interpreter = folder / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--no-index", wheel)
     return interpreter
 
 
-def test_the_wheel_holds_the_kernel_package_alone(wheel):
+def test_the_wheel_holds_kernels_and_models_alone(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    sources = (path for path in ROOT.glob("flashrnn/**/*") if path.is_file() and "__pycache__" not in path.parts)
-    assert names == {str(path.relative_to(ROOT)) for path in sources}
+    folders = {"flashrnn": "flashrnn", "models": "flashrnn_lm"}  # by their names in the wheel
+    sources = (path for folder in folders for path in ROOT.glob(f"{folder}/**/*") if path.is_file())
+    parts = (path.relative_to(ROOT).parts for path in sources if "__pycache__" not in path.parts)
+    assert names == {"/".join((folders[folder], *rest)) for folder, *rest in parts}
 
 
 def test_flashrnn_is_imported_soon_after_torch(python, tmp_path):
@@ -123,3 +153,22 @@ def test_a_layer_trains_with_what_the_wheel_requires(python, tmp_path):
 def test_the_cell_of_ten_lines_runs_with_what_the_wheel_requires(python, tmp_path):
     program = Path(shutil.copy(ROOT / "tests" / "ten_lines.py", tmp_path))
     run(python, program, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)})
+
+
+@pytest.fixture(scope="module")
+def transformers_too(python):
+    """The interpreter, with transformers linked into its environment."""
+    (packages,) = python.parents[1].glob("lib/python*/site-packages")
+    link(requirements(["transformers"]), packages)
+    return python
+
+
+def test_an_exported_model_loads_with_the_wheel_and_transformers_alone(transformers_too, tmp_path):
+    torch.manual_seed(0)
+    mixer = {"name": "RNNMixer", "function": "slstm", "num_heads": 2}
+    model = FlashRNNForCausalLM(FlashRNNConfig(vocab_size=300, d_model=16, num_blocks=2, mixer=mixer)).eval()
+    model.save_pretrained(tmp_path / "out")
+    tokenization.train(["the state of a network"] * 9, 257).save_pretrained(tmp_path / "out")
+    torch.save(model(torch.arange(12).view(2, 6)).logits, tmp_path / "out" / "logits.pt")
+    environment = {"FLASHRNN_CACHE": str(tmp_path), "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    run(transformers_too, "-c", LOAD, tmp_path / "out", tmp_path / "again", cwd=tmp_path, env=environment)

@@ -20,6 +20,7 @@ EXTRAS = {
 }
 NOT_REQUIRED = {
     "triton",  # comes with PyTorch wherever there is a GPU that it serves
+    "flashrnn_lm",  # models/ by its name in the wheel
     "lm_eval",  # scripts/lm_eval.py says how to get it
 }
 

@@ -9,12 +9,13 @@ from omegaconf import OmegaConf
 from training.configuration import mixer_name
 from training.provenance import commit
 
-USAGE = """```python
-import models.hugging_face  # of this project's repository: registers the model with transformers
+USAGE = """`pip install flashrnn-lm transformers`, then
+
+```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
-model = AutoModelForCausalLM.from_pretrained("{folder}")
+tokenizer = AutoTokenizer.from_pretrained("{folder}", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)
 inputs = tokenizer(["Once upon a time"], return_tensors="pt")
 print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50))[0])
 ```"""

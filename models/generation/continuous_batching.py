@@ -8,9 +8,9 @@ from itertools import groupby
 import torch
 from torch.nn import functional as F
 
-from models.backbone import SequenceModel
-from models.generation.decoder import SYNC_INTERVAL, Decoder, PendingTokens
-from models.generation.sampler import SamplingParams
+from ..backbone import SequenceModel
+from .decoder import SYNC_INTERVAL, Decoder, PendingTokens
+from .sampler import SamplingParams
 
 END_OF_TEXT, STOP_STRING, LENGTH = "end_of_text", "stop_string", "length"
 

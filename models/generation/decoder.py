@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.backbone import SequenceModel, States
-from models.generation.sampler import Sampler, SamplingParams
-from models.generation.state_buffers import buffers, first_visible, has_kv_cache, load, unload
-from models.mixers.step_context import StepContext
+from ..backbone import SequenceModel, States
+from ..mixers.step_context import StepContext
+from .sampler import Sampler, SamplingParams
+from .state_buffers import buffers, first_visible, has_kv_cache, load, unload
 
 SYNC_INTERVAL = 8  # tokens between two looks of the host
 _SHORTEST_WINDOW = 256

@@ -4,10 +4,10 @@ from collections import OrderedDict
 
 import torch
 
-from models.backbone import SequenceModel, States
-from models.generation.decoder import Decoder, rows_for
-from models.generation.sampler import SamplingParams
-from models.generation.state_buffers import has_kv_cache
+from ..backbone import SequenceModel, States
+from .decoder import Decoder, rows_for
+from .sampler import SamplingParams
+from .state_buffers import has_kv_cache
 
 _KEPT = 4
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers.generation import BaseStreamer
 
-from models.generation.decoder import SYNC_INTERVAL, Decoder, PendingTokens
-from models.generation.request import Request
+from .decoder import SYNC_INTERVAL, Decoder, PendingTokens
+from .request import Request
 
 
 def tokens(decoder: Decoder, steps: int, exact: bool = False) -> Iterator[Tensor]:

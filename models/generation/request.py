@@ -16,7 +16,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from models.generation.sampler import SamplingParams
+from .sampler import SamplingParams
 
 # In the order in which a Sampler applies them, with the setting and the attribute that it comes from.
 _PROCESSORS = {

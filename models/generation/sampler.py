@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.generation import row_random
+from . import row_random
 
 
 @dataclass(frozen=True)

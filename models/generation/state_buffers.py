@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from models.mixers.step_context import StepContext
+from ..mixers.step_context import StepContext
 
 State = tuple[Tensor, ...]
 

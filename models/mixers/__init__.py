@@ -19,8 +19,8 @@ state has the same size at all times. One that looks back at tokens keeps them i
 `AttentionMixer.empty_cache`) and finds positions in `context`, a `models.mixers.step_context.StepContext`.
 """
 
-from models.mixers.attention import AttentionMixer
-from models.mixers.nn_lstm import NNLSTMMixer
-from models.mixers.rnn import RNNMixer
+from .attention import AttentionMixer
+from .nn_lstm import NNLSTMMixer
+from .rnn import RNNMixer
 
 __all__ = ["AttentionMixer", "NNLSTMMixer", "RNNMixer"]

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from models.mixers.step_context import StepContext, rotary_frequencies
+from .step_context import StepContext, rotary_frequencies
 
 # cuDNN plans anew for every length, and a cache grows by a token at a time: 50 ms per token in place of 12 on an H100.
 _BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

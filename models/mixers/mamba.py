@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer as MambaLayer
 
-from models.mixers.stepwise import step_by_forward, stepwise
+from .stepwise import step_by_forward, stepwise
 
 
 class MambaMixer(nn.Module):

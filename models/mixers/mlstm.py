@@ -9,7 +9,7 @@ from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import mlstm_chunkwise_native_autograd
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer as MLSTMLayer
 
-from models.mixers.stepwise import step_by_forward, stepwise
+from .stepwise import step_by_forward, stepwise
 
 CHUNK = 64
 # Gates of a padded step: keep everything, add nothing. exp(-60) is nothing in float32 beside exp(-15), the smallest

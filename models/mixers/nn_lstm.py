@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.mixers.stepwise import step_by_forward
+from .stepwise import step_by_forward
 
 
 class NNLSTMMixer(nn.Module):

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flashrnn import Cell, Recurrence, get_cell
-from models.mixers.step_context import StepContext
+
+from .step_context import StepContext
 
 # Which gates the causal convolution feeds. xLSTM feeds the input and forget gates of its sLSTM, which decide what is
 # kept, and leaves the values to be stored and read out (z, o) raw; the GRU's counterparts are r and z.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from models.mixers.step_context import StepContext
+from .step_context import StepContext
 
 State = tuple[Tensor, ...]
 

@@ -1,7 +1,10 @@
 """A SequenceModel as transformers sees it: saved, loaded and generating in every way as the model itself would."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -59,6 +62,25 @@ class TestSaved:
         ids = tokens(2, 7)
         assert torch.equal(loaded(ids).logits, model.model(ids))
         assert isinstance(AutoConfig.from_pretrained(tmp_path), FlashRNNConfig)
+
+    def test_is_uploaded_with_the_code_that_loads_it(self, lstm, monkeypatch):
+        """As far as it goes without a hub: what would be committed."""
+        committed = {}
+
+        class Hub:
+            def create_repo(self, repo_id, **options):
+                return SimpleNamespace(repo_id=repo_id)
+
+            def create_commit(self, repo_id, operations, **options):
+                committed[repo_id] = {operation.path_in_repo for operation in operations}
+
+            def create_branch(self, **options):
+                raise AssertionError("nobody asked for a branch")
+
+        monkeypatch.setattr("transformers.utils.hub.hf_api", Hub)
+        monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: ModelCard("lstm"))
+        lstm.push_to_hub("somebody/lstm")
+        assert {"config.json", "model.safetensors", "modeling_flashrnn.py"} <= committed["somebody/lstm"]
 
     def test_loads_in_bfloat16(self, lstm, tmp_path):
         lstm.save_pretrained(tmp_path)
