@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +168,21 @@ class Text(ResumableDataModule):
         return self.val_data[range(min(number, len(self.val_data)))]["input_ids"][:, :length]
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return the perplexity on validation text, and that of the frequencies of tokens on the same text."""
+        """Return perplexity and bits per byte on validation text, and the perplexity of the frequencies of tokens on
+        the same text."""
         metrics = trainer.validate(module, datamodule=self, verbose=False)[0]
         limit = trainer.limit_val_batches
         whole = isinstance(limit, float) and limit == 1.0  # 1 is one batch
         # of the same text, or it is no comparison
         unigram = self.unigram_perplexity() if whole and not self.streaming else None
-        return {"perplexity": metrics["val/perplexity"], "unigram_perplexity": unigram}
+        found = {name: metrics[f"val/{name}"] for name in ("perplexity", "bits_per_byte")}
+        return found | {"unigram_perplexity": unigram}
+
+    @cached_property
+    def bytes_per_label(self) -> float:
+        """The bytes of text that a validation label stands for on average, by which bits per byte are told."""
+        counts = self.val_data.label_counts()
+        return float(counts @ tokenization.token_bytes(self.tokenizer)[: len(counts)] / counts.sum())
 
     def check_evaluation_of(self, changed: Iterable[str]) -> None:
         """Raise ValueError for another source, where files of their own are validated on."""

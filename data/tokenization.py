@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from data import hub
 
 TRAINED = re.compile(r"bpe:(\d+)")  # "bpe:2048": trained on the corpus, 2048 tokens
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # SentencePiece's token of a byte
 SMALLEST_BPE = 257  # all bytes and the end of text
 END_OF_TEXT = "<|endoftext|>"
 
@@ -104,3 +106,23 @@ def folder_hash(folder: Path) -> str:
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Return the bytes of text that each token stands for, int64 [largest id + 1]; 0 for special tokens.
+
+    Exact for byte-level vocabularies, and for SentencePiece's but for what its normaliser changes.
+    """
+    vocabulary = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_ids)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    byte_level = backend is not None and "ByteLevel" in json.dumps(json.loads(backend.to_str())["decoder"])
+    sizes = np.zeros(max(vocabulary.values()) + 1, np.int64)
+    for token, number in vocabulary.items():
+        if number not in special:
+            sizes[number] = len(token) if byte_level else _bytes_of_piece(token)
+    return sizes
+
+
+def _bytes_of_piece(piece: str) -> int:
+    return 1 if BYTE_PIECE.fullmatch(piece) else len(piece.replace("▁", " ").encode())

@@ -40,3 +40,10 @@ def test_a_command_is_started_and_never_imported():
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     for command in COMMANDS:
         assert not graph.find_modules_that_directly_import(f"scripts.{command}")
+
+
+def test_models_import_each_other_relatively():
+    """In the wheel the package has another name, flashrnn_lm."""
+    for file in (ROOT / "models").rglob("*.py"):
+        assert "from models" not in (text := file.read_text()), file
+        assert "import models" not in text, file

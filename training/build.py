@@ -34,7 +34,9 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     check(config)
     seed_everything(config.seed, verbose=False)
     data = instantiate(config.data)
-    if resumed and (tokenizer := checkpoint.tokenizer_folder(resumed.file)):
+    start = None if resumed or config.init_from is None else checkpoint.find(config.init_from)
+    before = resumed.file if resumed else start
+    if before and (tokenizer := checkpoint.tokenizer_folder(before)):
         data.take_tokenizer(tokenizer)
     name_wandb_run(config.logger, resumed.content["config"].get("logger") if resumed else None)
     # Before the data, which may take hours to prepare: this raises for what Lightning and the callbacks refuse.
@@ -45,6 +47,8 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     if config.compile:
         torch.compiler.reset()  # the jobs of a sweep are one function of many models, and PyTorch compiles it for few
     module = TrainingModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
+    if start:
+        checkpoint.load_initial_weights(module, start)
     return Run(trainer, module, data)
 
 

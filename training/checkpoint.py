@@ -20,6 +20,7 @@ LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # what last.ckpt was before
 OUTPUTS = Path("outputs")
 TOKENIZER = "tokenizer"  # of a language model, a folder in that of the run
+SHOWN = 5  # weights that do not fit, in an error
 EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scripts.export: weights; config and step
 
 
@@ -145,6 +146,32 @@ def load_weights(module: nn.Module, file: Path, content: dict[str, Any]) -> None
         first, *others = str(error).splitlines()[1:]
         more = f" (and {len(others)} more like it)" if others else ""
         raise ValueError(f"the weights in {file} do not fit this model: {first.strip()}{more}") from error
+
+
+def load_initial_weights(module: nn.Module, file: Path) -> None:
+    """Set the weights of a module that is to be trained to those of a checkpoint or an exported model.
+
+    Raises:
+        ValueError: some weights are missing, are not of this model, or have another shape; names them.
+    """
+    found = load_file(file) if file.name == EXPORTED else load(file)["state_dict"]
+    wanted = module.state_dict()
+    differences = [
+        f"\n  {name}: {_shape(found.get(name))} there, {_shape(wanted.get(name))} in this model"
+        for name in sorted(found.keys() | wanted.keys())
+        if _shape(found.get(name)) != _shape(wanted.get(name))
+    ]
+    if differences:
+        more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+        raise ValueError(
+            f"init_from: the weights in {file} are of another model; give the model=... and model.KEY=... of its run"
+            f"{''.join(differences[:SHOWN])}{more}"
+        )
+    module.load_state_dict(found)
+
+
+def _shape(weight: torch.Tensor | None) -> list[int] | None:
+    return None if weight is None else list(weight.shape)
 
 
 def _load_exported(file: Path) -> dict[str, Any]:

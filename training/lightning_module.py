@@ -1,5 +1,6 @@
 """Training of a SequenceModel: cross-entropy on labelled positions, and what is logged about it."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -21,7 +22,8 @@ class TrainingModule(LightningModule):
     """Trains and evaluates a SequenceModel on batches of input_ids [B, T], labels [B, T] and perhaps reset [B, T].
 
     Training logs every `log_every_n_steps` steps: loss, perplexity, accuracy, learning rate and gradient norm before
-    clipping. Validation and test log loss, perplexity and accuracy over all scored labels.
+    clipping. Validation and test log loss, perplexity and accuracy over all scored labels, and bits per byte where the
+    data say how many bytes a label stands for.
 
     Args:
         model: the model to train.
@@ -173,6 +175,8 @@ class TrainingModule(LightningModule):
         loss, accuracy = self.eval_loss.compute() / labels, self.eval_right.compute() / labels
         self._check_finite(f"{name} loss", loss)
         results = {f"{name}/loss": loss, f"{name}/perplexity": loss.exp(), f"{name}/accuracy": accuracy}
+        if (size := getattr(self.trainer.datamodule, "bytes_per_label", None)) is not None:
+            results[f"{name}/bits_per_byte"] = loss / (math.log(2) * size)
         self.log_dict(results, sync_dist=True)  # the same on all ranks already; Lightning wants to be told
         for metric in (self.eval_loss, self.eval_labels, self.eval_right):
             metric.reset()

@@ -81,6 +81,8 @@ def _results(evaluation: dict[str, Any] | None) -> str:
         return "Not evaluated: the checkpoint came without an `eval.json` of its step."
     source = evaluation["config"]["data"]["source"]
     rows = {f"validation perplexity on {source}": f"{evaluation['perplexity']:.2f}"}
+    if "bits_per_byte" in evaluation:  # which older ones lack
+        rows["bits per byte"] = f"{evaluation['bits_per_byte']:.3f}"
     if evaluation["unigram_perplexity"] is not None:
         rows["perplexity of the tokens' frequencies there"] = f"{evaluation['unigram_perplexity']:.2f}"
     return _table(rows)

@@ -80,7 +80,8 @@ def show(result: dict, places: dict[str, Path]) -> None:
         console.print("\nValidation:")
         table.add_column("model")
         table.add_column("perplexity", justify="right")
-        table.add_row("this model", f"{result['perplexity']:.2f}")
+        table.add_column("bits per byte", justify="right")
+        table.add_row("this model", f"{result['perplexity']:.2f}", f"{result['bits_per_byte']:.3f}")
         if result["unigram_perplexity"] is not None:
             table.add_row("unigram", f"{result['unigram_perplexity']:.2f}")
     console.print(table)

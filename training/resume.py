@@ -22,7 +22,7 @@ def command_of_run(arguments: list[str]) -> list[str]:
 
     given = {argument.partition("=")[0]: argument.partition("=")[2] for argument in arguments}
     if given.get("ckpt_path", "") in ("", "null") or any(Path(CONFIGS, key).is_dir() for key in given):
-        return literal(arguments, paths=["ckpt_path"])
+        return literal(arguments, paths=["ckpt_path", "init_from"])
     file = checkpoint.find(unquoted(given["ckpt_path"]), given.get("name"))
     again = {argument.partition("=")[0] for argument in arguments if argument.startswith(("+", "hydra."))}
     before = [

@@ -7,6 +7,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -147,6 +148,24 @@ def test_unigram_perplexity(make):
     probability = (torch.bincount(train, minlength=module.vocab_size) + 1).double()
     probability /= probability.sum()
     assert module.unigram_perplexity() == pytest.approx(float(probability[validation].log().mean().neg().exp()))
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_bytes_per_label(make, legacy, tmp_path):
+    """Of a byte-level vocabulary, and of one of SentencePiece's kind, which spells spaces and unknown bytes."""
+    overrides = {}
+    if legacy:
+        pieces = {piece: i for i, piece in enumerate(["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"])}
+        bpe = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [], byte_fallback=True, unk_token="</s>"))
+        bpe.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+        transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>").save_pretrained(tmp_path)
+        overrides["tokenizer"] = str(tmp_path)
+    module = make(**overrides)
+    labels = in_file_order(module.val_data)["labels"].flatten().tolist()
+    end = module.tokenizer.eos_token_id
+    sizes = [len(text.encode()) for text in sentences(60) if corpora.held_out(text, 0.2)]
+    bytes_of_labels = module.bytes_per_label * len(labels)
+    assert sum(sizes[: labels.count(end)]) - 16 <= bytes_of_labels <= sum(sizes)  # but for the last block's rest
 
 
 def test_validation_is_limited(make):

@@ -1,0 +1,52 @@
+"""A training that begins with the weights of another run."""
+
+import shutil
+
+import pytest
+import torch
+
+from scripts.train import train
+from training import checkpoint
+from training.build import build
+from training.export import export
+
+
+def weights(path):
+    return checkpoint.load(checkpoint.find(str(path)))["state_dict"]
+
+
+@pytest.fixture
+def before(tiny_config):
+    """Folder of a run."""
+    config = tiny_config("text_tiny")
+    train(config)
+    return config.run_dir
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_weights_and_tokenizer_are_those_of_the_run(before, exported, tiny_config, tmp_path, change_texts):
+    start = str(export(before, tmp_path / "out")) if exported else before
+    change_texts()  # on which a tokenizer would be another one
+    config = tiny_config("text_tiny", f"init_from={start}", run="after")
+    run = build(config)
+    assert all(torch.equal(run.module.state_dict()[name], weight) for name, weight in weights(before).items())
+    train(config)
+    kept = (tmp_path / "outputs/text_tiny/after/tokenizer/tokenizer.json").read_text()
+    assert kept == (tmp_path / "outputs/text_tiny/run/tokenizer/tokenizer.json").read_text()
+    assert any(not torch.equal(weights(before)[name], weight) for name, weight in weights(config.run_dir).items())
+
+
+def test_a_run_that_goes_on_has_its_own_weights(before, tiny_config):
+    config = tiny_config("text_tiny", f"init_from={before}", run="after")
+    train(config)
+    shutil.rmtree(before)  # is not asked for again
+    again = ["trainer.max_steps=9", f"ckpt_path={config.run_dir}", f"init_from={before}"]
+    assert train(tiny_config("text_tiny", *again, run="again"))["perplexity"] > 0
+
+
+def test_weights_that_do_not_fit_are_named(before, tiny_config):
+    config = tiny_config("text_tiny", f"init_from={before}", "model.num_blocks=2", "model.num_heads=2", run="after")
+    with pytest.raises(ValueError, match="init_from") as error:
+        build(config)
+    assert "model.blocks.0.mixer.recurrence.R: [4, 1, 8, 8] there, [4, 2, 4, 4] in this model" in str(error.value)
+    assert "model.blocks.1.mixer.gates.weight: None there, [32, 8] in this model" in str(error.value)
