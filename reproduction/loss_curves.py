@@ -22,7 +22,7 @@ QUICK = (
     "trainer.precision=32-true",
     "trainer.max_steps=60",
     "val_every=60",
-    "optim.warmup_steps=10",
+    "schedule.warmup_steps=10",
 )
 # PyTorch's autocast computes cuDNN's networks in float16 whatever is asked for, so gradients need its scaling.
 NN_LSTM = ("trainer.precision=16-mixed",)

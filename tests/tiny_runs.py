@@ -33,7 +33,7 @@ TINY = {
 }
 SHORT = [
     "trainer.max_steps=8",
-    "optim.warmup_steps=2",
+    "schedule.warmup_steps=2",
     "val_every=4",
     "trainer.log_every_n_steps=1",
     "trainer.enable_progress_bar=false",

@@ -16,6 +16,7 @@ from training.config_checks import check
 from training.graceful_stop import GracefulStop
 from training.lightning_module import TrainingModule
 from training.resume import Resumed
+from training.schedules import schedule_of
 
 
 class Run(NamedTuple):
@@ -46,7 +47,9 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     fit_model_to_data(config.model, data)
     if config.compile:
         torch.compiler.reset()  # the jobs of a sweep are one function of many models, and PyTorch compiles it for few
-    module = TrainingModule(instantiate(config.model), instantiate(config.optim), compile=config.compile)
+    module = TrainingModule(
+        instantiate(config.model), instantiate(config.optim), schedule_of(config.get("schedule")), config.compile
+    )
     if start:
         checkpoint.load_initial_weights(module, start)
     return Run(trainer, module, data)

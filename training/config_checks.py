@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from training.command_line import prepare_process
+from training.schedules import Schedule, schedule_of, with_schedule
 
 
 def check(config: DictConfig) -> None:
@@ -85,7 +86,7 @@ def check_buildable(config: DictConfig) -> None:
         if isinstance(error.__cause__, RuntimeError):  # some part wants numbers, and is built when they are there
             return
         raise
-    check_optimizer(sized.optim, model)
+    check_optimizer(sized.optim, schedule_of(sized.get("schedule")), model)
     without = [part for part in model.modules() if not getattr(part, "trains_with_resets", True)]
     if config.data.get("reset_at_documents") and without:
         raise ValueError(
@@ -106,10 +107,10 @@ def _import_targets(section: Any) -> None:
             _import_targets(part)
 
 
-def check_optimizer(optim: DictConfig, model: Any) -> None:
+def check_optimizer(optim: DictConfig, schedule: Schedule | None, model: Any) -> None:
     """Raise for settings that no optimizer takes, those of an experiment too, which are for AdamW."""
     try:
-        instantiate(optim)(model, fused=False)
+        configured = instantiate(optim)(model, fused=False)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
@@ -117,6 +118,7 @@ def check_optimizer(optim: DictConfig, model: Any) -> None:
             f"optim: {error}; experiments set keys for AdamW: ~optim.KEY removes one, and a function with **others "
             "takes all (docs/training.md has an example)"
         ) from error
+    with_schedule(configured, schedule)
 
 
 def _warn_of_float16(model: Any, trainer: DictConfig) -> None:

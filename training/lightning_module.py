@@ -16,6 +16,7 @@ from torchmetrics.aggregation import CatMetric, SumMetric
 from models.backbone import SequenceModel, check_ids
 from models.loss import IGNORE
 from training.compiled_loss import CompiledLoss
+from training.schedules import Schedule, with_schedule
 
 
 class TrainingModule(LightningModule):
@@ -28,7 +29,9 @@ class TrainingModule(LightningModule):
     Args:
         model: the model to train.
         optim: `optim(model, fused=...)` gives an optimizer, or a dict of one and its schedule as `configure_optimizers`
-            returns, such as a partial of `training.optim.adamw_cosine`; None for a module that only evaluates.
+            returns, such as a partial of `training.optim.adamw`; None for a module that only evaluates.
+        schedule: the factor of the optimizer's learning rate in each optimizer step, from 0, such as
+            `training.schedules.cosine` returns; None for a constant rate, or for an `optim` with a schedule of its own.
         compile: torch.compile the model and its loss, for training, and for evaluating batches of the same shape, which
             those of text have. Other batches run uncompiled: each shape would be compiled anew.
 
@@ -37,11 +40,16 @@ class TrainingModule(LightningModule):
     """
 
     def __init__(
-        self, model: SequenceModel, optim: Callable[..., dict | Optimizer] | None = None, compile: bool = False
+        self,
+        model: SequenceModel,
+        optim: Callable[..., dict | Optimizer] | None = None,
+        schedule: Schedule | None = None,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.optim = optim
+        self.schedule = schedule
         self.compile_loss = compile
         self._compiled_loss: CompiledLoss | None = None
         self._training_shape: torch.Size | None = None
@@ -67,9 +75,7 @@ class TrainingModule(LightningModule):
     def configure_optimizers(self) -> dict:
         # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.
         options = {"fused": self.trainer.precision != "16-mixed"} | getattr(self.optim, "keywords", {})
-        configured = self.optim(self.model, **options)
-        if isinstance(configured, Optimizer):
-            configured = {"optimizer": configured}
+        configured = with_schedule(self.optim(self.model, **options), self.schedule)
         groups = configured["optimizer"].param_groups
         self._group_options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         return configured
@@ -148,7 +154,7 @@ class TrainingModule(LightningModule):
 
     def _advice(self, found: str) -> str:
         return (
-            f"{found} at step {self.global_step}: lower optim.lr, lengthen optim.warmup_steps, "
+            f"{found} at step {self.global_step}: lower optim.lr, lengthen schedule.warmup_steps, "
             "or set trainer.gradient_clip_val"
         )
 

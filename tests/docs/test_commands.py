@@ -28,7 +28,7 @@ SMALL = {
         *("data.val_split=null", "data.prepare_processes=0", *TEXT),
     ],
 }
-STEPS = [*SHORT, "trainer.max_steps=2", "optim.warmup_steps=1", "val_every=2"]
+STEPS = [*SHORT, "trainer.max_steps=2", "schedule.warmup_steps=1", "val_every=2"]
 GOES_ON = ["trainer.max_steps=4", "trainer.enable_progress_bar=false"]
 CONFIG_ALONE = ["--cfg", "job"]
 FIRST_PAGES = ("README.md", "docs/index.md")

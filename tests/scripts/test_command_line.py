@@ -106,7 +106,7 @@ def test_a_run_with_configs_of_ones_own_goes_on_without_naming_them(tmp_path):
     )
     folder.with_name("model").mkdir()
     folder.with_name("model").joinpath("own.yaml").write_text("defaults: [gru]\nnum_heads: 4\n")
-    own = ["--config-dir", "mine", "experiment=mine", "model=own", "optim.total_steps=20", *TINY["parity"], *SHORT]
+    own = ["--config-dir", "mine", "experiment=mine", "model=own", "schedule.total_steps=20", *TINY["parity"], *SHORT]
     begun = run("scripts.train", *own, folder=tmp_path)
     assert begun.returncode == 0, begun.stderr
     said = "model.num_heads=2 by experiment=mine, not 4 as in model=own: model.num_heads=4 on the command line decides"

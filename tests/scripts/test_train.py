@@ -35,7 +35,7 @@ def test_parity_run_leaves_everything(tiny_config, model):
     assert list(losses(folder)) == list(range(8))
     resolved = OmegaConf.load(folder / "config.yaml")
     assert resolved.model.vocab_size == 2
-    assert resolved.optim.total_steps == 8
+    assert resolved.schedule.total_steps == 8
 
 
 def test_text_run_reports_perplexity_beside_unigram(tiny_config):
@@ -91,10 +91,10 @@ class Positions(Callback):
 def test_a_run_that_goes_on_may_accumulate(tiny_config, experiment, accumulated):
     """Every step behind the checkpoint has as many batches, also across epochs."""
     size, changes = 4, ["data.batch_size=4", "data.context_length=64"] if experiment == "text_tiny" else []
-    first = tiny_config(experiment, *changes, "trainer.max_steps=3", "optim.total_steps=40", run="first")
+    first = tiny_config(experiment, *changes, "trainer.max_steps=3", "schedule.total_steps=40", run="first")
     train(first)
     more = [f"global_batch_size={size * accumulated}", "trainer.max_steps=30", f"ckpt_path={first.run_dir}"]
-    config = tiny_config(experiment, *changes, *more, "optim.total_steps=40", run="second")
+    config = tiny_config(experiment, *changes, *more, "schedule.total_steps=40", run="second")
     config.callbacks = {"positions": {"_target_": f"{__name__}.Positions"}}
     Positions.of_steps.clear()
     train(config)
@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_may_accumulate(tiny_config, experiment, accumulated)
 
 
 def test_a_run_that_accumulates_otherwise_is_validated_after_the_same_steps(tiny_config):
-    options = ["val_every=10", "optim.total_steps=40"]
+    options = ["val_every=10", "schedule.total_steps=40"]
     first = tiny_config("parity", *options, "global_batch_size=12", "trainer.max_steps=10", run="first")
     train(first)
     more = ["global_batch_size=16", "trainer.max_steps=40", f"ckpt_path={first.run_dir}"]
@@ -142,11 +142,11 @@ def test_a_run_killed_in_its_evaluation_is_evaluated_when_it_goes_on(tiny_config
 
 
 def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
-    train(tiny_config("text_tiny", "optim.total_steps=20", run="first"))
+    train(tiny_config("text_tiny", "schedule.total_steps=20", run="first"))
     change_texts()
     runs = tmp_path / "outputs" / "text_tiny"
     for steps, before in ((9, "first"), (10, "second")):
-        resume = ["optim.total_steps=20", f"trainer.max_steps={steps}", f"ckpt_path={runs}/{before}"]
+        resume = ["schedule.total_steps=20", f"trainer.max_steps={steps}", f"ckpt_path={runs}/{before}"]
         train(tiny_config("text_tiny", *resume, run="second"))
     first, second = (runs / run / "tokenizer" / "tokenizer.json" for run in ("first", "second"))
     assert first.read_text() == second.read_text()
@@ -154,9 +154,9 @@ def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_pa
 
 
 def test_a_run_that_goes_on_keeps_its_tokenizer(tiny_config):
-    first = tiny_config("text_tiny", "optim.total_steps=20", run="first")
+    first = tiny_config("text_tiny", "schedule.total_steps=20", run="first")
     train(first)
-    other = ["optim.total_steps=20", "data.tokenizer=bpe:333", "trainer.max_steps=12", f"ckpt_path={first.run_dir}"]
+    other = ["schedule.total_steps=20", "data.tokenizer=bpe:333", "trainer.max_steps=12", f"ckpt_path={first.run_dir}"]
     with pytest.raises(ValueError, match=r"data\.tokenizer=bpe:333: .* was trained with bpe:.*keeps its tokenizer"):
         train(tiny_config("text_tiny", *other, run="second"))
 
@@ -183,9 +183,9 @@ def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, c
 
 
 def test_a_run_that_goes_on_has_the_optimizer_it_asks_for(tiny_config):
-    train(tiny_config("parity", "optim.total_steps=20", run="first"))
-    changed = ["optim.lr=1e-4", "optim.final_lr=1e-4", "optim.weight_decay=0.5", "optim.betas=[0.5,0.6]"]
-    longer = ["optim.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", *changed]
+    train(tiny_config("parity", "schedule.total_steps=20", run="first"))
+    changed = ["optim.lr=1e-4", "schedule.final_lr_ratio=1", "optim.weight_decay=0.5", "optim.betas=[0.5,0.6]"]
+    longer = ["schedule.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", *changed]
     config = tiny_config("parity", *longer, run="second")
     train(config)
     rates = [float(row["train/lr"]) for row in metrics(Path(config.run_dir)) if row["train/lr"]]
@@ -199,13 +199,13 @@ def test_a_run_that_goes_on_has_the_optimizer_it_asks_for(tiny_config):
     "end",
     [
         ("trainer.max_epochs=1", "+trainer.limit_train_batches=5"),
-        ("+trainer.max_time=00:00:00:01", "trainer.max_steps=1000000", "optim.total_steps=1000000"),
+        ("+trainer.max_time=00:00:00:01", "trainer.max_steps=1000000", "schedule.total_steps=1000000"),
         ("checkpoint.save_last=false",),
         (
             "checkpoint.every_n_train_steps=1000",
             "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping",
             *("+callbacks.stop.monitor=val/loss", "+callbacks.stop.patience=1", "+callbacks.stop.min_delta=100"),
-            *("trainer.max_steps=1000000", "optim.total_steps=1000000"),
+            *("trainer.max_steps=1000000", "schedule.total_steps=1000000"),
         ),
     ],
     ids=["epochs", "time", "steps", "validation"],
@@ -231,14 +231,14 @@ def test_the_best_cannot_be_told_before_it_is_validated():
 
 
 def test_last_is_the_latest_run_and_can_be_lengthened(tiny_config):
-    train(tiny_config("parity", "optim.total_steps=20", run="first"))
-    longer = tiny_config("parity", "optim.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", run="second")
+    train(tiny_config("parity", "schedule.total_steps=20", run="first"))
+    longer = tiny_config("parity", "schedule.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", run="second")
     train(longer)
     assert list(losses(Path(longer.run_dir))) == [8, 9, 10, 11]
 
 
 def test_the_folder_of_another_run_is_left_alone(tiny_config):
-    whole = ["optim.total_steps=20", "val_every=2"]
+    whole = ["schedule.total_steps=20", "val_every=2"]
     config = tiny_config("parity", *whole)
     train(config)
     made = {file: file.read_bytes() for file in Path(config.run_dir).rglob("*") if file.is_file()}
@@ -252,10 +252,10 @@ def test_the_folder_of_another_run_is_left_alone(tiny_config):
 
 
 def test_a_run_goes_on_by_another_backend(tiny_config):
-    first = tiny_config("parity", "optim.total_steps=20", run="first")
+    first = tiny_config("parity", "schedule.total_steps=20", run="first")
     train(first)
     more = [f"ckpt_path={first.run_dir}", "trainer.max_steps=9", "model.mixer.backend=vanilla"]
-    train(tiny_config("parity", "optim.total_steps=20", *more, run="second"))
+    train(tiny_config("parity", "schedule.total_steps=20", *more, run="second"))
 
 
 def test_resuming_another_model_is_refused(tiny_config):
@@ -334,7 +334,7 @@ def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, messa
         ("+callbacks.rate._target_=lightning.Nope", r"lightning\.Nope"),
         ("optim._target_=torch.optim.SGD", r"optim: .* ~optim\.KEY"),
         ("trainer.max_steps=0", r"total_steps=0 .* trainer\.max_steps"),
-        ("optim.warmup_steps=200", r"warmup_steps=200 .* total_steps=8"),
+        ("schedule.warmup_steps=200", r"warmup_steps=200 .* total_steps=8"),
     ],
 )
 def test_nobody_waits_for_data_to_be_told_that_it_cannot_be_built(
@@ -414,11 +414,11 @@ def test_a_tokenizer_that_has_changed_is_not_that_of_the_run(tiny_config, tmp_pa
         train(config)
         trained.append(Path(config.run_dir) / "tokenizer")
     named = shutil.copytree(trained[0], tmp_path / "named")
-    config = tiny_config("text_tiny", f"data.tokenizer={named}", "optim.total_steps=20", run="first")
+    config = tiny_config("text_tiny", f"data.tokenizer={named}", "schedule.total_steps=20", run="first")
     result = train(config)
     shutil.copytree(trained[1], named, dirs_exist_ok=True)
     assert evaluate(config.run_dir) == pytest.approx(result)
-    longer = ["optim.total_steps=20", "trainer.max_steps=9", f"ckpt_path={config.run_dir}"]
+    longer = ["schedule.total_steps=20", "trainer.max_steps=9", f"ckpt_path={config.run_dir}"]
     second = tiny_config("text_tiny", f"data.tokenizer={named}", *longer, run="second")
     train(second)
     files = (trained[0] / "tokenizer.json", Path(second.run_dir) / "tokenizer" / "tokenizer.json")
@@ -429,7 +429,7 @@ def test_a_run_that_goes_on_prepares_its_tokens_once(tiny_config, tmp_path):
     """With a cache that is lost in between, and the run's own copy of the tokenizer, wherever and whenever written."""
     for step in (4, 6, 8):
         resume = [f"ckpt_path={tmp_path}/outputs/text_tiny/run"] if step > 4 else []
-        train(tiny_config("text_tiny", "optim.total_steps=20", f"trainer.max_steps={step}", *resume))
+        train(tiny_config("text_tiny", "schedule.total_steps=20", f"trainer.max_steps={step}", *resume))
         (prepared,) = tmp_path.glob("corpora/*/manifest.json")
         shutil.rmtree(prepared.parents[1])
 

@@ -49,8 +49,9 @@ def test_slimpajama_is_the_run_of_the_paper():
     assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == 164
     assert model.vocab_size == 50_257
     assert composed.data.context_length == 1024
-    optim = {key: composed.optim[key] for key in ("lr", "final_lr", "warmup_steps", "total_steps")}
-    assert optim == {"lr": 1e-3, "final_lr": 1e-4, "warmup_steps": 750, "total_steps": 30_000}
+    schedule = {key: composed.schedule[key] for key in ("final_lr_ratio", "warmup_steps", "total_steps")}
+    assert schedule == {"final_lr_ratio": 0.1, "warmup_steps": 750, "total_steps": 30_000}
+    assert composed.optim.lr == 1e-3
     assert composed.trainer.precision == "bf16-mixed"
     assert composed.trainer.accumulate_grad_batches * composed.data.batch_size * composed.trainer.devices == 512
 
@@ -168,7 +169,7 @@ def test_a_mixer_that_cannot_be_built_without_numbers_is_no_mistake():
         {"model": {"mixer": {"_target_": "my_parts.Mixer"}}},
         {"model": {"mixer": {"function": "my_parts.CELL"}}},
         {"model": {"mixer": {"parts": [{"_target_": "my_parts.Part"}]}}},
-        {"optim": {"_target_": "my_parts.adamw_cosine"}},
+        {"optim": {"_target_": "my_parts.adamw"}},
     ],
     ids=["mixer", "cell", "list", "optimizer"],
 )
@@ -177,7 +178,7 @@ def test_what_is_imported_to_build_a_model_without_memory_keeps_its_constants(ch
         "import torch\n"
         "from flashrnn.cells import GRU as CELL\n"
         "from models.mixers import RNNMixer as Mixer\n"
-        "from training.optim import adamw_cosine\n"
+        "from training.optim import adamw\n"
         "Part, SCALE = dict, torch.tensor(0.5)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

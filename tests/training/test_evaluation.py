@@ -116,7 +116,7 @@ def test_another_model_is_refused():
 
 @pytest.mark.parametrize(("fraction", "allowed"), [(0.2, True), (0.3, True), (0.5, False)])
 def test_text_that_was_trained_on_is_refused(fraction, allowed, tiny_config):
-    config = tiny_config("text_tiny", "trainer.max_steps=1", "optim.warmup_steps=0")
+    config = tiny_config("text_tiny", "trainer.max_steps=1", "schedule.warmup_steps=0")
     train(config)
     if allowed:
         assert evaluate(config.run_dir, f"data.val_fraction={fraction}")["perplexity"] > 1

@@ -18,15 +18,16 @@ from torch.utils.data import DataLoader
 from models.backbone import SequenceModel
 from models.mixers import RNNMixer
 from training.lightning_module import TrainingModule
-from training.optim import adamw_cosine
+from training.optim import adamw
+from training.schedules import cosine
 
-SETTINGS = {"lr": 0.01, "final_lr": 0.001, "warmup_steps": 2, "total_steps": 6}
+SETTINGS = {"optim": partial(adamw, lr=0.01), "schedule": cosine(total_steps=6, warmup_steps=1)}
 
 
 def tiny_module(**options):
     torch.manual_seed(0)
     model = SequenceModel(5, partial(RNNMixer, function="lstm"), num_classes=3, d_model=8, num_blocks=1)
-    return TrainingModule(model, partial(adamw_cosine, **SETTINGS), **options)
+    return TrainingModule(model, **SETTINGS, **options)
 
 
 def batch(seed=0, B=4, T=7):
@@ -67,7 +68,7 @@ def test_everything_is_logged(tmp_path):
         assert 0 <= float(row["train/accuracy"]) <= 1
         # before clipping, so larger than the limit
         assert float(row["train/gradient_norm"]) > 1e-3
-    assert [float(row["train/lr"]) for row in logged] == pytest.approx([0.005, 0.00868, 0.00232], rel=1e-2)
+    assert [float(row["train/lr"]) for row in logged] == pytest.approx([0.01, 0.00689, 0.00186], rel=1e-2)
     (validated,) = [row for row in rows if row["val/loss"]]
     assert float(validated["val/perplexity"]) == pytest.approx(torch.tensor(float(validated["val/loss"])).exp().item())
 
@@ -223,7 +224,7 @@ def test_only_the_graph_of_batches_whose_gradients_are_reduced_is_cut(tmp_path, 
             found.append(graphs.frame_count)
 
     model = SequenceModel(5, partial(RNNMixer, function="lstm"), num_classes=3, d_model=256, num_blocks=2)
-    module = TrainingModule(model, partial(adamw_cosine, **SETTINGS), compile=True)
+    module = TrainingModule(model, **SETTINGS, compile=True)
     strategy = DDPStrategy(bucket_cap_mb=1)
     options = {"strategy": strategy, "devices": 1, "accumulate_grad_batches": 3, "max_steps": 2, "callbacks": [Count()]}
     try:

@@ -63,7 +63,7 @@ def test_kill_9_and_go_on_as_if_nothing_had_been(tiny_config, tmp_path):
 
 def goes_on_as_in_one_piece(step, tiny_config, folder, *arguments):
     """`ckpt_path=last` goes on at this step, with the losses of a run in one piece, bitwise."""
-    steps = [f"trainer.max_steps={step + 6}", "optim.total_steps=1000000"]
+    steps = [f"trainer.max_steps={step + 6}", "schedule.total_steps=1000000"]
     resumed = run("scripts.train", "ckpt_path=last", *steps, folder=folder)
     assert resumed.returncode == 0, resumed.stderr
     (resumed_run,) = {path.parent for path in folder.glob("outputs/parity/*/eval.json")}
@@ -201,7 +201,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
 
 def test_an_error_says_where_to_go_on(tiny_config, capsys):
     config = tiny_config(
-        "parity", "optim.lr=1e20", "optim.warmup_steps=7", "trainer.gradient_clip_val=null", "val_every=1"
+        "parity", "optim.lr=1e20", "schedule.warmup_steps=7", "trainer.gradient_clip_val=null", "val_every=1"
     )
     with pytest.raises(FloatingPointError):
         train(config)

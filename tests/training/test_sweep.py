@@ -22,13 +22,13 @@ def jobs(tiny_config, *more):
 
 
 def test_a_sweep_goes_on_in_its_folder(tiny_config, capsys):
-    first, second = jobs(tiny_config, "optim.total_steps=20")
+    first, second = jobs(tiny_config, "schedule.total_steps=20")
     sweep.train_job(train, first)
     second.trainer.max_steps = 4
     train(second)
     file = Path(second.run_dir, "eval.json")
     file.unlink()  # broken off
-    again, going_on = jobs(tiny_config, "optim.total_steps=20")
+    again, going_on = jobs(tiny_config, "schedule.total_steps=20")
     sweep._rows.clear()
     sweep.train_job(lambda config: pytest.fail("trained twice"), again)
     sweep.train_job(train, going_on)

@@ -1,0 +1,90 @@
+"""The learning rate of every optimizer step."""
+
+import math
+
+import pytest
+import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ConstantLR
+
+from training.schedules import cosine, schedule_of, with_schedule, wsd
+
+PAPER = {"warmup_steps": 750, "total_steps": 30_000}
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [
+        (0, 1 / 751),  # not 0, which would waste the first step
+        (375, 376 / 751),
+        (750, 1.0),
+        (15_000, 0.1 + 0.45 * (1 + math.cos(math.pi * 14_250 / 29_250))),
+        (30_000, 0.1),
+        (31_000, 0.1),
+    ],
+)
+def test_cosine(step, factor):
+    assert cosine(**PAPER)(step) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [(0, 1 / 751), (750, 1.0), (24_000, 1.0), (25_500, 0.05 + 0.95 * 0.5), (30_000, 0.05), (31_000, 0.05)],
+)
+def test_warmup_stable_decay(step, factor):
+    assert wsd(**PAPER, final_lr_ratio=0.05)(step) == pytest.approx(factor)
+
+
+def test_a_longer_run_has_the_rates_of_the_shorter_one_until_that_decays():
+    """What WSD is for: one stable phase serves runs of all lengths."""
+    short, long = wsd(**PAPER), wsd(**PAPER | {"total_steps": 60_000})
+    assert [short(step) for step in range(24_001)] == [long(step) for step in range(24_001)]
+
+
+def test_no_decay():
+    constant = wsd(total_steps=10, warmup_steps=0, decay_ratio=0)
+    assert [constant(step) for step in (0, 9, 10, 20)] == [1.0] * 4
+
+
+@pytest.mark.parametrize("schedule", [cosine, wsd])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"warmup_steps": -1}, "warmup_steps=-1 with total_steps=100: .* schedule.warmup_steps=10 with"),
+        ({"warmup_steps": 100}, "warmup_steps=100 with total_steps=100"),
+        ({"total_steps": 0}, "total_steps=0 must be at least 1"),
+        ({"final_lr_ratio": -1e-4}, "final_lr_ratio=-0.0001 must be a share"),
+        ({"final_lr_ratio": 2}, "final_lr_ratio=2 must be a share"),
+    ],
+)
+def test_settings_that_make_no_schedule(schedule, setting, message):
+    with pytest.raises(ValueError, match=message):
+        schedule(**{"total_steps": 100, "warmup_steps": 1} | setting)
+
+
+def test_a_decay_longer_than_the_run():
+    with pytest.raises(ValueError, match="decay_ratio=20 must be a share of all steps"):
+        wsd(total_steps=100, warmup_steps=1, decay_ratio=20)
+
+
+def test_an_optimizer_follows_the_schedule():
+    optimizer = SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    configured = with_schedule(optimizer, cosine(total_steps=8, warmup_steps=2))
+    scheduler, rates = configured["lr_scheduler"]["scheduler"], []
+    for _ in range(10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.1 * cosine(total_steps=8, warmup_steps=2)(step) for step in range(10)])
+
+
+def test_an_optimizer_with_a_schedule_of_its_own():
+    optimizer = SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    own = {"optimizer": optimizer, "lr_scheduler": ConstantLR(optimizer)}
+    assert with_schedule(own, None) == own
+    with pytest.raises(ValueError, match="a schedule of its own: choose schedule=none"):
+        with_schedule(own, cosine(total_steps=8, warmup_steps=2))
+
+
+def test_no_schedule_is_one_with_keys_of_an_experiment_alone():
+    assert schedule_of({"warmup_steps": 10}) is schedule_of({}) is schedule_of(None) is None
