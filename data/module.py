@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -72,6 +72,9 @@ class ResumableDataModule(L.LightningDataModule):
     Its state is the position in the training data: the number of samples that all ranks together have trained on.
     Use it with `Trainer(use_distributed_sampler=False)`; its samplers know their rank themselves.
     """
+
+    # Arguments that a run may have otherwise when it is resumed; its place in the data means the same for the others.
+    may_change: ClassVar[frozenset[str]] = frozenset({"batch_size", "num_workers", "seed"})
 
     def __init__(self, batch_size: int, num_workers: int, seed: int):
         super().__init__()

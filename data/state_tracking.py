@@ -84,6 +84,11 @@ class StateTracking(ResumableDataModule):
     those of the task (`data.tasks.FAMILIES`).
     """
 
+    may_change = ResumableDataModule.may_change | {
+        *("min_length", "max_length", "curriculum", "supervision"),
+        *("eval_lengths", "eval_batches"),
+    }
+
     def __init__(
         self,
         task: str = "parity",

@@ -36,6 +36,12 @@ class Text(ResumableDataModule):
     StreamedBlocks says, each rank documents of its own; resuming then needs the same number of ranks.
     """
 
+    may_change = ResumableDataModule.may_change | {
+        *("val_split", "val_fraction", "max_val_blocks"),
+        *("cache_dir", "prepare_processes", "shuffle_blocks", "reset_at_documents"),
+        "tokenizer",  # to another name of the same one
+    }
+
     def __init__(
         self,
         source: str = "stdlib",

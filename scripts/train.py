@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from training import sweep
 from training.command_line import hydra_command, one_line_errors
 from training.configuration import say_overruled
-from training.resume import command_of_run, command_to_record
+from training.resumed_config import command_of_run, command_to_record, take_saved_values
 
 
 def train(config: DictConfig) -> dict:
@@ -36,6 +36,7 @@ def train(config: DictConfig) -> dict:
 def main(config: DictConfig) -> None:
     """Train one run, or one job of a sweep."""
     hydra = HydraConfig.get()
+    take_saved_values(config)
     config.overrides = command_to_record(hydra)
     say_overruled(config, hydra)
     if hydra.mode == RunMode.MULTIRUN:

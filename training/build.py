@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
 from training import callbacks, checkpoint
@@ -39,7 +40,7 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     before = resumed.file if resumed else start
     if before and (tokenizer := checkpoint.tokenizer_folder(before)):
         data.take_tokenizer(tokenizer)
-    name_wandb_run(config.logger, resumed.content["config"].get("logger") if resumed else None)
+    name_wandb_run(config.logger, resumed.content["config"]["logger"] if resumed else {})
     # Before the data, which may take hours to prepare: this raises for what Lightning and the callbacks refuse.
     trainer = build_trainer(config)
     data.prepare_data()
@@ -55,10 +56,22 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     return Run(trainer, module, data)
 
 
-def name_wandb_run(logger: DictConfig | None, before: Mapping | None) -> None:
-    """Give a run of wandb an id that its checkpoints remember: that of the run that it resumes, or a new one."""
-    if logger is not None and "id" in logger:
-        logger.id = logger.id or (before or {}).get("id") or secrets.token_hex(4)
+def name_wandb_run(loggers: DictConfig, before: Mapping) -> None:
+    """Give a run of wandb an id that its checkpoints remember: that of the run that it resumes, or a new one.
+
+    Args:
+        loggers: by name, of the config.
+        before: the same of the run that is resumed.
+    """
+    if "wandb" in loggers:
+        loggers.wandb.id = loggers.wandb.id or before.get("wandb", {}).get("id") or secrets.token_hex(4)
+
+
+def build_loggers(loggers: DictConfig) -> list[Logger]:
+    """Return the loggers of a config, which has them by name."""
+    if "_target_" in loggers:
+        raise ValueError(f"logger._target_={loggers._target_}: loggers have names, as in logger.mine._target_=...")
+    return [instantiate(logger) for logger in loggers.values()]
 
 
 def fit_model_to_data(model: DictConfig, data: LightningDataModule) -> None:
@@ -84,7 +97,7 @@ def build_trainer(config: DictConfig) -> Trainer:
     return instantiate(
         config.trainer,
         default_root_dir=config.run_dir,
-        logger=instantiate(config.logger) or False,
+        logger=build_loggers(config.logger),
         callbacks=hooks,
         plugins=[checkpoint.AtomicCheckpointIO(), *slurm],
     )

@@ -1,6 +1,5 @@
 """Training of a run that is built, from its beginning or from a checkpoint."""
 
-from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from training import checkpoint, resume
@@ -10,8 +9,6 @@ from training.build import Run
 def fit(run: Run, config: DictConfig, resumed: resume.Resumed | None = None) -> int:
     """Train the steps that are left, and return the last one."""
     left = resumed is None or resume.steps_left(resumed, config)
-    if resumed:
-        rank_zero_only(print)(f"resuming from {resumed.file}")
     if not left:  # the run ended between training and the end of its evaluation
         run.trainer.logger = None
         checkpoint.load_weights(run.module, *resumed)

@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from scripts.train import train
 from tests.tiny_runs import SHORT, TINY, run
 from training import checkpoint
-from training.resume import command_of_run
+from training.resumed_config import command_of_run
 
 # Hydra would log to a stream that pytest closes; scripts.evaluate has no log.
 UNLOGGED = {"scripts.train": ["hydra/job_logging=none", "hydra/hydra_logging=none"]}

@@ -164,10 +164,53 @@ def test_a_run_that_goes_on_keeps_its_tokenizer(tiny_config):
 def test_resuming_with_the_data_of_another_experiment_is_refused(tiny_config):
     config = tiny_config("text_tiny")
     train(config)
-    with pytest.raises(
-        ValueError, match=r"trained on data\.text\.Text, and this command has .* give its experiment=\.\.\."
-    ):
+    with pytest.raises(ValueError, match=r"data\._target_=data\.state_.* was trained with data\.text\.Text, and a run"):
         train(tiny_config("parity", f"ckpt_path={config.run_dir}"))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "change"),
+    [("parity", "data.task=even_pairs"), ("text_tiny", "data.context_length=4"), ("text_tiny", "data.max_bytes=99")],
+)
+def test_resuming_with_data_in_which_the_place_of_the_run_means_nothing_is_refused(tiny_config, experiment, change):
+    config = tiny_config(experiment)
+    train(config)
+    with pytest.raises(ValueError, match=rf"{change}: .* was trained with .*, and a run keeps its data"):
+        train(tiny_config(experiment, change, f"ckpt_path={config.run_dir}", run="second"))
+
+
+def test_what_a_run_that_goes_on_has_otherwise_is_printed(tiny_config, capsys):
+    config = tiny_config("parity", "schedule.total_steps=20", run="first")
+    train(config)
+    capsys.readouterr()
+    changes = ["trainer.max_steps=9", "data.batch_size=8", "logger=none", f"ckpt_path={config.run_dir}"]
+    train(tiny_config("parity", "schedule.total_steps=20", *changes, run="second"))
+    resuming, *printed = capsys.readouterr().out.splitlines()
+    assert resuming == f"resuming from {config.run_dir}/checkpoints/last.ckpt"
+    assert printed[:2] == [
+        "  data.batch_size: 4 in the run, 8 now",
+        "  logger.csv._target_: training.metrics_file.MetricsFile in the run, None now",
+    ]
+    assert "  trainer.max_steps: 8 in the run, 9 now" in printed
+    assert not any("run_dir" in line or "dirpath" in line for line in printed)
+
+
+def test_a_checkpoint_of_before_schedules_and_loggers_had_groups_is_resumed(tiny_config):
+    """Its config as versions until November 2026 wrote it; the weights after it are those of this version."""
+    whole = tiny_config("parity", "checkpoint.every_n_train_steps=4", "checkpoint.save_top_k=-1", run="whole")
+    train(whole)
+    file = Path(whole.run_dir, "checkpoints", "step_4.ckpt")
+    content = torch.load(file)
+    schedule = content["config"].pop("schedule")
+    optim = content["config"]["optim"]
+    optim |= {"_target_": "training.optim.adamw_cosine", "final_lr": schedule.pop("final_lr_ratio") * optim["lr"]}
+    optim |= {key: schedule[key] for key in ("total_steps", "warmup_steps")}
+    content["config"]["logger"] = content["config"]["logger"]["csv"]
+    torch.save(content, file)
+    resumed = tiny_config("parity", f"ckpt_path={file}", run="resumed")
+    train(resumed)
+    expected = {step: loss for step, loss in losses(Path(whole.run_dir)).items() if step >= 4}
+    assert losses(Path(resumed.run_dir)) == expected
 
 
 def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, change_texts, tmp_path):
@@ -381,21 +424,21 @@ def _without_wandb_key(monkeypatch):
 
 @pytest.mark.usefixtures("_without_wandb_key")
 def test_wandb_without_a_key_is_offline(tiny_config):
-    config = tiny_config("parity", "logger=wandb", "logger.id=mine", "+logger.tags=[a,b]")
+    config = tiny_config("parity", "logger=wandb", "logger.wandb.id=mine", "+logger.wandb.tags=[a,b]")
     train(config)
     assert list(Path(config.run_dir).glob("wandb/offline-run-*-mine/*.wandb"))
 
 
 def test_a_resumed_run_goes_on_with_its_run_of_wandb(tiny_config):
     first = tiny_config("parity", "logger=wandb")
-    name_wandb_run(first.logger, None)
-    again = tiny_config("parity", "logger=wandb")
+    name_wandb_run(first.logger, {})
+    again = tiny_config("parity", "logger=[csv,wandb]")
     name_wandb_run(again.logger, OmegaConf.to_container(first.logger))
-    assert again.logger.id == first.logger.id is not None
-    other = tiny_config("parity", "logger=wandb", "logger.id=mine")
+    assert again.logger.wandb.id == first.logger.wandb.id is not None
+    other = tiny_config("parity", "logger=wandb", "logger.wandb.id=mine")
     name_wandb_run(other.logger, OmegaConf.to_container(first.logger))
-    assert other.logger.id == "mine"
-    name_wandb_run(tiny_config("parity").logger, None)
+    assert other.logger.wandb.id == "mine"
+    name_wandb_run(tiny_config("parity").logger, OmegaConf.to_container(first.logger))
 
 
 @pytest.mark.usefixtures("_without_wandb_key")
@@ -403,7 +446,8 @@ def test_checkpoints_remember_the_run_of_wandb(tiny_config):
     config = tiny_config("parity", "logger=wandb")
     train(config)
     (folder,) = Path(config.run_dir).glob("wandb/offline-run-*")
-    assert checkpoint.load(checkpoint.find(config.run_dir))["config"]["logger"]["id"] == folder.name.rpartition("-")[2]
+    saved = checkpoint.load(checkpoint.find(config.run_dir))["config"]
+    assert saved["logger"]["wandb"]["id"] == folder.name.rpartition("-")[2]
 
 
 def test_a_tokenizer_that_has_changed_is_not_that_of_the_run(tiny_config, tmp_path):

@@ -1,0 +1,94 @@
+"""A run goes on by its own config; what the new command says, groups too, is applied to that."""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.tiny_runs import config
+from training.older_checkpoints import upgraded
+from training.resumed_config import command_of_run, differences, take_saved_values
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved("data=even_pairs"): the checkpoint of a run of these overrides."""
+
+    def save(*overrides):
+        file = tmp_path / "run" / "checkpoints" / "last.ckpt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        composed = OmegaConf.to_container(config(*overrides, f"run_dir={tmp_path}/run"), resolve=True)
+        torch.save({"config": composed | {"overrides": list(overrides)}, "state_dict": {}}, file)
+        return file
+
+    return save
+
+
+def resumed(file, *overrides):
+    """The config of `scripts.train ckpt_path=FILE OVERRIDES`."""
+    composed = config(*command_of_run([f"ckpt_path={file}", *overrides]), "run_dir=outputs/next")
+    take_saved_values(composed)
+    return composed
+
+
+def test_a_group_changes_its_part_of_the_run_alone(saved):
+    file = saved("data=even_pairs", "data.batch_size=7", "optim.lr=5e-4", "model=gru")
+    composed = resumed(file, "logger=none", "trainer=cpu")
+    assert (composed.data.task, composed.data.batch_size, composed.optim.lr) == ("even_pairs", 7, 5e-4)
+    assert composed.model.mixer.function == "gru"
+    assert composed.logger == {}
+    assert composed.trainer.accelerator == "cpu"
+    assert composed.trainer.max_steps == 250  # of the experiment, as it would be in the run's own command
+
+
+def test_what_follows_from_a_change_changes_too(saved):
+    composed = resumed(saved("global_batch_size=512"), "trainer.max_steps=40000", "data.batch_size=32")
+    assert composed.schedule.total_steps == 40_000
+    assert composed.trainer.accumulate_grad_batches == 16
+
+
+def test_a_later_command_decides(saved):
+    file = saved("model=gru", "optim.lr=1e-3", "logger=none")
+    composed = resumed(file, "optim.lr=2e-3", "logger=[csv,tensorboard]")
+    assert composed.optim.lr == 2e-3
+    assert composed.logger.keys() == {"csv", "tensorboard"}
+
+
+def test_files_of_configs_that_have_changed_since_change_nothing(saved, tmp_path):
+    own = tmp_path / "configs" / "experiment" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [parity]\nname: mine\noptim: {lr: LR}\ntrainer: {max_steps: STEPS}\n"
+    own.write_text(text.replace("LR", "1e-4").replace("STEPS", "300"))
+    file = saved(f"hydra.searchpath=[file://{tmp_path}/configs]", "experiment=mine")
+    own.write_text(text.replace("LR", "3e-4").replace("STEPS", "400"))
+    composed = resumed(file, "trainer.log_every_n_steps=7")
+    assert (composed.optim.lr, composed.trainer.max_steps, composed.schedule.total_steps) == (1e-4, 300, 300)
+    assert composed.trainer.log_every_n_steps == 7
+    assert composed.run_dir == "outputs/next"
+    assert resumed(file, "optim.lr=1e-5").optim.lr == 1e-5
+
+
+def test_differences(saved):
+    file = saved("model=gru")
+    before = torch.load(file)["config"]
+    assert differences(before, resumed(file)) == []
+    changed = differences(before, resumed(file, "schedule=wsd", "trainer.precision=bf16-mixed"))
+    assert "  trainer.precision: 32-true in the run, bf16-mixed now" in changed
+    assert "  schedule.decay_ratio: None in the run, 0.2 now" in changed
+
+
+def test_the_config_of_an_older_checkpoint():
+    optim = {"_target_": "training.optim.adamw_cosine", "lr": 1e-3, "betas": [0.9, 0.95]}
+    optim |= {"final_lr": 1e-4, "warmup_steps": 10, "total_steps": 250}
+    logger = {"_target_": "training.loggers.wandb_logger", "id": "abc"}
+    overrides = ["model=gru", "optim.lr=1e-3", "optim.final_lr=1e-4", "optim.warmup_steps=10", "+logger.entity=me"]
+    now = upgraded({"optim": optim, "logger": logger, "overrides": overrides})
+    assert now["optim"] == {"_target_": "training.optim.adamw", "lr": 1e-3, "betas": [0.9, 0.95]}
+    assert now["schedule"] == {
+        "_target_": "training.schedules.cosine",
+        "total_steps": 250,
+        "warmup_steps": 10,
+        "final_lr_ratio": pytest.approx(0.1),
+    }
+    assert now["logger"] == {"wandb": logger}
+    assert now["overrides"] == ["model=gru", "optim.lr=1e-3", "schedule.warmup_steps=10", "+logger.wandb.entity=me"]
+    assert upgraded(now) == now
