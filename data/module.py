@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from data._compat import align_loop, batch_is_open
+from data.lanes import Lanes, lane_order
 from data.sampler import ResumableSampler
 from data.tasks import IGNORE
 
@@ -124,28 +125,44 @@ class ResumableDataModule(L.LightningDataModule):
     def world_size(self) -> int:
         return self.trainer.world_size if self.trainer else 1
 
-    def training_loader(self, dataset: Dataset, size: int | None) -> DataLoader:
-        """Return batches in the order of a ResumableSampler; `dataset` maps an array of indices to a batch."""
+    @property
+    def accumulate(self) -> int:
+        return self.trainer.accumulate_grad_batches if self.trainer else 1
+
+    def training_loader(self, dataset: Dataset, size: int | None, lanes: bool = False) -> DataLoader:
+        """Return batches in the order of a ResumableSampler; `dataset` maps an array of indices to a batch.
+
+        With `lanes`, for samples that follow each other, each row of an optimizer step is a lane of them.
+        """
         self._sampler = ResumableSampler(
             size,
             self.batch_size,
             seed=self.seed,
             rank=self.rank,
             world_size=self.world_size,
-            accumulate=self.trainer.accumulate_grad_batches if self.trainer else 1,
+            accumulate=self.accumulate,
             consumed=self._position,
+            lanes=lanes,
         )
         self._position = self._position_before = self._sampler.consumed
         if self.trainer is not None:
             taken = self._sampler.batches_taken
             align_loop(self.trainer, taken, None if taken is None else len(self._sampler))
-        return self._loader(dataset, self._sampler)
+        return self._loader(Lanes(dataset, self._sampler.lane_length) if lanes else dataset, self._sampler)
 
-    def evaluation_loader(self, dataset: Dataset, size: int) -> DataLoader:
+    def evaluation_loader(self, dataset: Dataset, size: int, lanes: bool = False) -> DataLoader:
         """Return samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample,
-        and all have as many: who has run out has one without labels, for others may wait for it in every batch."""
-        padded = -(-size // self.world_size) * self.world_size
-        own = range(self.rank, padded, self.world_size)
+        and all have as many: who has run out has one without labels, for others may wait for it in every batch.
+
+        With `lanes`, for samples that follow each other, each row of a batch is a lane of them.
+        """
+        if lanes:
+            rows = self.batch_size * self.world_size
+            length = -(-size // rows)
+            of_rows = lane_order(rows, length).reshape(length, self.world_size, self.batch_size)
+            own, dataset = of_rows[:, self.rank].ravel().tolist(), Lanes(dataset, length)
+        else:
+            own = range(self.rank, -(-size // self.world_size) * self.world_size, self.world_size)
         return self._loader(_Padded(dataset, size), BatchSampler(own, self.batch_size, drop_last=False))
 
     def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler) -> "TimedLoader":

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
+from data.lanes import lane_order
+
 
 class ResumableSampler(Sampler[np.ndarray]):
     """Yields the sample indices of one rank's batches, one array [batch_size] per batch, from sample `consumed` on.
@@ -12,7 +14,8 @@ class ResumableSampler(Sampler[np.ndarray]):
     A global batch is `world_size * batch_size` consecutive samples of one global order, and every rank takes its own
     slice of it. With a `size`, the order is a new permutation of range(size) in every epoch, drawn from (seed, epoch);
     an epoch is as many optimizer steps, of `accumulate` global batches each, as are whole, and what is left of it is
-    dropped. With `size=None` the order is 0, 1, 2, ... without end.
+    dropped. With `size=None` the order is 0, 1, 2, ... without end. With `lanes` it is that of `lane_order`, in every
+    epoch: every sample of an optimizer step has a lane, of `lane_length` samples that follow each other.
 
     The whole state is `consumed`, the number of samples that training has taken on all ranks together. It is set from
     outside, since only the training loop knows what it took: workers fetch ahead. Iterating yields the rest of the
@@ -30,6 +33,7 @@ class ResumableSampler(Sampler[np.ndarray]):
         world_size: int = 1,
         accumulate: int = 1,
         consumed: int = 0,
+        lanes: bool = False,
     ):
         self._global_batch = batch_size * world_size
         step = self._global_batch * accumulate
@@ -44,6 +48,8 @@ class ResumableSampler(Sampler[np.ndarray]):
         self.rank = rank
         self.world_size = world_size
         self.consumed = consumed
+        self._step = step
+        self._lanes = lanes
         if size is not None:
             self._epoch_samples = size // step * step  # that are used
             epoch, offset = divmod(consumed, self._epoch_samples)
@@ -59,6 +65,11 @@ class ResumableSampler(Sampler[np.ndarray]):
         """The batches of this epoch that each rank has taken; None where there are no epochs."""
         return None if self.size is None else self.consumed % self._epoch_samples // self._global_batch
 
+    @property
+    def lane_length(self) -> int:
+        """The samples of a lane in an epoch."""
+        return self._epoch_samples // self._step
+
     def __iter__(self) -> Iterator[np.ndarray]:
         own = self.rank * self.batch_size
         if self.size is None:
@@ -67,6 +78,9 @@ class ResumableSampler(Sampler[np.ndarray]):
                 yield np.arange(start, start + self.batch_size)
                 start += self._global_batch
         epoch, offset = divmod(self.consumed, self._epoch_samples)
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
+        if self._lanes:
+            order = lane_order(self._step, self.lane_length)
+        else:
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
         for start in range(offset + own, self._epoch_samples, self._global_batch):
             yield order[start : start + self.batch_size]

@@ -34,6 +34,10 @@ class Text(ResumableDataModule):
 
     With `streaming`, validation alone is stored, and training reads the source while it goes: shuffled as
     StreamedBlocks says, each rank documents of its own; resuming then needs the same number of ranks.
+
+    With `stateful`, the tokens are cut into one lane for each row of an optimizer step, and blocks follow each other in
+    a lane, in every epoch alike, so that a model can carry its state from a block to the next; batches also have
+    `continues`. Validation has lanes for the rows of its batches.
     """
 
     may_change = ResumableDataModule.may_change | {
@@ -59,6 +63,7 @@ class Text(ResumableDataModule):
         tokenizer: str = "gpt2",
         context_length: int = 1024,
         reset_at_documents: bool = False,
+        stateful: bool = False,
         batch_size: int = 8,
         cache_dir: str = "corpora",
         prepare_processes: int | None = 0,
@@ -71,7 +76,7 @@ class Text(ResumableDataModule):
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction={val_fraction} must lie between 0 and 1")
         if streaming:
-            _check_streaming(max_val_blocks, max_bytes, num_workers)
+            _check_streaming(max_val_blocks, max_bytes, num_workers, stateful)
         self.recipe = Recipe(
             *_corpora(source, column, subset, split, val_split, revision),
             tokenizer=tokenizer,
@@ -85,6 +90,7 @@ class Text(ResumableDataModule):
         self.max_val_blocks = max_val_blocks
         self.context_length = context_length
         self.reset_at_documents = reset_at_documents
+        self.stateful = stateful
         self.cache_dir = Path(cache_dir)
         self.prepare_processes = len(os.sched_getaffinity(0)) if prepare_processes is None else prepare_processes
         self.manifest: Manifest | None = None  # this and the tokenizer are read from the folder by setup()
@@ -139,7 +145,7 @@ class Text(ResumableDataModule):
 
     def train_dataloader(self) -> DataLoader:
         if not self.streaming:
-            return self.training_loader(self.train_data, len(self.train_data))
+            return self.training_loader(self.train_data, len(self.train_data), lanes=self.stateful)
         recipe = self._streamed
         dataset = StreamedBlocks(
             recipe.corpus,
@@ -167,7 +173,7 @@ class Text(ResumableDataModule):
         )
 
     def val_dataloader(self) -> DataLoader:
-        return self.evaluation_loader(self.val_data, len(self.val_data))
+        return self.evaluation_loader(self.val_data, len(self.val_data), lanes=self.stateful)
 
     def prompts(self, number: int, length: int) -> torch.Tensor:
         """Return how the first validation blocks begin, [at most number, length]."""
@@ -224,7 +230,12 @@ class Text(ResumableDataModule):
                 positions = [None] * self.world_size
                 torch.distributed.all_gather_object(positions, state["position"])
             state |= {"position": positions, "stream": self._stream}
-        return state
+        return state | {"lanes": self._lanes}
+
+    @property
+    def _lanes(self) -> int | None:
+        """The lanes that training reads; None: blocks come in a random order."""
+        return self.batch_size * self.world_size * self.accumulate if self.stateful else None
 
     @property
     def _stream(self) -> dict[str, int | str]:
@@ -238,6 +249,11 @@ class Text(ResumableDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         position = state_dict["position"]
+        if (before := state_dict.get("lanes")) != self._lanes:
+            raise ValueError(
+                f"the checkpoint is of a run with {before} lanes, this one has {self._lanes} (None: data.stateful="
+                "false): a run goes on in its own order of blocks, with the same sequences in an optimizer step"
+            )
         if isinstance(position, list) != self.streaming:
             raise ValueError(f"streaming={self.streaming} now, but not in the run that wrote the checkpoint")
         if self.streaming:
@@ -260,7 +276,9 @@ class Text(ResumableDataModule):
         return batch.pop("position") if self.streaming else super()._next_position(batch)
 
 
-def _check_streaming(max_val_blocks: int | None, max_bytes: int | None, num_workers: int) -> None:
+def _check_streaming(max_val_blocks: int | None, max_bytes: int | None, num_workers: int, stateful: bool) -> None:
+    if stateful:
+        raise ValueError("stateful=true cuts all tokens into lanes, for which they must be stored: set streaming=false")
     if max_val_blocks is None:
         raise ValueError("streaming=true needs max_val_blocks: how many blocks to read ahead for validation")
     if max_bytes is not None:

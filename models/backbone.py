@@ -10,7 +10,12 @@ from .block import Block
 from .loss import linear_cross_entropy
 from .mixers.step_context import StepContext
 
-States = list[tuple[Tensor, ...]]  # one tuple per block, as its mixer defines it
+States = list[tuple[Tensor, ...] | None]  # one tuple per block, as its mixer defines it; None starts anew
+
+
+def carries_state(mixer: nn.Module) -> bool:
+    """Return whether the state of a mixer goes on from one batch to the next where these follow each other."""
+    return getattr(mixer, "carries_state", True)
 
 
 def check_ids(name: str, ids: Tensor, number: int, ignore: int | None = None) -> None:
@@ -111,20 +116,38 @@ class SequenceModel(nn.Module):
         logits = self.head(x)
         return (logits, new_states) if return_states else logits
 
-    def loss(self, input_ids: Tensor, labels: Tensor, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def loss(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        reset: Tensor | None = None,
+        states: States | None = None,
+        return_states: bool = False,
+    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, States]:
         """Return the mean cross-entropy, without ever holding all logits at once, and which answers are right.
 
         Args:
             input_ids: int64 [B, T].
             labels: int64 [B, T], models.loss.IGNORE where nothing is scored.
             reset: as in `forward`.
+            states: what an earlier call returned, to go on from there; None starts anew.
+            return_states: return the states after the last position too, detached; None for a mixer that carries
+                nothing from one batch to the next (`carries_state`).
 
         Returns:
-            the loss over the scored labels, a scalar, and whether the largest logit is that of the label, bool [B, T].
+            the loss over the scored labels, a scalar, whether the largest logit is that of the label, bool [B, T], and,
+            if asked for, the states.
         """
-        x, _ = self.hidden_states(input_ids, None, reset)
+        x, new_states = self.hidden_states(input_ids, states, reset)
         loss, right = linear_cross_entropy(x.flatten(0, 1), self.head.weight, labels.flatten())
-        return loss, right.view_as(labels)
+        right = right.view_as(labels)
+        if not return_states:
+            return loss, right
+        carried = [
+            tuple(part.detach() for part in state) if carries_state(block.mixer) else None
+            for block, state in zip(self.blocks, new_states, strict=True)
+        ]
+        return loss, right, carried
 
     @torch.no_grad()
     def read(

@@ -1,9 +1,9 @@
 """A loss under torch.compile, also inside of DistributedDataParallel."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from training._compat import enclosing_ddp, without_ddp_cuts
 
@@ -17,18 +17,18 @@ class CompiledLoss:
     of the kind that came first.
     """
 
-    def __init__(self, loss: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, loss: Callable[..., tuple]) -> None:
         self._loss = loss
         self._compiled = torch.compile(loss, dynamic=False)
         # By a function of its own: torch.compile keeps its graphs by function.
         self._compiled_whole = torch.compile(self._whole, dynamic=False)
 
-    def _whole(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._loss(*tensors)
+    def _whole(self, *arguments: Any) -> tuple:
+        return self._loss(*arguments)
 
-    def __call__(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(self, *arguments: Any) -> tuple:
         around = enclosing_ddp()
         if around is None or (torch.is_grad_enabled() and around.require_backward_grad_sync):
-            return self._compiled(*tensors)
+            return self._compiled(*arguments)
         with without_ddp_cuts():
-            return self._compiled_whole(*tensors)
+            return self._compiled_whole(*arguments)

@@ -12,6 +12,7 @@ from hydra.utils import get_object, instantiate
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from models.backbone import carries_state
 from training.command_line import prepare_process
 from training.schedules import Schedule, schedule_of, with_schedule
 
@@ -92,7 +93,20 @@ def check_buildable(config: DictConfig) -> None:
         raise ValueError(
             f"data.reset_at_documents=true: {type(without[0]).__name__} cannot be trained with resets; set it to false"
         )
+    if config.data.get("stateful"):
+        _check_states(model)
     _warn_of_float16(model, config.trainer)
+
+
+def _check_states(model: Any) -> None:
+    """Raise where a model cannot be trained with states; say what it does not carry."""
+    if without := [part for part in model.modules() if not getattr(part, "trains_with_states", True)]:
+        raise ValueError(
+            f"data.stateful=true: {type(without[0]).__name__} cannot be trained with states; set it to false"
+        )
+    if nothing := {type(part).__name__ for part in model.modules() if not carries_state(part)}:
+        text = f"data.stateful=true: {', '.join(sorted(nothing))} carries nothing from one batch to the next"
+        rank_zero_only(print)(f"{text}, and sees data.context_length tokens at most", file=sys.stderr)
 
 
 def _import_targets(section: Any) -> None:

@@ -13,14 +13,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.aggregation import CatMetric, SumMetric
 
-from models.backbone import SequenceModel, check_ids
+from models.backbone import SequenceModel, States, check_ids
 from models.loss import IGNORE
+from training.carried_states import CarriedStates
 from training.compiled_loss import CompiledLoss
 from training.schedules import Schedule, with_schedule
+
+STATES = "carried_states"  # in checkpoints
 
 
 class TrainingModule(LightningModule):
     """Trains and evaluates a SequenceModel on batches of input_ids [B, T], labels [B, T] and perhaps reset [B, T].
+
+    Batches that also have continues, bool [B], follow each other: where it is True, a row begins with the detached
+    state that the model had at the end of this row in the batch before (of accumulated batches: in that of the step
+    before). Validation and test carry states of their own; checkpoints hold those of training.
 
     Training logs every `log_every_n_steps` steps: loss, perplexity, accuracy, learning rate and gradient norm before
     clipping. Validation and test log loss, perplexity and accuracy over all scored labels, and bits per byte where the
@@ -53,6 +60,7 @@ class TrainingModule(LightningModule):
         self.compile_loss = compile
         self._compiled_loss: CompiledLoss | None = None
         self._training_shape: torch.Size | None = None
+        self._training_states, self._evaluation_states = CarriedStates(), CarriedStates()
         self._group_options: list[dict] = []  # of the optimizer, as this run asks for them
         # "disable", because looking for NaN in every batch stalls a GPU.
         self.eval_loss = SumMetric(nan_strategy="disable")  # summed over the scored labels, which eval_labels counts
@@ -92,7 +100,9 @@ class TrainingModule(LightningModule):
             for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
                 group["lr"] = lr * factor(schedule.last_epoch)
 
-    def _loss(self, batch: dict[str, Tensor], batch_idx: int) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, batch: dict[str, Tensor], batch_idx: int, carried: CarriedStates, slots: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Return the mean cross-entropy over the scored labels, and the right answers, bool [B, T]."""
         input_ids, labels = batch["input_ids"], batch["labels"]
         if batch_idx == 0:  # on a GPU the check waits for the device: once per epoch is enough to see a wrong model
@@ -100,7 +110,18 @@ class TrainingModule(LightningModule):
             check_ids("labels", labels, self.model.num_classes, ignore=IGNORE)
         compiled = self.compile_loss and input_ids.shape == self._training_shape
         loss = self._compiled_loss if compiled else self.model.loss
-        return loss(input_ids, labels, batch.get("reset"))
+        if (continues := batch.get("continues")) is None:
+            return loss(input_ids, labels, batch.get("reset"))
+        slot, place = batch_idx % slots, (slots, self.trainer.world_size, self.global_rank)
+        states = carried.begin(slot, continues, lambda: self._any_states(input_ids, labels), place)
+        loss, right, states = loss(input_ids, labels, batch.get("reset"), states, True)
+        carried.keep(slot, states)
+        return loss, right
+
+    @torch.no_grad()
+    def _any_states(self, input_ids: Tensor, labels: Tensor) -> States:
+        """Return states for the rows of a batch, in the format of those that the model returns."""
+        return self.model.loss(input_ids[:, :1], labels[:, :1], return_states=True)[2]
 
     # --- training ---
 
@@ -110,7 +131,7 @@ class TrainingModule(LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         self._training_shape = batch["input_ids"].shape
-        loss, right = self._loss(batch, batch_idx)
+        loss, right = self._loss(batch, batch_idx, self._training_states, self.trainer.accumulate_grad_batches)
         # Reading a value from a GPU stalls it, so there the loss is looked at only when it is logged anyway.
         if self._logs_this_step or loss.device.type == "cpu":
             self._check_finite("training loss", loss)
@@ -147,6 +168,15 @@ class TrainingModule(LightningModule):
         # Under FSDP one process has the weights, and the others are to end with it.
         if self.trainer.strategy.reduce_boolean_decision(bool(wrong), all=False):
             raise FloatingPointError(self._advice(f"{wrong[0] if wrong else 'a weight'} is not finite"))
+        if states := self._training_states.state_dict(self._of_all_ranks):
+            checkpoint[STATES] = states
+
+    def _of_all_ranks(self, part: Tensor) -> Tensor:
+        """Return a tensor [B, ...] of all ranks, [ranks * B, ...]."""
+        return self.all_gather(part).reshape(-1, *part.shape[1:])
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        self._training_states.load_state_dict(checkpoint.get(STATES))
 
     def _check_finite(self, name: str, loss: Tensor) -> None:
         if not torch.isfinite(loss):
@@ -160,16 +190,18 @@ class TrainingModule(LightningModule):
 
     # --- evaluation ---
 
-    def _sum_in_float32(self) -> None:
-        """Sum metrics in float32, whatever the model's dtype, to which Lightning has converted them too."""
+    def _begin_evaluation(self) -> None:
+        """Start without states; sum metrics in float32, whatever the model's dtype, to which Lightning has converted
+        them too."""
+        self._evaluation_states.clear()
         for metric in (self.eval_loss, self.eval_labels, self.eval_right, self.eval_sequences):
             metric.set_dtype(torch.float32)
 
-    on_validation_epoch_start = on_test_epoch_start = _sum_in_float32
+    on_validation_epoch_start = on_test_epoch_start = _begin_evaluation
 
     def _eval_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Update the metrics; right answers, bool [B, T]."""
-        loss, right = self._loss(batch, batch_idx)
+        loss, right = self._loss(batch, batch_idx, self._evaluation_states)
         number = (batch["labels"] != IGNORE).sum()
         self.eval_loss.update(torch.where(number > 0, loss * number, 0.0))
         self.eval_labels.update(number)

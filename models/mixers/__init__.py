@@ -6,9 +6,13 @@ A mixer is an nn.Module built as `Mixer(d_model, num_heads=..., block_index=...,
 
 `state` is a tuple of tensors with the batch first: what the mixer remembers of earlier calls. Feeding a sequence in
 pieces, each with the state that the previous piece returned, gives the same as feeding it at once. `reset` [B, T] is
-True where a new document starts: nothing from before such a step is seen at it or after it. A mixer that cannot be
-trained with `reset` says so by a class variable, `trains_with_resets = False`; one that starts a sequence faster than
-it goes on with one by `reads_whole = True`: prompts are not read in pieces then.
+True where a new document starts: nothing from before such a step is seen at it or after it. A state of zeros is that
+before the first token.
+
+Class variables say what a mixer cannot do: it cannot be trained with `reset` (`trains_with_resets = False`) or with
+`state` (`trains_with_states = False`); it carries no state from one batch of text to the next, because its state is the
+tokens themselves (`carries_state = False`; zeros need not be a state then); it starts a sequence faster than it goes on
+with one (`reads_whole = True`), so that prompts are not read in pieces.
 
 Text is generated in CUDA graphs by models whose mixers have a method for one token, without gradients,
 

@@ -53,6 +53,8 @@ class AttentionMixer(nn.Module):
         num_blocks: number of such places, unused here.
     """
 
+    carries_state = False
+
     def __init__(
         self,
         d_model: int,

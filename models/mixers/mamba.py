@@ -30,6 +30,7 @@ class MambaMixer(nn.Module):
     """
 
     trains_with_resets = False
+    trains_with_states = False
     reads_whole = True
     step = step_by_forward
 
@@ -77,7 +78,8 @@ class MambaMixer(nn.Module):
         if torch.is_grad_enabled():
             raise ValueError(
                 "model=mamba cannot be trained with states or resets, because transformers' single step has no "
-                "gradients: set data.reset_at_documents=false, or evaluate under torch.no_grad()"
+                "gradients: set data.reset_at_documents=false and data.stateful=false, or evaluate under "
+                "torch.no_grad()"
             )
         if state is None:
             B, inner = len(x), self.config.intermediate_size

@@ -18,7 +18,7 @@ class Recorder(L.LightningModule):
     def training_step(self, batch, batch_idx):
         if self.global_step == self.fail_at:
             raise RuntimeError("broken off")
-        assert set(batch) <= {"input_ids", "labels", "reset"}
+        assert set(batch) <= {"input_ids", "labels", "reset", "continues"}
         self.seen.append(batch["input_ids"].tolist())
         return self.weight * 0.0
 

@@ -67,3 +67,16 @@ def test_all_ranks_go_on_with_as_many_batches_whatever_a_step_was_before(consume
     assert batches[0]
     assert all(len(batch) == 4 for of_rank in batches for batch in of_rank)
     assert 0 <= ranks[0].consumed - consumed < 12
+
+
+def test_rows_of_all_batches_of_a_step_are_lanes():
+    """Whatever the ranks and the accumulated batches; in every epoch."""
+    whole = ResumableSampler(50, 8, lanes=True)
+    assert (whole.lane_length, len(whole)) == (6, 6)
+    steps = np.array(epoch(whole))  # [6, 8]
+    np.testing.assert_array_equal(steps.T, np.arange(48).reshape(8, 6))
+    whole.consumed = 48
+    np.testing.assert_array_equal(epoch(whole), steps)
+    ranks = [ResumableSampler(50, 2, rank=rank, world_size=2, accumulate=2, lanes=True) for rank in range(2)]
+    batches = np.concatenate([np.array(epoch(rank)) for rank in ranks], axis=1)  # [12, 4]
+    np.testing.assert_array_equal(batches.reshape(6, 8), steps)

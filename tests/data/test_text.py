@@ -13,6 +13,7 @@ import transformers
 
 from data import corpora, hub, preparation, tokenization
 from data.encoding import Encoder
+from data.tasks import IGNORE
 from data.text import Text
 
 WORDS = ["the", "state", "of", "a", "recurrent", "network", "is", "what", "it", "keeps", "of", "its", "past"]
@@ -173,6 +174,15 @@ def test_validation_is_limited(make):
     assert [len(batch["labels"]) for batch in module.val_dataloader()] == [4, 2]
 
 
+def test_lanes_of_validation_hold_every_block_once(make):
+    blocks = make(stateful=True, batch_size=3)
+    batches = list(blocks.val_dataloader())
+    assert [batch["continues"].any().item() for batch in batches] == [False] + [True] * (len(batches) - 1)
+    labels = torch.cat([batch["labels"] for batch in batches], dim=1)  # [3, tokens of a lane]
+    expected = blocks.val_data[range(len(blocks.val_data))]["labels"].flatten()
+    assert torch.equal(labels[labels != IGNORE], expected)
+
+
 def test_the_order_is_that_of_no_workers(make):
     batches = [[batch["input_ids"].tolist() for batch in make(num_workers=n).train_dataloader()] for n in (0, 2)]
     assert batches[0] == batches[1]
@@ -316,6 +326,11 @@ def test_a_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, stre
         ({"split": "test"}, ValueError, "is local; subset, split and revision are for hub"),
         ({"val_split": "validation"}, FileNotFoundError, "no file matches val_split 'validation': .*val_split=null"),
         ({"val_fraction": 1.5}, ValueError, "val_fraction=1.5 must lie between 0 and 1"),
+        (
+            {"stateful": True, "streaming": True, "max_val_blocks": 1},
+            ValueError,
+            "stateful=true cuts all tokens",
+        ),
         ({"context_length": 0}, ValueError, "context_length=0 must be at least 1"),
         ({"max_val_blocks": 0}, ValueError, "max_val_blocks=0 must be at least 1"),
         ({"source": "missing.txt"}, FileNotFoundError, "no file matches source 'missing.txt'"),

@@ -49,6 +49,13 @@ def test_a_document_is_computed_as_if_alone(mixer, x):
 
 
 @torch.no_grad()
+def test_zeros_are_the_state_before_the_first_token(mixer, x):
+    with torch.no_grad():
+        expected, state = mixer(x)
+        y, _ = mixer(x, tuple(torch.zeros_like(part) for part in state))
+    torch.testing.assert_close(y, expected)
+
+
 def test_causal(mixer, x):
     changed = x.clone()
     changed[:, 30:] += 1

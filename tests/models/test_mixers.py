@@ -7,7 +7,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 import flashrnn
-from models.backbone import SequenceModel
+from models.backbone import SequenceModel, carries_state
 from models.mixers import AttentionMixer, NNLSTMMixer, RNNMixer
 from training.optim import adamw
 
@@ -74,6 +74,14 @@ def test_resets_may_come_late_and_end_early(mixer):
         y, state = mixer(x[:, piece], state, given)
         outputs.append(y)
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole)
+
+
+def test_zeros_are_the_state_before_the_first_token(mixer):
+    if not carries_state(mixer):
+        pytest.skip("its state is its tokens")
+    x = torch.randn(B, T, d, dtype=torch.float64)
+    zeros = tuple(torch.zeros_like(part) for part in mixer(x)[1])
+    torch.testing.assert_close(mixer(x, zeros)[0], mixer(x)[0])
 
 
 def test_causal(mixer):

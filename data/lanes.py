@@ -1,0 +1,30 @@
+"""Windows of a long sequence that follow each other in the rows of successive batches, for models that carry states."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+
+def lane_order(lanes: int, length: int) -> np.ndarray:
+    """Return the order in which `lanes` x `length` windows are read: the first of each lane, then the second of each.
+
+    Lane i is the windows i * length ... (i + 1) * length - 1.
+    """
+    return np.arange(lanes * length).reshape(lanes, length).T.ravel()
+
+
+class Lanes(Dataset):
+    """A dataset of windows that follow each other, cut into lanes of `length` of them.
+
+    Batches also have continues, bool [B]: True where a window goes on from the one before it, False where a lane
+    begins.
+    """
+
+    def __init__(self, dataset: Dataset, length: int) -> None:
+        self.dataset, self.length = dataset, length
+
+    def __getitem__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        continues = np.asarray(indices) % self.length != 0
+        return self.dataset[indices] | {"continues": torch.from_numpy(continues)}

@@ -1,0 +1,123 @@
+"""States that go on from batch to batch: the model reads a lane as one sequence, and a run resumes with them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from scripts.train import train
+from tests.tiny_runs import SHORT, TINY, evaluate, losses, run
+from training import checkpoint
+from training.config_checks import check_buildable
+from training.lightning_module import STATES, TrainingModule
+
+STATEFUL = ["data.stateful=true", "data.context_length=4", "data.batch_size=4", "model.d_model=16"]
+MODELS = {
+    "lstm": [],
+    "slstm": ["model=slstm", "model.mixer.conv_width=2"],
+    "nn_lstm": ["model=nn_lstm"],
+    "mlstm": ["model=mlstm"],
+    "hybrid": ["model=hybrid", "model.num_blocks=3"],
+}
+PARTS = ["data.batch_size=2", "global_batch_size=4"]  # accumulated
+
+
+def weights(config_or_folder):
+    return checkpoint.load(checkpoint.find(str(config_or_folder)))["state_dict"]
+
+
+def assert_alike(ours, expected, **tolerance):
+    for name, weight in expected.items():
+        torch.testing.assert_close(ours[name], weight, **tolerance, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "hybrid"])
+def test_a_lane_is_read_as_one_sequence(model, tiny_config):
+    """Validation in windows of 4 has the loss of the whole lanes, however its states go on from window to window."""
+    config = tiny_config("text_tiny", *STATEFUL, *MODELS[model])
+    found = train(config)["perplexity"]
+    data = instantiate(config.data)
+    data.setup()
+    batches = list(data.val_dataloader())
+    ids, labels = (torch.cat([batch[key] for batch in batches], dim=1) for key in ("input_ids", "labels"))
+    assert ids.shape[1] > 40
+    both = (labels[:, :-1] >= 0) & (labels[:, 1:] >= 0)
+    assert torch.equal(ids[:, 1:][both], labels[:, :-1][both])
+    module = TrainingModule(instantiate(config.model))
+    module.load_state_dict(weights(config.run_dir))
+    with torch.no_grad():
+        whole = module.model.loss(ids, labels)[0].exp().item()
+    assert found == pytest.approx(whole, rel=1e-5)
+    assert evaluate(config.run_dir, "data.stateful=false")["perplexity"] != pytest.approx(whole, rel=1e-4)
+
+
+@pytest.mark.parametrize("model", ["lstm", "hybrid"])
+def test_accumulated_batches_have_lanes_of_their_own(model, tiny_config):
+    """A step of two batches of 2 is a step of one batch of 4."""
+    configs = [tiny_config("text_tiny", *STATEFUL, *MODELS[model], *more, run=f"{len(more)}") for more in ([], PARTS)]
+    for config in configs:
+        train(config)
+    one, two = configs
+    assert_alike(weights(two.run_dir), weights(one.run_dir), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["lstm", "hybrid"])
+def test_resumes_exactly_with_its_states(model, tiny_config):
+    """Amid lanes, from other accumulated batches too; and the states matter: without them the losses are others."""
+    arguments = [*STATEFUL, *MODELS[model], *PARTS]
+    whole = tiny_config("text_tiny", *arguments, "checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1")
+    train(whole)
+    file = Path(whole.run_dir) / "checkpoints" / "step_3.ckpt"
+    expected = {step: loss for step, loss in losses(Path(whole.run_dir)).items() if step >= 3}
+
+    def resumed(file, name, *more):
+        config = tiny_config("text_tiny", *arguments, f"ckpt_path={file}", *more, run=name)
+        train(config)
+        return losses(Path(config.run_dir))
+
+    assert resumed(file, "resumed") == expected
+    at_once = resumed(file, "at_once", "data.batch_size=4")
+    assert list(at_once) == list(expected)
+    content = torch.load(file)
+    del content[STATES]
+    torch.save(content, file)
+    assert resumed(file, "forgetful") != expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
+def test_lanes_of_two_processes_are_those_of_one(strategy, tiny_config, tmp_path):
+    """Also after one of them goes on with the checkpoint of both."""
+    arguments = [*STATEFUL, "model=slstm", "logger=none"]
+    one = tiny_config("text_tiny", *arguments, run="one")
+    train(one)
+    two = [*arguments, strategy, "trainer.devices=2", "data.batch_size=1", "global_batch_size=4", "name=two"]
+    two += ["trainer.precision=32-true", "trainer.max_steps=5", "optim.total_steps=8", "val_every=5"]
+    source = f"data.source={tmp_path}/texts/*.txt"
+    ended = run("scripts.train", "experiment=text_tiny", source, *TINY["text_tiny"], *SHORT, *two, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (of_two,) = (tmp_path / "outputs" / "two").iterdir()
+    (states,) = checkpoint.load(checkpoint.find(str(of_two)))[STATES]
+    assert [part.shape[0] for part in states] == [4]
+    last = tiny_config("text_tiny", *arguments, f"ckpt_path={of_two}", run="last")
+    train(last)
+    assert_alike(weights(last.run_dir), weights(one.run_dir), rtol=1e-3, atol=1e-5)
+
+
+def test_other_lanes_are_refused(tiny_config):
+    first = tiny_config("text_tiny", *STATEFUL, run="first")
+    train(first)
+    more = [f"ckpt_path={first.run_dir}", "trainer.max_steps=9", "optim.total_steps=9"]
+    for other, lanes in (("data.batch_size=8", "8"), ("data.stateful=false", "None")):
+        with pytest.raises(ValueError, match=f"of a run with 4 lanes, this one has {lanes}"):
+            train(tiny_config("text_tiny", *STATEFUL, other, *more, run=lanes))
+
+
+def test_what_a_model_cannot_carry_is_said(tiny_config, capsys):
+    with pytest.raises(ValueError, match=r"data\.stateful=true: MambaMixer cannot be trained with states"):
+        check_buildable(tiny_config("text_tiny", "data.stateful=true", "model=mamba"))
+    check_buildable(tiny_config("text_tiny", "data.stateful=true", *MODELS["hybrid"]))
+    assert "AttentionMixer carries nothing from one batch to the next" in capsys.readouterr().err
+    check_buildable(tiny_config("text_tiny", "data.stateful=true"))
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,74 @@
+"""States that go on from one batch to the next, where the windows of a batch follow those of the batch before it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from models.backbone import States
+
+
+class CarriedStates:
+    """The states after the last windows of all lanes.
+
+    Of accumulated batches each has lanes of its own, a slot. States are those of `SequenceModel.loss`: None for a block
+    that carries nothing.
+    """
+
+    def __init__(self) -> None:
+        self._of_slot: dict[int, States] = {}
+        self._saved: list[list[Tensor] | None] | None = None  # [lanes, ...], of a checkpoint, until they are used
+
+    def clear(self) -> None:
+        self._of_slot.clear()
+
+    def begin(self, slot: int, continues: Tensor, new: Callable[[], States], place: tuple[int, int, int]) -> States:
+        """Return the states that the windows of a batch begin with.
+
+        Args:
+            slot: of the batch.
+            continues: bool [B], True where a window goes on; the others begin with zeros.
+            new: returns states of any value for the batch.
+            place: slots, ranks and the rank of this process, by which it finds its share of a checkpoint's lanes.
+        """
+        if slot not in self._of_slot:
+            states = new()
+            self._fill(states, slot, len(continues), place)
+            self._of_slot[slot] = states
+        return [
+            state and tuple(part.masked_fill(~continues.view(-1, *[1] * (part.ndim - 1)), 0) for part in state)
+            for state in self._of_slot[slot]
+        ]
+
+    def keep(self, slot: int, states: States) -> None:
+        """Keep the states after the windows of a batch."""
+        self._of_slot[slot] = states
+
+    def _fill(self, states: States, slot: int, batch: int, place: tuple[int, int, int]) -> None:
+        """Put what a checkpoint has of this process's lanes into `states`; zeros where there is no checkpoint."""
+        slots, ranks, rank = place
+        for state, saved in zip(states, self._saved or [None] * len(states), strict=True):
+            for index, part in enumerate(state or ()):
+                if saved is None:
+                    part.zero_()
+                else:
+                    part.copy_(saved[index].unflatten(0, (slots, ranks, batch))[slot, rank])
+
+    def state_dict(self, all_gather: Callable[[Tensor], Tensor]) -> list[list[Tensor] | None]:
+        """Return the states of all lanes, of each block None or tensors [lanes, ...], by slot, rank and row; nothing
+        where nothing was carried.
+
+        Args:
+            all_gather: returns a tensor [B, ...] of all ranks, [ranks * B, ...].
+        """
+        slots = [self._of_slot[slot] for slot in sorted(self._of_slot)]
+
+        def of_block(states: tuple[tuple[Tensor, ...] | None, ...]) -> list[Tensor] | None:
+            if states[0] is None:
+                return None
+            return [torch.cat([all_gather(part).cpu() for part in parts]) for parts in zip(*states, strict=True)]
+
+        return [of_block(states) for states in zip(*slots, strict=True)]
+
+    def load_state_dict(self, saved: list[list[Tensor] | None]) -> None:
+        self._saved = saved
