@@ -74,9 +74,12 @@ def _counters(options: argparse.Namespace) -> None:
 
 
 def _generation(options: argparse.Namespace) -> None:
-    from benchmarks.results import device_folder
+    from benchmarks import generation_page
+    from benchmarks.results import device_folder, rows_before
 
-    _measure(options, device_folder(), options.contexts)
+    path = options.out / device_folder() / "generation.json"
+    _measure(options, device_folder(), options.contexts, rows_before(path, options.commit))
+    print(*generation_page.write(path), sep="\n")
 
 
 def _language_model(options: argparse.Namespace) -> None:
@@ -92,12 +95,13 @@ def _language_model(options: argparse.Namespace) -> None:
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from benchmarks import figures, layers_page, sweep_page
+    from benchmarks import figures, generation_page, layers_page, sweep_page
     from benchmarks.table import print_table
 
+    pages = {"layers.json": layers_page, "generation.json": generation_page}
     for file in options.files:
-        if file.name == "layers.json":
-            print(*layers_page.write(file), sep="\n")
+        if file.name in pages:
+            print(*pages[file.name].write(file), sep="\n")
             continue
         content = figures.read(file)
         if content["suite"] == "sweep":
@@ -145,7 +149,9 @@ def _counters_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _generation_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--contexts", nargs="+", type=int, metavar="TOKENS", help="(default: four lengths)")
+    command.description += " A run that was broken off goes on where it was."
+    command.add_argument("--contexts", nargs="+", type=int, metavar="TOKENS",
+                         help="of one sequence (default: several batches and contexts)")  # fmt: skip
 
 
 def _language_model_arguments(command: argparse.ArgumentParser) -> None:
@@ -219,7 +225,7 @@ COMMANDS = {
         _on_gpu,
     ),
     "generation": Command(
-        "Speed and memory of generating text, against the length of the context",
+        "Speed and memory of generating text, over batch and context, beside a compiled Llama of transformers",
         _generation,
         _generation_arguments,
     ),
@@ -233,7 +239,7 @@ COMMANDS = {
         _on_gpu,
     ),
     "figures": Command(
-        "Draw FILE.png beside each FILE.json of kernels and print its table, or write the page of a sweep or of layers",
+        "Draw FILE.png beside each FILE.json of kernels and print its table, or write the page of another benchmark",
         _figures,
         _figures_arguments,
     ),

@@ -1,100 +1,177 @@
-"""Speed and memory of generating text, against the length of the context: recurrent models beside the Transformer."""
+"""Speed and memory of generating text, over the batch and over the context: recurrent models beside Transformers."""
 
-import itertools
-import statistics
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 
-MODELS = {
-    "LSTM": {"name": "RNNMixer", "function": "lstm"},
-    "sLSTM": {"name": "RNNMixer", "function": "slstm"},
-    "Transformer": {"name": "AttentionMixer"},
+LLAMA = "Llama of transformers"
+SMALL = {"vocab_size": 2048, "d_model": 256, "num_blocks": 4}
+LARGE = {"vocab_size": 50257, "d_model": 768, "num_blocks": 12}
+NEW_TOKENS = 129
+
+
+class Model(NamedTuple):
+    """A model: heads and mixer of a FlashRNNConfig, or, without a mixer, transformers' Llama of the same sizes."""
+
+    heads: int
+    mixer: dict[str, str] | None
+    recurrent: bool = True
+
+
+class Case(NamedTuple):
+    model: str
+    batch: int
+    context: int
+
+
+GPU_MODELS = {
+    "LSTM, 12 heads": Model(12, {"name": "RNNMixer", "function": "lstm"}),
+    "LSTM, 1 head": Model(1, {"name": "RNNMixer", "function": "lstm"}),
+    "sLSTM, 12 heads": Model(12, {"name": "RNNMixer", "function": "slstm"}),
+    "Transformer": Model(12, {"name": "AttentionMixer"}, recurrent=False),
+    LLAMA: Model(12, None, recurrent=False),
 }
-SMALL = {"vocab_size": 2048, "d_model": 256, "num_blocks": 4, "num_heads": 4}
-LARGE = {"vocab_size": 50257, "d_model": 768, "num_blocks": 12, "num_heads": 12}
-CONTEXTS = {"cpu": (512, 2048, 8192, 32768), "cuda": (1024, 4096, 16384, 65536)}
-NEW_TOKENS, WARMUP = 72, 8
+CPU_MODELS = {
+    "LSTM": Model(4, {"name": "RNNMixer", "function": "lstm"}),
+    "sLSTM": Model(4, {"name": "RNNMixer", "function": "slstm"}),
+    "Transformer": Model(4, {"name": "AttentionMixer"}, recurrent=False),
+}
+BATCHES = (1, 8, 64, 512, 4096)  # each behind 128 tokens
+CONTEXTS = (1024, 16384, 65536, 2**20)  # each of one sequence
+CPU_CONTEXTS = (512, 2048, 8192, 32768)
+
+
+def cases(gpu: bool, contexts: Sequence[int] | None = None) -> list[Case]:
+    """Return what is measured; of Llama, which compiles for every shape, and of what takes minutes, a part."""
+    if not gpu:
+        return [Case(model, 1, context) for model in CPU_MODELS for context in contexts or CPU_CONTEXTS]
+    found = []
+    for name, model in GPU_MODELS.items():
+        longest = 2**20 if name == "LSTM, 12 heads" else 65536
+        batches = (1, 64) if name == LLAMA else BATCHES if model.recurrent else BATCHES[:-1]
+        found += [Case(name, batch, 128) for batch in batches if not contexts]
+        found += [Case(name, 1, context) for context in contexts or CONTEXTS if contexts or context <= longest]
+    return found
 
 
 class TokenClock(BaseStreamer):
-    """Notes the time at which generate() hands over each token."""
+    """Notes the time at which generate() hands over each token; the first entry is that of the prompt."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self.times: list[float] = []
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value: Tensor) -> None:
         self.times.append(self.now())
 
     def end(self) -> None:
         pass
 
 
-def rows(contexts: Sequence[int] | None = None) -> Iterator[dict]:
-    """Greedy generate() of one sequence by models with random weights: median time per token behind a context of random
-    tokens, the time of reading it, and the bytes of the cache. On a GPU 160 M parameters in bfloat16; on a CPU 4 blocks
-    of width 256 in float32, processor time of one thread."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    sizes, dtype = (LARGE, torch.bfloat16) if device == "cuda" else (SMALL, torch.float32)
-    if device == "cpu":
+def rows(contexts: Sequence[int] | None, before: Sequence[dict]) -> Iterator[dict]:
+    """Greedy generate() after random tokens by models with random weights. ms_per_token: of a step that appends a token
+    to every sequence; tokens_per_s: of all sequences together. first_token_s: reading the context and choosing the
+    first token. first_call_s: of the first call for these sizes, which compiles. peak_mib: of memory beside the
+    weights; cache_mib: of the cache. reading_ms: of reading once the weights that a token needs, at the bandwidth of a
+    copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16; on a CPU 4 blocks of width 256 in float32, processor
+    time of one thread."""
+    gpu = torch.cuda.is_available()
+    if not gpu:
         torch.set_num_threads(1)
-    for name, mixer in MODELS.items():
-        torch.manual_seed(0)
-        model = FlashRNNForCausalLM(FlashRNNConfig(**sizes, mixer=mixer)).to(device, dtype).eval()
-        for context in contexts or CONTEXTS[device]:
-            yield {"model": name, **sizes, "context": context, **measure(model, context)}
+    bandwidth = _bandwidth() if gpu else None
+    measured = {Case(row["model"], row["batch"], row["context"]): row for row in before}
+    name, model = None, None
+    for case in cases(gpu, contexts):
+        if case in measured:
+            yield measured[case]
+            continue
+        if case.model != name:
+            del model
+            gc.collect()
+            name, model = case.model, build(case.model, gpu)
+        try:
+            yield case._asdict() | measure(model, case, bandwidth)
+        except torch.OutOfMemoryError:
+            yield case._asdict() | {"error": "out of memory"}
 
 
-def measure(model: FlashRNNForCausalLM, context: int) -> dict:
-    """Time and memory of generating behind `context` random tokens."""
-    on_gpu = model.device.type == "cuda"
-    clock = TokenClock(time.perf_counter if on_gpu else time.process_time)
-    prompt = torch.randint(model.config.vocab_size, (1, context), device=model.device)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    output = model.generate(
-        prompt, max_new_tokens=NEW_TOKENS, do_sample=False, streamer=clock, return_dict_in_generate=True
+def build(name: str, gpu: bool) -> PreTrainedModel:
+    """Return a model with random weights."""
+    torch.manual_seed(0)
+    sizes, model = (LARGE, GPU_MODELS[name]) if gpu else (SMALL, CPU_MODELS[name])
+    with torch.device("cuda" if gpu else "cpu"):
+        if model.mixer is None:
+            found = LlamaForCausalLM(_llama_config(sizes, model.heads))
+        else:
+            found = FlashRNNForCausalLM(FlashRNNConfig(**sizes, num_heads=model.heads, mixer=model.mixer))
+    found.generation_config.eos_token_id = None
+    return found.to(dtype=torch.bfloat16 if gpu else torch.float32).eval()
+
+
+def _llama_config(sizes: dict[str, int], heads: int) -> LlamaConfig:
+    """Return the sizes of a Llama with as many parameters: three matrices of its MLP for our two."""
+    d = sizes["d_model"]
+    return LlamaConfig(
+        vocab_size=sizes["vocab_size"],
+        hidden_size=d,
+        intermediate_size=8 * d // 3,
+        num_hidden_layers=sizes["num_blocks"],
+        num_attention_heads=heads,
+        max_position_embeddings=max(CONTEXTS),
+        bos_token_id=None,
+        eos_token_id=None,
     )
-    row = _speed(clock.times) | {"cache_mib": round(output.past_key_values.nbytes / 2**20, 4)}
-    if on_gpu:
-        row["peak_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+
+
+def measure(model: PreTrainedModel, case: Case, bandwidth: float | None) -> dict:
+    """Return time and memory of generating; `bandwidth` in bytes per second."""
+    clock = TokenClock(time.perf_counter if bandwidth else time.process_time)
+    prompt = torch.randint(model.config.vocab_size, (case.batch, case.context), device=model.device)
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    if isinstance(model, LlamaForCausalLM):
+        options["cache_implementation"] = "static"  # which transformers compiles
+    # The time of a recurrent model depends on no length, so that a short prompt warms it up.
+    recurrent = isinstance(model, FlashRNNForCausalLM) and model.config.mixer["name"] == "RNNMixer"
+    begin = clock.now()
+    model.generate(prompt[:, :1024] if recurrent else prompt, **options)
+    first_call = clock.now() - begin
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    if bandwidth:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    begin = clock.now()
+    output = model.generate(prompt, streamer=clock, return_dict_in_generate=not bandwidth, **options)
+    read = clock.times[1] - begin
+    ms = 1000 * (clock.times[-1] - clock.times[1]) / (NEW_TOKENS - 1)
+    row = {"ms_per_token": round(ms, 4), "tokens_per_s": round(1000 * case.batch / ms, 1)}
+    row |= {"first_token_s": round(read, 4), "first_call_s": round(first_call, 2)}
+    if bandwidth:
+        embedding = model.get_input_embeddings().weight.nbytes  # of which a token needs a row
+        row["peak_mib"] = round((torch.cuda.max_memory_allocated() - weights) / 2**20, 1)
+        row["reading_ms"] = round(1000 * (weights - embedding) / bandwidth, 4)
+    else:
+        row["cache_mib"] = round(output.past_key_values.nbytes / 2**20, 4)
     return row
 
 
-def _speed(times: Sequence[float]) -> dict:
-    """Return the speed of the prompt and of new tokens that were handed over at `times`, in seconds."""
-    # The first tokens behind the prompt still meet what is compiled or allocated on first use.
-    read, *steps = (b - a for a, b in itertools.pairwise(times))
-    ms = 1000 * statistics.median(steps[WARMUP:])
-    return {"ms_per_token": round(ms, 3), "tokens_per_s": round(1000 / ms, 1), "read_context_s": round(read, 3)}
-
-
-def draw(content: dict, file: Path) -> Path:
-    """Draw tokens per second and memory over the context, a curve per model."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    panels = {"tokens_per_s": "tokens per second", "cache_mib": "memory of the context, MiB"}
-    for axes, (key, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        for model in dict.fromkeys(row["model"] for row in content["rows"]):
-            points = [(row["context"], row[key]) for row in content["rows"] if row["model"] == model]
-            axes.plot(*zip(*points, strict=True), "o-", label=model)
-        ticks = sorted({row["context"] for row in content["rows"]})
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(ticks, labels=map(str, ticks))
-        axes.set(xlabel="tokens of context", ylabel=label)
-        axes.grid(alpha=0.3)
-    axes.legend()
-    machine, row = content["machine"], content["rows"][0]
-    place = machine["gpu"] or f"{machine['processor']}, one thread"
-    figure.suptitle(f"Generating with {row['num_blocks']} blocks of width {row['d_model']}, {place}")
-    figure.savefig(file, dpi=150)
-    return file
+def _bandwidth() -> float:
+    """Return bytes per second that a GPU's memory moves, by a copy."""
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
+    copy = torch.empty_like(source)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):
+        copy.copy_(source)
+    begin.record()
+    for _ in range(5):
+        copy.copy_(source)
+    end.record()
+    torch.cuda.synchronize()
+    return 5 * 2 * source.nbytes / (begin.elapsed_time(end) / 1000)

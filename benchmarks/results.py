@@ -62,6 +62,16 @@ def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
     print(path)
 
 
+def rows_before(path: Path, commit: str | None) -> list[dict]:
+    """Return the rows of a run of the same commit and machine that `write` was broken off in."""
+    partial = path.with_suffix(".partial.json")
+    if not partial.exists():
+        return []
+    content, now = json.loads(partial.read_text()), head(commit)
+    same = all(content[key] == now[key] for key in ("commit", "versions", "machine"))
+    return content["rows"] if same else []
+
+
 def _packages() -> dict[str, str]:
     """Return versions of what compiles and times kernels, as far as it is installed."""
     found = {name: list(distributions(name=name)) for name in ("triton", "cuda-core", "nvidia-cuda-nvrtc")}

@@ -77,16 +77,40 @@ def generate_one(
     penalty = RepetitionPenaltyLogitsProcessor(repetition_penalty, prompt_ignore_length=1)
     encoder = Encoder(tokenizer)
     ids = [encoder.end_of_text, *encoder.ids([prompt])[0]]
-    start = time.perf_counter()
+    streamer = TimedStreamer(tokenizer, skip_special_tokens=True)
     output = model.generate(
         torch.tensor([ids], device=model.device),
-        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+        streamer=streamer,
         logits_processor=LogitsProcessorList([] if repetition_penalty == 1 else [penalty]),
         **({"stop_strings": [stop], "tokenizer": tokenizer} if stop else {}),
         **options,
     )[0]
-    _print_speed(len(output) - len(ids), start)
+    print(streamer.speed(), file=sys.stderr)
     return tokenizer.decode(output, skip_special_tokens=True)
+
+
+class TimedStreamer(TextStreamer):
+    """Prints text as it comes, and measures how fast that is."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, **options: Any) -> None:
+        super().__init__(tokenizer, **options)
+        self._times = [time.perf_counter()]
+
+    def put(self, value: torch.Tensor) -> None:
+        self._times.append(time.perf_counter())
+        super().put(value)
+
+    def speed(self) -> str:
+        """Return the time of reading the prompt and choosing the first token, and that of each token after it."""
+        start, tokens = self._times[0], self._times[2:]  # the first to come is the prompt
+        if not tokens:
+            return "(0 tokens)"
+        first, after = tokens[0] - start, tokens[-1] - tokens[0]
+        text = f"({len(tokens)} tokens: the first after {first:.3f} s"
+        if len(tokens) > 1:
+            number = len(tokens) - 1
+            text += f", then {number / after:.0f} per second, {1000 * after / number:.3f} ms each"
+        return f"{text})"
 
 
 def generate_file(
@@ -130,10 +154,6 @@ def generate_file(
     except torch.OutOfMemoryError as error:
         room = str(error).partition(". ")[0]
         raise ValueError(f"slots={slots}: {room}: give fewer; {file.answered} answers are in {out}") from error
-    _print_speed(number, start)
-
-
-def _print_speed(number: int, start: float) -> None:
     seconds = time.perf_counter() - start
     print(f"({number} tokens, {number / seconds:.0f} per second)", file=sys.stderr)
 

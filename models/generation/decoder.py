@@ -2,12 +2,16 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from flashrnn.decoding import ModelStep
+
 from ..backbone import SequenceModel, States
 from ..mixers.step_context import StepContext
+from .fused_step import fused_step
 from .sampler import Sampler, SamplingParams
 from .state_buffers import buffers, first_visible, has_kv_cache, load, unload
 
@@ -162,13 +166,25 @@ class Decoder:
         position = self._steps + max(self._leads.values(), default=-self._steps)
         return min(self.capacity, max(_SHORTEST_WINDOW, 1 << position.bit_length()))
 
+    @cached_property
+    def _fused(self) -> ModelStep | None:
+        """Made for the first step, whose kernel nobody who asks for one token has to wait for."""
+        return fused_step(self.model, self._states)
+
     def _step(self, window: int) -> None:
-        self._context.begin(window)
-        logits, states = self.model.step(self._token, self._states, self._context)
-        self._store(states)
-        if self._has_kv_cache:
-            self._context.tick()
-        self._token.copy_(self._sampler(logits))
+        if self._fused is None:
+            self._context.begin(window)
+            logits, states = self.model.step(self._token, self._states, self._context)
+            self._store(states)
+            if self._has_kv_cache:
+                self._context.tick()
+            self._token.copy_(self._sampler(logits))
+        elif self._sampler.params.likeliest:
+            self._fused(self._token, chosen=self._token)
+        else:
+            logits = self.model.head.weight.new_empty(self.rows, self.model.num_classes)
+            self._fused(self._token, logits)
+            self._token.copy_(self._sampler(logits))
         self._recent.index_copy_(0, self._cursor, self._token[None])
         self._cursor.add_(1)
 

@@ -31,6 +31,11 @@ class SamplingParams:
     repetition_penalty: float = 1.0
 
     @property
+    def likeliest(self) -> bool:
+        """Return whether the token of the largest logit is always taken."""
+        return not (self.sample or self.penalizes)
+
+    @property
     def penalizes(self) -> bool:
         return self.repetition_penalty != 1
 

@@ -180,6 +180,7 @@ struct Warp {
 struct Block {
   char* shared;
   int bytes, rank;
+  bool last;  // of the grid
   Barrier barriers[16];
   std::vector<Warp> warps;
   Block(int rank, int threads, int bytes) : bytes(bytes), rank(rank), warps(threads / 32) {
@@ -229,12 +230,15 @@ inline void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
   seen();
 }
-inline float __shfl_xor_sync(u32, float x, int mask) {
-  const u32 word = __float_as_uint(x);
-  show(&word, 1);
-  const float other = __uint_as_float(of_lane(threadIdx.x % 32 ^ mask, 0));
+template <class T>
+inline T __shfl_xor_sync(u32, T x, int mask) {
+  u32 words[sizeof(T) / 4];
+  std::memcpy(words, &x, sizeof(T));
+  show(words, sizeof(T) / 4);
+  for (int i = 0; i < int(sizeof(T) / 4); i++) words[i] = of_lane(threadIdx.x % 32 ^ mask, i);
   seen();
-  return other;
+  std::memcpy(&x, words, sizeof(T));
+  return x;
 }
 
 // Shared memory: an address is the block's rank in its group, and how far from the beginning.
@@ -260,6 +264,7 @@ inline T* own(u32 address) {
 inline void store_shared(u32 address, u32 word) { *own<u32>(address) = word; }
 inline void store_shared(u32 address, uint2 words) { *own<uint2>(address) = words; }
 inline void store_shared(u32 address, u16 half) { *own<u16>(address) = half; }
+inline uint4 load_shared(u32 address) { return *own<uint4>(address); }
 inline void store_fragment(u32 address, const u32 (&words)[4]) { *own<uint4>(address) = {words[0], words[1], words[2], words[3]}; }
 inline void load_fragment(u32 (&words)[4], u32 address) {
   const uint4 v = *own<uint4>(address);
@@ -403,6 +408,17 @@ inline void prefetch(const void*) {}
 inline void signal(u32* counter) { shared_word<u32>(counter).fetch_add(1, std::memory_order_release); }
 inline void await(const u32* counter, u32 count) {
   while (shared_word<u32>(counter).load(std::memory_order_acquire) < count) std::this_thread::yield();
+}
+
+inline void raise_to(u64* number, u64 at_least) {
+  auto& word = shared_word<u64>(number);
+  for (u64 now = word.load(std::memory_order_relaxed); now < at_least && !word.compare_exchange_weak(now, at_least, std::memory_order_relaxed);) {}
+}
+inline bool last_of_grid(u32* counter) {
+  __syncthreads();
+  if (threadIdx.x == 0) block->last = shared_word<u32>(counter).fetch_add(1, std::memory_order_acq_rel) == gridDim.x - 1;
+  __syncthreads();
+  return block->last;
 }
 
 inline std::atomic<int> primary_blocks{0};  // of the kernel before this one that are not done

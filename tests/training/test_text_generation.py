@@ -82,7 +82,7 @@ def test_on_the_command_line_prompts_are_taken_as_they_are(run, tmp_path):
     ended = command("scripts.generate", f"ckpt={run}", f"prompt={prompt}", "max_new_tokens=5", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(prompt)
-    assert "(5 tokens, " in ended.stderr
+    assert "(5 tokens: the first after " in ended.stderr
 
 
 @pytest.mark.parametrize("module", ["scripts.generate", "scripts.export"])

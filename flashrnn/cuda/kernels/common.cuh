@@ -167,6 +167,12 @@ DEVICE void store_shared(u32 address, uint2 words) {
 }
 DEVICE void store_shared(u32 address, u16 half) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(half) : "memory"); }
 
+DEVICE uint4 load_shared(u32 address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  return v;
+}
+
 // A barrier of THREADS threads that pass the same id.
 template <int THREADS>
 DEVICE void named_barrier(int id) {

@@ -33,6 +33,19 @@ DEVICE void await(const u32* counter, u32 count) {
   while (now < count);
 }
 
+// Raises a number that other blocks raise too.
+DEVICE void raise_to(u64* number, u64 at_least) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(number), "l"(at_least) : "memory");
+}
+
+// Called by all threads of a block: whether all other blocks of the grid have called this, which releases what they wrote.
+DEVICE bool last_of_grid(u32* counter) {
+  __syncthreads();
+  u32 before = 0;
+  if (threadIdx.x == 0) asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return __syncthreads_or(threadIdx.x == 0 && before == gridDim.x - 1);
+}
+
 // Lets the dependent kernel, the next one in the stream, begin once all blocks of this one have called this.
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 // Waits for the end of the kernel that this one depends on.

@@ -1,0 +1,83 @@
+"""Page and figure of `generation`, from its file alone."""
+
+import json
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.generation import LLAMA
+from benchmarks.markdown import markdown
+
+
+def write(path: Path) -> list[Path]:
+    """Make the page and the figure of a file of `generation`, beside it."""
+    content = json.loads(path.read_text())
+    machine = content["machine"]
+    device = machine["gpu"] or f"{machine['processor']}, one thread"
+    page, figure = path.with_suffix(".md"), path.with_suffix(".png")
+    draw(content["rows"], device, figure)
+    paragraphs = [
+        f"# Generating text: {device}",
+        content["what"],
+        f"![speed over batch and context]({figure.name})",
+        markdown(_table(content["rows"])),
+        f"Data, with command, commit and machine: [{path.name}]({path.name}). "
+        f"`python -m scripts.benchmark figures {path.name}` makes page and figure from it.",
+    ]
+    page.write_text("\n\n".join(paragraphs) + "\n")
+    return [page, figure]
+
+
+def _table(rows: list[dict]) -> list[list[str]]:
+    columns = {
+        "ms_per_token": "ms per step",
+        "tokens_per_s": "tokens per s",
+        "first_token_s": "first token, s",
+        "peak_mib": "memory, MiB",
+        "cache_mib": "cache, MiB",
+        "reading_ms": "reading weights, ms",
+    }
+    columns = {key: title for key, title in columns.items() if any(key in row for row in rows)}
+    llama = {(row["batch"], row["context"]): row.get("ms_per_token") for row in rows if row["model"] == LLAMA}
+    table = [["model", "batch", "context", *columns.values(), *(["Llama over it"] if llama else [])]]
+    for row in rows:
+        line = [row["model"], f"{row['batch']:,}", f"{row['context']:,}"]
+        line += [f"{row[key]:,}" if key in row else row.get("error", "") for key in columns]
+        if llama:
+            peer = llama.get((row["batch"], row["context"]))
+            line.append(f"{peer / row['ms_per_token']:.1f}" if peer and "ms_per_token" in row else "")
+        table.append(line)
+    return table
+
+
+def draw(rows: list[dict], device: str, file: Path) -> None:
+    """Draw tokens per second over batch and context, a curve per model, and what the memory's bandwidth allows."""
+    by_batch = [row for row in rows if "error" not in row and row["context"] == 128]
+    by_context = [row for row in rows if "error" not in row and row["batch"] == 1 and row["context"] != 128]
+    panels = {over: found for over, found in {"batch": by_batch, "context": by_context}.items() if found}
+    figure = Figure(figsize=(5.5 * len(panels), 4.2), layout="constrained")
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    for axes, (over, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        _panel(axes, found, over, models)
+    axes.legend(fontsize=8)
+    figure.suptitle(f"Greedy generation, {device}")
+    figure.savefig(file, dpi=150)
+
+
+def _panel(axes: Axes, rows: list[dict], over: str, models: list[str]) -> None:
+    for k, model in enumerate(models):
+        points = [(row[over], row["tokens_per_s"]) for row in rows if row["model"] == model]
+        if points:
+            axes.plot(*zip(*sorted(points), strict=True), "o-", color=f"C{k}", label=model)
+    ticks = sorted({row[over] for row in rows})
+    first = next((row["reading_ms"] for row in rows if "reading_ms" in row), None)
+    if first:
+        bound = [1000 * (x if over == "batch" else 1) / first for x in ticks]
+        axes.plot(ticks, bound, "k--", label=f"memory bandwidth, {models[0]}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, labels=[f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
+    title = "sequences, each behind 128 tokens" if over == "batch" else "tokens of context of one sequence"
+    axes.set(xlabel=title, ylabel="tokens per second")
+    axes.grid(alpha=0.3)

@@ -1,0 +1,91 @@
+// Rows of WIDTH numbers in the registers of a warp: lane l holds numbers 4 (32 i + l) to 4 (32 i + l) + 3.
+#pragma once
+#include "decoding/kernels/weights.cuh"
+#include "kernels/math.cuh"
+#include "kernels/memory.cuh"
+
+constexpr int LOADS = (WIDTH + 127) / 128;
+constexpr float EPSILON = 1e-5f;  // of all norms
+
+DEVICE void load_four(float (&v)[4], const float* from) {
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+}
+template <class S>
+DEVICE void load_four(float (&v)[4], const S* from) {
+  const uint2 words = *reinterpret_cast<const uint2*>(from);
+  const float2 low = unpack(words.x), high = unpack(words.y);
+  v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
+}
+DEVICE void store_four(float* to, const float (&v)[4]) { *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]); }
+template <class S>
+DEVICE void store_four(S* to, const float (&v)[4]) {
+  *reinterpret_cast<uint2*>(to) = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
+}
+
+struct Row {
+  float of[LOADS][4] = {};
+
+  DEVICE static int place(int i) { return (i * 32 + threadIdx.x % 32) * 4; }
+  // Calls f(numbers, place of the first) for each four numbers that the lane holds.
+  template <class F>
+  DEVICE void for_each(F f) {
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+      if (WIDTH % 128 == 0 || place(i) < WIDTH) f(of[i], place(i));
+  }
+  template <class S>
+  DEVICE void load(const S* from) {
+    for_each([&](float (&v)[4], int at) { load_four(v, from + at); });
+  }
+  // Loads what other blocks wrote.
+  DEVICE void load_from_others(const float* from) {
+    for_each([&](float (&v)[4], int at) {
+      const uint4 words = load_exchanged(reinterpret_cast<const uint4*>(from + at), true);
+      v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
+    });
+  }
+  template <class S>
+  DEVICE void store(S* to) {
+    for_each([&](float (&v)[4], int at) { store_four(to + at, v); });
+  }
+  // Subtracts from each SIZE numbers their mean, and divides them by their standard deviation.
+  template <int SIZE>
+  DEVICE void normalize() {
+    constexpr int LANES = SIZE % 128 == 0 ? 32 : SIZE / 4, OF_LANE = SIZE % 128 == 0 ? SIZE / 128 : 1;
+    static_assert((LANES & (LANES - 1)) == 0 && LANES <= 32);
+#pragma unroll
+    for (int first = 0; first < LOADS; first += OF_LANE) {
+      float sum = 0, squares = 0, count = 4 * OF_LANE;
+      auto each = [&](auto f) {
+#pragma unroll
+        for (int i = 0; i < OF_LANE; i++)
+#pragma unroll
+          for (int k = 0; k < 4; k++) f(of[first + i][k]);
+      };
+      each([&](float x) { sum += x; });
+      float mean = sum / count;
+      each([&](float x) { squares += (x - mean) * (x - mean); });
+#pragma unroll
+      for (int other = 1; other < LANES; other *= 2) {  // Chan, Golub and LeVeque's sums of squares of two parts
+        const float difference = __shfl_xor_sync(0xffffffffu, mean, other) - mean;
+        squares += __shfl_xor_sync(0xffffffffu, squares, other) + difference * difference * (0.5f * count);
+        mean += 0.5f * difference, count *= 2;
+      }
+      const float scale = op_rsqrt(squares / SIZE + EPSILON);
+      each([&](float& x) { x = (x - mean) * scale; });
+    }
+  }
+  DEVICE void multiply_by(Row& other) {
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) of[i][k] *= other.of[i][k];
+  }
+  DEVICE void add(Row& other) {
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) of[i][k] += other.of[i][k];
+  }
+};

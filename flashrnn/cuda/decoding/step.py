@@ -1,0 +1,58 @@
+"""A step of a language model as one cooperative launch."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
+
+from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.decoding.tiling import ModelSpec, StepTiling, prelude, shared_bytes, tiling
+from flashrnn.cuda.launch import load
+from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaration
+
+
+def parameters(spec: ModelSpec) -> Parameters:
+    """Return those of kernels/step.cuh."""
+    dtype = spec.kernel.dtype
+    width = spec.kernel.heads * spec.kernel.head_dim
+
+    def weight(name: str, *shape: int) -> Parameter:
+        return Parameter(name, "const scalar* __restrict__", dtype, shape)
+
+    return (
+        Parameter("base", "const char*", torch.uint8),
+        Parameter("table", "const i64* __restrict__", torch.int64, (spec.blocks, 9)),
+        Parameter("embedding", "const scalar* __restrict__", dtype),
+        weight("norm", width),
+        weight("head", spec.classes, width),
+        Parameter("tokens", "const i64*", torch.int64, ("B",)),
+        Parameter("residual", "float*", torch.float32, ("B", width)),
+        Parameter("hidden_state", "float*", torch.float32, ("B", width)),
+        Parameter("hidden", "scalar*", dtype, ("B", spec.hidden)),
+        Parameter("best", "u64*", torch.int64, ("B",)),
+        Parameter("counters", "u32*", torch.int32, (2,)),
+        Parameter("logits", "scalar*", dtype, ("B", spec.classes)),
+        Parameter("chosen", "i64*", torch.int64, ("B",)),
+        Parameter("B", "i64"),
+    )
+
+
+@cache
+def load_step(spec: ModelSpec, device: int) -> tuple[Callable[[int, Mapping[str, Argument]], None], int]:
+    """Return launches of the kernel on a GPU, and of how many blocks of threads."""
+    binary, layout = compile_step(spec)
+    kernel = load(binary, parameters(spec), device, layout.threads, shared_bytes(spec, layout), 1, True)
+    return kernel.launch, spec.kernel.gpu.multiprocessors
+
+
+def compile_step(spec: ModelSpec) -> tuple[Binary, StepTiling]:
+    """Return the kernel, compiled for the GPU of the spec, and its layout."""
+    layout = tiling(spec)
+    header, arch = "decoding/kernels/step.cuh", spec.kernel.gpu.arch
+    made_for = f"a step of {spec.blocks} blocks, {spec.kernel}"
+    return build(source(spec, layout), header, "flashrnn_step", arch, made_for), layout
+
+
+def source(spec: ModelSpec, layout: StepTiling) -> str:
+    """Return the source before kernels/step.cuh."""
+    return "\n".join((prelude(spec, layout), declaration(parameters(spec))))

@@ -1,0 +1,118 @@
+"""One token after another through a language model of residual recurrent blocks, each in one launch on an NVIDIA GPU.
+
+At small batches the time of a step is that of reading the weights once. A kernel for each layer would wait for the one
+before it with nothing to read; here one kernel computes all of them, and reads the weights of the next ones meanwhile.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashrnn.cells import Cell
+from flashrnn.cuda.available import unavailable
+from flashrnn.cuda.decoding.step import load_step
+from flashrnn.cuda.decoding.tiling import ModelSpec, unsupported_sizes
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.gpu import device_gpu
+from flashrnn.problem import Problem
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class ResidualBlock(NamedTuple):
+    """Weights of a block, of one dtype and contiguous, and its state. The layer norms have no biases and eps 1e-5:
+
+    x = x + head_norm * norm(recurrence(gates @ (mixer_norm * norm(x))))  # the outer norm is one of each head
+    x = x + down @ gelu(up @ (mlp_norm * norm(x)))
+    """
+
+    mixer_norm: Tensor  # [N D]
+    gates: Tensor  # [Gi N D, N D]
+    R: Tensor  # [Gr, N, D, D]
+    b: Tensor  # [G, N, D]
+    head_norm: Tensor  # [N D]
+    mlp_norm: Tensor  # [N D]
+    up: Tensor  # [H, N D]
+    down: Tensor  # [N D, H]
+    states: Tensor  # float32 [S, B, N, D]
+
+
+class ResidualModel(NamedTuple):
+    """A language model: the logits are head @ (norm * layer_norm(blocks(embedding[token])))."""
+
+    cell: Cell
+    embedding: Tensor  # [V, N D]
+    blocks: Sequence[ResidualBlock]
+    norm: Tensor  # [N D]
+    head: Tensor  # [C, N D]
+
+    @property
+    def spec(self) -> ModelSpec:
+        block = self.blocks[0]
+        _, B, N, D = block.states.shape
+        device = self.embedding.device
+        kernel = KernelSpec("forward", self.cell, N, D, B, self.embedding.dtype, device_gpu(device.index))
+        return ModelSpec(kernel, len(self.blocks), len(block.up), len(self.head))
+
+
+def unsupported_reason(model: ResidualModel) -> str | None:
+    """Return why there is no ModelStep of the model; None if there is one."""
+    device, dtype = model.embedding.device, model.embedding.dtype
+    _, _, N, D = model.blocks[0].states.shape
+    problem = Problem(model.cell, N, D, dtype, device, training=False, reset=False)
+    if reason := unavailable(problem, _DTYPES):
+        return reason
+    for tensor in (model.embedding, model.norm, model.head, *(part for block in model.blocks for part in block)):
+        if not tensor.is_contiguous() or tensor.data_ptr() % 16 or tensor.device != device:
+            return "its weights and states are not contiguous tensors of one device"
+    if any(part.dtype != dtype for block in model.blocks for part in block[:-1]):
+        return "its weights are of several dtypes"
+    if any(block.states.dtype != torch.float32 for block in model.blocks):
+        return "its states are not float32"
+    return unsupported_sizes(model.spec)
+
+
+class ModelStep:
+    """Steps of a model for the sequences of its states.
+
+    Args:
+        model: one for which `unsupported_reason` returns None. Its weights may change in place.
+    """
+
+    def __init__(self, model: ResidualModel) -> None:
+        self._model, spec = model, model.spec
+        device, dtype, B = model.embedding.device, model.embedding.dtype, spec.kernel.batch
+        self._launch, self._blocks = load_step(spec, device.index)
+        base = model.embedding
+        offsets = [[part.data_ptr() - base.data_ptr() for part in block] for block in model.blocks]
+
+        def buffer(size: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(B, size, dtype=dtype, device=device)
+
+        width = model.norm.numel()
+        self._fixed = {
+            "base": base.view(torch.uint8),
+            "table": torch.tensor(offsets, device=device),
+            "embedding": base,
+            "norm": model.norm,
+            "head": model.head,
+            "residual": buffer(width, torch.float32),
+            "hidden_state": buffer(width, torch.float32),
+            "hidden": buffer(spec.hidden, dtype),
+            "best": buffer(1, torch.int64),
+            "counters": torch.zeros(2, dtype=torch.int32, device=device),
+            "B": B,
+        }
+
+    def __call__(self, tokens: Tensor, logits: Tensor | None = None, chosen: Tensor | None = None) -> None:
+        """Read one token of each sequence, and update the states in place.
+
+        Args:
+            tokens: int64 [B].
+            logits: [B, C], of the weights' dtype: the result is written there, unless it is None.
+            chosen: int64 [B], may be `tokens`: the index of the largest logit is written there, unless it is None; of
+                equal ones the smallest index.
+        """
+        self._launch(self._blocks, self._fixed | {"tokens": tokens, "logits": logits, "chosen": chosen})

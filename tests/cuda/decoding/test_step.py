@@ -1,0 +1,115 @@
+"""A step of a language model in one launch, on the processor: against float64, without races."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flashrnn import decoding, flashrnn, get_cell
+from flashrnn.accuracy import BOUNDS, relative_error
+from flashrnn.cuda.decoding import step
+from flashrnn.cuda.decoding.tiling import shared_bytes, tiling, unsupported_sizes
+from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel
+from flashrnn.gpu import named_gpu
+from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.problems import PEEPHOLE_LSTM
+
+LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+H100 = named_gpu("H100")
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path):
+    """Lets ModelStep run on the processor, with that many blocks of threads."""
+
+    def use(blocks: int) -> None:
+        gpu = replace(H100, multiprocessors=blocks)
+
+        def load_step(spec, device):
+            layout, parameters = tiling(spec), step.parameters(spec)
+            source = step.source(spec, layout)
+            program = compile_for_host("flashrnn_step", source, "decoding/kernels/step.cuh", tmp_path)
+            kernel = HostKernel(program, parameters, None, layout.threads, shared_bytes(spec, layout))
+            return kernel.launch, blocks
+
+        monkeypatch.setattr(decoding, "load_step", load_step)
+        monkeypatch.setattr(decoding, "device_gpu", lambda index: gpu)
+
+    return use
+
+
+def random_model(cell, heads, head_dim, blocks, batch, dtype, classes=37, vocabulary=11) -> ResidualModel:
+    """A model whose tensors lie in one piece of memory, of which the processor's copy of the GPU's is made."""
+    d, S, G = heads * head_dim, len(cell.states), len(cell.gates)
+    shapes = ResidualBlock(
+        mixer_norm=(d,),
+        gates=(len(cell.input_gates) * d, d),
+        R=(len(cell.recurrent_gates), heads, head_dim, head_dim),
+        b=(G, heads, head_dim),
+        head_norm=(d,),
+        mlp_norm=(d,),
+        up=(2 * d, d),
+        down=(d, 2 * d),
+        states=(S, batch, heads, head_dim),
+    )
+    generator = torch.Generator().manual_seed(0)
+    memory, taken = torch.zeros(2**20, dtype=torch.uint8), 0
+
+    def tensor(*shape: int, dtype=dtype, norm=False) -> torch.Tensor:
+        nonlocal taken
+        size = 0.3 if norm else shape[-1] ** -0.5
+        values = size * torch.randn(shape, generator=generator) + norm
+        part = memory[taken:][: values.numel() * dtype.itemsize].view(dtype).view(shape)
+        taken += -(-part.nbytes // 16) * 16
+        return part.copy_(values)
+
+    embedding = tensor(vocabulary, d)
+    of_blocks = []
+    for _ in range(blocks):
+        weights = {name: tensor(*getattr(shapes, name), norm="norm" in name) for name in ResidualBlock._fields[:-1]}
+        states = tensor(*shapes.states, dtype=torch.float32)
+        states[0] = states[0].to(dtype)
+        of_blocks.append(ResidualBlock(**weights, states=states.abs_() if cell is SLSTM else states))
+    return ResidualModel(cell, embedding, of_blocks, tensor(d, norm=True), tensor(classes, d))
+
+
+def expected(model, tokens):
+    """Logits and new states, in float64."""
+    x, states = model.embedding.double()[tokens], []
+    for block in model.blocks:
+        _, B, N, D = block.states.shape
+        w = ResidualBlock(*(part.double() for part in block))
+        Wx = F.layer_norm(x, (N * D,), w.mixer_norm) @ w.gates.T
+        h, last = flashrnn(Wx.view(B, 1, -1, N, D), w.R, w.b, w.states, model.cell, "vanilla")
+        x = x + F.layer_norm(h[:, 0], (D,)).flatten(1) * w.head_norm
+        x = x + F.gelu(F.layer_norm(x, (N * D,), w.mlp_norm) @ w.up.T) @ w.down.T
+        states.append(last)
+    return F.layer_norm(x, x.shape[1:], model.norm.double()) @ model.head.double().T, states
+
+
+@pytest.mark.parametrize(
+    ("cell", "heads", "head_dim", "batch", "dtype", "blocks"),
+    [
+        # more tiles of units than blocks of threads; a batch that fills no tile
+        (LSTM, 2, 32, 3, torch.bfloat16, 3),
+        # fewer, so that some blocks have none; sequences in both halves of a tile
+        pytest.param(SLSTM, 1, 64, 11, torch.float16, 11, marks=pytest.mark.slow),
+        (GRU, 4, 16, 2, torch.float32, 5),
+        pytest.param(PEEPHOLE_LSTM, 1, 128, 8, torch.bfloat16, 7, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_are_those_of_float64(on_host, cell, heads, head_dim, batch, dtype, blocks):
+    on_host(blocks)
+    model = random_model(cell, heads, head_dim, 2, batch, dtype)
+    assert unsupported_sizes(model.spec) is None
+    run, tokens = ModelStep(model), torch.arange(batch) % len(model.embedding)
+    for _ in range(2):
+        logits, chosen = torch.empty(batch, len(model.head), dtype=dtype), torch.empty_like(tokens)
+        wanted, states = expected(model, tokens)
+        run(tokens, logits, chosen)
+        assert relative_error(logits, wanted) < BOUNDS[dtype]
+        for block, last in zip(model.blocks, states, strict=True):
+            assert relative_error(block.states, last) < BOUNDS[dtype]
+        assert torch.equal(chosen, logits.float().argmax(-1))
+        tokens = chosen % len(model.embedding)

@@ -1,0 +1,90 @@
+"""Steps of a language model in one launch: against float64, and the text that they make."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from flashrnn.accuracy import BOUNDS, relative_error
+from models.backbone import SequenceModel
+from models.generation.fused_step import fused_step
+from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
+from models.mixers import RNNMixer
+
+pytestmark = pytest.mark.gpu
+
+
+def build(function, heads, d, dtype, classes=1001, kind=SequenceModel):
+    torch.manual_seed(0)
+    if kind is SequenceModel:
+        mixer = partial(RNNMixer, function=function, num_heads=heads)
+        model = SequenceModel(classes, mixer, d_model=d, num_blocks=2)
+    else:
+        mixer = {"name": "RNNMixer", "function": function}
+        config = FlashRNNConfig(vocab_size=classes, d_model=d, num_blocks=2, num_heads=heads, mixer=mixer)
+        model = FlashRNNForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float("norm" in name), std=parameter.shape[-1] ** -0.5)
+    return model.to("cuda", dtype).eval()
+
+
+@pytest.mark.parametrize(
+    ("function", "heads", "d", "dtype", "batch"),
+    [
+        ("lstm", 12, 768, torch.bfloat16, 1),
+        ("lstm", 1, 768, torch.bfloat16, 3),
+        ("slstm", 12, 768, torch.float16, 16),
+        ("gru", 4, 256, torch.float32, 7),
+        ("elman", 2, 2048, torch.bfloat16, 9),
+    ],
+)
+def test_steps_are_those_of_float64(function, heads, d, dtype, batch):
+    model = build(function, heads, d, dtype)
+    exact = build(function, heads, d, dtype).double()
+    with torch.inference_mode():
+        logits, states = model.read(torch.randint(1001, (batch, 5), device="cuda"))
+        of_exact = [tuple(part.double() for part in state) for state in states]
+        step, tokens = fused_step(model, states), logits.argmax(-1)
+        assert step is not None
+        for _ in range(3):
+            chosen, logits = torch.empty_like(tokens), torch.empty_like(logits)
+            step(tokens, logits, chosen)
+            expected, of_exact = exact(tokens[:, None], of_exact, return_states=True)
+            assert relative_error(logits, expected[:, 0]) < BOUNDS[dtype]
+            assert torch.equal(chosen, logits.float().argmax(-1))
+            tokens = chosen
+    for state, last in zip(states, of_exact, strict=True):
+        assert relative_error(state[0], last[0]) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("function", ["lstm", "slstm", "gru"])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_greedy_tokens_in_float32_are_those_of_transformers(function, batch):
+    model = build(function, 4, 256, torch.float32, kind=FlashRNNForCausalLM)
+    ids = torch.randint(1, 1001, (batch, 9), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[-1, :4] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 60, "do_sample": False, "pad_token_id": 0}
+    found = model.generate(ids, **options)
+    hook = model.model.register_forward_hook(lambda *_: None)  # which a Decoder does not serve
+    expected = model.generate(ids, **options)
+    hook.remove()
+    assert torch.equal(found, expected)
+
+
+def test_sampled_text_depends_on_the_seed_alone():
+    model = build("lstm", 4, 256, torch.float32, kind=FlashRNNForCausalLM)
+    ids = torch.randint(1, 1001, (3, 9), device="cuda")
+    texts = []
+    for rows in (ids, ids[:1], ids):
+        torch.manual_seed(0)
+        texts.append(model.generate(rows, do_sample=True, max_new_tokens=40, pad_token_id=0))
+    assert torch.equal(texts[0], texts[2])
+    assert torch.equal(texts[0][:1], texts[1])
+
+
+def test_what_a_step_does_not_serve_has_none():
+    model = build("layernorm_lstm", 4, 64, torch.float32)
+    with torch.inference_mode():
+        _, states = model.read(torch.zeros(1, 3, dtype=torch.int64, device="cuda"))
+    assert fused_step(model, states) is None
