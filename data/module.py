@@ -46,7 +46,7 @@ class _Padded(Dataset):
 
     def __getitem__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         missing = np.asarray(indices) >= self.size
-        batch = self.dataset[np.where(missing, 0, indices)]
+        batch = self.dataset[np.asarray(indices) % self.size]
         # a copy: labels may share memory with the inputs
         return batch | {"labels": batch["labels"].masked_fill(torch.from_numpy(missing)[:, None], IGNORE)}
 
@@ -150,22 +150,22 @@ class ResumableDataModule(L.LightningDataModule):
             align_loop(self.trainer, taken, None if taken is None else len(self._sampler))
         return self._loader(Lanes(dataset, self._sampler.lane_length) if lanes else dataset, self._sampler)
 
-    def evaluation_loader(self, dataset: Dataset, size: int, lanes: bool = False) -> DataLoader:
+    def evaluation_loader(self, dataset: Dataset, size: int, run: int | None = None) -> DataLoader:
         """Return samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample,
         and all have as many: who has run out has one without labels, for others may wait for it in every batch.
 
-        With `lanes`, for samples that follow each other, each row of a batch is a lane of them.
+        With `run`, so many samples follow each other, and each row of a batch is a lane of such runs.
         """
-        if lanes:
-            rows = self.batch_size * self.world_size
-            length = -(-size // rows)
-            of_rows = lane_order(rows, length).reshape(length, self.world_size, self.batch_size)
-            own, dataset = of_rows[:, self.rank].ravel().tolist(), Lanes(dataset, length)
-        else:
-            own = range(self.rank, -(-size // self.world_size) * self.world_size, self.world_size)
+        if run:
+            rows = min(self.batch_size, -(-size // (run * self.world_size)))
+            length = -(-size // (run * rows * self.world_size)) * run
+            of_rows = lane_order(rows * self.world_size, length).reshape(length, self.world_size, rows)
+            batches = of_rows[:, self.rank].tolist()
+            return self._loader(_Padded(Lanes(dataset, run), size), batches)
+        own = range(self.rank, -(-size // self.world_size) * self.world_size, self.world_size)
         return self._loader(_Padded(dataset, size), BatchSampler(own, self.batch_size, drop_last=False))
 
-    def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler) -> "TimedLoader":
+    def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler | list) -> "TimedLoader":
         # With batch_size=None the dataset gets all indices of a batch at once, and can make them in one go.
         return TimedLoader(
             dataset,

@@ -17,6 +17,7 @@ from data import tokenization
 from data._compat import align_loop
 from data.corpora import Corpus
 from data.encoding import Encoder
+from data.long_documents import WINDOW, LongDocuments
 from data.manifest import TRAIN, VALIDATION, Manifest
 from data.module import ResumableDataModule, TimedLoader, check_at_least, outlive_signals
 from data.packing import PackedBlocks
@@ -42,6 +43,7 @@ class Text(ResumableDataModule):
 
     may_change = ResumableDataModule.may_change | {
         *("val_split", "val_fraction", "max_val_blocks"),
+        *("eval_length", "eval_documents", "eval_context"),
         *("cache_dir", "prepare_processes", "shuffle_blocks", "reset_at_documents"),
         "tokenizer",  # to another name of the same one
     }
@@ -64,6 +66,9 @@ class Text(ResumableDataModule):
         context_length: int = 1024,
         reset_at_documents: bool = False,
         stateful: bool = False,
+        eval_length: int | None = None,
+        eval_documents: int = 64,
+        eval_context: int | None = None,
         batch_size: int = 8,
         cache_dir: str = "corpora",
         prepare_processes: int | None = 0,
@@ -72,6 +77,7 @@ class Text(ResumableDataModule):
     ):
         super().__init__(batch_size, num_workers, seed)
         check_at_least(1, context_length=context_length, max_bytes=max_bytes, max_val_blocks=max_val_blocks)
+        check_at_least(1, eval_documents=eval_documents)
         check_at_least(0, shuffle_blocks=shuffle_blocks, prepare_processes=prepare_processes)
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction={val_fraction} must lie between 0 and 1")
@@ -91,6 +97,9 @@ class Text(ResumableDataModule):
         self.context_length = context_length
         self.reset_at_documents = reset_at_documents
         self.stateful = stateful
+        self.eval_length = eval_length
+        self.eval_documents = eval_documents
+        self.eval_context = eval_context
         self.cache_dir = Path(cache_dir)
         self.prepare_processes = len(os.sched_getaffinity(0)) if prepare_processes is None else prepare_processes
         self.manifest: Manifest | None = None  # this and the tokenizer are read from the folder by setup()
@@ -142,6 +151,8 @@ class Text(ResumableDataModule):
             self.train_data = PackedBlocks(folder, TRAIN, *shape)
         self.val_data = PackedBlocks(folder, VALIDATION, *shape, limit=self.max_val_blocks)
         self.manifest = manifest
+        if self.eval_length is not None:
+            _ = self._long_documents  # an error now, not after the training
 
     def train_dataloader(self) -> DataLoader:
         if not self.streaming:
@@ -173,22 +184,43 @@ class Text(ResumableDataModule):
         )
 
     def val_dataloader(self) -> DataLoader:
-        return self.evaluation_loader(self.val_data, len(self.val_data), lanes=self.stateful)
+        size = len(self.val_data)
+        run = -(-size // (self.batch_size * self.world_size)) if self.stateful else None
+        return self.evaluation_loader(self.val_data, size, run)
+
+    def test_dataloader(self) -> DataLoader:
+        documents = self._long_documents
+        return self.evaluation_loader(documents, len(documents), documents.windows)
+
+    @cached_property
+    def _long_documents(self) -> LongDocuments:
+        return LongDocuments(self.folder, VALIDATION, self.eval_length, self.eval_documents, self.eval_context)
 
     def prompts(self, number: int, length: int) -> torch.Tensor:
         """Return how the first validation blocks begin, [at most number, length]."""
         return self.val_data[range(min(number, len(self.val_data)))]["input_ids"][:, :length]
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return perplexity and bits per byte on validation text, and the perplexity of the frequencies of tokens on
-        the same text."""
+        """Return perplexity and bits per byte on validation text, the perplexity of the frequencies of tokens on the
+        same text, and, with `eval_length`, losses over the position in documents."""
         metrics = trainer.validate(module, datamodule=self, verbose=False)[0]
         limit = trainer.limit_val_batches
         whole = isinstance(limit, float) and limit == 1.0  # 1 is one batch
         # of the same text, or it is no comparison
         unigram = self.unigram_perplexity() if whole and not self.streaming else None
         found = {name: metrics[f"val/{name}"] for name in ("perplexity", "bits_per_byte")}
-        return found | {"unigram_perplexity": unigram}
+        found |= {"unigram_perplexity": unigram}
+        return found if self.eval_length is None else found | {"by_position": self._by_position(trainer, module)}
+
+    def _by_position(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+        """Return the mean loss of every window of long documents, from the first on."""
+        trainer.test(module, datamodule=self, verbose=False)
+        position, labels, losses = module.test_windows.to(torch.float64).unbind(dim=1)
+        windows = (position / WINDOW).long()
+        zeros = torch.zeros(self._long_documents.windows, dtype=torch.float64)
+        labels, losses = (zeros.index_add(0, windows, part) for part in (labels, losses))
+        described = {"window": WINDOW, "documents": self._long_documents.documents, "context": self.eval_context}
+        return described | {"losses": (losses / labels).tolist()}
 
     @cached_property
     def bytes_per_label(self) -> float:

@@ -131,8 +131,7 @@ class SequenceModel(nn.Module):
             labels: int64 [B, T], models.loss.IGNORE where nothing is scored.
             reset: as in `forward`.
             states: what an earlier call returned, to go on from there; None starts anew.
-            return_states: return the states after the last position too, detached; None for a mixer that carries
-                nothing from one batch to the next (`carries_state`).
+            return_states: return the states after the last position too, detached.
 
         Returns:
             the loss over the scored labels, a scalar, whether the largest logit is that of the label, bool [B, T], and,
@@ -143,11 +142,11 @@ class SequenceModel(nn.Module):
         right = right.view_as(labels)
         if not return_states:
             return loss, right
-        carried = [
-            tuple(part.detach() for part in state) if carries_state(block.mixer) else None
-            for block, state in zip(self.blocks, new_states, strict=True)
-        ]
-        return loss, right, carried
+        return loss, right, [tuple(part.detach() for part in state) for state in new_states]
+
+    def carried(self, states: States) -> States:
+        """Return what goes on to the next batch where batches follow each other: None for mixers that carry nothing."""
+        return [state if carries_state(block.mixer) else None for block, state in zip(self.blocks, states, strict=True)]
 
     @torch.no_grad()
     def read(

@@ -11,8 +11,8 @@ from models.backbone import States
 class CarriedStates:
     """The states after the last windows of all lanes.
 
-    Of accumulated batches each has lanes of its own, a slot. States are those of `SequenceModel.loss`: None for a block
-    that carries nothing.
+    Of accumulated batches each has lanes of its own, a slot. States are those of `SequenceModel.carried`: None for a
+    block that carries nothing.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,8 @@ class CarriedStates:
 
     def keep(self, slot: int, states: States) -> None:
         """Keep the states after the windows of a batch."""
-        self._of_slot[slot] = states
+        # Copies: a state may be the end of a tensor over all time steps.
+        self._of_slot[slot] = [state and tuple(part.clone() for part in state) for state in states]
 
     def _fill(self, states: States, slot: int, batch: int, place: tuple[int, int, int]) -> None:
         """Put what a checkpoint has of this process's lanes into `states`; zeros where there is no checkpoint."""

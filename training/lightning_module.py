@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from lightning import LightningModule
@@ -43,7 +44,9 @@ class TrainingModule(LightningModule):
             those of text have. Other batches run uncompiled: each shape would be compiled anew.
 
     After a test, `test_sequences` holds one row per sequence: index of its dataloader, its length (position of the last
-    label, from 1), and 1 where the answer at that last position was right, else 0.
+    label, from 1), and 1 where the answer at that last position was right, else 0. After one on documents (batches with
+    position and begins, of `data.long_documents`), `test_windows` holds one row per batch: its position, the number of
+    its labels, and the sum of their losses.
     """
 
     def __init__(
@@ -67,7 +70,10 @@ class TrainingModule(LightningModule):
         self.eval_labels = SumMetric(nan_strategy="disable")
         self.eval_right = SumMetric(nan_strategy="disable")
         self.eval_sequences = CatMetric(nan_strategy="disable")
+        self.eval_windows = CatMetric(nan_strategy="disable")
         self.test_sequences = torch.empty(0, 3)
+        self.test_windows = torch.empty(0, 3)
+        self._of_documents: States | None = None
 
     def configure_model(self) -> None:
         """Compile; and shard over the devices where Lightning's ModelParallelStrategy (FSDP) asks for it."""
@@ -115,13 +121,13 @@ class TrainingModule(LightningModule):
         slot, place = batch_idx % slots, (slots, self.trainer.world_size, self.global_rank)
         states = carried.begin(slot, continues, lambda: self._any_states(input_ids, labels), place)
         loss, right, states = loss(input_ids, labels, batch.get("reset"), states, True)
-        carried.keep(slot, states)
+        carried.keep(slot, self.model.carried(states))
         return loss, right
 
     @torch.no_grad()
     def _any_states(self, input_ids: Tensor, labels: Tensor) -> States:
         """Return states for the rows of a batch, in the format of those that the model returns."""
-        return self.model.loss(input_ids[:, :1], labels[:, :1], return_states=True)[2]
+        return self.model.carried(self.model.loss(input_ids[:, :1], labels[:, :1], return_states=True)[2])
 
     # --- training ---
 
@@ -194,7 +200,7 @@ class TrainingModule(LightningModule):
         """Start without states; sum metrics in float32, whatever the model's dtype, to which Lightning has converted
         them too."""
         self._evaluation_states.clear()
-        for metric in (self.eval_loss, self.eval_labels, self.eval_right, self.eval_sequences):
+        for metric in (self.eval_loss, self.eval_labels, self.eval_right, self.eval_sequences, self.eval_windows):
             metric.set_dtype(torch.float32)
 
     on_validation_epoch_start = on_test_epoch_start = _begin_evaluation
@@ -202,11 +208,17 @@ class TrainingModule(LightningModule):
     def _eval_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Update the metrics; right answers, bool [B, T]."""
         loss, right = self._loss(batch, batch_idx, self._evaluation_states)
-        number = (batch["labels"] != IGNORE).sum()
-        self.eval_loss.update(torch.where(number > 0, loss * number, 0.0))
+        self._count(loss, right, batch["labels"])
+        return right
+
+    def _count(self, loss: Tensor, right: Tensor, labels: Tensor) -> Tensor:
+        """Update the metrics; return the number of scored labels and the sum of their losses, [2]."""
+        number = (labels != IGNORE).sum()
+        total = torch.where(number > 0, loss * number, 0.0)
+        self.eval_loss.update(total)
         self.eval_labels.update(number)
         self.eval_right.update(right.sum())
-        return right
+        return torch.stack((number, total))
 
     def _eval_epoch_end(self, name: str) -> None:
         labels = self.eval_labels.compute()
@@ -225,7 +237,17 @@ class TrainingModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._eval_epoch_end("val")
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+    def _read_on(self, batch: dict[str, Any]) -> None:
+        """Go on in documents with all that the model has seen of them, attention too."""
+        labels, states = batch["labels"], None if batch["begins"] else self._of_documents
+        loss, right, self._of_documents = self.model.loss(batch["input_ids"], labels, None, states, True)
+        counted = self._count(loss, right, labels)
+        self.eval_windows.update(torch.cat((counted.new_tensor([batch["position"]]), counted))[None])
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        if "position" in batch:
+            self._read_on(batch)
+            return
         right = self._eval_step(batch, batch_idx)
         position = torch.arange(1, right.shape[1] + 1, device=right.device)
         length = torch.where(batch["labels"] != IGNORE, position, 0).amax(dim=1)  # [B]
@@ -235,8 +257,13 @@ class TrainingModule(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self._eval_epoch_end("test")
-        self.test_sequences = self.eval_sequences.compute().cpu()
+        self._of_documents = None
+        if self.eval_sequences.update_called:
+            self.test_sequences = self.eval_sequences.compute().cpu()
+        if self.eval_windows.update_called:
+            self.test_windows = self.eval_windows.compute().cpu()
         self.eval_sequences.reset()
+        self.eval_windows.reset()
 
 
 def _place_counts(optimizer: torch.optim.Optimizer, group: dict) -> None:

@@ -1,9 +1,11 @@
 """What an evaluation found: as JSON, as a plot, and on the screen."""
 
 import json
+import math
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +36,9 @@ def save(folder: Path, result: dict, config: DictConfig, device: torch.device, *
     if "ranges" in result:
         places["plot"] = folder / "accuracy.png"
         plot(result, mixer_name(config.model), places["plot"])
+    if "by_position" in result:
+        places["plot"] = folder / "perplexity_by_position.png"
+        plot_by_position(result["by_position"], mixer_name(config.model), config.data.context_length, places["plot"])
     return places
 
 
@@ -61,6 +66,41 @@ def plot(result: dict, model: str, file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
+def by_position(found: dict) -> list[tuple[int, int, float]]:
+    """Return first and last position, from 0, and perplexity of ranges that double in length.
+
+    Args:
+        found: losses of windows, as `data.text.Text.evaluate` returns them by position.
+    """
+    losses, rows, start = found["losses"], [], 0
+    while start < len(losses):
+        part = losses[start : max(1, 2 * start)]
+        last = (start + len(part)) * found["window"] - 1
+        rows.append((start * found["window"], last, math.exp(sum(part) / len(part))))
+        start += len(part)
+    return rows
+
+
+def plot_by_position(found: dict, model: str, context_length: int, file: Path) -> None:
+    """Draw perplexity over the position in documents, beside the length of context in training."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    ranges = by_position(found)
+    edges = [first or 1 for first, _, _ in ranges] + [ranges[-1][1] + 1]
+    axes.stairs([perplexity for _, _, perplexity in ranges], edges, baseline=None)
+    axes.axvline(context_length, color="gray", linestyle="--", label="context of training")
+    axes.set_xscale("log", base=2)
+    axes.set(
+        xlabel="position in the document",
+        ylabel="perplexity",
+        title=f"{model}, {found['documents']} documents of {len(found['losses']) * found['window']} tokens",
+    )
+    axes.legend()
+    figure.savefig(file, dpi=150)
+
+
 def show(result: dict, places: dict[str, Path]) -> None:
     """Print the result as a table, and where everything is."""
     from rich.console import Console
@@ -85,5 +125,18 @@ def show(result: dict, places: dict[str, Path]) -> None:
         if result["unigram_perplexity"] is not None:
             table.add_row("unigram", f"{result['unigram_perplexity']:.2f}")
     console.print(table)
+    if "by_position" in result:
+        console.print(_positions(result["by_position"]))
     for name, place in places.items():
         console.print(f"{name + ':':<12}{place}", soft_wrap=True)
+
+
+def _positions(found: dict) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"By position in {found['documents']} documents", title_justify="left")
+    for name in ("tokens", "perplexity"):
+        table.add_column(name, justify="right")
+    for first, last, perplexity in by_position(found):
+        table.add_row(f"{first}-{last}", f"{perplexity:.2f}")
+    return table

@@ -20,6 +20,7 @@ MODELS = {
     "mlstm": ["model=mlstm"],
     "hybrid": ["model=hybrid", "model.num_blocks=3"],
 }
+SMOOTH = ["optim.eps=1e-3"]  # or AdamW's first steps make much of the rounding of gradients that are nearly zero
 PARTS = ["data.batch_size=2", "global_batch_size=4"]  # accumulated
 
 
@@ -27,9 +28,9 @@ def weights(config_or_folder):
     return checkpoint.load(checkpoint.find(str(config_or_folder)))["state_dict"]
 
 
-def assert_alike(ours, expected, **tolerance):
+def assert_alike(ours, expected):
     for name, weight in expected.items():
-        torch.testing.assert_close(ours[name], weight, **tolerance, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "hybrid"])
@@ -55,11 +56,13 @@ def test_a_lane_is_read_as_one_sequence(model, tiny_config):
 @pytest.mark.parametrize("model", ["lstm", "hybrid"])
 def test_accumulated_batches_have_lanes_of_their_own(model, tiny_config):
     """A step of two batches of 2 is a step of one batch of 4."""
-    configs = [tiny_config("text_tiny", *STATEFUL, *MODELS[model], *more, run=f"{len(more)}") for more in ([], PARTS)]
+    configs = [
+        tiny_config("text_tiny", *STATEFUL, *SMOOTH, *MODELS[model], *more, run=f"{len(more)}") for more in ([], PARTS)
+    ]
     for config in configs:
         train(config)
     one, two = configs
-    assert_alike(weights(two.run_dir), weights(one.run_dir), rtol=1e-3, atol=1e-5)
+    assert_alike(weights(two.run_dir), weights(one.run_dir))
 
 
 @pytest.mark.parametrize("model", ["lstm", "hybrid"])
@@ -89,11 +92,11 @@ def test_resumes_exactly_with_its_states(model, tiny_config):
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
 def test_lanes_of_two_processes_are_those_of_one(strategy, tiny_config, tmp_path):
     """Also after one of them goes on with the checkpoint of both."""
-    arguments = [*STATEFUL, "model=slstm", "logger=none"]
+    arguments = [*STATEFUL, *SMOOTH, "model=slstm", "logger=none"]
     one = tiny_config("text_tiny", *arguments, run="one")
     train(one)
     two = [*arguments, strategy, "trainer.devices=2", "data.batch_size=1", "global_batch_size=4", "name=two"]
-    two += ["trainer.precision=32-true", "trainer.max_steps=5", "optim.total_steps=8", "val_every=5"]
+    two += ["trainer.precision=32-true", "trainer.max_steps=5", "schedule.total_steps=8", "val_every=5"]
     source = f"data.source={tmp_path}/texts/*.txt"
     ended = run("scripts.train", "experiment=text_tiny", source, *TINY["text_tiny"], *SHORT, *two, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -102,16 +105,22 @@ def test_lanes_of_two_processes_are_those_of_one(strategy, tiny_config, tmp_path
     assert [part.shape[0] for part in states] == [4]
     last = tiny_config("text_tiny", *arguments, f"ckpt_path={of_two}", run="last")
     train(last)
-    assert_alike(weights(last.run_dir), weights(one.run_dir), rtol=1e-3, atol=1e-5)
+    assert_alike(weights(last.run_dir), weights(one.run_dir))
 
 
-def test_other_lanes_are_refused(tiny_config):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("data.batch_size=8", "of a run with 4 lanes, this one has 8"),
+        ("data.stateful=false", r"data\.stateful=False: .* a run keeps its data"),
+    ],
+)
+def test_other_lanes_are_refused(other, message, tiny_config):
     first = tiny_config("text_tiny", *STATEFUL, run="first")
     train(first)
-    more = [f"ckpt_path={first.run_dir}", "trainer.max_steps=9", "optim.total_steps=9"]
-    for other, lanes in (("data.batch_size=8", "8"), ("data.stateful=false", "None")):
-        with pytest.raises(ValueError, match=f"of a run with 4 lanes, this one has {lanes}"):
-            train(tiny_config("text_tiny", *STATEFUL, other, *more, run=lanes))
+    more = [f"ckpt_path={first.run_dir}", "trainer.max_steps=9"]
+    with pytest.raises(ValueError, match=message):
+        train(tiny_config("text_tiny", *STATEFUL, other, *more, run="other"))
 
 
 def test_what_a_model_cannot_carry_is_said(tiny_config, capsys):

@@ -1,16 +1,20 @@
 """A checkpoint alone is enough to evaluate it, also on other data than its run's; wrong ones are told in one line."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
+from torch.nn.functional import cross_entropy
 
 from scripts.train import train
 from tests.tiny_runs import evaluate
 from training import checkpoint
 from training.evaluation import changed_config
+from training.lightning_module import TrainingModule
 
 
 def test_from_the_checkpoint_alone(tiny_config):
@@ -162,3 +166,33 @@ def test_checkpoint_of_something_else(tmp_path, content):
     torch.save(content, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"other.ckpt is damaged or no checkpoint of ours: it was not written"):
         evaluate(str(tmp_path / "other.ckpt"))
+
+
+@pytest.mark.parametrize("model", ["model=slstm", "model=transformer", "model=hybrid"])
+def test_losses_by_position_are_those_of_whole_documents(model, tiny_config, tmp_path):
+    """However many windows they are read in: attention sees them all, too, and a context of its own if asked for."""
+    blocks = ["model.num_blocks=3"] if model == "model=hybrid" else []
+    for number in range(6):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"text {number} has {number**3}. " * 200)
+    config = tiny_config("text_tiny", model, *blocks, "data.eval_length=256", "data.batch_size=2", "val_every=8")
+    found = train(config)["by_position"]
+    data = instantiate(config.data)
+    data.setup()
+    batches = list(data.test_dataloader())
+    module = TrainingModule(instantiate(config.model))
+    module.load_state_dict(checkpoint.load(checkpoint.find(config.run_dir))["state_dict"])
+    losses = []
+    for first, second in zip(batches[::2], batches[1::2], strict=True):
+        ids = torch.cat((first["input_ids"], second["input_ids"]), dim=1)
+        labels = torch.cat((first["labels"], second["labels"]), dim=1)
+        with torch.no_grad():
+            logits = module.model(ids)
+        losses.append(cross_entropy(logits.mT, labels, reduction="none")[(labels >= 0).all(1)])
+    losses = torch.cat(losses)
+    assert len(losses) == found["documents"] > 2
+    expected = losses.unflatten(1, (2, 128)).mean(dim=(0, 2))
+    torch.testing.assert_close(torch.tensor(found["losses"]), expected, rtol=1e-4, atol=1e-5)
+    assert Path(config.run_dir, "perplexity_by_position.png").stat().st_size > 10_000
+    anew = evaluate(config.run_dir, "data.eval_context=128")["by_position"]["losses"]
+    assert anew[0] == pytest.approx(found["losses"][0], rel=1e-5)
+    assert anew[1] != pytest.approx(found["losses"][1], rel=1e-5)

@@ -1,0 +1,78 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from data.long_documents import WINDOW, LongDocuments
+from data.tasks import IGNORE
+from data.text import Text
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Documents of 1 to 13 times 60 words, a quarter of them held out."""
+    rng = np.random.default_rng(0)
+    for number in range(52):
+        words = rng.choice(["the", "state", "of", "a", "network"], 60 * (1 + number % 13))
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": " ".join(words)}))
+
+    def build(**options):
+        module = Text(f"{tmp_path}/*.jsonl", tokenizer="bpe:300", context_length=8, cache_dir=str(tmp_path), **options)
+        module.prepare_data()
+        module.setup()
+        return module
+
+    return lambda **options: build(**{"val_fraction": 0.3, "batch_size": 3, "eval_length": 2 * WINDOW, **options})
+
+
+def test_windows_of_documents_follow_each_other(text):
+    """Every batch is of one position, and rows go on; the first inputs end the text before a document."""
+    module = text()
+    expected = documents(module)
+    assert len(expected) > 3
+    batches = list(module.test_dataloader())
+    assert [batch["position"] for batch in batches] == [0, WINDOW] * -(-len(expected) // 3)
+    assert [batch["begins"] for batch in batches] == [True, False] * -(-len(expected) // 3)
+    found = []
+    for first, second in zip(batches[::2], batches[1::2], strict=True):
+        ids = torch.cat((first["input_ids"], second["input_ids"]), dim=1)
+        labels = torch.cat((first["labels"], second["labels"]), dim=1)
+        assert (ids[:, 0] == module.manifest.tokenizer["end_of_text"]).all()
+        assert torch.equal(ids[:, 1:], labels[:, :-1].where(labels[:, :-1] != IGNORE, ids[:, 1:]))
+        found += [row.tolist() for row in labels if (row != IGNORE).all()]
+    assert sorted(found) == sorted(expected)
+
+
+def documents(module):
+    tokens = np.concatenate([np.fromfile(path, np.uint16) for path in module.val_data.paths])
+    ends = np.flatnonzero(tokens == module.manifest.tokenizer["end_of_text"])
+    parts = np.split(tokens, ends + 1)
+    return [part[: 2 * WINDOW].tolist() for part in parts if len(part) > 2 * WINDOW]
+
+
+def test_a_context_begins_anew_within_documents(text):
+    module = text(eval_length=3 * WINDOW, eval_context=2 * WINDOW, eval_documents=1, batch_size=1)
+    assert [batch["begins"] for batch in module.test_dataloader()] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_length": 100 * WINDOW}, r"data\.eval_length=12800: the longest of the validation documents .* tokens"),
+        ({"eval_length": 100}, "data.eval_length=100 must be a positive multiple of 128"),
+        ({"eval_context": 64}, "data.eval_context=64 must be a positive multiple of 128"),
+        ({"eval_documents": 0}, "eval_documents=0 must be at least 1"),
+    ],
+)
+def test_wrong_lengths(text, options, message):
+    with pytest.raises(ValueError, match=message):
+        text(**options)
+
+
+def test_files_are_read_in_parts(text, monkeypatch):
+    module = text()
+    args = module.folder, "validation", 2 * WINDOW, 64
+    whole = LongDocuments(*args)
+    monkeypatch.setattr("data.long_documents._READ_AT_ONCE", 1000)
+    assert LongDocuments(*args)._starts == whole._starts
