@@ -211,6 +211,10 @@ COMMANDS = {
         "Time that the host takes for an eager call, beside nn.LSTM",
         _on_gpu,
     ),
+    "nn_lstm": Command(
+        "nn.LSTM in all the ways that it can be timed: dtype, order of axes, gradients, product with the inputs",
+        _on_gpu,
+    ),
     "options": Command(
         "Time and memory of all states, of a cell of one's own and of TF32, over the same without",
         _on_gpu,

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -60,6 +61,21 @@ def draw(content: dict, path: Path) -> Path:
     figure.suptitle(f"{_title(suite, jobs)} ({gpu}, {Counter(job.case.dtype for job in jobs).most_common(1)[0][0]})")
     figure.savefig(path, dpi=150)
     return path
+
+
+def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]], gap: float = 0.055) -> None:
+    """Write the names of curves to the right of a panel whose limits are set, as high as they end but apart.
+
+    Args:
+        axes: the panel.
+        ends: where a curve ends, and its colour, by name.
+        gap: the least distance of two names, of the panel's height.
+    """
+    to_panel, place = axes.transScale + axes.transLimits, -gap
+    right = axes.get_xlim()[1]
+    for name, (y, color) in sorted(ends.items(), key=lambda end: end[1][0]):
+        place = max(to_panel.transform((right, y))[1], place + gap)
+        axes.text(1.02, place, name, color=color, va="center", fontsize=9, transform=axes.transAxes)
 
 
 def _title(suite: str, jobs: dict[Job, dict[str, dict]]) -> str:

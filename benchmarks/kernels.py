@@ -9,7 +9,7 @@ from zipfile import is_zipfile
 
 import torch
 
-from benchmarks import haste, ours, peers, time_loop
+from benchmarks import attention, haste, ours, peers, time_loop
 from benchmarks.cases import MODES, Case, Job, select
 from benchmarks.results import KernelResults, gpu_folder, head, milliseconds
 from benchmarks.table import print_table
@@ -58,7 +58,7 @@ IN_PROCESS = {
         InProcess("cudnn_fp16", partial(peers.cudnn, dtype=torch.float16), peers.cudnn_supports),
         InProcess("cudnn_bf16", partial(peers.cudnn, dtype=torch.bfloat16), peers.cudnn_supports),
         InProcess("cudnn_fp32", partial(peers.cudnn, dtype=torch.float32), peers.cudnn_supports),
-        InProcess("attention", peers.attention, peers.attention_supports),
+        InProcess("attention", attention.run, attention.supports),
         InProcess("pytorch_loop", time_loop.run, time_loop.supports),
         InProcess("compiled_loop", partial(time_loop.run, prepare=time_loop.compiled), time_loop.supports_unrolled),
         InProcess("graphed_loop", partial(time_loop.run, prepare=time_loop.graphed), time_loop.supports_unrolled),

@@ -1,6 +1,7 @@
 """Time and memory of a training step of the language models: forward, backward, clipping, optimizer."""
 
 import itertools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks import attention
 from benchmarks.timing import quantiles
 from models.backbone import SequenceModel
 from training.compiled_loss import CompiledLoss
@@ -31,7 +33,8 @@ def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequenc
     A model is what experiment=slimpajama_160m makes of the overrides, compiled unless they have compile=false, on
     random tokens. Under torchrun, on one host, its gradients are those of all devices (DistributedDataParallel); the
     batch size is that of each device, the tokens per second those of all. A step takes `accumulate` batches; the
-    devices reduce gradients once, with the last.
+    devices reduce gradients once, with the last. A model with attention is measured with each kernel that PyTorch has
+    for it (attention_ms); its row is that of the fastest, and names the operators that ran (attention).
     """
     devices = int(os.environ.get("WORLD_SIZE", 1))
     if devices > 1:
@@ -41,12 +44,22 @@ def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequenc
         transformer = None
         for overrides in models:
             row = {"model": overrides, "batch_size": batch_size, "devices": devices, "accumulate": accumulate}
-            row |= _measure(overrides.split(), batch_size, devices, accumulate)
+            row |= _fastest(overrides.split(), batch_size, devices, accumulate)
             if overrides == "model=transformer":
                 transformer = row.get("ms")
             if transformer and "ms" in row:
                 row["over_transformer"] = round(row["ms"] / transformer, 3)
             yield row
+
+
+def _fastest(overrides: list[str], batch_size: int, devices: int, accumulate: int) -> dict:
+    """Return a model's step, of one with attention by the fastest kernel for it."""
+    asked = overrides, batch_size, devices, accumulate
+    if not _config(overrides).model.mixer._target_.endswith("AttentionMixer"):
+        return _measure(*asked)
+    found = attention.by_each_kernel(lambda: _measure(*asked))
+    fastest = min(found.values(), key=lambda row: row.get("ms", math.inf))
+    return fastest | {"attention_ms": {name: row.get("ms") for name, row in found.items()}}
 
 
 class _Loss(nn.Module):
@@ -118,7 +131,9 @@ def _train(model: SequenceModel, compile: bool, batch_size: int, devices: int, a
         event.record()
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+    ran = attention.operators(step)
     return {
+        **({"attention": ran} if ran else {}),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         **_speed(times, batch_size, devices, accumulate),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),

@@ -1,13 +1,15 @@
 """How far h is from the float64 reference over 8192 time steps, per cell, dtype and backend."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 
 import torch
 
 from flashrnn import flashrnn, get_cell, registered_cells
 
 STEPS, SPAN = 8192, 128
+_ENDS = 8  # spans that are compared: of the beginning and of the end
 
 
 def rows() -> Iterator[dict]:
@@ -40,18 +42,31 @@ def draw(content: dict, file: Path) -> Path:
     """Draw the error over time, a panel per dtype."""
     from matplotlib.figure import Figure
 
-    dtypes = list(dict.fromkeys(row["dtype"] for row in content["rows"]))
-    figure = Figure(figsize=(5 * len(dtypes), 4), layout="constrained")
+    from benchmarks.figures import name_curves
+
+    rows = content["rows"]
+    dtypes, cells = (list(dict.fromkeys(row[key] for row in rows)) for key in ("dtype", "cell"))
+    figure = Figure(figsize=(6 * len(dtypes), 4), layout="constrained")
     for axes, dtype in zip(figure.subplots(1, len(dtypes), squeeze=False)[0], dtypes, strict=True):
-        names = list(dict.fromkeys(row["cell"] for row in content["rows"]))
-        for row in content["rows"]:
-            if row["dtype"] == dtype:
-                steps = [SPAN * (k + 0.5) for k in range(len(row["error"]))]
-                style = "-" if row["backend"] == "cuda_fused" else ":"
-                color, label = f"C{names.index(row['cell'])}", f"{row['cell']}, {row['backend']}"
-                axes.plot(steps, row["error"], style, color=color, label=label)
-        axes.set(title=dtype, xlabel="time step", ylabel="relative error of h", ylim=(0, None))
-    axes.legend(fontsize=7)
-    figure.suptitle(f"Error over time, {content['machine']['gpu']}")
+        ends = {}
+        for row in (row for row in rows if row["dtype"] == dtype):
+            steps = [SPAN * (k + 0.5) for k in range(len(row["error"]))]
+            ours, color = row["backend"] == "cuda_fused", f"C{cells.index(row['cell'])}"
+            axes.plot(steps, row["error"], "-" if ours else ":", color=color)
+            if ours:
+                ends[row["cell"]] = row["error"][-1], color
+        axes.set(title=dtype, xlabel="time step", ylabel="relative error of h", xlim=(0, None), ylim=(0, None))
+        axes.spines[["top", "right"]].set_visible(False)
+        name_curves(axes, ends)
+    figure.suptitle(f"{_finding(rows)} ({content['machine']['gpu']}; dotted: the same steps in PyTorch)")
     figure.savefig(file, dpi=150)
     return file
+
+
+def _finding(rows: Sequence[dict]) -> str:
+    """Return how the error of h grows over time."""
+    steps = SPAN * len(rows[0]["error"])
+    growth = max(mean(row["error"][-_ENDS:]) / mean(row["error"][:_ENDS]) for row in rows)
+    if growth < 1.1:
+        return f"Over {steps:,} steps the error does not grow"
+    return f"Over {steps:,} steps the error grows to {growth:.1f} times that of the first"

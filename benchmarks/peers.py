@@ -1,4 +1,4 @@
-"""What others offer for the same sizes: cuDNN's recurrent networks, PyPI's flashrnn, and attention."""
+"""What others offer for the same sizes: cuDNN's recurrent networks and PyPI's flashrnn."""
 
 import os
 import sys
@@ -13,8 +13,6 @@ from zipfile import ZipFile
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import ROOT
 from benchmarks.cases import TRAINING, Case, Job
@@ -50,41 +48,6 @@ def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype
     whole = measure(lambda: rnn(x)[0], [x, *rnn.parameters()], training, effort)
     product = measure(lambda: linear(x), [x, *linear.parameters()], training, effort)
     return whole | {"input_ms": product["ms"]}
-
-
-def attention_supports(case: Case) -> bool:
-    return 16 <= case.D <= 256
-
-
-ATTENTION = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
-"""PyTorch's kernels for attention."""
-
-
-def attention(job: Job, effort: Effort) -> dict:
-    """Return causal attention with the case's heads by the fastest of PyTorch's kernels, which it names: no recurrence,
-    but what a Transformer has in its place."""
-    case, options = job.case, {"device": "cuda", "dtype": getattr(torch, job.case.dtype), "requires_grad": True}
-    qkv = [torch.randn(case.B, case.T, case.N, case.D, **options) for _ in range(3)]
-
-    def forward() -> torch.Tensor:
-        return scaled_dot_product_attention(*(x.transpose(1, 2) for x in qkv), is_causal=True)
-
-    found = {}
-    for name, kernel in ATTENTION.items():
-        try:
-            with sdpa_kernel(kernel):
-                found[name] = measure(forward, qkv, job.mode == TRAINING, effort)
-        except RuntimeError as error:
-            if "No available kernel" not in str(error):
-                raise
-    if not found:
-        raise ValueError(f"none of PyTorch's kernels for attention takes {case.name}")
-    fastest = min(found, key=lambda name: found[name]["ms"]["p50"])
-    return found[fastest] | {"kernel": fastest, "kernels_ms": {name: row["ms"]["p50"] for name, row in found.items()}}
 
 
 FLASHRNN = {"flashrnn_1.0.8": "cuda_fused", "flashrnn_1.0.8_cuda": "cuda"}

@@ -92,17 +92,35 @@ def draw(jobs: dict[Job, dict[str, dict]], gpu: str, path: Path) -> None:
         _curves(axes, series, rows)
         axes.set(title=f"{series.title}, {mode}", xlabel=series.label, ylabel="ms", ylim=(0, None))
         axes.grid(alpha=0.3)
-    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.suptitle(f"{gpu}, LSTM, bfloat16, 512 time steps")
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.suptitle(f"{_finding(jobs)} (LSTM, bfloat16, 512 time steps, {gpu})")
     figure.savefig(path, dpi=120)
 
 
+def _finding(jobs: dict[Job, dict[str, dict]]) -> str:
+    """Return how many sizes take longer than a larger one."""
+    sizes, found = 0, []
+    for series, _, rows in panels(jobs):
+        sizes += len(rows)
+        found += cliffs_of(series, rows)
+    if not found:
+        return f"None of {sizes} sizes takes longer than a larger one"
+    worst = max(cliff.ratio for cliff in found)
+    return f"{len(found)} of {sizes} sizes take longer than a larger one, at most {worst:.2f} times as long"
+
+
 def _curves(axes: Axes, series: Series, rows: Mapping[int, dict]) -> None:
-    found = cliffs_of(series, rows)
-    for curve, style, label in (
-        (measured_ms(rows), "o-", "measured"),
-        (estimated_ms(rows), "k:", "the solver's estimate of the time loops"),
-        ({cliff.size: cliff.ms for cliff in found}, "rx", "cliff: a larger size is faster"),
-    ):
+    curves = {
+        "measured": (measured_ms(rows), "o-"),
+        "the solver's estimate of the time loops": (estimated_ms(rows), "k:"),
+    }
+    for label, (curve, style) in curves.items():
         points = sorted(curve.items())
         axes.plot([x for x, _ in points], [y for _, y in points], style, markersize=4, label=label)
+    found = cliffs_of(series, rows)
+    axes.plot([cliff.size for cliff in found], [cliff.ms for cliff in found], "rx", markersize=5)
+    axes.margins(y=0.15)
+    if worst := max(found, key=lambda cliff: cliff.ratio, default=None):
+        text = f"{worst.size}: {worst.ratio:.2f} times {worst.faster}"
+        place = {"xytext": (-4, 5), "textcoords": "offset points", "ha": "right" if worst.size > 100 else "left"}
+        axes.annotate(text, (worst.size, worst.ms), color="r", fontsize=8, **place)

@@ -35,7 +35,7 @@ STEPS = {
             Part("h to the other buffer", 7, 2, _SEND),
             Part("barrier", 9, 1, _WAIT),
         ),
-        "beside": (
+        "overlapped": (
             Part("results of the step before leave", 1, 3, _COPY),
             Part("inputs of later steps come", 4, 6, _COPY),
         ),
@@ -49,7 +49,7 @@ STEPS = {
             Part("h to all blocks", 6.5, 1.5, _SEND),
             Part("first part on its way", 8, 2, _WAIT),
         ),
-        "beside": (
+        "overlapped": (
             Part("the other parts are on their way", 0, 3, _SEND),
             Part("inputs of later steps come", 4, 6, _COPY),
         ),
@@ -62,8 +62,8 @@ STEPS = {
             Part("h to L2", 3.7, 1, _SEND),
             Part("looks in L2, until h of all blocks is there", 4.7, 5.3, _WAIT),
         ),
-        "beside": (
-            Part("room for the next h is cleared", 0, 2, _SEND),
+        "overlapped": (
+            Part("workspace of the next h is cleared", 0, 2, _SEND),
             Part("inputs of later steps come", 3, 7, _COPY),
         ),
     },
@@ -97,7 +97,7 @@ def draw_storage(file: Path) -> None:
 
 
 def draw_steps(file: Path) -> None:
-    """Draw what the warps of a block do in a forward step, and what goes on beside it."""
+    """Draw what the warps of a block do in a forward step, and what is overlapped with it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

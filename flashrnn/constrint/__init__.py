@@ -1,8 +1,8 @@
 """ConstrINT: a solver for small integer constraint problems as they come up in the tiling of kernels.
 
-from flashrnn.constrint import Problem, ceil_div
+from flashrnn.constrint import ConstraintProblem, ceil_div
 
-p = Problem("tiling")
+p = ConstraintProblem("tiling")
 head_dim = p.variable("head_dim", 256, "head size")
 warps = p.variable("warps", range(1, 17), "warps per CTA")
 tile = p.variable("tile", [8, 16, 32, 64], "units of a warp", prefer="largest")
@@ -15,7 +15,7 @@ from .conditions import AllOf, AnyOf, Condition, all_of, any_of
 from .conflict import Infeasible
 from .expressions import Comparison, Constant, Expression, Power, Product, Quotient, Remainder, Sum, Variable
 from .functions import Extremum, Lookup, ceil_div, lookup, maximum, minimum
-from .problem import Problem, Solution
+from .problem import ConstraintProblem, Solution
 
 __all__ = [
     "AllOf",
@@ -23,12 +23,12 @@ __all__ = [
     "Comparison",
     "Condition",
     "Constant",
+    "ConstraintProblem",
     "Expression",
     "Extremum",
     "Infeasible",
     "Lookup",
     "Power",
-    "Problem",
     "Product",
     "Quotient",
     "Remainder",

@@ -135,7 +135,7 @@ class Constant(Expression):
 
 
 class Variable(Expression):
-    """An unknown; made by `Problem.variable`."""
+    """An unknown; made by `ConstraintProblem.variable`."""
 
     __slots__ = ("domain", "meaning", "name", "prefer", "unit")
 

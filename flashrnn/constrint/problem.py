@@ -40,7 +40,7 @@ class Solution(Mapping[str, int]):
         return ", ".join(f"{name} = {value}" for name, value in self._names.items())
 
 
-class Problem:
+class ConstraintProblem:
     """Integer variables with finite domains, and constraints on them.
 
     Meant for the size at which tilings come: about ten variables of up to a few hundred values, tens of constraints.

@@ -116,7 +116,7 @@ def gradients(
     R = R.to(h.dtype)
     d_x = empty_in_format(h, len(cell.input_gates), N, D)
     d_u = empty_in_format(h, len(recurrent_only(cell)), N, D) if large else None
-    width = build.layout(D).width
+    width = build.tile(D).width
     d_R = None if large else h.new_zeros(kernel.parts, len(cell.recurrent_gates), N, D, width)
     d_b = h.new_zeros(kernel.parts, len(cell.gates), N, width)
     kernel.run(
@@ -163,7 +163,7 @@ def weights(sizes: Sizes, R: Tensor) -> Tensor:
 def columns(R: Tensor) -> Tensor:
     """R [Gr, N, D, D] -> [Gr, N, D, width], filled with zeros to the width that is computed with."""
     D = R.shape[3]
-    missing = build.layout(D).width - D
+    missing = build.tile(D).width - D
     return (pad(R, (0, missing)) if missing else R).contiguous()
 
 

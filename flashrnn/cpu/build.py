@@ -30,12 +30,12 @@ _LARGE = 384  # head size; matrices of larger heads come from the third cache, a
 _ELEMENTS_OF_LARGE = 16384  # as many as the second cache holds: every row more is one that the matrices are read for
 
 
-class Layout(NamedTuple):
-    """How a head's numbers are laid out in the kernel's buffers, see kernels/loop.py."""
+class Tile(NamedTuple):
+    """The part of a gate or state that a thread computes at a time, in its workspace (kernels/loop.py)."""
 
-    width: int
-    rows: int
-    stride: int
+    width: int  # columns: units of a head, and padding
+    rows: int  # sequences
+    stride: int  # numbers from one gate to the next
 
 
 def is_large(head_dim: int) -> bool:
@@ -43,15 +43,15 @@ def is_large(head_dim: int) -> bool:
 
 
 @cache
-def layout(head_dim: int) -> Layout:
-    """Columns in whole vectors, and of few different widths to compile; some rows more than fit one vector."""
+def tile(head_dim: int) -> Tile:
+    """Return the tile for a head size: whole vectors wide, of few different widths, because each is compiled."""
     if is_large(head_dim):
         width = head_dim + -head_dim % 16
         rows = max(8, _ELEMENTS_OF_LARGE // width // 4 * 4)
-        return Layout(width, rows, max(_ELEMENTS_OF_LARGE, rows * width) + 16)
+        return Tile(width, rows, max(_ELEMENTS_OF_LARGE, rows * width) + 16)
     width = next(w for power in range(4, 64) for w in (2**power, 3 * 2 ** (power - 1)) if w >= head_dim and w % 16 == 0)
     rows = max(16, _ELEMENTS // width)
-    return Layout(width, rows, max(_ELEMENTS, rows * width) + 16)  # 16: gates do not compete for the same lines
+    return Tile(width, rows, max(_ELEMENTS, rows * width) + 16)  # 16: gates do not compete for the same lines
 
 
 class Part(NamedTuple):
@@ -65,7 +65,7 @@ class Step(NamedTuple):
     """A cell's compiled step."""
 
     part: Part
-    scratch: int  # numbers that it needs room for, after the states or their gradients
+    scratch: int  # numbers that it needs in the workspace, after the states or their gradients
 
 
 @cache
@@ -90,7 +90,7 @@ def row_product_of(dtype: torch.dtype) -> Part:
 @cache
 def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> Step:
     """The cell's step, or its gradient (see `cell_loop`), in the state dtype of `dtype`, in which h is."""
-    sizes, real = layout(head_dim), state_dtype(dtype)
+    sizes, real = tile(head_dim), state_dtype(dtype)
     mathematics = _template("any_float"), _template(dtype_name(real))
     stride = f"STRIDE = {sizes.stride}"
     rounding = f"to_{dtype_name(dtype)}" if dtype != real and direction == "forward" else ""

@@ -56,19 +56,19 @@ class Prepared(NamedTuple):
     def run(self, **arguments: Tensor | Sequence[Tensor] | None) -> None:
         """Run with these arguments, by their names in the kernels; several tensors are an array of their addresses."""
         words, kept = self.words[:], []
-        room = self._room()
-        words[self.field["room"]] = room.data_ptr()
+        workspace = self._workspace()
+        words[self.field["workspace"]] = workspace.data_ptr()
         for name, value in arguments.items():
             if isinstance(value, Tensor):
                 words[self.field[name]] = value.data_ptr()
             elif value is not None:
                 kept.append(addresses := array("q", [x.data_ptr() for x in value]))
                 words[self.field[name]] = addresses.buffer_info()[0]
-        threads.run(self.kernel.address, threads.Data(words, (room, arguments, kept)), self.threads)
+        threads.run(self.kernel.address, threads.Data(words, (workspace, arguments, kept)), self.threads)
         if self.sizes.steps == 1:
-            _spare(self.buffers, state_dtype(self.sizes.dtype)).append(room)
+            _spare(self.buffers, state_dtype(self.sizes.dtype)).append(workspace)
 
-    def _room(self) -> Tensor:
+    def _workspace(self) -> Tensor:
         """Zeros, because there are numbers that are slow to work on; for a single step what another one has left."""
         if self.sizes.steps == 1:
             with suppress(IndexError):  # no other thread gets the same
@@ -85,23 +85,23 @@ def _spare(numbers: int, dtype: torch.dtype) -> list[Tensor]:
 def prepare(sizes: Sizes) -> Prepared:
     """Return what calls of such sizes share; raises KernelUnavailable."""
     direction, cell, B, T, N, D, time_major, dtype, _ = sizes
-    layout, (parts, part) = build.layout(D), _parts(sizes)
+    tile, (parts, part) = build.tile(D), _parts(sizes)
     real = state_dtype(dtype)
     kernel = build.time_loop(direction, real)
-    product = build.row_product_of(real) if sizes.by_rows else build.matrix_product(layout.width, real)
+    product = build.row_product_of(real) if sizes.by_rows else build.matrix_product(tile.width, real)
     alone = recurrent_only(cell)
     tensors = [torch.tensor(places(cell.gates, gates)) for gates in (cell.input_gates, cell.recurrent_gates, alone)]
     step = build.cell_step(direction, cell, D, dtype)
     arrays = len(cell.gates) + len(cell.states) * (1 if direction == "forward" else 2)
-    buffers = arrays * layout.stride + step.scratch
+    buffers = arrays * tile.stride + step.scratch
     values = {
         "tasks": parts * N,
         "part": part,
-        "room_size": buffers,
+        "workspace_size": buffers,
         **dict(zip(("batch", "steps", "heads", "D"), (B, T, N, D), strict=True)),
         **dict(zip(("batch_stride", "time_stride"), (1, B) if time_major else (T, 1), strict=True)),
-        **layout._asdict(),
-        "row": D if sizes.by_rows else layout.width,
+        **tile._asdict(),
+        "row": D if sizes.by_rows else tile.width,
         "gates": len(cell.gates),
         "states": len(cell.states),
         "inputs": len(cell.input_gates),

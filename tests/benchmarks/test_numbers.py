@@ -4,7 +4,17 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks import cpu_fused, figures, first_call, generation, language_model, peers, reference_cpu, step, timing
+from benchmarks import (
+    attention,
+    cpu_fused,
+    figures,
+    first_call,
+    generation,
+    language_model,
+    reference_cpu,
+    step,
+    timing,
+)
 from benchmarks.cases import FORWARD, Case, Job
 from benchmarks.floors import forward_floor
 
@@ -137,16 +147,26 @@ class TestProcessors:
 
 
 def test_attention_is_that_of_the_fastest_kernel_by_name(monkeypatch):
-    monkeypatch.setattr(peers.torch, "randn", lambda *shape, **options: torch.ones(shape))
+    monkeypatch.setattr(attention.torch, "randn", lambda *shape, **options: torch.ones(shape))
 
     def measured(forward, qkv, training, effort):
         if torch.backends.cuda.mem_efficient_sdp_enabled():
             raise RuntimeError("No available kernel. Aborting execution.")
         return {"ms": spread(2.0 if torch.backends.cuda.flash_sdp_enabled() else 1.0)}
 
-    monkeypatch.setattr(peers, "measure", measured)
-    row = peers.attention(Job(Case("lstm", 2, 16, 1, 4), FORWARD), None)
-    assert (row["kernel"], row["kernels_ms"]) == ("cudnn", {"flash": 2.0, "cudnn": 1.0})
-    monkeypatch.setattr(peers, "measure", lambda *_: 1 / 0)
+    monkeypatch.setattr(attention, "measure", measured)
+    row = attention.run(Job(Case("lstm", 2, 16, 1, 4), FORWARD), None)
+    assert (row["kernel"], row["kernels_ms"]) == ("cudnn", {"flash_2": 2.0, "cudnn": 1.0})
+    monkeypatch.setattr(attention, "measure", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        peers.attention(JOB, None)
+        attention.run(JOB, None)
+
+
+def test_the_operators_of_attention_that_ran_are_known_by_name():
+    q = torch.randn(1, 2, 8, 16, requires_grad=True)
+
+    def call():
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+
+    assert attention.operators(call) == ["flash"]
+    assert attention.operators(lambda: q.sum()) == []

@@ -14,11 +14,11 @@ from flashrnn.constrint import (
     Comparison,
     Condition,
     Constant,
+    ConstraintProblem,
     Expression,
     Extremum,
     Lookup,
     Power,
-    Problem,
     Product,
     Quotient,
     Remainder,
@@ -38,7 +38,7 @@ RELATIONS = {
 
 
 def solve_with_cp_sat(
-    problem: Problem, objective: tuple[Expression, ...] = (), only: Collection[str] | None = None
+    problem: ConstraintProblem, objective: tuple[Expression, ...] = (), only: Collection[str] | None = None
 ) -> Solution | None:
     """A solution that minimises the objective (of a tuple, the first counts most), or None if there is no solution.
 

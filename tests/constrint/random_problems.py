@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from flashrnn.constrint import (
     Condition,
+    ConstraintProblem,
     Expression,
-    Problem,
     Variable,
     all_of,
     any_of,
@@ -54,9 +54,9 @@ OPERATIONS: list[Callable[[Expression, Expression], Expression]] = [
 
 
 @st.composite
-def problems(draw: st.DrawFn, max_constraints: int = 4) -> Problem:
+def problems(draw: st.DrawFn, max_constraints: int = 4) -> ConstraintProblem:
     """Up to four variables of up to twenty values each, all kinds of expressions and conditions."""
-    problem = Problem()
+    problem = ConstraintProblem()
     for name in "wxyz"[: draw(st.integers(1, 4))]:
         problem.variable(name, draw(DOMAINS), prefer=draw(st.sampled_from(["smallest", "largest"])))
     for number in range(draw(st.integers(0, max_constraints))):
@@ -101,7 +101,9 @@ def applied(operation: Callable[[Any, Any], Any], a: Any, b: Any, otherwise: Any
     return result if size < 10**6 else otherwise
 
 
-def brute_force(problem: Problem, without: str | None = None, only: tuple[str, ...] | None = None) -> list[Values]:
+def brute_force(
+    problem: ConstraintProblem, without: str | None = None, only: tuple[str, ...] | None = None
+) -> list[Values]:
     """All solutions: the constraints are evaluated by Python from their text, which so is tested too."""
     names = [variable.name for variable in problem.variables]
     texts = [

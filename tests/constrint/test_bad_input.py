@@ -2,12 +2,12 @@
 
 import pytest
 
-from flashrnn.constrint import Problem, all_of, any_of, ceil_div, lookup, maximum
+from flashrnn.constrint import ConstraintProblem, all_of, any_of, ceil_div, lookup, maximum
 
 
 @pytest.fixture
-def problem() -> Problem:
-    problem = Problem()
+def problem() -> ConstraintProblem:
+    problem = ConstraintProblem()
     problem.variable("x", range(1, 9))
     problem.variable("z", range(-3, 4))
     return problem
@@ -83,7 +83,7 @@ def test_constraints(problem, name, build, error, message):
 
 def test_variables_of_another_problem(problem):
     x, _ = problem.variables
-    foreign = Problem().variable("x", range(4))
+    foreign = ConstraintProblem().variable("x", range(4))
     message = "variable 'x' belongs to another problem"
     for attempt in (
         lambda: problem.add("c", x + foreign <= 3),

@@ -5,20 +5,30 @@ from itertools import islice
 
 import pytest
 
-from flashrnn.constrint import Infeasible, Problem, Variable, all_of, any_of, ceil_div, lookup, maximum, minimum
+from flashrnn.constrint import (
+    ConstraintProblem,
+    Infeasible,
+    Variable,
+    all_of,
+    any_of,
+    ceil_div,
+    lookup,
+    maximum,
+    minimum,
+)
 
 
 @pytest.fixture
-def problem() -> Problem:
-    return Problem()
+def problem() -> ConstraintProblem:
+    return ConstraintProblem()
 
 
 @pytest.fixture
-def xyz(problem: Problem) -> list[Variable]:
+def xyz(problem: ConstraintProblem) -> list[Variable]:
     return [problem.variable(name, range(1, 13)) for name in "xyz"]
 
 
-def reason(problem: Problem) -> str:
+def reason(problem: ConstraintProblem) -> str:
     with pytest.raises(Infeasible) as error:
         problem.solve()
     return str(error.value)
@@ -251,7 +261,7 @@ class TestText:
         assert str(lookup(problem.variable("x", [2, 1]), {1: 10, 2: 20, 3: 30})) == "x[1→10, 2→20]"
 
     def test_problem_as_on_paper(self):
-        problem = Problem("tiling of one CTA")
+        problem = ConstraintProblem("tiling of one CTA")
         size = problem.variable("head_dim", 64, "head size")
         tile = problem.variable("tile", [16, 8], "units of a warp", unit="units")
         warps = problem.variable("warps", range(1, 17))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flashrnn.constrint import Infeasible, Problem
+from flashrnn.constrint import ConstraintProblem, Infeasible
 from tests.constrint.cp_sat import solve_with_cp_sat
 from tests.constrint.random_problems import brute_force, evaluated, expressions, problems
 
@@ -24,7 +24,7 @@ def as_set(solutions) -> set[tuple[tuple[str, int], ...]]:
 
 @EXAMPLES
 @given(problems())
-def test_solutions_are_those_of_brute_force(problem: Problem):
+def test_solutions_are_those_of_brute_force(problem: ConstraintProblem):
     found = list(problem.solutions())
     assert as_set(found) == as_set(brute_force(problem))
     assert len(as_set(found)) == len(found)
@@ -32,7 +32,7 @@ def test_solutions_are_those_of_brute_force(problem: Problem):
 
 @EXAMPLES
 @given(problems(), st.data())
-def test_best_sorts_all_solutions_by_objective(problem: Problem, data):
+def test_best_sorts_all_solutions_by_objective(problem: ConstraintProblem, data):
     objective = tuple(data.draw(st.lists(expressions(problem.variables), min_size=1, max_size=2)))
     values = [tuple(evaluated(e, point) for e in objective) for point in brute_force(problem)]
     assert [tuple(map(solution.value, objective)) for solution in problem.best(objective)] == sorted(values)
@@ -43,7 +43,7 @@ def test_best_sorts_all_solutions_by_objective(problem: Problem, data):
 
 @EXAMPLES
 @given(problems(max_constraints=6))
-def test_conflict_is_infeasible_and_irreducible(problem: Problem):
+def test_conflict_is_infeasible_and_irreducible(problem: ConstraintProblem):
     if brute_force(problem):
         problem.solve()
         return
@@ -58,7 +58,7 @@ def test_conflict_is_infeasible_and_irreducible(problem: Problem):
 
 @EXAMPLES
 @given(problems(), st.data())
-def test_order_and_preference_decide_which_solution_comes_first(problem: Problem, data):
+def test_order_and_preference_decide_which_solution_comes_first(problem: ConstraintProblem, data):
     order = data.draw(st.permutations(problem.variables))
 
     def rank(solution) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ def test_order_and_preference_decide_which_solution_comes_first(problem: Problem
 
 @EXAMPLES
 @given(problems())
-def test_propagation_loses_no_solution(problem: Problem):
+def test_propagation_loses_no_solution(problem: ConstraintProblem):
     solutions = brute_force(problem)
     if not solutions:
         return
@@ -79,7 +79,7 @@ def test_propagation_loses_no_solution(problem: Problem):
 
 @EXAMPLES
 @given(problems(), st.data())
-def test_bounds_contain_every_value(problem: Problem, data):
+def test_bounds_contain_every_value(problem: ConstraintProblem, data):
     expression = data.draw(expressions(problem.variables))
     if not isinstance(expression, int):
         low, high = expression.bounds
@@ -88,7 +88,7 @@ def test_bounds_contain_every_value(problem: Problem, data):
 
 @EXAMPLES
 @given(problems(), st.data())
-def test_excluding_the_best_gives_the_next_best(problem: Problem, data):
+def test_excluding_the_best_gives_the_next_best(problem: ConstraintProblem, data):
     objective = data.draw(expressions(problem.variables))
     expected = [solution.value(objective) for solution in islice(problem.best(objective), 3)]
     for value in expected:
@@ -102,7 +102,7 @@ def test_excluding_the_best_gives_the_next_best(problem: Problem, data):
 
 @settings(EXAMPLES, max_examples=100)
 @given(problems(), st.data())
-def test_cp_sat_finds_the_same_optimum(problem: Problem, data):
+def test_cp_sat_finds_the_same_optimum(problem: ConstraintProblem, data):
     objective = tuple(data.draw(st.lists(expressions(problem.variables), min_size=1, max_size=2)))
     objective = tuple(e for e in objective if not isinstance(e, int))
     theirs, ours = solve_with_cp_sat(problem, objective), next(problem.best(objective), None)

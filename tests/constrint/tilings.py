@@ -6,7 +6,7 @@ Weight fragments live in registers as far as they fit, in shared memory otherwis
 
 from dataclasses import dataclass
 
-from flashrnn.constrint import Expression, Problem, Variable, any_of, ceil_div, lookup, maximum
+from flashrnn.constrint import ConstraintProblem, Expression, Variable, any_of, ceil_div, lookup, maximum
 
 SMS = 132
 SHARED_MEMORY = 227 * 1024
@@ -19,13 +19,13 @@ CLUSTER_EXCHANGE = {2: 540, 4: 540, 8: 540, 16: 610}
 class Tiling:
     """A problem with the expressions that are to be small, the most important first."""
 
-    problem: Problem
+    problem: ConstraintProblem
     objective: tuple[Expression, ...]
 
 
 def tiling(kernel: str, head_dim: int, batch: int, heads: int, gates: int = 4) -> Tiling:
     """The tiling of a kernel that keeps the weights in one CTA ("cta"), one cluster, or the whole grid."""
-    p = Problem(f"{kernel}, head size {head_dim}, batch {batch}, {heads} heads")
+    p = ConstraintProblem(f"{kernel}, head size {head_dim}, batch {batch}, {heads} heads")
     units = p.variable("head_dim", head_dim, "head size")
     known_gates = p.variable("gates", gates, "gates per unit")
     ctas = p.variable(
@@ -69,7 +69,7 @@ def tiling(kernel: str, head_dim: int, batch: int, heads: int, gates: int = 4) -
     return Tiling(p, (waves * step, rows * ctas + columns, -stages))
 
 
-def _waves(p: Problem, kernel: str, ctas: Variable, tiles: Expression) -> Expression | int:
+def _waves(p: ConstraintProblem, kernel: str, ctas: Variable, tiles: Expression) -> Expression | int:
     """How often the GPU is filled; once for the grid, whose CTAs wait for each other."""
     if kernel == "cta":
         return ceil_div(tiles, SMS)

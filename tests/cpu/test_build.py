@@ -102,7 +102,7 @@ def test_importing_flashrnn_leaves_numba_alone():
 
 def test_widths_are_whole_vectors_and_waste_little():
     for head_dim in range(1, 3000):
-        width, rows, stride = build.layout(head_dim)
+        width, rows, stride = build.tile(head_dim)
         assert width % 16 == 0
         assert head_dim <= width <= max(head_dim + 15, 1.5 * head_dim)
         assert stride >= rows * width

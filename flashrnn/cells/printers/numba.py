@@ -128,12 +128,12 @@ def _rows(
         (a,) = node.args
         if graph.is_uniform(a):
             return f"{text(a)} * F(D)"
-        return f"op_{node.op}(behind(row, {slot[a] if a in slot else slot[graph.nodes[a].value]}), D)"
+        return f"op_{node.op}(offset(row, {slot[a] if a in slot else slot[graph.nodes[a].value]}), D)"
 
     def copies(names: Iterable[str], back: bool = False) -> list[str]:
         ends = [(f"row, {slot[name]}", "{}, {} * STRIDE + start".format(*places[name])) for name in names]
         return [
-            f"copy_row(behind({to}), behind({given}))" for to, given in (pair[:: -1 if back else 1] for pair in ends)
+            f"copy_row(offset({to}), offset({given}))" for to, given in (pair[:: -1 if back else 1] for pair in ends)
         ]
 
     lines = copies(name for name in places if name in graph.inputs)
@@ -153,7 +153,7 @@ def _rows(
     head = [
         f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, **OPTIONS)",
         f"def kernel({', '.join(arrays)}, count):",
-        f"    row = behind({arrays[-1]}, {states} * STRIDE)",
+        f"    row = offset({arrays[-1]}, {states} * STRIDE)",
         "    for start in range(0, count, WIDTH):",
     ]
     return RowStep("\n".join([*head, *(f"        {line}" for line in lines)]), len(stored))

@@ -23,7 +23,7 @@ FIELDS = (
 @function
 def load_gates(z, gates, row, head):
     for gate in range(z.gates):
-        copy(behind(gates, gate * z.stride), behind(z.pre, gate_at(z, row, gate, head)), z.D)
+        copy(offset(gates, gate * z.stride), offset(z.pre, gate_at(z, row, gate, head)), z.D)
 
 
 @function
@@ -31,49 +31,49 @@ def load_previous(z, old, sequence, t, head):
     """The states before step t of a sequence."""
     row = row_of(z, sequence, t - 1)
     for s in range(z.states):
-        to = behind(old, s * z.stride)
+        to = offset(old, s * z.stride)
         if is_reset(z, row_of(z, sequence, t)):
             clear(to, z.width)
         elif t == 0:
             copy(to, state_of(z, z.initial, s, sequence, head), z.D)
         elif s == 0:
-            copy(to, behind(z.h, (row * z.heads + head) * z.D), z.D)
+            copy(to, offset(z.h, (row * z.heads + head) * z.D), z.D)
         else:
-            copy(to, behind(z.aux, aux_at(z, s, row, head)), z.D)
+            copy(to, offset(z.aux, aux_at(z, s, row, head)), z.D)
 
 
 @function
 def add_given(z, d_state, row, head):
     """What the states after a step are given as gradients from outside."""
     if z.d_h != 0:
-        add(d_state, behind(z.d_h, (row * z.heads + head) * z.D), z.D)
+        add(d_state, offset(z.d_h, (row * z.heads + head) * z.D), z.D)
     for s in range(1, z.states if z.d_aux != 0 else 1):
-        add(behind(d_state, s * z.stride), behind(z.d_aux, aux_at(z, s, row, head)), z.D)
+        add(offset(d_state, s * z.stride), offset(z.d_aux, aux_at(z, s, row, head)), z.D)
 
 
 @function
 def add_recurrent_gradient(z, gates, d_h, head, count):
     """Adds what the gates' gradients give to that of the h before the step."""
     for gate in range(z.gates):
-        k = words_behind(z.recurrent_of, gate)[0]
+        k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
-            matrix = behind(z.R, matrix_at(z, k, head))
-            add_product(z, d_h, behind(gates, gate * z.stride), z.width, 1, matrix, count, z.D)
+            matrix = offset(z.R, matrix_at(z, k, head))
+            add_product(z, d_h, offset(gates, gate * z.stride), z.width, 1, matrix, count, z.D)
 
 
 @function
 def add_sums(z, gates, h, part, head, rows):
     """Sums over rows: of the gates' gradients, and of these times the h that they saw."""
     for gate in range(z.gates):
-        given, d_b = behind(gates, gate * z.stride), behind(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
+        given, d_b = offset(gates, gate * z.stride), offset(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
         if z.d_R == 0:
             for r in range(rows):
-                add(d_b, behind(given, r * z.width), z.D)
+                add(d_b, offset(given, r * z.width), z.D)
             continue
-        add_product(z, d_b, behind(z.one, 0), 0, 0, given, 1, rows)
-        k = words_behind(z.recurrent_of, gate)[0]
+        add_product(z, d_b, offset(z.one, 0), 0, 0, given, 1, rows)
+        k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
-            d_R = behind(z.d_R, matrix_at(z, part * z.matrices + k, head))
+            d_R = offset(z.d_R, matrix_at(z, part * z.matrices + k, head))
             add_product(z, d_R, given, 1, z.width, h, z.D, rows)
 
 
@@ -81,13 +81,13 @@ def add_sums(z, gates, h, part, head, rows):
 def store_gates(z, gates, row, head):
     """The gradient of the gates at one row."""
     for gate in range(z.gates):
-        k = words_behind(z.input_of, gate)[0]
+        k = words_at(z.input_of, gate)[0]
         if k >= 0:
-            stream(z.d_x, input_at(z, row, k, head), behind(gates, gate * z.stride), z.D)
+            stream(z.d_x, input_at(z, row, k, head), offset(gates, gate * z.stride), z.D)
         elif z.d_u != 0:
-            k = words_behind(z.alone_of, gate)[0]
+            k = words_at(z.alone_of, gate)[0]
             if k >= 0:
-                stream(z.d_u, ((row * z.alone + k) * z.heads + head) * z.D, behind(gates, gate * z.stride), z.D)
+                stream(z.d_u, ((row * z.alone + k) * z.heads + head) * z.D, offset(gates, gate * z.stride), z.D)
 
 
 @function
@@ -96,14 +96,14 @@ def load_chunk(z, gates, old, begin, count, start, end, head):
     for t in range(start, end):
         for r in range(count):
             at = ((t - start) * count + r) * z.width
-            load_gates(z, behind(gates, at), row_of(z, begin + r, t), head)
-            load_previous(z, behind(old, at), begin + r, t, head)
+            load_gates(z, offset(gates, at), row_of(z, begin + r, t), head)
+            load_previous(z, offset(old, at), begin + r, t, head)
 
 
 @function
-def run(z, part, head, first, stop, room):
-    gates, old = room, behind(room, z.gates * z.stride)
-    d_state = behind(old, z.states * z.stride)
+def run(z, part, head, first, stop, workspace):
+    gates, old = workspace, offset(workspace, z.gates * z.stride)
+    d_state = offset(old, z.states * z.stride)
     for begin in range(first, stop, z.rows):
         count = min(z.rows, stop - begin)
         load_states(z, d_state, z.d_states, begin, count, head)
@@ -113,15 +113,15 @@ def run(z, part, head, first, stop, room):
             load_chunk(z, gates, old, begin, count, start, end, head)
             for t in range(end - 1, start - 1, -1):
                 for r in range(count):
-                    add_given(z, behind(d_state, r * z.width), row_of(z, begin + r, t), head)
+                    add_given(z, offset(d_state, r * z.width), row_of(z, begin + r, t), head)
                 at = (t - start) * count * z.width
-                now = behind(gates, at)
-                call(z.cell, (now, behind(old, at), d_state, count * z.width))
+                now = offset(gates, at)
+                call(z.cell, (now, offset(old, at), d_state, count * z.width))
                 add_recurrent_gradient(z, now, d_state, head, count)
                 for r in range(count):
                     row = row_of(z, begin + r, t)
-                    store_gates(z, behind(now, r * z.width), row, head)
+                    store_gates(z, offset(now, r * z.width), row, head)
                     if is_reset(z, row):
-                        clear_states(z, behind(d_state, r * z.width))
+                        clear_states(z, offset(d_state, r * z.width))
             add_sums(z, gates, old, part, head, (end - start) * count)
         store_states(z, d_state, z.d_states, begin, count, head)

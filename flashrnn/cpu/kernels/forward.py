@@ -27,10 +27,10 @@ def fetch_line(typing, p):
 def load_gates(z, gates, row, head):
     """Bias and input of every gate at one row of x."""
     for gate in range(z.gates):
-        to, bias = behind(gates, gate * z.stride), behind(z.b, (gate * z.heads + head) * z.D)
-        k = words_behind(z.input_of, gate)[0]
+        to, bias = offset(gates, gate * z.stride), offset(z.b, (gate * z.heads + head) * z.D)
+        k = words_at(z.input_of, gate)[0]
         if k >= 0:
-            x = behind(z.x, input_at(z, row, k, head))
+            x = offset(z.x, input_at(z, row, k, head))
             for j in range(z.D):
                 to[j] = bias[j] + x[j]
         else:
@@ -40,11 +40,11 @@ def load_gates(z, gates, row, head):
 @function
 def fetch_input(z, gate, begin, count, t, head):
     """Asks for a gate's inputs at step t."""
-    k = words_behind(z.input_of, gate)[0]
+    k = words_at(z.input_of, gate)[0]
     for r in range(count if k >= 0 and t < z.steps else 0):
-        x = behind(z.x, input_at(z, row_of(z, begin + r, t), k, head))
+        x = offset(z.x, input_at(z, row_of(z, begin + r, t), k, head))
         for j in range(0, z.D, LINE):
-            fetch_line(behind(x, j))
+            fetch_line(offset(x, j))
 
 
 @function
@@ -52,25 +52,25 @@ def add_recurrent_sums(z, gates, h, begin, count, t, head):
     """Adds R h to the gates that have a recurrent part, while the next step's inputs come, not too many at once."""
     for gate in range(z.gates):
         fetch_input(z, gate, begin, count, t + 1, head)
-        k = words_behind(z.recurrent_of, gate)[0]
+        k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
-            matrix = behind(z.weights, matrix_at(z, k, head))
-            add_product(z, behind(gates, gate * z.stride), h, z.width, 1, matrix, count, z.D)
+            matrix = offset(z.weights, matrix_at(z, k, head))
+            add_product(z, offset(gates, gate * z.stride), h, z.width, 1, matrix, count, z.D)
 
 
 @function
 def store_step(z, gates, state, row, head):
     """The gates of one sequence at a step, and its states after it."""
     for gate in range(z.gates if z.pre != 0 else 0):
-        stream(z.pre, gate_at(z, row, gate, head), behind(gates, gate * z.stride), z.D)
+        stream(z.pre, gate_at(z, row, gate, head), offset(gates, gate * z.stride), z.D)
     stream(z.h, (row * z.heads + head) * z.D, state, z.D)
     for s in range(1, z.states if z.aux != 0 else 1):
-        stream(z.aux, aux_at(z, s, row, head), behind(state, s * z.stride), z.D)
+        stream(z.aux, aux_at(z, s, row, head), offset(state, s * z.stride), z.D)
 
 
 @function
-def run(z, part, head, first, stop, room):
-    gates, state = room, behind(room, z.gates * z.stride)
+def run(z, part, head, first, stop, workspace):
+    gates, state = workspace, offset(workspace, z.gates * z.stride)
     for begin in range(first, stop, z.rows):
         count = min(z.rows, stop - begin)
         load_states(z, state, z.initial, begin, count, head)
@@ -78,11 +78,11 @@ def run(z, part, head, first, stop, room):
             for r in range(count):
                 row = row_of(z, begin + r, t)
                 if is_reset(z, row):
-                    clear_states(z, behind(state, r * z.width))
-                load_gates(z, behind(gates, r * z.width), row, head)
+                    clear_states(z, offset(state, r * z.width))
+                load_gates(z, offset(gates, r * z.width), row, head)
             add_recurrent_sums(z, gates, state, begin, count, t, head)
             call(z.cell, (gates, state, count * z.width))
             for r in range(count):
                 at = r * z.width
-                store_step(z, behind(gates, at), behind(state, at), row_of(z, begin + r, t), head)
+                store_step(z, offset(gates, at), offset(state, at), row_of(z, begin + r, t), head)
         store_states(z, state, z.last, begin, count, head)

@@ -1,6 +1,6 @@
 """Names that all parts of a kernel use. F and `real` are numpy's and numba's names of the dtype."""
 
-# ruff: noqa: F401  (what stands behind this file uses them)
+# ruff: noqa: F401  (the files that are printed after this one use them)
 
 import math
 from math import inf, nan
@@ -20,7 +20,7 @@ SUMS = {**OPTIONS, "fastmath": {"contract", "reassoc"}}  # of vectors, whose pla
 
 
 def _places_of(kind):
-    """The function `place(start, index)`: the pointer to element `index` behind `start`, a pointer or an address."""
+    """The function `place(start, index)`: the pointer to element `index` from `start` on, a pointer or an address."""
 
     @intrinsic
     def place(typing, start, index):
@@ -35,4 +35,4 @@ def _places_of(kind):
     return place
 
 
-behind, words_behind, bytes_behind = _places_of(pointer), _places_of(words), _places_of(CPointer(uint8))
+offset, words_at, bytes_at = _places_of(pointer), _places_of(words), _places_of(CPointer(uint8))

@@ -1,9 +1,9 @@
 """What the time loops of both directions do.
 
-A head's numbers are kept as [gates or states][rows][width], rows being sequences, or steps of sequences; `stride` is
-the distance of two gates. The columns from D to the width take part in all that is done by column, and are not read
-across columns. All that depends on the cell or the width stands behind function pointers, so that these loops are
-compiled once.
+A head's numbers lie in a workspace [gates or states][rows][width], whose rows are sequences, or steps of sequences;
+`stride` is the distance of two gates. Columns from D to the width are padding: they take part in what is computed by
+column, and sums over columns leave them out. What depends on the cell or the width is called by function pointers, so
+that these loops are compiled once.
 """
 
 # The kernel's arguments `z`: numbers and addresses.
@@ -12,8 +12,8 @@ SHARED = (
     "threads",  # that have begun, 0 before the call
     "tasks",
     "part",  # sequences in a part of the batch
-    "room",  # [threads, room_size]: what a thread works on
-    "room_size",
+    "workspace",  # [threads, workspace_size]: what a thread works on
+    "workspace_size",
     "batch",
     "steps",
     "heads",
@@ -78,16 +78,16 @@ def copy(out, p, count):
 
 @function
 def stream(start, index, p, count):
-    """Copies to behind(start, index) what is not read again soon: whole lines need not be read before they are written.
+    """Copies to offset(start, index) what is not read again soon: whole lines need not be read before they are written.
 
     Such stores are in no order with others on x86, until the atomic operation that ends a task.
     """
-    out = behind(start, index)
+    out = offset(start, index)
     if count % LINE or index % LINE or start % 64:
         copy(out, p, count)
     else:
         for j in range(0, count, LINE):
-            store_line(behind(out, j), behind(p, j))
+            store_line(offset(out, j), offset(p, j))
 
 
 @function
@@ -115,7 +115,7 @@ def row_of(z, sequence, t):
 
 @function
 def is_reset(z, row):
-    return z.reset != 0 and bytes_behind(z.reset, row)[0] != 0
+    return z.reset != 0 and bytes_at(z.reset, row)[0] != 0
 
 
 @function
@@ -136,7 +136,7 @@ def gate_at(z, row, gate, head):
 @function
 def state_of(z, states, s, sequence, head):
     """Where one of the `states`, [S] addresses of [B, N, D], of a sequence begins."""
-    return behind(words_behind(states, s)[0], (sequence * z.heads + head) * z.D)
+    return offset(words_at(states, s)[0], (sequence * z.heads + head) * z.D)
 
 
 @function
@@ -148,18 +148,18 @@ def matrix_at(z, k, head):
 def load_states(z, state, states, begin, count, head):
     for s in range(z.states):
         for r in range(count):
-            copy(behind(state, s * z.stride + r * z.width), state_of(z, states, s, begin + r, head), z.D)
+            copy(offset(state, s * z.stride + r * z.width), state_of(z, states, s, begin + r, head), z.D)
 
 
 @function
 def store_states(z, state, states, begin, count, head):
     for s in range(z.states):
         for r in range(count):
-            copy(state_of(z, states, s, begin + r, head), behind(state, s * z.stride + r * z.width), z.D)
+            copy(state_of(z, states, s, begin + r, head), offset(state, s * z.stride + r * z.width), z.D)
 
 
 @function
 def clear_states(z, state):
     """Those of one row."""
     for s in range(z.states):
-        clear(behind(state, s * z.stride), z.width)
+        clear(offset(state, s * z.stride), z.width)

@@ -9,10 +9,10 @@ def _in_blocks(rows, depth, block, column):
         whole = terms - terms % depth
         for d in range(0, whole, depth):
             for r in range(0, count, rows):
-                block(behind(out, r * WIDTH), behind(a, r * row_step + d * step), row_step, step, behind(w, d * WIDTH))
+                block(offset(out, r * WIDTH), offset(a, r * row_step + d * step), row_step, step, offset(w, d * WIDTH))
         for d in range(whole, terms):
             for r in range(0, count, rows):
-                column(behind(out, r * WIDTH), behind(a, r * row_step + d * step), row_step, step, behind(w, d * WIDTH))
+                column(offset(out, r * WIDTH), offset(a, r * row_step + d * step), row_step, step, offset(w, d * WIDTH))
 
     return add
 
@@ -31,6 +31,6 @@ def kernel(out, a, row_step, step, w, rows, depth):
     done = rows - rows % 4
     fours(out, a, row_step, step, w, done, depth)
     if rows % 4 >= 2:
-        pairs(behind(out, done * WIDTH), behind(a, done * row_step), row_step, step, w, 2, depth)
+        pairs(offset(out, done * WIDTH), offset(a, done * row_step), row_step, step, w, 2, depth)
     if rows % 2:
-        singles(behind(out, (rows - 1) * WIDTH), behind(a, (rows - 1) * row_step), row_step, step, w, 1, depth)
+        singles(offset(out, (rows - 1) * WIDTH), offset(a, (rows - 1) * row_step), row_step, step, w, 1, depth)

@@ -9,11 +9,11 @@ def kernel(out, a, row_step, step, w, rows, depth):
     """
     fours, whole = rows - rows % 4, depth - depth % 4
     for j in range(0, whole, 4):
-        w4 = behind(w, j * depth)
+        w4 = offset(w, j * depth)
         for r in range(0, fours, 4):
-            dots_4x4(behind(out, r * row_step + j), behind(a, r * row_step), row_step, w4, depth)
+            dots_4x4(offset(out, r * row_step + j), offset(a, r * row_step), row_step, w4, depth)
         for r in range(fours, rows):
-            dots_1x4(behind(out, r * row_step + j), behind(a, r * row_step), row_step, w4, depth)
+            dots_1x4(offset(out, r * row_step + j), offset(a, r * row_step), row_step, w4, depth)
     for j in range(whole, depth):
         for r in range(rows):
-            dots_1x1(behind(out, r * row_step + j), behind(a, r * row_step), row_step, behind(w, j * depth), depth)
+            dots_1x1(offset(out, r * row_step + j), offset(a, r * row_step), row_step, offset(w, j * depth), depth)

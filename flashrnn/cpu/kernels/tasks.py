@@ -24,12 +24,12 @@ def next_of(typing, counter):
 @cfunc(void(words), cache=CACHE, **OPTIONS)
 def kernel(data):
     z = arguments_at(data)
-    begun, threads = words_behind(data, 0), words_behind(data, 1)
+    begun, threads = words_at(data, 0), words_at(data, 1)
     task = next_of(begun)
-    if task < z.tasks:  # only so many threads have room
-        room = behind(z.room, next_of(threads) * z.room_size)
+    if task < z.tasks:  # only so many threads have a workspace
+        workspace = offset(z.workspace, next_of(threads) * z.workspace_size)
         while task < z.tasks:
             part, head = task // z.heads, task % z.heads
             first = part * z.part
-            run(z, part, head, first, min(first + z.part, z.batch), room)
+            run(z, part, head, first, min(first + z.part, z.batch), workspace)
             task = next_of(begun)

@@ -13,7 +13,7 @@ from functools import cache
 from math import ceil
 
 from flashrnn.cells.trace import trace
-from flashrnn.constrint import Expression, Infeasible, Problem, Solution, ceil_div, lookup, maximum, minimum
+from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Solution, ceil_div, lookup, maximum, minimum
 from flashrnn.constrint.expressions import Operand, Variable
 from flashrnn.cuda.buckets import Solver
 from flashrnn.cuda.spec import KernelSpec
@@ -132,9 +132,12 @@ def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
     return any(_as_tiling(solution, tiling.grid) == tiling for solution in problem.solutions())
 
 
-def pose(spec: KernelSpec, grid: bool) -> tuple[Problem, tuple[Expression, ...]]:
+def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
     """The problem, and what to minimise: first, eighths of a clock cycle per time step."""
-    gpu, p = spec.gpu, Problem(f"{spec.direction} of {spec.cell.name}, head size {spec.head_dim}, on {spec.gpu.name}")
+    gpu, p = (
+        spec.gpu,
+        ConstraintProblem(f"{spec.direction} of {spec.cell.name}, head size {spec.head_dim}, on {spec.gpu.name}"),
+    )
     at_once = _groups_at_once(gpu, grid)
     tiling = _unknowns(p, spec, grid, at_once)
     blocks, k_slices, warps = tiling.blocks, tiling.k_slices, tiling.warps
@@ -191,7 +194,7 @@ SOLVER = Solver(__file__, best, cycles)
 @cache
 def _of_batch(spec: KernelSpec, grid: bool) -> tuple[tuple[Variable, ...], Variable, Expression]:
     """Return the unknowns, the batch size, and the eighths of clock cycles by these."""
-    p, at_once = Problem(), _groups_at_once(spec.gpu, grid)
+    p, at_once = ConstraintProblem(), _groups_at_once(spec.gpu, grid)
     tiling = _unknowns(p, spec, grid, at_once)
     unknowns, batch = p.variables, p.variable("batch", range(1, 2**20))
     return unknowns, batch, _eighths(spec, tiling, at_once, batch)
@@ -204,7 +207,7 @@ def _groups_at_once(gpu: Gpu, grid: bool) -> dict[int, int]:
     return {size: gpu.clusters_at_once(size) for size in gpu.cluster_sizes}
 
 
-def _unknowns(p: Problem, spec: KernelSpec, grid: bool, at_once: Mapping[int, int]) -> Tiling:
+def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mapping[int, int]) -> Tiling:
     blocks = p.variable("blocks", [size for size in at_once if at_once[size]], "blocks that share a head")
     unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
     k_slices = p.variable("k_slices", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")

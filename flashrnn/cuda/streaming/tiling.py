@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from flashrnn.cells.trace import trace
-from flashrnn.constrint import Expression, Infeasible, Problem, ceil_div, minimum
+from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, ceil_div, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.buckets import Solver
 from flashrnn.cuda.parameters import declaration, streaming
@@ -99,10 +99,12 @@ def _best_tiling(spec: KernelSpec) -> Tiling:
     return Tiling(found["units"], found["seq_tiles"], found["warps"], warp_vectors, found["depth"])
 
 
-def pose(spec: KernelSpec) -> tuple[Problem, tuple[Expression, ...]]:
+def pose(spec: KernelSpec) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
     """Return the problem and what to minimize."""
     gpu, head_dim, batch, rows = spec.gpu, spec.head_dim, spec.batch, Rows.of(spec)
-    p = Problem(f"{spec.direction} of {spec.cell.name}, head size {head_dim}, R read at every step, on {gpu.name}")
+    p = ConstraintProblem(
+        f"{spec.direction} of {spec.cell.name}, head size {head_dim}, R read at every step, on {gpu.name}"
+    )
     step = 8 // math.gcd(8, rows.per_unit)
     units = p.variable("units", range(step, max(step, 32) + 1, step), "units per item")
     seq_tiles = p.variable("seq_tiles", [1, 2, 4], "tiles of 16 sequences per item")

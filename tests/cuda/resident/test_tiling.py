@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashrnn import get_cell
-from flashrnn.constrint import Expression, Infeasible, Problem
+from flashrnn.constrint import ConstraintProblem, Expression, Infeasible
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
@@ -24,7 +24,7 @@ LIMIT_MS = 20
 RUNS = 3
 BF16 = torch.bfloat16
 
-Posed = tuple[Problem, tuple[Expression, ...]]
+Posed = tuple[ConstraintProblem, tuple[Expression, ...]]
 
 
 def spec_of(

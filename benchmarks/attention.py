@@ -1,0 +1,90 @@
+"""Attention, by each of the kernels that PyTorch has for it: what a Transformer has in place of a recurrence."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import torch
+from torch.nn import attention as pytorch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.cases import TRAINING, Case, Job
+from benchmarks.timing import Effort, measure
+
+_OF_PYTORCH = {
+    "flash_2": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+# By the module that each of these needs; PyTorch takes them in place of its own flash kernel.
+_INSTALLED = {"flash_3": ("FA3", "flash_attn_interface"), "flash_4": ("FA4", "flash_attn.cute")}
+
+
+def _names() -> list[str]:
+    """Return PyTorch's own kernels, and flash 3 and 4 where they are installed."""
+    return [*_OF_PYTORCH, *(name for name, (_, module) in _INSTALLED.items() if _found(module))]
+
+
+def _found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def by_each_kernel(call: Callable[[], dict]) -> dict[str, dict]:
+    """Return what a call that runs attention returns with each kernel, by name; without those that do not take it."""
+    found = {}
+    for name in _names():
+        try:
+            with _kernel(name):
+                found[name] = call()
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+    return found
+
+
+@contextmanager
+def _kernel(name: str) -> Iterator[None]:
+    """Let scaled_dot_product_attention take that kernel alone in this context."""
+    if name in _OF_PYTORCH:
+        with sdpa_kernel(_OF_PYTORCH[name]):
+            yield
+        return
+    pytorch.activate_flash_attention_impl(_INSTALLED[name][0])
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            yield
+    finally:
+        pytorch.restore_flash_attention_impl()
+
+
+def supports(case: Case) -> bool:
+    return 16 <= case.D <= 256
+
+
+def run(job: Job, effort: Effort) -> dict:
+    """Return causal attention with the case's heads by the fastest kernel, which it names."""
+    case, options = job.case, {"device": "cuda", "dtype": getattr(torch, job.case.dtype), "requires_grad": True}
+    qkv = [torch.randn(case.B, case.T, case.N, case.D, **options) for _ in range(3)]
+
+    def forward() -> torch.Tensor:
+        return scaled_dot_product_attention(*(x.transpose(1, 2) for x in qkv), is_causal=True)
+
+    found = by_each_kernel(lambda: measure(forward, qkv, job.mode == TRAINING, effort))
+    if not found:
+        raise ValueError(f"none of the kernels for attention takes {case.name}")
+    fastest = min(found, key=lambda name: found[name]["ms"]["p50"])
+    return found[fastest] | {"kernel": fastest, "kernels_ms": {name: row["ms"]["p50"] for name, row in found.items()}}
+
+
+def operators(call: Callable[[], object]) -> list[str]:
+    """Return PyTorch's operators for attention that a call runs, such as "cudnn" or "flash"."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        call()
+    before, behind = "aten::_scaled_dot_product_", "_attention"
+    called = {event.key for event in profiled.key_averages() if event.key.startswith(before)}
+    return sorted(name.removeprefix(before).partition(behind)[0] for name in called if "_backward" not in name)
