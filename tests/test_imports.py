@@ -16,6 +16,7 @@ COMMANDS = {
     "benchmark",
     "reproduce",
     "lm_eval",
+    "memory",
     "import_xlstm",
     "results",
 }

@@ -1,7 +1,8 @@
 """What a config describes, built: data, model and trainer."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,11 @@ from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from omegaconf import DictConfig
+from torch import Tensor
 
+from models.backbone import SequenceModel
 from training import callbacks, checkpoint
 from training.config_checks import check
 from training.graceful_stop import GracefulStop
@@ -48,12 +52,38 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     fit_model_to_data(config.model, data)
     if config.compile:
         torch.compiler.reset()  # the jobs of a sweep are one function of many models, and PyTorch compiles it for few
-    module = TrainingModule(
-        instantiate(config.model), instantiate(config.optim), schedule_of(config.get("schedule")), config.compile
-    )
-    if start:
-        checkpoint.load_initial_weights(module, start)
+    model, weights = build_model(config, start, isinstance(trainer.strategy, ModelParallelStrategy))
+    model.checkpoint_blocks = config.activation_checkpointing
+    schedule = schedule_of(config.get("schedule"))
+    module = TrainingModule(model, instantiate(config.optim), schedule, config.compile, weights)
     return Run(trainer, module, data)
+
+
+def build_model(
+    config: DictConfig, start: Path | None, sharded: bool
+) -> tuple[SequenceModel, Callable[[], Mapping[str, Tensor]] | None]:
+    """Return a model with its initial weights; or, if it will be sharded, one on the meta device, and what returns the
+    weights that it would have had, so that one process alone has all of them, and on the CPU.
+
+    Args:
+        config: of the run.
+        start: a checkpoint or export whose weights it begins with; None draws them.
+        sharded: whether the weights will be shared out.
+    """
+    random_state = torch.get_rng_state()
+
+    def whole() -> SequenceModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(random_state)
+            model = instantiate(config.model)
+        if start:
+            checkpoint.load_initial_weights(model, start)
+        return model
+
+    if not sharded:
+        return whole(), None
+    with torch.device("meta"):
+        return instantiate(config.model), lambda: whole().state_dict()
 
 
 def name_wandb_run(loggers: DictConfig, before: Mapping) -> None:

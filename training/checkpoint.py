@@ -150,14 +150,15 @@ def load_weights(module: nn.Module, file: Path, content: dict[str, Any]) -> None
         raise ValueError(f"the weights in {file} do not fit this model: {first.strip()}{more}") from error
 
 
-def load_initial_weights(module: nn.Module, file: Path) -> None:
-    """Set the weights of a module that is to be trained to those of a checkpoint or an exported model.
+def load_initial_weights(model: nn.Module, file: Path) -> None:
+    """Set the weights of a model that is to be trained to those of a checkpoint or an exported model.
 
     Raises:
         ValueError: some weights are missing, are not of this model, or have another shape; names them.
     """
-    found = load_file(file) if file.name == EXPORTED else load(file)["state_dict"]
-    wanted = module.state_dict()
+    content = load_file(file) if file.name == EXPORTED else load(file)["state_dict"]
+    found = {name.removeprefix("model."): weight for name, weight in content.items()}
+    wanted = model.state_dict()
     differences = [
         f"\n  {name}: {_shape(found.get(name))} there, {_shape(wanted.get(name))} in this model"
         for name in sorted(found.keys() | wanted.keys())
@@ -169,7 +170,7 @@ def load_initial_weights(module: nn.Module, file: Path) -> None:
             f"init_from: the weights in {file} are of another model; give the model=... and model.KEY=... of its run"
             f"{''.join(differences[:SHOWN])}{more}"
         )
-    module.load_state_dict(found)
+    model.load_state_dict(found)
 
 
 def _shape(weight: torch.Tensor | None) -> list[int] | None:

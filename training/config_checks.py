@@ -79,7 +79,7 @@ def check_buildable(config: DictConfig) -> None:
     both are built, without memory, so that nobody waits for data first."""
     asked = config.model.vocab_size
     sized = OmegaConf.merge(config, {"model": {"vocab_size": 1 if asked is None else asked}})  # null: that of the data
-    _import_targets([sized.model, sized.optim])
+    import_targets([sized.model, sized.optim])
     try:
         with torch.device("meta"):
             model = instantiate(sized.model)
@@ -109,7 +109,7 @@ def _check_states(model: Any) -> None:
         rank_zero_only(print)(f"{text}, and sees data.context_length tokens at most", file=sys.stderr)
 
 
-def _import_targets(section: Any) -> None:
+def import_targets(section: Any) -> None:
     """Import all that a config names: on the meta device, modules would have constants without values."""
     if isinstance(section, DictConfig) and section.get("_target_"):
         try:
@@ -118,7 +118,7 @@ def _import_targets(section: Any) -> None:
             raise ValueError(f"_target_={section._target_}: {str(error).splitlines()[-1]}") from error
     if isinstance(section, DictConfig | ListConfig | list):
         for part in section.values() if isinstance(section, DictConfig) else section:
-            _import_targets(part)
+            import_targets(part)
 
 
 def check_optimizer(optim: DictConfig, schedule: Schedule | None, model: Any) -> None:

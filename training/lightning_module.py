@@ -1,14 +1,14 @@
 """Training of a SequenceModel: cross-entropy on labelled positions, and what is logged about it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -16,6 +16,7 @@ from torchmetrics.aggregation import CatMetric, SumMetric
 
 from models.backbone import SequenceModel, States, check_ids
 from models.loss import IGNORE
+from training import sharding
 from training.carried_states import CarriedStates
 from training.compiled_loss import CompiledLoss
 from training.schedules import Schedule, with_schedule
@@ -40,6 +41,7 @@ class TrainingModule(LightningModule):
             returns, such as a partial of `training.optim.adamw`; None for a module that only evaluates.
         schedule: the factor of the optimizer's learning rate in each optimizer step, from 0, such as
             `training.schedules.cosine` returns; None for a constant rate, or for an `optim` with a schedule of its own.
+        weights: returns the initial weights of a `model` on the meta device, for a strategy that shards it.
         compile: torch.compile the model and its loss, for training, and for evaluating batches of the same shape, which
             those of text have. Other batches run uncompiled: each shape would be compiled anew.
 
@@ -55,9 +57,11 @@ class TrainingModule(LightningModule):
         optim: Callable[..., dict | Optimizer] | None = None,
         schedule: Schedule | None = None,
         compile: bool = False,
+        weights: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self.weights = weights
         self.optim = optim
         self.schedule = schedule
         self.compile_loss = compile
@@ -78,11 +82,9 @@ class TrainingModule(LightningModule):
     def configure_model(self) -> None:
         """Compile; and shard over the devices where Lightning's ModelParallelStrategy (FSDP) asks for it."""
         if self.device_mesh is not None and not isinstance(self.model, FSDPModule):
-            mesh = self.device_mesh["data_parallel"]
-            for block in self.model.blocks:
-                fully_shard(block, mesh=mesh)
-            fully_shard(self.model, mesh=mesh)
-            register_fsdp_forward_method(self.model, "loss")
+            sharding.shard(self.model, self.device_mesh["data_parallel"], self.trainer.precision)
+            if self.weights is not None:
+                sharding.materialize(self.model, self.trainer.strategy.root_device, self.weights)
         if self.compile_loss and self._compiled_loss is None:
             self._compiled_loss = CompiledLoss(self.model.loss)
 

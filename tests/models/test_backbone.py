@@ -54,6 +54,23 @@ def test_parameter_counts_of_the_paper(mixer, millions):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
+def test_checkpointed_blocks_have_the_same_gradients_and_keep_less(mixer):
+    input_ids = torch.randint(11, (3, 9))
+    gradients, kept = [], []
+    for checkpoint_blocks in (False, True):
+        model, saved = tiny(mixer), {}
+        model.checkpoint_blocks = checkpoint_blocks
+        pack = lambda tensor, saved=saved: saved.setdefault(tensor.data_ptr(), tensor)  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss, _ = model.loss(input_ids, input_ids)
+        loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        kept.append(sum(tensor.nbytes for tensor in saved.values()))
+    torch.testing.assert_close(*gradients)
+    assert kept[1] < kept[0] / 2
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_token_by_token_equals_parallel(mixer):
     model = tiny(mixer).double()
     input_ids = torch.randint(11, (3, 9))
