@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from flashrnn.cells.printers.cuda import cell_functions
 from flashrnn.cells.printers.functions import Function, functions
-from flashrnn.cpu.build import cell_step, layout
+from flashrnn.cpu.build import cell_step, tile
 from tests.cells.graphs import by_graph
 from tests.cells.operations import EVERY_OPERATION, OF_ONE, OF_TWO
 from tests.cells.test_cuda import compile_for_host, on_host
@@ -79,7 +79,7 @@ def test_cuda(tmp_path):
 
 
 def test_numba():
-    stride = layout(POINTS).stride  # of the kernel's arrays
+    stride = tile(POINTS).stride  # of the kernel's arrays
 
     def call(direction: str, *arrays: Tensor) -> None:
         address = cell_step(direction, EVERY_OPERATION, POINTS, torch.float32).part.address
