@@ -3,10 +3,10 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint results docs clean
+.PHONY: help setup train test test-all lint results docs clean distclean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -38,5 +38,9 @@ results: setup  ## measure what docs/results lacks for this GPU; ARGS="--minutes
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build
 
-clean:  ## remove the environment and every run
-	rm -rf .venv site outputs multirun corpora
+clean:  ## remove what can be made again: the environment, caches, the site; runs and corpora stay
+	rm -rf .venv site build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache
+
+distclean: clean  ## ask, and then remove every run and corpus, too
+	@printf 'delete every run and corpus (outputs, multirun, corpora)? [y/N] '; read answer; \
+	if [ "$$answer" = y ]; then rm -rf outputs multirun corpora; else echo 'kept outputs, multirun, corpora'; fi

@@ -146,7 +146,8 @@ class StateTracking(ResumableDataModule):
         return self.task.chance
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return the accuracy at the last position: at lengths of training, for each range and each length beyond."""
+        """Return the accuracy at the last position: at lengths of training, for each range and each length beyond, and
+        as `accuracy` the mean of the ranges, weighed by how many lengths they have."""
         trainer.test(module, datamodule=self, verbose=False)
         loader, length, right = module.test_sequences.unbind(dim=1)
         parts = []
@@ -154,7 +155,9 @@ class StateTracking(ResumableDataModule):
             of_part = right[loader == index]
             parts.append({"lengths": list(lengths), "accuracy": of_part.mean().item(), "sequences": len(of_part)})
         length, right = length[loader > 0], right[loader > 0]
+        numbers = [high - low + 1 for low, high in self.eval_ranges]
         return {
+            "accuracy": float(np.average([part["accuracy"] for part in parts[1:]], weights=numbers)),
             "task": self.task.name,
             "chance": self.chance,
             "training_lengths": [self.min_length, self.max_length],

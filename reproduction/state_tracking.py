@@ -86,7 +86,7 @@ def selected(candidates: Sequence[Run]) -> tuple[str, ...] | None:
 
 def _without_details(row: dict) -> dict:
     """Return what the page needs: of a run of the selection its accuracy at lengths of training alone."""
-    left_out = {"accuracy_by_length"} | ({"ranges"} if row.get("seed") == SELECTION_SEED else set())
+    left_out = {"accuracy_by_length"} | ({"ranges", "accuracy"} if row.get("seed") == SELECTION_SEED else set())
     return {key: value for key, value in row.items() if key not in left_out}
 
 

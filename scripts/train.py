@@ -7,6 +7,7 @@ configs/train.yaml lists what can be set; a run writes everything to outputs/<na
 
 import sys
 import time
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -33,21 +34,20 @@ def train(config: DictConfig) -> dict:
 
 
 @hydra_command("train")
-def main(config: DictConfig) -> None:
-    """Train one run, or one job of a sweep."""
+def main(config: DictConfig) -> float | None:
+    """Train one run, or one job of a sweep; return the number that a sweep optimises."""
     hydra = HydraConfig.get()
     take_saved_values(config)
     config.overrides = command_to_record(hydra)
     say_overruled(config, hydra)
-    if hydra.mode == RunMode.MULTIRUN:
-        sweep.train_job(train, config)
-    else:
-        train(config)
+    in_sweep = hydra.mode == RunMode.MULTIRUN
+    result = sweep.train_job(train, config, Path(hydra.sweep.dir)) if in_sweep else train(config)
+    return sweep.metric(result, config.metric)
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.argv[1:] = command_of_run(sys.argv[1:])
+        sys.argv[1:] = sweep.named_by_what_differs(command_of_run(sys.argv[1:]))
     try:
         main()
     finally:

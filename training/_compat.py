@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,6 +29,11 @@ def end_by_sigterm(trainer: Trainer, received: bool) -> None:
 def saved_step(callback: ModelCheckpoint) -> int:
     """Return the step of the checkpoint that was saved last."""
     return callback._last_global_step_saved
+
+
+def keep_average_on(callback: WeightAveraging, device: torch.device) -> None:
+    """Set where a callback that has not been set up keeps its average."""
+    callback._device = device
 
 
 class KeepingWriter(ExperimentWriter):

@@ -9,7 +9,6 @@ import torch
 from hydra.utils import instantiate
 from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
-from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from omegaconf import DictConfig
@@ -22,6 +21,7 @@ from training.graceful_stop import GracefulStop
 from training.lightning_module import TrainingModule
 from training.resume import Resumed
 from training.schedules import schedule_of
+from training.screen import Lines, progress_bar, show_model
 
 
 class Run(NamedTuple):
@@ -56,6 +56,7 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     model.checkpoint_blocks = config.activation_checkpointing
     schedule = schedule_of(config.get("schedule"))
     module = TrainingModule(model, instantiate(config.optim), schedule, config.compile, weights)
+    show_model(model)
     return Run(trainer, module, data)
 
 
@@ -116,18 +117,23 @@ def fit_model_to_data(model: DictConfig, data: LightningDataModule) -> None:
 def build_trainer(config: DictConfig) -> Trainer:
     """Return the Trainer of a config with its callbacks."""
     ends = [GracefulStop(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
-    reports = [callbacks.TextSamples(config.run_dir), callbacks.StepStatistics()]  # samples do not count as training
+    samples = [callbacks.TextSamples(config.run_dir)] if config.samples else []
+    reports = [*samples, callbacks.StepStatistics()]  # samples do not count as training
     hooks = [instantiate(config.checkpoint), *ends, *reports]
     hooks += [instantiate(callback) for callback in config.callbacks.values()]
-    if config.trainer.enable_progress_bar and not any(isinstance(hook, ProgressBar) for hook in hooks):
-        hooks.append(TQDMProgressBar(refresh_rate=10))
+    loggers = build_loggers(config.logger)
+    if bar := progress_bar(config.trainer.enable_progress_bar, hooks):
+        hooks += [bar] * (bar not in hooks)
+    else:
+        loggers.append(Lines(config.run_dir, config.trainer.max_steps))
     # By itself Lightning writes checkpoints of SLURM's jobs to the working folder, from which all later jobs go on.
     by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may be in a job too
     slurm = [SLURMEnvironment(auto_requeue=False)] if by_srun else []
     return instantiate(
         config.trainer,
         default_root_dir=config.run_dir,
-        logger=build_loggers(config.logger),
+        logger=loggers,
         callbacks=hooks,
+        enable_progress_bar=bar is not None,
         plugins=[checkpoint.AtomicCheckpointIO(), *slurm],
     )

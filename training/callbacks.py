@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 
@@ -33,11 +34,16 @@ class RunRecord(Callback):
         self.config: dict[str, Any] = OmegaConf.to_container(self._open_config, resolve=True)
         self.last = Path(self.config["checkpoint"]["dirpath"]) / LAST
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsFile):
+                logger.begin_at(trainer.global_step)
         if not trainer.is_global_zero:
             return
         folder = Path(self.config["run_dir"])
         folder.mkdir(parents=True, exist_ok=True)
+        if pl_module.lr is not None:  # callbacks=lr_finder may have found another
+            self.config["optim"]["lr"] = pl_module.lr
         OmegaConf.save(OmegaConf.create(self.config), folder / "config.yaml")
         if (tokenizer := trainer.datamodule.tokenizer_folder) is not None:
             self._keep_tokenizer(tokenizer, folder / TOKENIZER)
@@ -52,11 +58,6 @@ class RunRecord(Callback):
             return
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(source, kept)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, MetricsFile):
-                logger.begin_at(trainer.global_step)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
@@ -76,6 +77,18 @@ class RunRecord(Callback):
         print(f"stopped {cause}at step {step}; {advice}", file=sys.stderr)
         if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "test":
             raise SystemExit(128 + signal.SIGINT) from None  # Lightning would end with 1
+
+
+class RateFinder(LearningRateFinder):
+    """A LearningRateFinder at the beginning of a run alone, whose suggestion is the run's `optim.lr` from then on."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path is not None or pl_module.lr is None:
+            return
+        pl_module.checks_loss = False  # the largest rates are meant to make it diverge
+        super().on_fit_start(trainer, pl_module)
+        pl_module.checks_loss = True
+        rank_zero_only(print)(f"callbacks=lr_finder: optim.lr={pl_module.lr:.3g}")
 
 
 class StepStatistics(Callback):

@@ -30,22 +30,23 @@ class JobError(CompactHydraException):
     """What has ended a job of a sweep, and was told."""
 
 
-def hydra_command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+def hydra_command(config_name: str) -> Callable[[Callable[[DictConfig], float | None]], Callable[[], None]]:
     """Decorate a function of a config: it becomes a command that Hydra starts with configs/<config_name>.yaml.
 
-    Whatever goes wrong, in Hydra too, ends it in one line, as `one_line_errors` says.
+    What it returns is what a sweeper optimises. Whatever goes wrong, in Hydra too, ends it in one line, as
+    `one_line_errors` says.
     """
 
-    def decorate(job: Callable[[DictConfig], None]) -> Callable[[], None]:
+    def decorate(job: Callable[[DictConfig], float | None]) -> Callable[[], None]:
         @wraps(job)
         def main() -> None:
             asked = os.environ.get(FULL_ERROR)
 
-            def run(config: DictConfig) -> None:
+            def run(config: DictConfig) -> float | None:
                 overrides = " ".join(HydraConfig.get().overrides.task)
                 in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
                 with _environment(FULL_ERROR, asked), one_line_errors(overrides if in_sweep else None):
-                    job(config)
+                    return job(config)
 
             # Hydra prints its errors with a traceback, or, asked by this variable, raises them.
             with one_line_errors(), _environment(FULL_ERROR, "1"):
@@ -90,15 +91,15 @@ def literal(arguments: Sequence[str], texts: Sequence[str] = (), paths: Sequence
 
 
 def _is_text(value: str, sweep: bool) -> bool:
-    if (found := _parsed(value)) is None:
+    if (found := parsed(f"key={value}")) is None:
         return False
     return found.value() is None or isinstance(found.value(), str) or (sweep and found.is_sweep_override())
 
 
-def _parsed(value: str) -> Override | None:
-    """Return how Hydra reads a value; None if it cannot."""
+def parsed(argument: str) -> Override | None:
+    """Return how Hydra reads KEY=VALUE; None if it cannot."""
     try:
-        return OverridesParser.create().parse_override(f"key={value}")
+        return OverridesParser.create().parse_override(argument)
     except HydraException:
         return None
 
@@ -111,7 +112,7 @@ def quoted(value: object) -> str:
 
 def unquoted(text: str) -> str:
     """Return what Hydra makes of a text: without quotes and escapes. A path that it reads otherwise is what it is."""
-    found = _parsed(text)
+    found = parsed(f"key={text}")
     return found.value() if found and isinstance(found.value(), str) else text
 
 

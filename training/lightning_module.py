@@ -64,6 +64,8 @@ class TrainingModule(LightningModule):
         self.weights = weights
         self.optim = optim
         self.schedule = schedule
+        self.checks_loss = True  # whether training ends where the loss is not finite
+        self._lr: float | None = getattr(optim, "keywords", {}).get("lr")
         self.compile_loss = compile
         self._compiled_loss: CompiledLoss | None = None
         self._training_shape: torch.Size | None = None
@@ -88,9 +90,23 @@ class TrainingModule(LightningModule):
         if self.compile_loss and self._compiled_loss is None:
             self._compiled_loss = CompiledLoss(self.model.loss)
 
+    @property
+    def lr(self) -> float | None:
+        """The rate of the optimizer, before its schedule; None for an `optim` without one."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        """Set it for an optimizer that is configured, too, as Lightning's LearningRateFinder does."""
+        self._lr = rate
+        for options in self._group_options:
+            options |= {"lr": rate} | ({"initial_lr": rate} if "initial_lr" in options else {})
+
     def configure_optimizers(self) -> dict:
         # A fused optimizer unscales float16 gradients inside its step, too late for clipping them.
         options = {"fused": self.trainer.precision != "16-mixed"} | getattr(self.optim, "keywords", {})
+        if self.lr is not None:
+            options["lr"] = self.lr
         configured = with_schedule(self.optim(self.model, **options), self.schedule)
         groups = configured["optimizer"].param_groups
         self._group_options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
@@ -101,7 +117,7 @@ class TrainingModule(LightningModule):
         optimizer, schedule = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
         groups = optimizer.param_groups
         for group, asked in zip(groups, self._group_options, strict=True):
-            group |= asked | {"lr": group["lr"]}
+            group |= asked if schedule is None else asked | {"lr": group["lr"]}
             _place_counts(optimizer, group)
         if isinstance(schedule, LambdaLR):
             schedule.base_lrs = [asked["initial_lr"] for asked in self._group_options]
@@ -141,7 +157,7 @@ class TrainingModule(LightningModule):
         self._training_shape = batch["input_ids"].shape
         loss, right = self._loss(batch, batch_idx, self._training_states, self.trainer.accumulate_grad_batches)
         # Reading a value from a GPU stalls it, so there the loss is looked at only when it is logged anyway.
-        if self._logs_this_step or loss.device.type == "cpu":
+        if self.checks_loss and (self._logs_this_step or loss.device.type == "cpu"):
             self._check_finite("training loss", loss)
         if self._logs_this_step:
             self.log("train/loss", loss, prog_bar=True)

@@ -2,23 +2,39 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+
+from training.command_line import parsed
 
 _rows: list[dict] = []  # of the jobs that have ended in this process
 _folder: Path | None = None
 
 
-def train_job(train: Callable[[DictConfig], dict], config: DictConfig) -> None:
-    """Train one job, or go on with it where the same sweep was broken off: in the folder that hydra.sweep.dir names."""
+def named_by_what_differs(arguments: Sequence[str]) -> list[str]:
+    """Return arguments by which Hydra names the folder of a job after the overrides that are not the same in all."""
+    overrides = [override for argument in arguments if (override := parsed(argument)) is not None]
+    same = [override.key_or_group for override in overrides if not override.is_sweep_override()]
+    named = [key for key in same if not key.startswith("hydra.")]
+    return [*arguments, f"hydra.job.config.override_dirname.exclude_keys=[{','.join(named)}]"]
+
+
+def train_job(train: Callable[[DictConfig], dict], config: DictConfig, sweep: Path) -> dict:
+    """Train one job, or go on with it where the same sweep was broken off: in the folder that hydra.sweep.dir names.
+
+    Args:
+        train: trains and evaluates the run of a config.
+        config: of the job.
+        sweep: the folder of the sweep.
+    """
     from training.checkpoint import of_run
 
     global _folder
     check_sweep(config.trainer)
-    folder = Path(config.run_dir)
-    _folder, overrides = folder.parent, list(config.overrides)
+    folder, overrides = Path(config.run_dir), list(config.overrides)
+    _folder = sweep
     _check_same(folder, overrides)
     file, result = folder / "eval.json", {}
     try:
@@ -29,7 +45,23 @@ def train_job(train: Callable[[DictConfig], dict], config: DictConfig) -> None:
             config.ckpt_path = str(folder) if of_run(folder) else config.ckpt_path
             result = train(config)
     finally:
-        _rows.append({"job": folder.name, "overrides": overrides} | _numbers(result))
+        _rows.append({"job": os.path.relpath(folder, sweep)} | _numbers(result))
+    return result
+
+
+def metric(result: dict, name: str | None) -> float | None:
+    """Return the number of an evaluation that a sweep optimises.
+
+    Args:
+        result: the evaluation.
+        name: its key; None for the first number.
+    """
+    numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
+    if name is None:
+        return next(iter(numbers.values()), None)
+    if name not in numbers:
+        raise ValueError(f"metric={name}: this evaluation has {', '.join(numbers)}")
+    return numbers[name]
 
 
 def check_sweep(trainer: DictConfig) -> None:
@@ -59,7 +91,7 @@ def _numbers(result: dict) -> dict[str, float]:
     """Return the numbers of an evaluation that a row has room for."""
     if "ranges" in result:
         return {"accuracy {}-{}".format(*part["lengths"]): part["accuracy"] for part in result["ranges"]}
-    return {"perplexity": result["perplexity"]} if result else {}
+    return {key: value for key, value in result.items() if isinstance(value, int | float)}
 
 
 def show() -> None:
@@ -68,9 +100,7 @@ def show() -> None:
 
     if not _rows or int(os.environ.get("RANK", 0)):
         return
-    shared = set.intersection(*(set(row["overrides"]) for row in _rows))
-    rows = [row | {"overrides": " ".join(o for o in row["overrides"] if o not in shared)} for row in _rows]
-    table = DataFrame(rows)
+    table = DataFrame(_rows)
     table.to_csv(_folder / "results.csv", index=False)
     print(f"\n{table.to_string(index=False, float_format='{:.4f}'.format, na_rep='')}")
     print(f"sweep: {_folder}")

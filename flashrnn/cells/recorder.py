@@ -28,7 +28,8 @@ def recorded(
     for name, value in inputs.items():
         recorder.record(value, recorder.graph.input(name))
     try:
-        with recorder:
+        # Of anomaly mode, the checks for NaN would be recorded, too.
+        with torch.autograd.set_detect_anomaly(False), recorder:
             results = function()
     except UntraceableCell as error:
         raise UntraceableCell(f"{error}{_line_of_step(cell, error)}") from error

@@ -216,3 +216,11 @@ def test_constants_are_those_of_the_dtype_that_kernels_compute_in(dtype):
 
     graph = trace(Cell("tiny", step, states=("h",)), dtype).forward
     assert torch.finfo(dtype).tiny in [node.value for node in graph.nodes if node.op == "const"]
+
+
+def test_a_cell_is_traced_in_anomaly_mode():
+    """Whose checks for NaN are operators without a scalar form."""
+    cell = Cell("watched", lambda g, h: torch.tanh(g), states=("h",))
+    with torch.autograd.set_detect_anomaly(True):
+        trace(cell, torch.float32)
+        assert torch.is_anomaly_enabled()

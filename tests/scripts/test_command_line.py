@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from scripts.train import train
@@ -23,12 +24,12 @@ def test_train_several_models_then_evaluate_one(tmp_path):
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.count("Accuracy of the label at the last position") == 2
     (sweep,) = (tmp_path / "outputs" / "parity").iterdir()
-    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0_elman", "1_lstm"}
-    made = {path.name for path in (sweep / "1_lstm").iterdir()}
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"model=elman", "model=lstm"}
+    made = {path.name for path in (sweep / "model=lstm").iterdir()}
     assert {"config.yaml", "checkpoints", "metrics.csv", "eval.json", "accuracy.png"} <= made
-    assert str(sweep / "1_lstm" / "checkpoints" / "last.ckpt") in trained.stdout
+    assert str(sweep / "model=lstm" / "checkpoints" / "last.ckpt") in trained.stdout
 
-    evaluated = run("scripts.evaluate", f"ckpt={sweep}/1_lstm", "data.eval_lengths=[6,14]", folder=tmp_path)
+    evaluated = run("scripts.evaluate", f"ckpt={sweep}/model=lstm", "data.eval_lengths=[6,14]", folder=tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
     assert "6-14" in evaluated.stdout
 
@@ -149,4 +150,18 @@ def test_a_job_that_fails_leaves_the_others(tmp_path):
     assert "optim.lr=1e+20" in ended.stderr.partition(" failed\nerror: ")[0].splitlines()[-1]
     assert len(list(tmp_path.glob("outputs/parity/*/*/eval.json"))) == 2
     (table,) = tmp_path.glob("outputs/parity/*/results.csv")
-    assert "1_slstm,optim.lr=1e+20,," in table.read_text().splitlines()
+    assert "optim.lr=1e+20,," in table.read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_optuna_searches(tmp_path):
+    options = ["hydra.sweeper.n_trials=3", "hydra.sweep.dir=outputs/search", "schedule.total_steps=20"]
+    search = ["hparams_search=parity", *TINY["parity"][1:], *SHORT, *options]
+    searched = run("scripts.train", *search, folder=tmp_path)
+    assert searched.returncode == 0, searched.stderr
+    folder = tmp_path / "outputs" / "search"
+    found = yaml.safe_load((folder / "optimization_results.yaml").read_text())
+    jobs = {file.parent.name: json.loads(file.read_text())["accuracy"] for file in folder.glob("*/eval.json")}
+    best = "model.d_model={model.d_model},optim.lr={optim.lr}".replace("{", "{0[").replace("}", "]}")
+    assert len(jobs) == 3
+    assert jobs[best.format(found["best_params"])] == found["best_value"] == max(jobs.values())

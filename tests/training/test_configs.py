@@ -37,9 +37,17 @@ def test_experiments_compose_with_every_model(experiment, model):
     assert len(built.blocks) == composed.model.num_blocks
 
 
-@pytest.mark.parametrize("trainer", options("trainer"))
-def test_trainers_compose(trainer):
-    OmegaConf.to_container(config(f"trainer={trainer}", "run_dir=."), resolve=True)
+@pytest.mark.parametrize("experiment", ["parity", "slimpajama_160m"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        f"{group}={option}"
+        for group in ("trainer", "schedule", "logger", "callbacks", "debug", "hparams_search")
+        for option in options(group)
+    ],
+)
+def test_options_compose(experiment, option):
+    OmegaConf.to_container(config(f"experiment={experiment}", option, "run_dir=."), resolve=True)
 
 
 def test_slimpajama_is_the_run_of_the_paper():

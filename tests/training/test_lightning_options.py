@@ -1,0 +1,100 @@
+"""What people know from Lightning works here, and a run that is resumed keeps it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from scripts.train import train
+from tests.tiny_runs import evaluate, losses, metrics
+from training import checkpoint
+from training.averaging import MovingAverage
+
+KEEP = ["checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1"]
+
+
+def test_a_moving_average_is_evaluated_and_saved_and_resumes_exactly(tiny_config):
+    average = ["callbacks=ema", "callbacks.ema.decay=0.5"]
+    whole = tiny_config("parity", *KEEP, *average, run="whole")
+    result = train(whole)
+    assert evaluate(whole.run_dir) == result
+    middle = f"{whole.run_dir}/checkpoints/step_3.ckpt"
+    resumed = tiny_config("parity", *average, f"ckpt_path={middle}", run="resumed")
+    assert train(resumed) == result
+    assert losses(Path(resumed.run_dir)) == {n: loss for n, loss in losses(Path(whole.run_dir)).items() if n >= 3}
+    ends = [torch.load(checkpoint.find(config.run_dir)) for config in (whole, resumed)]
+    for name in ends[0]["state_dict"]:
+        for key in ("state_dict", "current_model_state"):
+            assert torch.equal(ends[0][key][name], ends[1][key][name])
+    weight = "model.head.weight"
+    assert not torch.equal(ends[0]["state_dict"][weight], ends[0]["current_model_state"][weight])
+    without = tiny_config("parity", run="without")
+    train(without)
+    assert losses(Path(without.run_dir)) == losses(Path(whole.run_dir))  # the average changes no step
+
+
+def test_sharded_weights_have_no_average():
+    class Sharded:
+        strategy = torch.nn.Module()
+
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    Sharded.strategy = ModelParallelStrategy.__new__(ModelParallelStrategy)
+    with pytest.raises(ValueError, match="callbacks=ema: sharded weights"):
+        MovingAverage().setup(Sharded, torch.nn.Module(), "fit")
+
+
+def rates(config):
+    return [float(row["train/lr"]) for row in metrics(Path(config.run_dir)) if row["train/lr"]]
+
+
+def test_the_rate_that_was_found_is_that_of_the_run_also_when_it_goes_on(tiny_config, capsys):
+    finder = ["callbacks=lr_finder", "callbacks.lr_finder.num_training_steps=30", "schedule=none"]
+    config = tiny_config("parity", *finder, run="first")
+    train(config)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("callbacks=lr_finder")]
+    found = OmegaConf.load(Path(config.run_dir) / "config.yaml").optim.lr
+    assert line == f"callbacks=lr_finder: optim.lr={found:.3g}"
+    assert found != config.optim.lr
+    assert rates(config) == pytest.approx([found] * 8)
+    assert list(losses(Path(config.run_dir))) == list(range(8))  # the search has left no trace
+    longer = ["trainer.max_steps=9", f"optim.lr={found}", f"ckpt_path={config.run_dir}"]
+    resumed = tiny_config("parity", *finder, *longer, run="second")
+    train(resumed)
+    assert "callbacks=lr_finder" not in capsys.readouterr().out
+    assert rates(resumed) == pytest.approx([found])
+
+
+def test_several_loggers(tiny_config):
+    config = tiny_config("parity", "logger=[csv,tensorboard]", "callbacks=[lr_monitor,early_stopping]")
+    train(config)
+    written = EventAccumulator(f"{config.run_dir}/tensorboard").Reload()
+    shown = {event.step: event.value for event in written.Scalars("train/loss")}
+    assert shown == pytest.approx({step: float(loss) for step, loss in losses(Path(config.run_dir)).items()})
+    assert "lr-AdamW/pg1" in written.Tags()["scalars"]
+
+
+def test_loggers_have_names(tiny_config):
+    with pytest.raises(ValueError, match=r"logger\._target_=a\.Logger: loggers have names"):
+        train(tiny_config("parity", "logger=none", "+logger._target_=a.Logger"))
+
+
+@pytest.mark.parametrize("debug", ["fdr", "limit", "profiler"])
+def test_debugging(tiny_config, debug):
+    assert 0 <= train(tiny_config("parity", f"debug={debug}", "trainer.accelerator=cpu"))["accuracy"] <= 1
+
+
+def test_lines_in_place_of_a_bar(tiny_config, capsys):
+    config = tiny_config("text_tiny", "trainer.enable_progress_bar=true", "samples=false", "logger=none")
+    train(config)
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines() if line.startswith("step ")]
+    assert [(line[1], line[2]) for line in lines if line[2] == "val"] == [("4/8", "val"), ("8/8", "val")]
+    assert [line[1] for line in lines if line[2] == "train"] == [f"{step}/8" for step in range(1, 9)]
+    assert {"loss", "perplexity", "lr", "tokens_per_second"} <= set(lines[0])
+    assert "SequenceModel: " in out
+    assert " parameters" in out
+    assert "it/s" not in out + err
+    assert not Path(config.run_dir, "samples.txt").exists()

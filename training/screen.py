@@ -1,0 +1,73 @@
+"""What a run prints while it trains: a bar in a terminal, lines in a file or a pipe."""
+
+import sys
+
+from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
+
+_SHOWN = {
+    "loss": "{:.4f}",
+    "perplexity": "{:.2f}",
+    "accuracy": "{:.4f}",
+    "lr": "{:.2e}",
+    "gradient_norm": "{:.2f}",
+    "tokens_per_second": "{:,.0f}",
+}
+
+
+class Lines(Logger):
+    """A line for each step that is logged, and for each validation.
+
+    Args:
+        folder: of the run, where Lightning puts what has no folder of its own.
+        max_steps: of the run.
+    """
+
+    def __init__(self, folder: str, max_steps: int) -> None:
+        super().__init__()
+        self.folder, self.max_steps = folder, max_steps
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return self.folder
+
+    @rank_zero_only
+    def log_hyperparams(self, *_, **__) -> None:
+        pass
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if step is None or step >= self.max_steps:  # the evaluation at the end has a table of its own
+            return
+        for part in ("train", "val"):
+            shown = [
+                f"{name} {form.format(metrics[f'{part}/{name}'])}"
+                for name, form in _SHOWN.items()
+                if f"{part}/{name}" in metrics
+            ]
+            if shown:
+                print(f"step {step + 1}/{self.max_steps}  {part:<5}  {'  '.join(shown)}", flush=True)
+
+
+def progress_bar(asked: bool, hooks: list) -> ProgressBar | None:
+    """Return the bar of a run: the one among its callbacks, or that of Lightning if it is asked for and there is a
+    terminal to draw it in; None for lines."""
+    own = next((hook for hook in hooks if isinstance(hook, ProgressBar)), None)
+    return own or (TQDMProgressBar(refresh_rate=10) if asked and sys.stdout.isatty() else None)
+
+
+@rank_zero_only
+def show_model(model: nn.Module) -> None:
+    """Print the number of a model's parameters."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{type(model).__name__}: {parameters:,} parameters")
