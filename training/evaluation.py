@@ -1,5 +1,6 @@
 """What a trained model can do on the data that it is evaluated on, from its checkpoint alone."""
 
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +25,18 @@ _NOT_READ = {
     "compile": "it is for training",
     **{f"trainer.{key}": "an evaluation runs on one device" for key in _ONE_DEVICE},
 }
-_OF_TRAINING = ("optim.", "checkpoint.", "logger", "callbacks", "val_every", "global_batch_size", "trainer.max_")
+_OF_TRAINING = (
+    "optim.",
+    "schedule.",
+    "samples",
+    "metric",
+    "checkpoint.",
+    "logger",
+    "callbacks",
+    "val_every",
+    "global_batch_size",
+    "trainer.max_",
+)
 
 
 def evaluate(ckpt: str, changes: DictConfig | dict[str, Any]) -> dict:
@@ -50,6 +62,7 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any]) -> dict:
     checkpoint.load_weights(module, file, content)
     folder = (checkpoint.run_folder(file) or file.parent) / f"evaluate_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     here = {"default_root_dir": folder, "logger": False, "enable_checkpointing": False}
+    here["enable_progress_bar"] = config.trainer.enable_progress_bar and sys.stdout.isatty()
     trainer = instantiate(config.trainer, **_ONE_DEVICE, **here)
     result = data.evaluate(trainer, module)
     places = results.save(folder, result, config, trainer.strategy.root_device, step=content["global_step"])

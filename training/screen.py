@@ -10,6 +10,7 @@ from torch import nn
 _SHOWN = {
     "loss": "{:.4f}",
     "perplexity": "{:.2f}",
+    "bits_per_byte": "{:.4f}",
     "accuracy": "{:.4f}",
     "lr": "{:.2e}",
     "gradient_norm": "{:.2f}",
