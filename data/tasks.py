@@ -226,10 +226,14 @@ def _products(rng: np.random.Generator, shape: tuple[int, int], table: np.ndarra
     Tokens and labels number the elements in the same way. (Merrill et al.)
     """
     elements = rng.integers(0, len(table), shape)
+    return elements, _product_so_far(elements, table)
+
+
+def _product_so_far(elements: np.ndarray, table: np.ndarray) -> np.ndarray:
     products = elements.copy()
-    for t in range(1, shape[1]):
+    for t in range(1, elements.shape[1]):
         products[:, t] = table[products[:, t - 1], elements[:, t]]
-    return elements, products
+    return products
 
 
 @task_family
@@ -237,6 +241,36 @@ def group(group: str | Sequence[Sequence[int]]) -> Task:
     """Return the word problem of any finite group, which `data.groups.group_table` names or takes as a table."""
     table = group_table(group)
     return Task(group_name(group), len(table), len(table), partial(_products, table=table))
+
+
+@task_family
+def recall_group(group: str | Sequence[Sequence[int]], keys: int, bound: int) -> Task:
+    """Return the word problem of a group whose elements have to be recalled: associative recall, composed with it.
+
+    Tokens: `keys` keys, then the elements. A sequence first binds `bound` of the keys to random elements, "key element"
+    one after the other; then it names bound keys at random, and the label at each is the product so far of what they
+    stand for.
+    """
+    if not 1 <= bound <= keys:
+        raise ValueError(f"data.bound={bound} with data.keys={keys}: expected 1 to data.keys bound keys")
+    table = group_table(group)
+    draw = partial(_recalled_products, table=table, keys=keys, bound=bound)
+    name = f"recall_{group_name(group)}_{bound}_of_{keys}"
+    return Task(name, keys + len(table), len(table), draw, shortest=2 * bound + 1)
+
+
+def _recalled_products(
+    rng: np.random.Generator, shape: tuple[int, int], table: np.ndarray, keys: int, bound: int
+) -> tuple[np.ndarray, np.ndarray]:
+    rows = shape[0]
+    named = rng.permuted(np.tile(np.arange(keys), (rows, 1)), axis=1)[:, :bound]
+    elements = rng.integers(0, len(table), named.shape)
+    bindings = np.stack([named, keys + elements], axis=2).reshape(rows, -1)
+    asked = rng.integers(0, bound, (rows, max(0, shape[1] - 2 * bound)))
+    products = _product_so_far(np.take_along_axis(elements, asked, axis=1), table)
+    tokens = np.concatenate([bindings, np.take_along_axis(named, asked, axis=1)], axis=1)
+    labels = np.concatenate([np.full_like(bindings, IGNORE), products], axis=1)
+    return tokens[:, : shape[1]], labels[:, : shape[1]]
 
 
 @task_family

@@ -46,7 +46,8 @@ class AttentionMixer(nn.Module):
     Args:
         d_model: width of input and output.
         num_heads: number of heads; d_model / num_heads must be even (rotary embedding turns pairs).
-        rope_base: base of the rotary frequencies.
+        rope_base: base of the rotary frequencies; None is no rotary embedding: in a hybrid, recurrent blocks know where
+            they are, and attention then looks as far as it has to.
         window: tokens that one attends to, its own included; None is all. Sequences that are longer are computed with a
             mask, which takes the time of attention over all.
         block_index: place in the backbone, part of the mixer interface, unused here.
@@ -59,7 +60,7 @@ class AttentionMixer(nn.Module):
         self,
         d_model: int,
         num_heads: int = 12,
-        rope_base: float = 10_000.0,
+        rope_base: float | None = 10_000.0,
         window: int | None = None,
         block_index: int = 0,
         num_blocks: int = 1,
@@ -84,11 +85,12 @@ class AttentionMixer(nn.Module):
         B, T, d = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4)  # [B, N, T, D]
         first = x.new_zeros(B, dtype=torch.int64) if state is None else state[2]
-        steps = torch.arange(T, device=x.device)
-        # Without a state the angles are the same for all sequences.
-        positions = steps if state is None else first[:, None, None] + steps
-        angles = rotary_angles(positions, d // self.num_heads, self.rope_base)
-        q, k = rotate(q, angles), rotate(k, angles)
+        if self.rope_base is not None:
+            steps = torch.arange(T, device=x.device)
+            # Without a state the angles are the same for all sequences.
+            positions = steps if state is None else first[:, None, None] + steps
+            angles = rotary_angles(positions, d // self.num_heads, self.rope_base)
+            q, k = rotate(q, angles), rotate(k, angles)
 
         past = 0 if state is None else state[0].shape[-2]
         if past:
@@ -115,7 +117,10 @@ class AttentionMixer(nn.Module):
         (B, d), N, slots = x.shape, self.num_heads, keys.shape[2]
         slot = (context.position % slots)[:, None, None, None]
         heads = self.qkv(x).view(B, 3 * N, d // N)
-        q, k = rotate(heads[:, : 2 * N], context.angles(d // N, self.rope_base)).view(B, 2, N, 1, d // N).unbind(1)
+        q_and_k = heads[:, : 2 * N]
+        if self.rope_base is not None:
+            q_and_k = rotate(q_and_k, context.angles(d // N, self.rope_base))
+        q, k = q_and_k.view(B, 2, N, 1, d // N).unbind(1)
         slot = slot.expand_as(k)
         keys.scatter_(2, slot, k)
         values.scatter_(2, slot, heads[:, 2 * N :].unsqueeze(2))

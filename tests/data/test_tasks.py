@@ -138,6 +138,19 @@ def test_a_counter_adds_powers_of_two():
         assert labels == [sum(2**token for token in tokens[: t + 1]) % 97 for t in range(50)]
 
 
+def test_recalled_elements_are_multiplied():
+    task = get_task("recall_group", group="symmetric_3", keys=8, bound=3)
+    assert (task.name, task.vocab_size, task.num_classes, task.shortest) == ("recall_symmetric_3_3_of_8", 14, 6, 7)
+    product = product_of(permutations(3))
+    for tokens, labels in sequences(task):
+        held = dict(zip(tokens[:6:2], tokens[1:6:2], strict=True))
+        assert len(held) == 3
+        assert max(held) < 8 <= min(held.values())
+        named = [held[key] - 8 for key in tokens[6:]]
+        assert labels == [IGNORE] * 6 + [product(named[: t + 1]) for t in range(len(named))]
+    assert all(len(set(asked[6:])) > 1 for asked, _ in sequences(task))
+
+
 def test_an_automaton_answers_every_word_alike_and_forgets_by_its_last_letter_alone():
     task = get_task("automaton", states=4, letters=3, number=1)
     moves = {}
@@ -163,6 +176,7 @@ def test_the_word_problem_of_a_group_of_ones_own():
         ("parity", {"group": "cyclic_3"}, "'parity' has no option group"),
         ("group", {}, "takes the options group"),
         ("group", {"group": "cyclic_3", "modulus": 3}, "modulus"),
+        ("recall_group", {"group": "cyclic_3", "keys": 2, "bound": 3}, "data.bound=3 with data.keys=2"),
         ("modular_counter", {"modulus": 1}, "data.modulus=1"),
         ("automaton", {"states": 1, "letters": 2, "number": 0}, "data.states=1"),
     ],

@@ -18,7 +18,7 @@ MIXERS = {
     "mamba": {"name": "mamba.MambaMixer"},
     "hybrid": {  # by the names in its pattern
         "slstm": {"name": "RNNMixer", "function": "slstm", "num_heads": 2},
-        "window": {"name": "AttentionMixer", "num_heads": 2, "window": 5},
+        "window": {"name": "AttentionMixer", "num_heads": 2, "window": 5, "rope_base": None},
     },
 }
 VOCABULARY = 20

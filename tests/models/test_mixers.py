@@ -15,6 +15,7 @@ B, T, d, N = 3, 11, 16, 2
 
 MIXERS = {
     "attention": lambda: AttentionMixer(d, num_heads=N),
+    "attention_without_positions": lambda: AttentionMixer(d, num_heads=N, rope_base=None),
     "window": lambda: AttentionMixer(d, num_heads=N, window=4),
     **{cell: lambda cell=cell: RNNMixer(d, num_heads=N, function=cell) for cell in ("elman", "gru", "lstm", "slstm")},
     "slstm_conv": lambda: RNNMixer(d, num_heads=N, function="slstm", conv_width=4),
