@@ -149,7 +149,12 @@ class StateTracking(ResumableDataModule):
         """Return the accuracy at the last position: at lengths of training, for each range and each length beyond, and
         as `accuracy` the mean of the ranges, weighed by how many lengths they have."""
         trainer.test(module, datamodule=self, verbose=False)
-        loader, length, right = module.test_sequences.unbind(dim=1)
+        return self.report(module.test_sequences)
+
+    def report(self, sequences: torch.Tensor) -> dict[str, Any]:
+        """Return what `evaluate` does, from one row for each test sequence: number of its loader, length, right or
+        not."""
+        loader, length, right = sequences.unbind(dim=1)
         parts = []
         for index, lengths in enumerate(self._test_lengths):
             of_part = right[loader == index]
@@ -165,6 +170,13 @@ class StateTracking(ResumableDataModule):
             "ranges": parts[1:],
             "accuracy_by_length": {int(n): right[length == n].mean().item() for n in length.unique()},
         }
+
+    def training_batches(self, number: int) -> dict[str, torch.Tensor]:
+        """Return the first batches of training on one device, each of [number, B, T], as int16."""
+        samples = self._samples(TRAIN, self.min_length, self.max_length, self.curriculum)
+        starts = range(0, number * self.batch_size, self.batch_size)
+        batches = [samples[range(start, start + self.batch_size)] for start in starts]
+        return {name: torch.stack([batch[name].short() for batch in batches]) for name in batches[0]}
 
     def train_dataloader(self) -> DataLoader:
         return self.training_loader(self._samples(TRAIN, self.min_length, self.max_length, self.curriculum), size=None)

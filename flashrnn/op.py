@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from flashrnn._torch_private import constant_when_compiled, dynamo_at_work, transforms_active
+from flashrnn.batching import folded_backward, folded_forward
 from flashrnn.cells import Cell, cell_of_key
 from flashrnn.dispatch import no_autocast, operator_gate_format, run_backward, run_forward
 from flashrnn.memory_format import aux_in_format, empty_in_format, in_format
@@ -194,16 +195,24 @@ torch.library.register_autograd("flashrnn::backward", _no_double_backward, setup
 class _Forward(torch.autograd.Function):
     """flashrnn::forward for torch.func."""
 
-    generate_vmap_rule = True
     forward = staticmethod(_forward)
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_autograd)
+
+    @staticmethod
+    def vmap(info, dims, *arguments):
+        run = _Forward.apply if transforms_active() else _forward
+        return folded_forward(run, info.batch_size, dims, *arguments)
 
 
 class _Backward(torch.autograd.Function):
     """flashrnn::backward for torch.func."""
 
-    generate_vmap_rule = True
     forward = staticmethod(_backward)
     setup_context = staticmethod(_note_backend)
     backward = staticmethod(_no_double_backward)
+
+    @staticmethod
+    def vmap(info, dims, *arguments):
+        run = _Backward.apply if transforms_active() else _backward
+        return folded_backward(run, info.batch_size, dims, *arguments)

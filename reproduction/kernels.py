@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks import numerical_error
-from benchmarks.cases import HIDDEN, MODES, TRAINING, Case, Job
+from benchmarks.cases import FORWARD, HIDDEN, MODES, TRAINING, Case, Job
 from benchmarks.figures import label
 from benchmarks.markdown import markdown
 from benchmarks.ours import NAME as OURS
@@ -32,10 +32,14 @@ def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
     }
 
 
+_SHORT = {FORWARD: "forward", TRAINING: "training"}
+
+
 def _speed_table(contents: list[dict]) -> Table:
     measured = jobs(contents)
     names = list(dict.fromkeys(name for rows in measured.values() for name in times(rows) if name != OURS))
-    table = [["cell, heads × size, batch, steps", "mode", OURS, *names, "fastest recurrent peer / ours"]]
+    header = ["cell, heads × size, batch, steps", "mode", *map(label, (OURS, *names)), "fastest recurrent peer / ours"]
+    table = [header]
     for (case, mode), rows in measured.items():
         ms = times(rows)
         fastest = fastest_peer(ms)
@@ -44,7 +48,7 @@ def _speed_table(contents: list[dict]) -> Table:
             ratio += " †"
         what = f"{case.function}, {case.N} × {case.D}, {case.B}, {case.T}"
         cells = [f"{ms[name]:.2f}" if name in ms else "" for name in (OURS, *names)]
-        table.append([what, mode, *cells, ratio])
+        table.append([what, _SHORT[mode], *cells, ratio])
     return table
 
 
@@ -55,12 +59,13 @@ def _beside_paper(contents: list[dict]) -> list[str]:
     shown = {D: measured.get(Job(Case("lstm", HIDDEN // D, D, 16), TRAINING), {}) for D in published["CUDA fused"]}
     if not any(shown.values()):
         return []
-    names = list(dict.fromkeys(name for rows in shown.values() for name in times(rows)))
-    table = [["head size", *(f"paper, {name}" for name in published), *(f"here, {name}" for name in names)]]
+    here: dict[str, dict[int, float]] = {}
     for size, rows in shown.items():
-        ms = times(rows)
-        theirs = [f"{bars[size]:.2f}" if size in bars else "" for bars in published.values()]
-        table.append([str(size), *theirs, *(f"{ms[name]:.2f}" if name in ms else "" for name in names)])
+        for name, ms in times(rows).items():
+            here.setdefault(f"here, {label(name)}", {})[size] = ms
+    table = [["head size", *map(str, shown)]]
+    for name, bars in ({f"paper, {name}": bars for name, bars in published.items()} | here).items():
+        table.append([name, *(f"{bars[size]:.2f}" if size in bars else "" for size in shown)])
     said = (
         "The paper's own times, on an H100, beside those measured here: milliseconds of forward and backward of an "
         f"LSTM of {HIDDEN} units, batch 16, 1024 steps. In which dtype and layout the paper's nn.LSTM ran, and whether "
@@ -111,8 +116,8 @@ def _error_table(contents: list[dict]) -> Table:
 
 KERNEL_SPEED = Reproduction(
     source="kernels_heads",
-    what="Milliseconds (medians) of h alone, or of h and all gradients. † of a peer that was timed in another run than "
-    "ours.",
+    what="Milliseconds (medians) of h alone (forward), or of h and all gradients (training). † of a peer that was "
+    "timed in another run than ours.",
     measure=lambda options: kernels(options, "heads", "batch", "length", "short"),
     table=_speed_table,
     draw=_draw_speed,

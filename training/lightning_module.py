@@ -267,11 +267,7 @@ class TrainingModule(LightningModule):
             self._read_on(batch)
             return
         right = self._eval_step(batch, batch_idx)
-        position = torch.arange(1, right.shape[1] + 1, device=right.device)
-        length = torch.where(batch["labels"] != IGNORE, position, 0).amax(dim=1)  # [B]
-        right, length = right[length > 0], length[length > 0]
-        last = right.gather(1, length[:, None] - 1).squeeze(1)
-        self.eval_sequences.update(torch.stack((torch.full_like(length, dataloader_idx), length, last), dim=1))
+        self.eval_sequences.update(last_answers(right, batch["labels"], dataloader_idx))
 
     def on_test_epoch_end(self) -> None:
         self._eval_epoch_end("test")
@@ -282,6 +278,22 @@ class TrainingModule(LightningModule):
             self.test_windows = self.eval_windows.compute().cpu()
         self.eval_sequences.reset()
         self.eval_windows.reset()
+
+
+def last_answers(right: Tensor, labels: Tensor, loader: int) -> Tensor:
+    """Return a row for each sequence that has a label, int64: number of its loader, its length, and whether the answer
+    at that last position was right.
+
+    Args:
+        right: bool [B, T], which answers are right.
+        labels: int64 [B, T].
+        loader: its number.
+    """
+    position = torch.arange(1, right.shape[1] + 1, device=right.device)
+    length = torch.where(labels != IGNORE, position, 0).amax(dim=1)  # [B]
+    right, length = right[length > 0], length[length > 0]
+    last = right.gather(1, length[:, None] - 1).squeeze(1)
+    return torch.stack((torch.full_like(length, loader), length, last), dim=1)
 
 
 def _place_counts(optimizer: torch.optim.Optimizer, group: dict) -> None:

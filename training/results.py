@@ -28,11 +28,7 @@ def environment(device: torch.device) -> dict:
 
 def save(folder: Path, result: dict, config: DictConfig, device: torch.device, **facts: float) -> dict[str, Path]:
     """Write eval.json and, for accuracies, accuracy.png; return where they are."""
-    content = {"name": config.name, **facts, **result, "environment": environment(device)}
-    content["config"] = OmegaConf.to_container(config, resolve=True)
-    places = {"results": folder / "eval.json"}
-    with replacing(places["results"]) as file:
-        file.write(f"{json.dumps(content, indent=2)}\n".encode())
+    places = {"results": write(folder, result, config, device, **facts)}
     if "ranges" in result:
         places["plot"] = folder / "accuracy.png"
         plot(result, mixer_name(config.model), places["plot"])
@@ -40,6 +36,16 @@ def save(folder: Path, result: dict, config: DictConfig, device: torch.device, *
         places["plot"] = folder / "perplexity_by_position.png"
         plot_by_position(result["by_position"], mixer_name(config.model), config.data.context_length, places["plot"])
     return places
+
+
+def write(folder: Path, result: dict, config: DictConfig, device: torch.device, **facts: float) -> Path:
+    """Write eval.json, and return where it is."""
+    content = {"name": config.name, **facts, **result, "environment": environment(device)}
+    content["config"] = OmegaConf.to_container(config, resolve=True)
+    path = folder / "eval.json"
+    with replacing(path) as file:
+        file.write(f"{json.dumps(content, indent=2)}\n".encode())
+    return path
 
 
 def plot(result: dict, model: str, file: Path) -> None:

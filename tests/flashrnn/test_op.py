@@ -207,6 +207,32 @@ def test_an_ensemble_by_vmap(no_grad, backend):
         torch.testing.assert_close(parameters["recurrent_l0.R"].grad[1], models[1].recurrent_l0.R.grad)
 
 
+def test_an_ensemble_is_one_call(monkeypatch):
+    models, calls, run = [FlashRNN(5, 6, backend="cpu_fused") for _ in range(3)], [], dispatch.run_forward
+    monkeypatch.setattr("flashrnn.op.run_forward", lambda *arguments: calls.append(arguments) or run(*arguments))
+    x, (parameters, _) = torch.randn(4, 2, 5), torch.func.stack_module_state(models)
+    torch.func.vmap(lambda parameters: torch.func.functional_call(models[0], parameters, (x,))[0])(parameters)
+    (call,) = calls
+    assert call[2].R.shape == (4, 3, 6, 6)
+
+
+@pytest.mark.parametrize("mapped", [("Wx",), ("Wx", "reset"), ("R", "reset"), ("R", "states"), ("b",)], ids="+".join)
+def test_whatever_is_mapped_over_is_mapped(mapped):
+    Wx, R, b, states, reset = operator_arguments(LSTM, with_reset=True)
+    inputs = {"Wx": Wx, "R": R, "b": b, "states": states, "reset": reset}
+    several = {name: torch.stack([inputs[name], inputs[name].flip(-1)]) for name in mapped}
+    dims = [1 if name == "Wx" and name in several else 0 if name in several else None for name in inputs]
+    given = [several.get(name, x).movedim(0, dim or 0) for (name, x), dim in zip(inputs.items(), dims, strict=True)]
+
+    def run(Wx, R, b, states, reset):
+        return flashrnn(Wx, R, b, states, reset=reset, backend="vanilla")
+
+    h, last = torch.func.vmap(run, in_dims=tuple(dims))(*given)
+    for k in range(2):
+        alone = run(*(several[name][k] if name in several else x for name, x in inputs.items()))
+        torch.testing.assert_close((h[k], last[k]), alone)
+
+
 @pytest.mark.parametrize("backend", ["vanilla", "cpu_fused"])
 def test_layout_of_saved_tensors_does_not_matter(backend):
     """Hooks that keep them elsewhere, as for activation offloading, may give back dense copies of some."""

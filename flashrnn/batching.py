@@ -1,0 +1,79 @@
+"""The recurrence under torch.func.vmap: one call, with what is mapped over as more heads or as a larger batch."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Results = tuple[Tensor, ...]
+Dims = tuple[int | None, ...]
+
+
+def folded_forward(run: Callable[..., Results], size: int, dims: Dims, *arguments) -> tuple[Results, Dims]:
+    """Return the results of flashrnn::forward, mapped over, and which of their dimensions is the mapped one.
+
+    Args:
+        run: the operator, with its arguments.
+        size: of the dimension that is mapped over.
+        dims: which one that is in each argument; None: in none.
+        arguments: of the operator.
+    """
+    inputs, options = arguments[:5], arguments[5:]
+    reset, N, B, gate_format = dims[4], _size(arguments[0], dims[0], 3), _size(arguments[0], dims[0], 0), options[-1]
+    with_weights = dims[1] is not None or dims[2] is not None
+    if with_weights and reset is not None:  # the heads of a call share its reset
+        return _one_by_one(run, size, dims, *arguments)
+    if with_weights:
+        into = (3, 1, 1, 2, None)  # axes of Wx, R, b and states that are heads
+        results = run(*_folded(size, dims, inputs, into), *options)
+        return _apart(results, (2, 3, 2, _heads_axis(gate_format)), size, N)
+    into = (0, None, None, 1, 0)
+    results = run(*_folded(size, dims, inputs, into), *options)
+    return _apart(results, (0, 1, 1, 0), size, B)
+
+
+def folded_backward(run: Callable[..., Results], size: int, dims: Dims, *arguments) -> tuple[Results, Dims]:
+    """Return the results of flashrnn::backward, as `folded_forward` does. Each has its own gradients of the weights,
+    also where all have the same weights."""
+    (*residual, reset, h, aux, gates), options = arguments[:9], arguments[9:]
+    if dims[5] is not None:
+        return _one_by_one(run, size, dims, *arguments)
+    into = (2, 3, 2, 1, 2, None, 2, 3, _heads_axis(options[0]))
+    results = run(*_folded(size, dims, (*residual, reset, h, aux, gates), into), *options)
+    return _apart(results, (3, 1, 1, 2), size, _size(h, dims[6], 2))
+
+
+def _heads_axis(gate_format: str) -> int:
+    """Return which axis of gates [B, T, *the axes of the format] is that of the heads."""
+    return 2 + gate_format.index("N")
+
+
+def _size(x: Tensor, dim: int | None, axis: int) -> int:
+    """Return the size of an axis of x, counted without the mapped dimension."""
+    return x.shape[axis + (dim is not None and dim <= axis)]
+
+
+def _folded(size: int, dims: Dims, tensors: Sequence[Tensor | None], into: Dims) -> list[Tensor | None]:
+    """Return tensors whose mapped dimension, or one that repeats them, is the outer part of the axis `into`."""
+    return [
+        x if x is None or axis is None else _with(x, dim, size, axis).flatten(axis, axis + 1)
+        for x, dim, axis in zip(tensors, dims[: len(tensors)], into, strict=True)
+    ]
+
+
+def _with(x: Tensor, dim: int | None, size: int, axis: int) -> Tensor:
+    if dim is not None:
+        return x.movedim(dim, axis)
+    return x.unsqueeze(axis).expand(*x.shape[:axis], size, *x.shape[axis:])
+
+
+def _apart(results: Results, axes: Sequence[int], size: int, each: int) -> tuple[Results, Dims]:
+    return tuple(x.unflatten(axis, (size, each)) for x, axis in zip(results, axes, strict=True)), tuple(axes)
+
+
+def _one_by_one(run: Callable[..., Results], size: int, dims: Dims, *arguments) -> tuple[Results, Dims]:
+    calls = [
+        run(*(x if dim is None else x.select(dim, k) for x, dim in zip(arguments, dims, strict=True)))
+        for k in range(size)
+    ]
+    return tuple(torch.stack(results) for results in zip(*calls, strict=True)), (0,) * len(calls[0])

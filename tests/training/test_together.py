@@ -1,0 +1,44 @@
+"""Models that are trained together are those that scripts.train makes of the same configs."""
+
+import json
+
+import pytest
+import torch
+
+from tests.tiny_runs import SHORT, TINY, config
+from training.build import build
+from training.fit import fit
+from training.together import Batches, Ensemble, Learner, train_together
+
+CPU = torch.device("cpu")
+
+
+def tiny(folder, *overrides):
+    return config(*TINY["parity"], *SHORT, "logger=none", f"run_dir={folder}", *overrides)
+
+
+@pytest.mark.parametrize("model", ["lstm", "mlstm"])  # the second is not mapped by vmap
+def test_each_learns_what_it_would_learn_alone(tmp_path, model):
+    configs = [tiny(tmp_path, f"model={model}", f"optim.lr={lr}") for lr in (1e-3, 5e-3)]
+    batches = Batches(configs[0], CPU)
+    learners = [Learner(one, batches, CPU) for one in configs]
+    ensemble = Ensemble(learners, CPU)
+    while ensemble.left:
+        ensemble.step()
+    for learner in learners:
+        run = build(learner.config)
+        fit(run, learner.config)
+        for parameter, alone in zip(learner.model.parameters(), run.module.model.parameters(), strict=True):
+            torch.testing.assert_close(parameter, alone, rtol=0, atol=1e-5)
+        assert learner.evaluate() == run.data.evaluate(run.trainer, run.module)
+
+
+def test_weights_that_are_not_finite_fail_alone(tmp_path):
+    settings = {"one": "optim.lr=1e-3", "two blocks": "model.num_blocks=2", "too fast": "optim.lr=1e38"}
+    runs = {tmp_path / name: tiny(tmp_path / name, "model=elman", setting) for name, setting in settings.items()}
+    for folder in runs:
+        folder.mkdir()
+    failed = train_together(runs, CPU)
+    assert list(failed) == [tmp_path / "too fast"]
+    assert "not finite" in failed[tmp_path / "too fast"]
+    assert json.loads((tmp_path / "two blocks" / "eval.json").read_text())["step"] == 8

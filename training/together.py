@@ -1,0 +1,216 @@
+"""Many small models trained at once on one GPU: as ensembles, whose step is a CUDA graph on a stream of its own.
+
+A step of a small model takes milliseconds of the host and a hundred kernels of a few microseconds. As a graph it takes
+the host no time, models of one shape share the kernels (torch.func.vmap), and ensembles of different shapes run side by
+side. Data, models, optimizers, schedules and evaluation are those of `scripts.train` for the same
+configs; there are no validations, checkpoints or logs.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from hydra.utils import instantiate
+from lightning import seed_everything
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from data.state_tracking import StateTracking
+from data.tasks import IGNORE
+from training.build import fit_model_to_data
+from training.config_checks import check
+from training.lightning_module import last_answers
+from training.results import write
+from training.schedules import schedule_of
+
+WARM_UP = 3  # steps before the capture: kernels are compiled, and the optimizers make their state
+
+
+class Batches:
+    """The data of a config on a device: all batches of training, and those of the test."""
+
+    def __init__(self, config: DictConfig, device: torch.device) -> None:
+        self.data: StateTracking = instantiate(config.data)
+        self.data.prepare_data()
+        self.data.setup("fit")
+        training = self.data.training_batches(config.trainer.max_steps)
+        self.ids, self.labels = (training[name].to(device) for name in ("input_ids", "labels"))  # [steps, B, T]
+        self.test = [
+            (index, batch["input_ids"].to(device), batch["labels"].to(device))
+            for index, loader in enumerate(self.data.test_dataloader())
+            for batch in loader
+        ]
+
+
+class Learner:
+    """One model of an ensemble, with its optimizer and the rate of each step."""
+
+    def __init__(self, config: DictConfig, batches: Batches, device: torch.device) -> None:
+        check(config)
+        fit_model_to_data(config.model, batches.data)
+        seed_everything(config.seed, verbose=False)
+        self.config, self.batches = config, batches
+        self.model: nn.Module = instantiate(config.model).to(device)
+
+    def make_optimizer(self) -> None:
+        """Make the optimizer, of parameters that share the memory of the ensemble's."""
+        self.optimizer: Optimizer = instantiate(self.config.optim)(self.model, fused=True)
+        factor = schedule_of(self.config.schedule) or (lambda step: 1.0)
+        device, steps = next(self.model.parameters()).device, range(self.config.trainer.max_steps)
+        self.rates = torch.tensor([self.config.optim.lr * factor(step) for step in steps], device=device)
+        self.rate = self.rates[0].clone()
+        for group in self.optimizer.param_groups:
+            group |= {"lr": self.rate, "capturable": device.type == "cuda"}
+
+    @torch.no_grad()
+    def evaluate(self) -> dict:
+        """Return what `StateTracking.evaluate` does."""
+        wrong = [name for name, weight in self.model.named_parameters() if not weight.isfinite().all()]
+        if wrong:
+            raise FloatingPointError(f"{wrong[0]} is not finite at the end: lower optim.lr")
+        rows = []
+        for index, ids, labels in self.batches.test:
+            _, right = self.model.loss(ids, labels)
+            rows.append(last_answers(right, labels, index))
+        return self.batches.data.report(torch.cat(rows).float().cpu())
+
+
+class Ensemble:
+    """Models of the same shapes, each with its own weights, rate and perhaps data, that take their steps together."""
+
+    def __init__(self, learners: Sequence[Learner], device: torch.device) -> None:
+        self.learners = learners
+        self.left: int = learners[0].config.trainer.max_steps
+        self._most: float | None = learners[0].config.trainer.gradient_clip_val
+        self._weights, self._buffers = stack_module_state([learner.model for learner in learners])
+        for k, learner in enumerate(learners):
+            for name, parameter in learner.model.named_parameters():
+                parameter.data = self._weights[name].data[k]
+            learner.make_optimizer()
+        batches = [learner.batches for learner in learners]
+        self._same_data = all(one is batches[0] for one in batches)
+        self._ids, self._labels = (
+            getattr(batches[0], name)
+            if self._same_data
+            else torch.stack([getattr(one, name) for one in batches], dim=1)  # [steps, models, B, T]
+            for name in ("ids", "labels")
+        )
+        self._maps = True  # the model can be mapped by vmap
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def _step(self) -> None:
+        """Take one step, whose number is on the device."""
+        ids, labels = (x.index_select(0, self._number)[0].long() for x in (self._ids, self._labels))
+        self._take_gradients(self._losses(ids, labels).sum())
+        for learner in self.learners:
+            learner.rate.copy_(learner.rates.index_select(0, self._number)[0])
+            learner.optimizer.step()
+        self._number += 1
+
+    def _losses(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy over the scored labels, of each model."""
+        found = self._logits(ids)
+        labels = labels.expand(found.shape[:-1])
+        each = F.cross_entropy(found.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="none")
+        number = (labels != IGNORE).flatten(1).sum(1)
+        return each.view(len(self.learners), -1).sum(1) / number
+
+    def _logits(self, ids: Tensor) -> Tensor:
+        """Return the logits [models, B, T, classes] for ids [models, B, T], or for the same [B, T]."""
+        base, own = self.learners[0].model, None if self._same_data else 0
+
+        def logits(weights: dict[str, Tensor], buffers: dict[str, Tensor], ids: Tensor) -> Tensor:
+            return functional_call(base, (weights, buffers), (ids,))
+
+        if self._maps:
+            try:
+                return vmap(logits, in_dims=(0, 0, own))(self._weights, self._buffers, ids)
+            except RuntimeError as error:
+                if "vmap" not in str(error):
+                    raise
+                self._maps = False  # transformers' Mamba and mLSTM change tensors in place: one model after the other
+        models = range(len(self.learners))
+        each = [{name: x[k] for name, x in self._weights.items()} for k in models]
+        buffers = [{name: x[k] for name, x in self._buffers.items()} for k in models]
+        return torch.stack([logits(each[k], buffers[k], ids if own is None else ids[k]) for k in models])
+
+    def _take_gradients(self, loss: Tensor) -> None:
+        """Give the models' parameters their gradients, clipped by the norm of each model's."""
+        gradients = torch.autograd.grad(loss, list(self._weights.values()))
+        together = torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)  # [models, parameters]
+        if self._most is not None:
+            together *= (self._most / (torch.linalg.vector_norm(together, dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+        for learner, own in zip(self.learners, together, strict=True):
+            parameters = list(learner.model.parameters())
+            for parameter, gradient in zip(parameters, own.split([p.numel() for p in parameters]), strict=True):
+                parameter.grad = gradient.view_as(parameter)
+
+    def capture(self) -> None:
+        """Take the first steps, and on a GPU make a graph of those that follow."""
+        if self._stream is None:
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP):
+                self.step()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            self._step()
+        self._graph = graph
+
+    def step(self) -> None:
+        """Take one more step; with a graph, only begin it."""
+        if self._graph is None:
+            self._step()
+        else:
+            with torch.cuda.stream(self._stream):
+                self._graph.replay()
+        self.left -= 1
+
+
+def train_together(runs: Mapping[Path, DictConfig], device: torch.device) -> dict[Path, str]:
+    """Train the models of configs, and leave eval.json in each one's folder.
+
+    Returns:
+        of the runs that have no result, why.
+    """
+    start = time.perf_counter()
+    batches: dict[str, Batches] = {}  # by what describes them
+    shapes: dict[str, list[Learner]] = {}
+    learners = {}
+    for folder, config in runs.items():
+        described = f"{OmegaConf.to_container(config.data, resolve=True)}, {config.trainer.max_steps} steps"
+        if described not in batches:
+            batches[described] = Batches(config, device)
+        learners[folder] = Learner(config, batches[described], device)
+        shape = f"{OmegaConf.to_container(config.model)}, {config.trainer.max_steps} steps"
+        shapes.setdefault(shape, []).append(learners[folder])
+    _train([Ensemble(same, device) for same in shapes.values()])
+    failed = {}
+    for folder, learner in learners.items():
+        try:
+            result = learner.evaluate()
+        except FloatingPointError as error:
+            failed[folder] = f"FloatingPointError: {error}"
+            continue
+        parameters = sum(parameter.numel() for parameter in learner.model.parameters())
+        facts = {"parameters": parameters, "step": learner.config.trainer.max_steps, "devices": 1}
+        write(folder, result, learner.config, device, **facts, seconds=time.perf_counter() - start)
+    return failed
+
+
+def _train(ensembles: Sequence[Ensemble]) -> None:
+    for ensemble in ensembles:
+        ensemble.capture()
+    while left := [ensemble for ensemble in ensembles if ensemble.left]:
+        for ensemble in left:
+            ensemble.step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
