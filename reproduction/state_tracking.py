@@ -72,14 +72,20 @@ def _train_each(folder: Path, places: Sequence[tuple[str, str]], options: Option
 
 
 def _train_together(folder: Path, places: Sequence[tuple[str, str]], options: Options) -> None:
-    """Train them on GPUs, `options.jobs` pairs at a time."""
-    together.in_processes([partial(_train_place, folder, *place, options) for place in places], options.jobs)
+    """Train them on GPUs, the models of `options.jobs` tasks at a time."""
+    models: dict[tuple[bool, str], list[str]] = {}
+    for task, model in places:
+        models.setdefault((model in SLOW, task), []).append(model)
+    calls = [partial(_train_task, folder, task, of_task, options) for (_, task), of_task in models.items()]
+    together.in_processes(calls, options.jobs)
 
 
-def _train_place(folder: Path, task: str, model: str, options: Options) -> None:
-    candidates = list(_candidates(folder, task, model, options.quick))
-    together.train(candidates, options.overrides)
-    together.train(_chosen(folder, task, model, candidates, options.quick), options.overrides)
+def _train_task(folder: Path, task: str, models: Sequence[str], options: Options) -> None:
+    drawn: dict = {}
+    for model in models:
+        candidates = list(_candidates(folder, task, model, options.quick))
+        together.train(candidates, options.overrides, drawn)
+        together.train(_chosen(folder, task, model, candidates, options.quick), options.overrides, drawn)
 
 
 def _chosen(folder: Path, task: str, model: str, candidates: Sequence[Run], quick: bool) -> list[Run]:

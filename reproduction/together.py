@@ -27,7 +27,7 @@ def in_processes(calls: Sequence[Callable[[], None]], number: int) -> None:
         gpus.put(process % torch.cuda.device_count())
     with (
         ProcessPoolExecutor(number, context, _begin, (gpus, max(1, len(os.sched_getaffinity(0)) // number))) as pool,
-        tqdm(total=len(calls), unit="models of a task") as progress,
+        tqdm(total=len(calls), unit="task") as progress,
     ):
         for future in as_completed([pool.submit(call) for call in calls]):
             progress.update()
@@ -40,15 +40,16 @@ def _begin(gpus: Queue, threads: int) -> None:
     torch.cuda.set_device(gpus.get())
 
 
-def train(runs: Sequence[Run], overrides: Sequence[str]) -> None:
-    """Make what is missing on this process's GPU. Of a run that fails the reason is in its log."""
+def train(runs: Sequence[Run], overrides: Sequence[str], drawn: dict) -> None:
+    """Make what is missing on this process's GPU, by training.together, which keeps its data in `drawn`. Of a run that
+    fails the reason is in its log."""
     from training.together import train_together
 
     device = torch.device("cuda", torch.cuda.current_device())
     missing = [run for run in runs if not run.finished]
     for first in range(0, len(missing), AT_ONCE):
         configs = {run.folder: _config(run, overrides) for run in missing[first : first + AT_ONCE]}
-        for folder, error in train_together(configs, device).items():
+        for folder, error in train_together(configs, device, drawn).items():
             (folder / LOG).write_text(f"{error}\n")
 
 

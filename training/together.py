@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from data.state_tracking import StateTracking
@@ -47,69 +48,59 @@ class Batches:
 
 
 class Learner:
-    """One model of an ensemble, with its optimizer and the rate of each step."""
+    """One model of an ensemble, with its optimizer."""
 
     def __init__(self, config: DictConfig, batches: Batches, device: torch.device) -> None:
         check(config)
         fit_model_to_data(config.model, batches.data)
         seed_everything(config.seed, verbose=False)
-        self.config, self.batches = config, batches
+        self.config, self.batches, self.device = config, batches, device
+        self.steps: int = config.trainer.max_steps
         self.model: nn.Module = instantiate(config.model).to(device)
 
-    def make_optimizer(self) -> None:
-        """Make the optimizer, of parameters that share the memory of the ensemble's."""
+    def share(self, weights: dict[str, Tensor], rate: Tensor) -> None:
+        """Make the parameters parts of the ensemble's `weights`, and the optimizer, whose rate is that of a tensor."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data = weights[name]
         self.optimizer: Optimizer = instantiate(self.config.optim)(self.model, fused=True)
-        factor = schedule_of(self.config.schedule) or (lambda step: 1.0)
-        device, steps = next(self.model.parameters()).device, range(self.config.trainer.max_steps)
-        self.rates = torch.tensor([self.config.optim.lr * factor(step) for step in steps], device=device)
-        self.rate = self.rates[0].clone()
         for group in self.optimizer.param_groups:
-            group |= {"lr": self.rate, "capturable": device.type == "cuda"}
+            group |= {"lr": rate, "capturable": self.device.type == "cuda"}
 
-    @torch.no_grad()
-    def evaluate(self) -> dict:
-        """Return what `StateTracking.evaluate` does."""
-        wrong = [name for name, weight in self.model.named_parameters() if not weight.isfinite().all()]
-        if wrong:
-            raise FloatingPointError(f"{wrong[0]} is not finite at the end: lower optim.lr")
-        rows = []
-        for index, ids, labels in self.batches.test:
-            _, right = self.model.loss(ids, labels)
-            rows.append(last_answers(right, labels, index))
-        return self.batches.data.report(torch.cat(rows).float().cpu())
+    def rates(self) -> list[float]:
+        """Return the learning rate of every step."""
+        factor = schedule_of(self.config.schedule) or (lambda step: 1.0)
+        return [self.config.optim.lr * factor(step) for step in range(self.steps)]
 
 
 class Ensemble:
     """Models of the same shapes, each with its own weights, rate and perhaps data, that take their steps together."""
 
-    def __init__(self, learners: Sequence[Learner], device: torch.device) -> None:
+    def __init__(self, learners: Sequence[Learner]) -> None:
         self.learners = learners
-        self.left: int = learners[0].config.trainer.max_steps
-        self._most: float | None = learners[0].config.trainer.gradient_clip_val
+        self.left = learners[0].steps
+        device = learners[0].device
         self._weights, self._buffers = stack_module_state([learner.model for learner in learners])
+        self._rates = torch.tensor([learner.rates() for learner in learners], device=device).T.contiguous()
+        self._rate = self._rates[0].clone()
         for k, learner in enumerate(learners):
-            for name, parameter in learner.model.named_parameters():
-                parameter.data = self._weights[name].data[k]
-            learner.make_optimizer()
-        batches = [learner.batches for learner in learners]
-        self._same_data = all(one is batches[0] for one in batches)
-        self._ids, self._labels = (
-            getattr(batches[0], name)
-            if self._same_data
-            else torch.stack([getattr(one, name) for one in batches], dim=1)  # [steps, models, B, T]
-            for name in ("ids", "labels")
-        )
+            learner.share({name: x.data[k] for name, x in self._weights.items()}, self._rate[k])
+        self._same_data = all(learner.batches is learners[0].batches for learner in learners)
+        self._ids = self._of_all([learner.batches.ids for learner in learners], axis=1)  # [steps, (models,) B, T]
+        self._labels = self._of_all([learner.batches.labels for learner in learners], axis=1)
         self._maps = True  # the model can be mapped by vmap
-        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    def _of_all(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """Return the learners' data, side by side where they are not the same."""
+        return tensors[0] if self._same_data else torch.stack(list(tensors), dim=axis)
+
     def _step(self) -> None:
-        """Take one step, whose number is on the device."""
         ids, labels = (x.index_select(0, self._number)[0].long() for x in (self._ids, self._labels))
+        self._rate.copy_(self._rates.index_select(0, self._number)[0])
         self._take_gradients(self._losses(ids, labels).sum())
         for learner in self.learners:
-            learner.rate.copy_(learner.rates.index_select(0, self._number)[0])
             learner.optimizer.step()
         self._number += 1
 
@@ -130,7 +121,8 @@ class Ensemble:
 
         if self._maps:
             try:
-                return vmap(logits, in_dims=(0, 0, own))(self._weights, self._buffers, ids)
+                with sdpa_kernel(SDPBackend.MATH):  # the others have no gradients under vmap
+                    return vmap(logits, in_dims=(0, 0, own))(self._weights, self._buffers, ids)
             except RuntimeError as error:
                 if "vmap" not in str(error):
                     raise
@@ -144,12 +136,27 @@ class Ensemble:
         """Give the models' parameters their gradients, clipped by the norm of each model's."""
         gradients = torch.autograd.grad(loss, list(self._weights.values()))
         together = torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)  # [models, parameters]
-        if self._most is not None:
-            together *= (self._most / (torch.linalg.vector_norm(together, dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+        if (most := self.learners[0].config.trainer.gradient_clip_val) is not None:
+            together *= (most / (torch.linalg.vector_norm(together, dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
         for learner, own in zip(self.learners, together, strict=True):
             parameters = list(learner.model.parameters())
             for parameter, gradient in zip(parameters, own.split([p.numel() for p in parameters]), strict=True):
                 parameter.grad = gradient.view_as(parameter)
+
+    @torch.no_grad()
+    def evaluate(self) -> list[dict | None]:
+        """Return for each model what `StateTracking.evaluate` does; None where weights are not finite."""
+        rows: list[list[Tensor]] = [[] for _ in self.learners]
+        for tests in zip(*(learner.batches.test for learner in self.learners), strict=True):
+            ids, labels = (self._of_all([test[k] for test in tests]) for k in (1, 2))
+            right = self._logits(ids).argmax(-1) == labels
+            for of_model, of_learner, (loader, _, own) in zip(rows, right, tests, strict=True):
+                of_model.append(last_answers(of_learner, own, loader))
+        finite = torch.stack([x.flatten(1).isfinite().all(1) for x in self._weights.values()]).all(0).tolist()
+        return [
+            learner.batches.data.report(torch.cat(of_model).float().cpu()) if ended_well else None
+            for learner, of_model, ended_well in zip(self.learners, rows, finite, strict=True)
+        ]
 
     def capture(self) -> None:
         """Take the first steps, and on a GPU make a graph of those that follow."""
@@ -175,34 +182,40 @@ class Ensemble:
         self.left -= 1
 
 
-def train_together(runs: Mapping[Path, DictConfig], device: torch.device) -> dict[Path, str]:
+def train_together(
+    runs: Mapping[Path, DictConfig], device: torch.device, drawn: dict[str, Batches] | None = None
+) -> dict[Path, str]:
     """Train the models of configs, and leave eval.json in each one's folder.
+
+    Args:
+        runs: configs, by the folders of their results.
+        device: a GPU; on the CPU it takes as long as one run after the other.
+        drawn: data of earlier calls, to which that of this one is added.
 
     Returns:
         of the runs that have no result, why.
     """
     start = time.perf_counter()
-    batches: dict[str, Batches] = {}  # by what describes them
-    shapes: dict[str, list[Learner]] = {}
-    learners = {}
+    drawn = {} if drawn is None else drawn
+    shapes: dict[str, dict[Path, Learner]] = {}
     for folder, config in runs.items():
         described = f"{OmegaConf.to_container(config.data, resolve=True)}, {config.trainer.max_steps} steps"
-        if described not in batches:
-            batches[described] = Batches(config, device)
-        learners[folder] = Learner(config, batches[described], device)
+        if described not in drawn:
+            drawn[described] = Batches(config, device)
+        learner = Learner(config, drawn[described], device)
         shape = f"{OmegaConf.to_container(config.model)}, {config.trainer.max_steps} steps"
-        shapes.setdefault(shape, []).append(learners[folder])
-    _train([Ensemble(same, device) for same in shapes.values()])
+        shapes.setdefault(shape, {})[folder] = learner
+    ensembles = [Ensemble(list(learners.values())) for learners in shapes.values()]
+    _train(ensembles)
     failed = {}
-    for folder, learner in learners.items():
-        try:
-            result = learner.evaluate()
-        except FloatingPointError as error:
-            failed[folder] = f"FloatingPointError: {error}"
-            continue
-        parameters = sum(parameter.numel() for parameter in learner.model.parameters())
-        facts = {"parameters": parameters, "step": learner.config.trainer.max_steps, "devices": 1}
-        write(folder, result, learner.config, device, **facts, seconds=time.perf_counter() - start)
+    for learners, ensemble in zip(shapes.values(), ensembles, strict=True):
+        for (folder, learner), result in zip(learners.items(), ensemble.evaluate(), strict=True):
+            if result is None:
+                failed[folder] = "FloatingPointError: weights are not finite at the end: lower optim.lr"
+                continue
+            parameters = sum(parameter.numel() for parameter in learner.model.parameters())
+            facts = {"parameters": parameters, "step": learner.steps, "devices": 1}
+            write(folder, result, learner.config, device, **facts, seconds=time.perf_counter() - start)
     return failed
 
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from benchmarks import RESULTS, layers_page, sweep_page
 from benchmarks.commands import COMMANDS
-from reproduction import ENTRIES, kernels, language_model, loss_curves, record, text_runs, throughput
+from reproduction import ENTRIES, kernels, language_model, loss_curves, record, state_tracking, text_runs, throughput
 from reproduction.accuracy import MODELS, extrapolated
 from reproduction.parity import PARITY
 from reproduction.result import ROOT, Options, Reproduction, paper, save, write
@@ -615,3 +615,29 @@ def test_what_was_measured_can_be_found_again(file):
 def test_the_index_names_every_file():
     index = (RESULTS / "README.md").read_text()
     assert not [file for file in FILES if f"({file.parent.name}/{file.name})" not in index]
+
+
+def test_models_of_a_task_are_trained_together_on_a_gpu(tmp_path, monkeypatch):
+    """Each run leaves what scripts.train leaves, and all seeds have the settings of the best."""
+    asked = []
+
+    def trained(runs, device, drawn):
+        asked.append(runs)
+        for k, folder in enumerate(runs):
+            (folder / "eval.json").write_text(json.dumps({"in_distribution": {"accuracy": 1 - k / 100}}))
+        return {}
+
+    monkeypatch.setattr("training.together.train_together", trained)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    state_tracking._train_task(tmp_path, "s3", ["lstm"], Options(overrides=("trainer.max_steps=200",)))
+    *candidates, seeds = asked
+    assert sum(map(len, candidates)) == len(GRID)
+    assert [made.seed for made in seeds.values()] == [0, 1, 2]
+    best = next(iter(candidates[0].values()))
+    settings = best.model.num_blocks, best.model.mlp, best.optim.lr
+    for folder, made in seeds.items():
+        assert (made.model.num_blocks, made.model.mlp, made.optim.lr) == settings
+        assert made.trainer.max_steps == 200
+        choices = yaml.safe_load((folder / ".hydra" / "hydra.yaml").read_text())["hydra"]["runtime"]["choices"]
+        assert (choices["data"], choices["model"]) == ("s3", "lstm")
+        assert f"seed={made.seed}" in yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())

@@ -22,15 +22,15 @@ def test_each_learns_what_it_would_learn_alone(tmp_path, model):
     configs = [tiny(tmp_path, f"model={model}", f"optim.lr={lr}") for lr in (1e-3, 5e-3)]
     batches = Batches(configs[0], CPU)
     learners = [Learner(one, batches, CPU) for one in configs]
-    ensemble = Ensemble(learners, CPU)
+    ensemble = Ensemble(learners)
     while ensemble.left:
         ensemble.step()
-    for learner in learners:
+    for learner, result in zip(learners, ensemble.evaluate(), strict=True):
         run = build(learner.config)
         fit(run, learner.config)
         for parameter, alone in zip(learner.model.parameters(), run.module.model.parameters(), strict=True):
             torch.testing.assert_close(parameter, alone, rtol=0, atol=1e-5)
-        assert learner.evaluate() == run.data.evaluate(run.trainer, run.module)
+        assert result == run.data.evaluate(run.trainer, run.module)
 
 
 def test_weights_that_are_not_finite_fail_alone(tmp_path):
