@@ -94,10 +94,10 @@ class Corpus:
 
 
 class Documents(Iterator[str]):
-    """The documents of a corpus that have any text; of several ranks each gets its own.
+    """The documents of a corpus that have any text; of several readers each gets its own.
 
     max_bytes: as many documents as begin within the first `max_bytes` of text.
-    position: that of other Documents of the same corpus and ranks, to go on behind the last document they gave.
+    position: that of other Documents of the same corpus and readers, to go on behind the last document they gave.
     """
 
     def __init__(
@@ -105,19 +105,20 @@ class Documents(Iterator[str]):
         corpus: Corpus,
         *,
         max_bytes: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        reader: int = 0,
+        readers: int = 1,
         position: dict[str, Any] | None = None,
     ):
         self._corpus = corpus
         self._max_bytes = max_bytes
         rows, self._size = corpus.rows()
-        self._rows = split_dataset_by_node(rows, rank, world_size)
+        self._rows = split_dataset_by_node(rows, reader, readers)
         self._row, self._bytes, self._read = 0, 0, 0
         if position is not None:
             self._rows.load_state_dict(position["rows"])
             self._row, self._bytes = position["row"], position["bytes"]
-        self._iterator = iter(self._rows)
+        # Not iter(): in a worker of a DataLoader it would split the rows among workers a second time.
+        self._iterator = ({name: values[0] for name, values in row.items()} for row in self._rows.iter(1))
 
     @property
     def position(self) -> dict[str, Any]:

@@ -1,26 +1,28 @@
 """Batches of blocks made while a corpus is read, without storing it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from data._compat import align_loop
 from data.corpora import Corpus, Documents, held_out
 from data.encoding import Encoder, token_dtype
+from data.module import ResumableDataModule, TimedLoader, outlive_signals
 from data.packing import blocks_to_batch
 
 DOCUMENTS_AT_ONCE = 64  # encoded together
 
 
-class StreamedBlocks(IterableDataset):
-    """Endless batches from the documents of one rank, from the beginning of the corpus again at its end.
+class StreamedBlocks:
+    """Endless batches from the documents of one reader, from the beginning of the corpus again at its end.
 
     Shuffled: blocks, within windows of `shuffle_blocks` of them (rounded up to whole batches) that follow one another
-    in the corpus. Not shuffled: files and documents. Of several ranks each reads documents of its own: whole files
-    where their number divides by that of the ranks, else every rank reads all and keeps its share.
+    in the corpus. Not shuffled: files and documents. Of several readers each has documents of its own: whole files
+    where their number divides by that of the readers, else every one reads all and keeps its share.
 
     Each batch carries under "position" what it takes to go on behind it: where its window begins in the corpus, the
     tokens read before but not used, and how many batches of the window are taken. Going on reads the window again.
@@ -37,8 +39,8 @@ class StreamedBlocks(IterableDataset):
         skip_fraction: float = 0.0,
         reset_at_documents: bool = False,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        reader: int = 0,
+        readers: int = 1,
         position: dict | None = None,
     ):
         self.corpus = corpus
@@ -50,8 +52,8 @@ class StreamedBlocks(IterableDataset):
         self.skip_fraction = skip_fraction  # of the documents, held out for validation
         self.reset_at = encoder.end_of_text if reset_at_documents else None
         self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
+        self.reader = reader
+        self.readers = readers
         self.position = position
 
     def __iter__(self) -> Iterator[dict]:
@@ -77,19 +79,117 @@ class StreamedBlocks(IterableDataset):
         """Return tokens from a place in the corpus on, without end, and the place behind them."""
         while True:
             found = place is not None
-            documents = Documents(self.corpus, rank=self.rank, world_size=self.world_size, position=place)
+            documents = Documents(self.corpus, reader=self.reader, readers=self.readers, position=place)
             while read := list(islice(documents, DOCUMENTS_AT_ONCE)):
                 texts = [text for text in read if not held_out(text, self.skip_fraction)]
                 found |= bool(texts)
                 yield self.encoder(texts).tokens, documents.position
             if not found:
-                raise ValueError(f"source {self.corpus.source!r} has no text for rank {self.rank}")
+                raise ValueError(
+                    f"source {self.corpus.source!r} has no text for reader {self.reader} of {self.readers}"
+                )
             place = None
 
     def _batches(self, tokens: np.ndarray, window: int) -> Iterator[np.ndarray]:
         """Return the batches of a window, tokens [batch_size, context_length + 1] each."""
         order = np.arange(self.window_batches * self.batch_size)
         if self.shuffle:
-            order = np.random.default_rng([self.seed, self.rank, window]).permutation(order)
+            order = np.random.default_rng([self.seed, self.reader, window]).permutation(order)
         for blocks in order.reshape(self.window_batches, self.batch_size):
             yield tokens[blocks[:, None] * self.context_length + np.arange(self.context_length + 1)]
+
+
+class InTurn(IterableDataset):
+    """Batches of several streams in turn, from stream `first` on; each worker of a loader reads one stream.
+
+    Each batch says under "stream" which one it is of.
+    """
+
+    def __init__(self, streams: Sequence[Iterable[dict]], first: int):
+        self.streams = streams
+        self.first = first
+
+    def __iter__(self) -> Iterator[dict]:
+        worker = get_worker_info()
+        number = (self.first + (worker.id if worker else 0)) % len(self.streams)
+        for batch in self.streams[number]:
+            yield batch | {"stream": number}
+
+
+class StreamingDataModule(ResumableDataModule):
+    """A DataModule that may stream its training data: every worker of every rank reads documents of its own.
+
+    A rank's position is the places of its workers, and whose turn is next. Resuming needs as many ranks and workers.
+    """
+
+    streaming: bool
+
+    def stream(self, reader: int, readers: int, position: dict | None) -> Iterable[dict]:
+        """Return the batches of one of all readers, which carry their position."""
+        raise NotImplementedError
+
+    def stream_identity(self) -> dict[str, int | str]:
+        """Return what a place in the stream counts in."""
+        raise NotImplementedError
+
+    @property
+    def _workers(self) -> int:
+        return max(1, self.num_workers)  # without workers the main process is the one
+
+    def streaming_loader(self) -> DataLoader:
+        workers = self._workers
+        if not self._position:
+            self._position = self._position_before = {"places": [None] * workers, "next": 0}
+        readers = self.world_size * workers
+        streams = [
+            self.stream(self.rank * workers + number, readers, place)
+            for number, place in enumerate(self._position["places"])
+        ]
+        if self.trainer is not None:
+            align_loop(self.trainer, taken=None, batches=None)
+        return TimedLoader(
+            InTurn(streams, self._position["next"]),
+            batch_size=None,
+            num_workers=self.num_workers,
+            multiprocessing_context="spawn" if self.num_workers else None,  # the tokenizer's threads die in a fork
+            persistent_workers=self.num_workers > 0,
+            worker_init_fn=outlive_signals,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _next_position(self, batch: dict) -> Any:
+        if not self.streaming:
+            return super()._next_position(batch)
+        number, places = batch.pop("stream"), list(self._position["places"])
+        places[number] = batch.pop("position")
+        return {"places": places, "next": (number + 1) % len(places)}
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if not self.streaming:
+            return state
+        positions = [state["position"]]
+        if self.world_size > 1:
+            positions = [None] * self.world_size
+            torch.distributed.all_gather_object(positions, state["position"])
+        return state | {"position": positions, "stream": self.stream_identity() | {"workers": self._workers}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        position = state_dict["position"]
+        if isinstance(position, list) != self.streaming:
+            raise ValueError(f"streaming={self.streaming} now, but not in the run that wrote the checkpoint")
+        if self.streaming:
+            if len(position) != self.world_size:
+                raise ValueError(
+                    f"the checkpoint is of a run on {len(position)} ranks, this one has {self.world_size}; "
+                    "with streaming=true they must be the same number"
+                )
+            before, now = state_dict["stream"], self.stream_identity() | {"workers": self._workers}
+            keys = [key for key in now if before.get(key) != now[key]]
+            if keys:
+                differences = [f"{key}: {before.get(key)} in the checkpoint, {now[key]} now" for key in keys]
+                raise ValueError(
+                    f"with streaming=true a run goes on in the same stream alone; {'; '.join(differences)}"
+                )
+            position = position[self.rank]
+        super().load_state_dict({"position": position})

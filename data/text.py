@@ -14,18 +14,17 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from data import tokenization
-from data._compat import align_loop
 from data.corpora import Corpus
 from data.encoding import Encoder
 from data.long_documents import WINDOW, LongDocuments
 from data.manifest import TRAIN, VALIDATION, Manifest
-from data.module import ResumableDataModule, TimedLoader, check_at_least, outlive_signals
+from data.module import check_at_least
 from data.packing import PackedBlocks
 from data.preparation import TOKENIZER, Recipe, load_tokenizer, prepare
-from data.streaming import StreamedBlocks
+from data.streaming import StreamedBlocks, StreamingDataModule
 
 
-class Text(ResumableDataModule):
+class Text(StreamingDataModule):
     """Packed blocks of a text corpus: input_ids, labels and, if asked for, reset. configs/data/ explains the arguments.
 
     prepare_data() reads and tokenises the corpus once, into a folder of `cache_dir` that has a hash of the source, the
@@ -34,14 +33,14 @@ class Text(ResumableDataModule):
     random order in every epoch.
 
     With `streaming`, validation alone is stored, and training reads the source while it goes: shuffled as
-    StreamedBlocks says, each rank documents of its own; resuming then needs the same number of ranks.
+    StreamedBlocks says, each worker of each rank documents of its own; resuming then needs as many of both.
 
     With `stateful`, the tokens are cut into one lane for each row of an optimizer step, and blocks follow each other in
     a lane, in every epoch alike, so that a model can carry its state from a block to the next; batches also have
     `continues`. Validation has lanes for the rows of its batches.
     """
 
-    may_change = ResumableDataModule.may_change | {
+    may_change = StreamingDataModule.may_change | {
         *("val_split", "val_fraction", "max_val_blocks"),
         *("eval_length", "eval_documents", "eval_context"),
         *("cache_dir", "prepare_processes", "shuffle_blocks", "reset_at_documents"),
@@ -82,7 +81,7 @@ class Text(ResumableDataModule):
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction={val_fraction} must lie between 0 and 1")
         if streaming:
-            _check_streaming(max_val_blocks, max_bytes, num_workers, stateful)
+            _check_streaming(max_val_blocks, max_bytes, stateful)
         self.recipe = Recipe(
             *_corpora(source, column, subset, split, val_split, revision),
             tokenizer=tokenizer,
@@ -157,30 +156,22 @@ class Text(ResumableDataModule):
     def train_dataloader(self) -> DataLoader:
         if not self.streaming:
             return self.training_loader(self.train_data, len(self.train_data), lanes=self.stateful)
+        return self.streaming_loader()
+
+    def stream(self, reader: int, readers: int, position: dict | None, batch_size: int | None = None) -> StreamedBlocks:
         recipe = self._streamed
-        dataset = StreamedBlocks(
+        return StreamedBlocks(
             recipe.corpus,
             Encoder(self.tokenizer),
-            self.batch_size,
+            batch_size or self.batch_size,
             self.context_length,
             shuffle_blocks=self.shuffle_blocks,
             skip_fraction=0.0 if recipe.val_corpus else recipe.val_fraction,
             reset_at_documents=self.reset_at_documents,
             seed=self.seed,
-            rank=self.rank,
-            world_size=self.world_size,
-            position=self._position or None,
-        )
-        if self.trainer is not None:
-            align_loop(self.trainer, taken=None, batches=None)
-        return TimedLoader(
-            dataset,
-            batch_size=None,
-            num_workers=self.num_workers,
-            multiprocessing_context="spawn" if self.num_workers else None,  # the tokenizer's threads die in a fork
-            persistent_workers=self.num_workers > 0,
-            worker_init_fn=outlive_signals,
-            pin_memory=torch.cuda.is_available(),
+            reader=reader,
+            readers=readers,
+            position=position,
         )
 
     def val_dataloader(self) -> DataLoader:
@@ -255,23 +246,14 @@ class Text(ResumableDataModule):
         return float(np.exp(-(validation * np.log(train / train.sum())).sum() / validation.sum()))
 
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        if self.streaming:  # every rank reads documents of its own
-            positions = [state["position"]]
-            if self.world_size > 1:
-                positions = [None] * self.world_size
-                torch.distributed.all_gather_object(positions, state["position"])
-            state |= {"position": positions, "stream": self._stream}
-        return state | {"lanes": self._lanes}
+        return super().state_dict() | {"lanes": self._lanes}
 
     @property
     def _lanes(self) -> int | None:
         """The lanes that training reads; None: blocks come in a random order."""
         return self.batch_size * self.world_size * self.accumulate if self.stateful else None
 
-    @property
-    def _stream(self) -> dict[str, int | str]:
-        """What a place in the stream counts in."""
+    def stream_identity(self) -> dict[str, int | str]:
         shape = {key: getattr(self, key) for key in ("batch_size", "context_length", "shuffle_blocks", "seed")}
         return shape | {"source": self._streamed.corpus.extent}
 
@@ -280,43 +262,21 @@ class Text(ResumableDataModule):
         return self.recipe.at_revision(self.manifest.revision)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        position = state_dict["position"]
         if (before := state_dict.get("lanes")) != self._lanes:
             raise ValueError(
                 f"the checkpoint is of a run with {before} lanes, this one has {self._lanes} (None: data.stateful="
                 "false): a run goes on in its own order of blocks, with the same sequences in an optimizer step"
             )
-        if isinstance(position, list) != self.streaming:
-            raise ValueError(f"streaming={self.streaming} now, but not in the run that wrote the checkpoint")
-        if self.streaming:
-            if len(position) != self.world_size:
-                raise ValueError(
-                    f"the checkpoint is of a run on {len(position)} ranks, this one has {self.world_size}; "
-                    "with streaming=true they must be the same number"
-                )
-            before, now = state_dict["stream"], self._stream
-            keys = [key for key in now if before.get(key) != now[key]]
-            if keys:
-                differences = [f"{key}: {before.get(key)} in the checkpoint, {now[key]} now" for key in keys]
-                raise ValueError(
-                    f"with streaming=true a run goes on in the same stream alone; {'; '.join(differences)}"
-                )
-            position = position[self.rank]
-        super().load_state_dict({"position": position})
-
-    def _next_position(self, batch: dict) -> Any:
-        return batch.pop("position") if self.streaming else super()._next_position(batch)
+        super().load_state_dict(state_dict)
 
 
-def _check_streaming(max_val_blocks: int | None, max_bytes: int | None, num_workers: int, stateful: bool) -> None:
+def _check_streaming(max_val_blocks: int | None, max_bytes: int | None, stateful: bool) -> None:
     if stateful:
         raise ValueError("stateful=true cuts all tokens into lanes, for which they must be stored: set streaming=false")
     if max_val_blocks is None:
         raise ValueError("streaming=true needs max_val_blocks: how many blocks to read ahead for validation")
     if max_bytes is not None:
         raise ValueError(f"max_bytes={max_bytes} limits what is packed; streaming=true packs no training data")
-    if num_workers > 1:
-        raise ValueError(f"num_workers={num_workers}: streaming=true reads in order, with at most 1 worker")
 
 
 def _corpora(

@@ -64,7 +64,7 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
     config, data = training["config"], training["config"]["data"]
     trained = (training["evaluation"] or {}).get("environment", {})
     return {
-        "data": data["source"],
+        "data": _source(data),
         "tokenizer": data["tokenizer"],
         "context length": data["context_length"],
         "optimizer steps": training["global_step"],
@@ -76,10 +76,17 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _source(data: dict[str, Any]) -> str:
+    """Return the text of a run; of a mix all, with their weights."""
+    if "sources" not in data:
+        return data["source"]
+    return ", ".join(f"{own['source']} (weight {own['weight']})" for own in data["sources"].values())
+
+
 def _results(evaluation: dict[str, Any] | None) -> str:
     if evaluation is None:
         return "Not evaluated: the checkpoint came without an `eval.json` of its step."
-    source = evaluation["config"]["data"]["source"]
+    source = _source(evaluation["config"]["data"])
     rows = {f"validation perplexity on {source}": f"{evaluation['perplexity']:.2f}"}
     if "bits_per_byte" in evaluation:  # which older ones lack
         rows["bits per byte"] = f"{evaluation['bits_per_byte']:.3f}"

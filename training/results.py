@@ -128,6 +128,8 @@ def show(result: dict, places: dict[str, Path]) -> None:
         table.add_column("perplexity", justify="right")
         table.add_column("bits per byte", justify="right")
         table.add_row("this model", f"{result['perplexity']:.2f}", f"{result['bits_per_byte']:.3f}")
+        for name, found in result.get("sources", {}).items():
+            table.add_row(f"on {name}", f"{found['perplexity']:.2f}", f"{found['bits_per_byte']:.3f}")
         if result["unigram_perplexity"] is not None:
             table.add_row("unigram", f"{result['unigram_perplexity']:.2f}")
     console.print(table)

@@ -79,8 +79,8 @@ def check_unseen(content: dict[str, Any], config: DictConfig) -> None:
     before, now = content["config"]["data"], config.data
     if now.get("val_split") is not None or now.get("source") != before.get("source") or "val_fraction" not in now:
         return
-    if before["val_split"] is not None or now.val_fraction > before["val_fraction"]:
-        split = "val_fraction" if before["val_split"] is None else "val_split"
+    if before.get("val_split") is not None or now.val_fraction > before["val_fraction"]:
+        split = "val_fraction" if before.get("val_split") is None else "val_split"
         raise ValueError(
             f"data.val_fraction={now.val_fraction}: the run held out data.{split}={before[split]}, and was trained on "
             "other documents of this text; validate on those that it held out, or on another data.source"

@@ -72,9 +72,9 @@ def test_max_bytes_cuts_behind_the_document_that_reaches_it(tmp_path):
     assert [len(list(Documents(corpus, max_bytes=max_bytes))) for max_bytes in (1, 20, 21, 1000)] == [1, 1, 2, 5]
 
 
-def test_ranks_read_different_documents(tmp_path):
+def test_readers_have_different_documents(tmp_path):
     corpus = Corpus(write_rows(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS]))
-    parts = [Documents(corpus, rank=rank, world_size=3) for rank in range(3)]
+    parts = [Documents(corpus, reader=reader, readers=3) for reader in range(3)]
     assert sorted(itertools.chain(*parts)) == sorted(TEXTS)
 
 

@@ -281,7 +281,6 @@ class TestStreaming:
         ("arguments", "message"),
         [
             ({}, "needs max_val_blocks"),
-            ({"max_val_blocks": 5, "num_workers": 2}, "num_workers=2"),
             ({"max_val_blocks": 5, "max_bytes": 100}, "max_bytes=100"),
         ],
     )

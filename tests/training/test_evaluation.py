@@ -11,9 +11,11 @@ from omegaconf.errors import ConfigKeyError
 from torch.nn.functional import cross_entropy
 
 from scripts.train import train
-from tests.tiny_runs import evaluate
+from tests.tiny_runs import SHORT, TINY, evaluate
+from tests.tiny_runs import config as config_of
 from training import checkpoint
 from training.evaluation import changed_config
+from training.export import export
 from training.lightning_module import TrainingModule
 
 
@@ -196,3 +198,20 @@ def test_losses_by_position_are_those_of_whole_documents(model, tiny_config, tmp
     anew = evaluate(config.run_dir, "data.eval_context=128")["by_position"]["losses"]
     assert anew[0] == pytest.approx(found["losses"][0], rel=1e-5)
     assert anew[1] != pytest.approx(found["losses"][1], rel=1e-5)
+
+
+def test_a_mix_is_evaluated_on_all_and_on_each(tiny_config, tmp_path):
+    texts = [f"{{source: '{tmp_path}/texts/{part}*.txt', weight: {weight}}}" for part, weight in (("1", 1), ("2", 2))]
+    sources = f"data.sources={{ones: {texts[0]}, twos: {texts[1]}}}"
+    tiny = [part for part in TINY["text_tiny"] if "data.batch_size" not in part]
+    loading = ["data.batch_size=16", "data.num_workers=0", "data.prepare_processes=0"]
+    folder = f"run_dir={tmp_path}/outputs/mix"
+    config = config_of("experiment=text_tiny", "data=mix", sources, *tiny, *loading, *SHORT, folder)
+    tiny_config("text_tiny")  # writes the texts
+    result = train(config)
+    assert result["sources"].keys() == {"ones", "twos"}
+    low, high = sorted(found["perplexity"] for found in result["sources"].values())
+    assert low <= result["perplexity"] <= high
+    assert evaluate(config.run_dir)["perplexity"] == pytest.approx(result["perplexity"])
+    card = export(config.run_dir, tmp_path / "out").joinpath("README.md").read_text()
+    assert f"{tmp_path}/texts/1*.txt (weight 1), {tmp_path}/texts/2*.txt (weight 2) |" in card

@@ -1,0 +1,157 @@
+"""Language modelling on several texts at once, each with its share of the samples."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from data.mixing import Joined, MixedBlocks, MixedStream, Schedule
+from data.streaming import StreamingDataModule
+from data.text import Text
+
+
+class Mix(StreamingDataModule):
+    """Blocks of several `data.text.Text`, in a random order in which each has a share of the samples by its weight.
+
+    A small source begins again, in a new order, while a large one lasts. All have the tokenizer of the first, which
+    `bpe:...` trains on that one. Validation joins that of all; an evaluation also says the perplexity on each.
+
+    Args:
+        sources: by name, the `weight` of each (any positive numbers) and what it has of its own: `source`, `column`,
+            `subset`, `split`, `val_split`, `revision`, `max_bytes`, as in `Text`.
+        shared: what they have in common: the other arguments of `Text`.
+    """
+
+    may_change = Text.may_change
+
+    def __init__(
+        self,
+        sources: Mapping[str, Mapping[str, Any]],
+        *,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 0,
+        **shared: Any,
+    ):
+        super().__init__(batch_size, num_workers, seed)
+        if not sources:
+            raise ValueError("sources is empty: name some, as in data.sources.web.source=... data.sources.web.weight=3")
+        self.texts: dict[str, Text] = {}
+        weights = []
+        for name, own in sources.items():
+            own = dict(own)
+            weights.append(_weight(name, own))
+            options = {**shared, **own, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
+            self.texts[name] = Text(**options)
+        self.weights = weights
+        Schedule(weights, [seed])  # raises for weights that cannot be kept
+        first = self._first
+        if first.stateful or first.eval_length:
+            raise ValueError("stateful=true and eval_length are for one text: blocks of a mix do not follow each other")
+        self.streaming = first.streaming
+        self.context_length = first.context_length
+        self.cache_dir = first.cache_dir
+
+    @property
+    def _first(self) -> Text:
+        return next(iter(self.texts.values()))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._first.vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        return self.vocab_size
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self._first.tokenizer
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self._first.tokenizer_folder
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which each source has one."""
+        return self.cache_dir
+
+    def take_tokenizer(self, saved: Path) -> None:
+        for text in self.texts.values():
+            text.take_tokenizer(saved)
+
+    def _share_tokenizer(self) -> None:
+        for text in list(self.texts.values())[1:]:
+            text.take_tokenizer(self.tokenizer_folder)
+
+    def prepare_data(self) -> None:
+        self._first.prepare_data()
+        self._share_tokenizer()
+        for text in self.texts.values():
+            text.prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        self._first.setup(stage)
+        self._share_tokenizer()  # prepare_data is called by one process alone
+        for text in self.texts.values():
+            text.setup(stage)
+
+    def train_dataloader(self) -> DataLoader:
+        if self.streaming:
+            return self.streaming_loader()
+        blocks = [text.train_data for text in self.texts.values()]
+        return self.training_loader(MixedBlocks(blocks, Schedule(self.weights, [self.seed]), self.seed), None)
+
+    def stream(self, reader: int, readers: int, position: dict | None) -> MixedStream:
+        places = position["places"] if position else [None] * len(self.texts)
+        streams = [
+            text.stream(reader, readers, place, batch_size=1)
+            for text, place in zip(self.texts.values(), places, strict=True)
+        ]
+        return MixedStream(streams, Schedule(self.weights, [self.seed, reader]), self.batch_size, position)
+
+    def stream_identity(self) -> dict[str, Any]:
+        return {name: text.stream_identity() for name, text in self.texts.items()} | {"weights": self.weights}
+
+    def val_dataloader(self) -> DataLoader:
+        joined = Joined([text.val_data for text in self.texts.values()])
+        return self.evaluation_loader(joined, len(joined))
+
+    @cached_property
+    def bytes_per_label(self) -> float:
+        """As that of `Text`, over the validation blocks of all."""
+        blocks = [len(text.val_data) for text in self.texts.values()]
+        sizes = [text.bytes_per_label for text in self.texts.values()]
+        return sum(number * size for number, size in zip(blocks, sizes, strict=True)) / sum(blocks)
+
+    def prompts(self, number: int, length: int) -> torch.Tensor:
+        return self._first.prompts(number, length)
+
+    def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+        """Return perplexity and bits per byte on all validation blocks, and on those of each source."""
+        of_each = {}
+        for name, text in self.texts.items():
+            of_each[name] = _scores(trainer.validate(module, datamodule=text, verbose=False)[0])
+        whole = _scores(trainer.validate(module, datamodule=self, verbose=False)[0])
+        return whole | {"unigram_perplexity": None, "sources": of_each}
+
+    def prepared(self) -> dict[str, dict[str, int]]:
+        self.prepare_data()
+        return {f"{name}, {split}": total for name, t in self.texts.items() for split, total in t.prepared().items()}
+
+
+def _weight(name: str, own: dict[str, Any]) -> float:
+    try:
+        return float(own.pop("weight"))
+    except KeyError:
+        raise ValueError(f"sources.{name} has no weight: give it one, such as 1") from None
+
+
+def _scores(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: metrics[f"val/{name}"] for name in ("perplexity", "bits_per_byte")}
