@@ -59,7 +59,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
         *(Case("lstm", HIDDEN // D, D, 16) for D in (16, 32, 64, 128, HIDDEN)),
         *(Case("lstm", N, D, 16) for N, D in ((1, 1024), (1, 2048), (4, 2048), (1, 4096))),
     ),
-    "length": tuple(Case(name, *heads, 16, 2**k) for name in _SWEPT for heads in _BOTH for k in range(8, 12)),
+    "length": tuple(Case(name, *heads, 16, 2**k) for name in _SWEPT for heads in _BOTH for k in range(8, 14)),
     "short": tuple(Case(name, *heads, 16, T) for name in _SWEPT for heads in _BOTH for T in (1, 4, 16, 64)),
 }
 

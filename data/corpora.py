@@ -40,7 +40,7 @@ class Corpus:
 
     @cached_property
     def files(self) -> list[str] | None:
-        """The local files in sorted order; None: the source is on the hub."""
+        """Return the local files in sorted order; None if the source is on the hub."""
         if self.source == STDLIB:
             return _python_files("stdlib")
         if self.source == INSTALLED:

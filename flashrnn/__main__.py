@@ -110,7 +110,7 @@ def print_explanation(given: argparse.Namespace) -> int:
 
 
 def gpu_of(name: str | None) -> Gpu | None:
-    """The GPU of that name, or this machine's, if it has one."""
+    """Return the GPU of that name, or this machine's; None if it has none."""
     return NAMED[name] if name else nvidia_gpu(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -17,6 +17,6 @@ kernels, rounds both factors to 11 bits, as float16 does: 2^-10 of a product.
 
 
 def relative_error(out: Tensor, ref: Tensor) -> float:
-    """‖out - ref‖ / ‖ref‖, and ‖out‖ where ref is zero."""
+    """Return ‖out - ref‖ / ‖ref‖, or ‖out‖ where ref is zero."""
     error, norm = (out.double() - ref.double()).norm(), ref.double().norm()
     return (error / norm if norm > 0 else error).item()

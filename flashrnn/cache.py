@@ -63,7 +63,7 @@ def make_folder(folder: Path) -> None:
 
 
 def store(files: dict[Path, bytes]) -> None:
-    """Writes files in this order, each complete or not at all, whoever else writes them at the same time.
+    """Write files in this order, each complete or not at all, whoever else writes them at the same time.
 
     A folder that takes no files costs time at the next start, nothing else.
     """

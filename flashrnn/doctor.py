@@ -163,7 +163,7 @@ def self_test(backend: Backend, device: torch.device) -> Outcome | None:
 
 
 def _random_inputs(B: int, T: int, N: int, D: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """Wx, R and b."""
+    """Return random Wx, R and b."""
     generator, G = torch.Generator().manual_seed(0), len(LSTM.gates)
     Wx, R, b = (torch.randn(shape, generator=generator) for shape in ((B, T, G, N, D), (G, N, D, D), (G, N, D)))
     return tuple(x.to(device, dtype).requires_grad_() for x in (Wx, R / D**0.5, b))

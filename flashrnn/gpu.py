@@ -29,7 +29,7 @@ class Gpu:
         return tuple(range(1, 17)) if self.clusters else (1,)
 
     def clusters_at_once(self, size: int) -> int:
-        """Clusters of `size` blocks that run at the same time, each block on a multiprocessor of its own.
+        """Return how many clusters of `size` blocks run at the same time, each block on a multiprocessor of its own.
 
         A cluster stays within a processing cluster of the GPU (GPC), of which some of the 18 multiprocessors are
         disabled: 7 clusters of 16 blocks, 15 of 8 and 30 of 4 were counted on an H100.

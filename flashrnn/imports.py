@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def initial_modes() -> Iterator[None]:
-    """PyTorch's modes as a program starts with them: tensors are made on the CPU, and with gradients.
+    """Set PyTorch's modes to those that a program starts with in this context: tensors on the CPU, with gradients.
 
     A model is often built under `torch.device("meta")`. What is imported there would hold tensors without values, also
     when the model is later built with its weights.

@@ -18,13 +18,13 @@ def check_init(kind: str, value: str, allowed: tuple[str, ...]) -> None:
 
 @torch.no_grad()
 def init_input(weight: Tensor, hidden_size: int) -> None:
-    """[Gi * hidden_size, features]: uniform in ±1/√hidden_size, as in nn.LSTM, whatever the number of features is."""
+    """Fill [Gi * hidden_size, features]: uniform in ±1/√hidden_size, as in nn.LSTM, for any number of features."""
     nn.init.uniform_(weight, -1 / math.sqrt(hidden_size), 1 / math.sqrt(hidden_size))
 
 
 @torch.no_grad()
 def init_recurrent(R: Tensor, init: str) -> None:
-    """R [Gr, N, D, features]: "standard" is uniform in ±1/√D, as in nn.LSTM for one head; "zeros" is xLSTM's."""
+    """Fill R [Gr, N, D, features]: "standard" is uniform in ±1/√D, as in nn.LSTM for one head; "zeros" is xLSTM's."""
     if init == "zeros":
         R.zero_()
     else:
@@ -33,7 +33,7 @@ def init_recurrent(R: Tensor, init: str) -> None:
 
 @torch.no_grad()
 def init_bias(b: Tensor, init: str, cell: Cell, block_index: int = 0, num_blocks: int = 1) -> None:
-    """b [G, N, D]: "standard" (uniform in ±1/√D), "zeros", or "powerlaw": zeros, but the forget gate's biases fall
+    """Fill b [G, N, D]: "standard" (uniform in ±1/√D), "zeros", or "powerlaw": zeros, but the forget gate's biases fall
     from 5 (remembers) to -7 (forgets) over a head's units, the faster the deeper the block is in the model."""
     if init == "standard":
         nn.init.uniform_(b, -1 / math.sqrt(b.shape[-1]), 1 / math.sqrt(b.shape[-1]))

@@ -40,7 +40,7 @@ class Limit:
 
 
 def known_gpus() -> list[Gpu]:
-    """Those of this machine, and those known by name."""
+    """Return the GPUs of this machine, and those known by name."""
     here = [nvidia_gpu(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
     return list(dict.fromkeys([*filter(None, here), *NAMED.values()]))
 

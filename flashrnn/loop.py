@@ -22,20 +22,20 @@ def serves(backend: str, inputs: Inputs) -> bool:
 
 
 def exported_to_onnx() -> bool:
-    """Whether torch.onnx.export is looking."""
+    """Return whether torch.onnx.export is tracing."""
     compiling = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
     return compiling and torch.onnx.is_in_onnx_export()
 
 
 def has_tangents(inputs: Inputs) -> bool:
-    """Whether there is a forward-mode derivative of an input."""
+    """Return whether an input has a forward-mode derivative."""
     return any(x is not None and torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in inputs[:4])
 
 
 def recurrence(
     cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """h, the last states and, if `return_states`, the other states of every step; computes as backend `vanilla`."""
+    """Return h, the last states and, if `return_states`, the other states of every step, as `vanilla` does."""
     Wx, R, b, states, reset = inputs
     wide, (N, D) = state_dtype(dtype), R.shape[1:3]
     # All that `scan` exports to ONNX with sizes that vary: no axis of one head, no operator in a step that is told a

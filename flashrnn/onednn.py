@@ -52,7 +52,7 @@ def lstm(network: nn.Module, x: Tensor, states) -> tuple[Tensor, tuple[Tensor, T
 
 
 def _weights(network: nn.Module, x: Tensor) -> list[Tensor] | None:
-    """In PyTorch's order, with zeros for its second biases."""
+    """Return the weights in PyTorch's order, with zeros for its second biases."""
     weights, modules = [], network._modules
     zeros = x.new_zeros(4 * network.hidden_size) if network.bias else None
     for name in network.directions():

@@ -68,10 +68,10 @@ class ProjectedRecurrence(Recurrence):
         return (out, last, (out, *every[0][1:])) if every else (out, last)
 
     def stepper(self, states: Tensor) -> None:
-        """There is none."""
+        """Return None: a projected network has no stepper."""
 
     def _with_initial(self, Wx: Tensor, o: Tensor, reset: Tensor | None) -> Tensor:
-        """Wx [B, T, Gi, 1, D] with R o added to its first step where that is not reset."""
+        """Return Wx [B, T, Gi, 1, D] with R o added to its first step where that is not reset."""
         share = torch.einsum("gnij,bnj->bgni", self.R, o.to(self.R.dtype))
         if reset is not None:
             share = share.masked_fill(reset[:, 0, None, None, None], 0.0)

@@ -109,7 +109,7 @@ def _distinct(states: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _chunks(h: Tensor) -> list[slice]:
-    """Slices of time whose gates and factors stay in a processor's cache."""
+    """Return slices of time whose gates and factors stay in a processor's cache."""
     B, T, N, D = h.shape
     steps = max(1, _CHUNK // (B * N * D))
     return [slice(start, min(start + steps, T)) for start in range(0, T, steps)]

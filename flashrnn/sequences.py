@@ -81,7 +81,7 @@ class SideBySide:
         return self._batch * self._steps > len(self._sequence)
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
-        """x [steps, ...] -> [B, T, ...], in padding 0; time is outermost in memory, as in a PackedSequence."""
+        """Return x [steps, ...] as [B, T, ...], padded with zeros, time outermost in memory."""
         rows = _placed(x, self._place(backward), self._steps * self._batch)
         return rows.unflatten(0, (self._steps, self._batch)).transpose(0, 1)
 
@@ -89,7 +89,7 @@ class SideBySide:
         return _Gather.apply(h.transpose(0, 1).flatten(0, 1), self._place(backward))
 
     def resets(self, backward: bool) -> Tensor | None:
-        """[B, T]. In the padding, too: states could grow beyond bounds there, and gradients become NaN."""
+        """Return the reset mask [B, T]; True in the padding, where states could overflow and gradients become NaN."""
         if not self._padded and self._reset is None and self._batch == len(self._lengths):
             return None
         reset = torch.ones(self._steps * self._batch, dtype=torch.bool)
@@ -109,7 +109,7 @@ class SideBySide:
         return reset.view(self._steps, self._batch).T
 
     def _place(self, backward: bool) -> Tensor:
-        """[steps] where each step of the data lies in rows, on its device."""
+        """Return [steps] where each step of the data lies in rows, on its device."""
         if backward not in self._places:
             self._places[backward] = self._place_and_starts(backward)[0].to(self._device)
         return self._places[backward]

@@ -73,7 +73,7 @@ def _options(network) -> dict:
 
 
 def _parameters(layer, name: str) -> list[str]:
-    """PyTorch's names of the weights of one layer and direction."""
+    """Return PyTorch's names of the weights of one layer and direction."""
     kinds = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * layer.bias + ["weight_hr"] * bool(layer.proj_size)
     return [f"{kind}_{name}" for kind in kinds]
 
@@ -100,7 +100,7 @@ def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def _weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
-    """PyTorch's weights of one layer and direction, each with the parameter of ours that it comes from."""
+    """Return PyTorch's weights of one layer and direction, each with the parameter of ours that it comes from."""
     linear, recurrent = layer.get_submodule(f"input_{name}"), layer.get_submodule(f"recurrent_{name}")
     matrices, gru = recurrent.R[:, 0], layer.cell.name == "gru"
     weights = {

@@ -155,7 +155,7 @@ def _updated(update: Update, values: Iterable[Iterable[Tensor]], unit: tuple[sli
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it, PyTorch's operators run on the calling thread alone.
+    """Let PyTorch's operators run on the calling thread alone in this context.
 
     A process that has started OpenMP's threads cannot be forked, and importing this package is to start none.
     `torch.set_num_threads` would also decide how many threads every other thread of the process has from then on.

@@ -133,19 +133,19 @@ class Graph:
         return None
 
     def copy(self, indices: Iterable[int], source: "Graph") -> dict[int, int]:
-        """Nodes `indices` of `source`, with all they depend on, as nodes of this graph: index there -> index here."""
+        """Copy nodes `indices` of `source` and all they depend on into this graph; return index there -> index here."""
         here: dict[int, int] = {}
         for index in source.needed(indices):
             here[index] = self.copied(source.nodes[index], here)
         return here
 
     def copied(self, node: Node, here: dict[int, int]) -> int:
-        """A node of another graph as one of this, where its operands are `here`."""
+        """Return a node of another graph as one of this, where its operands are `here`."""
         leaf = node.op in ("input", "const")
         return self._insert(node) if leaf else self.add(node.op, *(here[a] for a in node.args))
 
     def after(self, first: "Graph") -> "Graph":
-        """This graph on the outputs of `first`, which are among its inputs, and on those of others that it has."""
+        """Return this graph on the outputs of `first`, which are among its inputs, and on its other inputs."""
         whole = Graph()
         there = whole.copy(first.outputs.values(), first)
         here: dict[int, int] = {}

@@ -20,7 +20,7 @@ from flashrnn.cells.graph import REDUCTIONS
 
 
 def _reduction(over_units: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A reduction of the last axis, which `over_units` leaves with one element; the result has the shape of `x`."""
+    """Return a reduction of the last axis, of which `over_units` leaves one element; the result has the shape of x."""
 
     @wraps(over_units)
     def reduction(x: Tensor) -> Tensor:

@@ -155,8 +155,8 @@ def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
 
 
 def _compared(cell: Cell, made: Trace, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """New states and gradients [outputs, ...] of `points` [values, ...], by the graphs and by the step, and where they
-    differ.
+    """Return new states and gradients [outputs, ...] of `points` [values, ...], by the graphs and by the step, and
+    where they differ.
 
     Numbers near overflow are not compared: graphs multiply in another order, and 0 * x is 0 in them, whatever x is.
     """
@@ -171,7 +171,7 @@ def _compared(cell: Cell, made: Trace, points: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _by_graphs(cell: Cell, made: Trace, values: Tensor, cotangents: Tensor) -> tuple[list[Tensor], ...]:
-    """New states, factors and gradients."""
+    """Return new states, factors and gradients."""
 
     def call(graph: Graph, names: Sequence[str], arguments: Sequence[Tensor]) -> list[Tensor]:
         results = torch_function(graph, names, tuple(graph.outputs))(*arguments)

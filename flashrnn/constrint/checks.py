@@ -44,7 +44,7 @@ class Check:
 
 
 def compile_conditions(conditions: Sequence[Condition], position: Mapping[Variable, int]) -> list[list[Check]]:
-    """For each condition the checks that it consists of; `position` says where in L, H, S a variable stands."""
+    """Return for each condition the checks that it consists of; `position` says where in L, H, S a variable stands."""
     sources = []
     for number, condition in enumerate(conditions):
         for part in _parts(condition):

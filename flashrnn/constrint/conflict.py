@@ -82,7 +82,7 @@ def _refutation(constraints: Sequence[Constraint], variables: Sequence[Variable]
 
 
 def _described(constraint: Constraint, others: Model) -> str:
-    """One constraint of a conflict: its name, and how near the others let it come."""
+    """Return the name of a constraint in a conflict, and how near the others let it come."""
     condition = constraint.condition
     gap = None
     if isinstance(condition, Comparison) and not is_divisibility(condition):

@@ -39,7 +39,7 @@ def divisor(domain: Domain) -> int:
 
 
 def domain_text(domain: Domain) -> str:
-    """As on paper: "= 4", "∈ {2, 4, 8}", or the ends with an ellipsis between."""
+    """Return a domain as on paper: "= 4", "∈ {2, 4, 8}", or the ends with an ellipsis between."""
     if len(domain) == 1:
         return f"= {domain[0]}"
     if len(domain) <= 6:

@@ -68,7 +68,7 @@ def maximum(*operands: Operand) -> Expression:
 
 
 def lookup(variable: Variable, table: Mapping[int, int]) -> Expression:
-    """table[variable], for measured or tabulated numbers; the table needs an entry for each value of the variable."""
+    """Return table[variable], for measured numbers; the table needs an entry for each value of the variable."""
     if not isinstance(variable, Variable):
         raise TypeError(f"lookup: {variable!r} is not a variable; name the quantity by a variable of its own")
     return Lookup(variable, table)

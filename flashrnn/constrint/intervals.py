@@ -28,7 +28,7 @@ def ceil_quotient(al: int, ah: int, bl: int, bh: int) -> Interval:
 
 
 def remainder(al: int, ah: int, bl: int, bh: int) -> Interval:
-    """a % b with Python's sign: that of b."""
+    """Return a % b with Python's sign: that of b."""
     if bh < 0:
         low, high = remainder(-ah, -al, -bh, -bl)
         return -high, -low
@@ -40,7 +40,7 @@ def remainder(al: int, ah: int, bl: int, bh: int) -> Interval:
 
 
 def power(al: int, ah: int, el: int, eh: int) -> Interval:
-    """a ** e for one exponent e >= 0, or for several where every a >= 1."""
+    """Return a ** e for one exponent e >= 0, or for several where every a >= 1."""
     if al >= 0:
         return al**el, ah**eh
     if el % 2:

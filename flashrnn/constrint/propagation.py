@@ -42,7 +42,7 @@ class Network:
                 self.readers[table][index].append(place)
 
     def propagate(self, state: State, woken: Iterable[int] | None = None) -> bool:
-        """Removes values that a check does not let pass until none is left to remove; False if a domain is empty.
+        """Remove values that a check does not let pass until none is left to remove; return False if a domain is empty.
 
         `woken` are the checks to begin with, all of them if it is None. A run of a check costs a test or two, and
         for each of its undecided variables another, or log2(domain) where it prunes, or the domain where not monotone.
@@ -78,7 +78,7 @@ class Network:
         return True
 
     def assign(self, state: State, index: int, domain: Domain) -> list[int]:
-        """Gives a variable a smaller domain and returns the checks to be run again, some perhaps twice."""
+        """Give a variable a smaller domain, and return the checks to run again, some perhaps twice."""
         woken: list[int] = []
         state.domains[index] = domain
         if state.low[index] != domain[0]:

@@ -161,14 +161,14 @@ def weights(sizes: Sizes, R: Tensor) -> Tensor:
 
 
 def columns(R: Tensor) -> Tensor:
-    """R [Gr, N, D, D] -> [Gr, N, D, width], filled with zeros to the width that is computed with."""
+    """Return R [Gr, N, D, D] as [Gr, N, D, width], padded with zeros to the width of the kernel's tile."""
     D = R.shape[3]
     missing = build.tile(D).width - D
     return (pad(R, (0, missing)) if missing else R).contiguous()
 
 
 def _transposed(R: Tensor) -> Tensor:
-    """R [Gr, N, D, D] -> its matrices transposed, one by one: only single ones does PyTorch copy in blocks."""
+    """Return R [Gr, N, D, D] with each matrix transposed, one by one: PyTorch copies only single ones in blocks."""
     out = torch.empty_like(R, memory_format=torch.contiguous_format)
     for to, matrix in zip(out.flatten(0, 1), R.flatten(0, 1), strict=True):
         to.copy_(matrix.t())
@@ -176,7 +176,7 @@ def _transposed(R: Tensor) -> Tensor:
 
 
 def _sum_of_parts(d: Tensor, size: int) -> Tensor:
-    """[parts, ..., width] -> [..., size]."""
+    """Return the sum of [parts, ..., width] over the parts, without padding: [..., size]."""
     if d.shape[0] == 1 and d.shape[-1] == size:
         return d.view(d.shape[1:])
     return (d[0] if len(d) == 1 else d.sum(0))[..., :size].contiguous()

@@ -70,26 +70,26 @@ class Step(NamedTuple):
 
 @cache
 def time_loop(direction: str, dtype: torch.dtype) -> Part:
-    """The function of kernels/tasks.py for kernels/`direction`.py."""
+    """Return the function of kernels/tasks.py for kernels/`direction`.py."""
     return _compiled(direction, dtype, *map(_template, ("loop", direction, "tasks")))
 
 
 @cache
 def matrix_product(width: int, dtype: torch.dtype) -> Part:
-    """The function of kernels/product.py for matrices of `width` columns."""
+    """Return the function of kernels/product.py for matrices of `width` columns."""
     blocks = [product(rows, depth) for whole in ((4, 4), (2, 8), (1, 8)) for rows, depth in (whole, (whole[0], 1))]
     return _compiled("product", dtype, f"WIDTH = {width}", *blocks, _template("product"))
 
 
 @cache
 def row_product_of(dtype: torch.dtype) -> Part:
-    """The function of kernels/rows.py, for matrices of any width."""
+    """Return the function of kernels/rows.py, for matrices of any width."""
     return _compiled("rows", dtype, *(row_product(*tile) for tile in ((4, 4), (1, 4), (1, 1))), _template("rows"))
 
 
 @cache
 def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> Step:
-    """The cell's step, or its gradient (see `cell_loop`), in the state dtype of `dtype`, in which h is."""
+    """Return the cell's step, or its gradient (see `cell_loop`), in the state dtype of `dtype`, the dtype of h."""
     sizes, real = tile(head_dim), state_dtype(dtype)
     mathematics = _template("any_float"), _template(dtype_name(real))
     stride = f"STRIDE = {sizes.stride}"
@@ -107,7 +107,7 @@ _COMPILING = lock_that_forks_wait_for()
 
 
 def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
-    """The C function `kernel` of the module that consists of `parts`, or KernelUnavailable."""
+    """Return the C function `kernel` of the module that consists of `parts`; raise KernelUnavailable."""
     with making_kernels("numba cannot compile the kernels for the CPU"), _COMPILING:
         return _compiled_once(name, dtype, *parts)
 

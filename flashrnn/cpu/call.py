@@ -69,7 +69,7 @@ class Prepared(NamedTuple):
             _spare(self.buffers, state_dtype(self.sizes.dtype)).append(workspace)
 
     def _workspace(self) -> Tensor:
-        """Zeros, because there are numbers that are slow to work on; for a single step what another one has left."""
+        """Return zeros, because some numbers are slow to compute with; for a single step, what another one has left."""
         if self.sizes.steps == 1:
             with suppress(IndexError):  # no other thread gets the same
                 return _spare(self.buffers, state_dtype(self.sizes.dtype)).pop()
@@ -124,8 +124,8 @@ def _is_small(sizes: Sizes) -> bool:
 
 
 def _parts(sizes: Sizes) -> tuple[int, int]:
-    """How the batch is divided, so that the heads' parts keep all threads busy: the number of parts, and the sequences
-    in each, but for the last."""
+    """Return how the batch is divided so that the heads' parts keep all threads busy: the number of parts, and the
+    sequences in each but the last."""
     if _is_small(sizes):
         return 1, sizes.batch
     size = -(-sizes.batch // (sizes.threads // gcd(sizes.heads, sizes.threads)))

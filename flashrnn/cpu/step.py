@@ -34,7 +34,7 @@ class Step:
         }
 
     def __call__(self, Wx: Tensor) -> Tensor:
-        """Wx [B, Gi, N, D] -> h [B, N, D], which the next call writes over."""
+        """Return h [B, N, D] for Wx [B, Gi, N, D]; the next call writes over it."""
         if Wx.shape != self._x.shape or Wx.dtype != self._x.dtype:
             raise ValueError(f"Wx is {list(Wx.shape)} in {Wx.dtype}, expected {list(self._x.shape)} in {self._x.dtype}")
         self._kernel.run(x=Wx.contiguous(), **self._arguments)

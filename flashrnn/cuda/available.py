@@ -9,7 +9,7 @@ from flashrnn.problem import Problem
 
 
 def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None:
-    """Why kernels for these dtypes cannot run the problem, whatever its sizes; None if they can."""
+    """Return why kernels for these dtypes cannot run the problem, whatever its sizes; None if they can."""
     if problem.device.type != "cuda":
         return f"it runs on CUDA GPUs, not on {problem.device.type}"
     if torch.version.hip:

@@ -40,7 +40,7 @@ class Binary:
 
 @cache
 def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") -> Binary:
-    """The kernel `entry` of the file `header`, compiled after `prelude` for `arch`, from the cache if it is there.
+    """Return the kernel `entry` of the file `header`, compiled after `prelude` for `arch`, or from the cache.
 
     `made_for` is written to the record, for people; the same binary may serve other specs.
     """
@@ -123,7 +123,7 @@ def _resources(log: str) -> tuple[int, int]:
 
 
 def _read(path: Path, entry: str) -> Binary | None:
-    """The binary at `path`; None if it is not there, or not what `_write` wrote."""
+    """Return the binary at `path`; None if it is not there, or not what `_write` wrote."""
     try:
         code, record = path.read_bytes(), json.loads(path.with_suffix(".json").read_text())
         if record["sha256"] == hashlib.sha256(code).hexdigest():
@@ -134,7 +134,7 @@ def _read(path: Path, entry: str) -> Binary | None:
 
 
 def _write(binary: Binary, identity: dict) -> None:
-    """Stores the binary, and then the record that vouches for it."""
+    """Store the binary, and then the record with its checksum."""
     resources = {"registers": binary.registers, "spilled": binary.spilled}
     record = {"sha256": hashlib.sha256(binary.code).hexdigest(), **resources, **identity}
     store({binary.path: binary.code, binary.path.with_suffix(".json"): json.dumps(record, indent=2).encode()})

@@ -33,10 +33,10 @@ def _kernel(dtype: torch.dtype, device: int) -> LoadedKernel:
 
 
 def compile_kernel(dtype: torch.dtype, gpu: Gpu) -> Binary:
-    """The kernel; needs no GPU."""
+    """Return the kernel; this needs no GPU."""
     return build(prelude(dtype), "kernels/sum_of_partials.cuh", "flashrnn_sum_of_partials", gpu.arch)
 
 
 def prelude(dtype: torch.dtype) -> str:
-    """The source before the header."""
+    """Return the source before the header."""
     return "\n".join((definitions(dtype, {"SUM_THREADS": THREADS}, {}), declaration(parameters.sum_of_partials(dtype))))

@@ -104,7 +104,7 @@ def _loop(arrays: tuple[str, ...], body: list[str]) -> str:
 def _rows(
     graph: Graph, places: dict[str, tuple[str, int]], results: dict[str, str], rounded: dict[str, str], states: int
 ) -> RowStep:
-    """A loop over rows, in which loops over units and reductions take turns.
+    """Return a loop over rows, in which loops over units and reductions take turns.
 
     `places` are the inputs' arrays and numbers in them, `results` the inputs whose places results go to, `rounded` the
     functions by which they go there. A row is copied, because loops over a single array are vectorized without checks
@@ -160,7 +160,7 @@ def _rows(
 
 
 def _body(function: Function, inputs: dict[str, str], outputs: dict[str, str]) -> list[str]:
-    """Statements that assign the function's results to the texts in `outputs`, all inputs being read before."""
+    """Return statements that assign the function's results to the texts in `outputs`, all inputs being read before."""
     names = variables(function.graph.inputs)
     read = [f"{variable} = {inputs[name]}" for name, variable in names.items()]
     printed, texts = operations(function.graph, outputs, names, lambda value: f"F({value!r})", _expression)

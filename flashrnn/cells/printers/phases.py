@@ -49,7 +49,7 @@ def _is_operation(graph: Graph, index: int) -> bool:
 
 
 def _loop(graph: Graph, wanted: Iterable[int], computed: set[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What a loop that computes the nodes `wanted` reads of what is `computed`, and what it computes."""
+    """Return what a loop that computes the nodes `wanted` reads of what is `computed`, and what it computes."""
     todo, reads, computes = list(wanted), set(), set()
     while todo:
         index = todo.pop()

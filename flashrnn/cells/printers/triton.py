@@ -46,7 +46,7 @@ def device_function(function: Function, head_dim: int | None = None) -> str:
 
 
 def cell_functions(cell: Cell, head_dim: int | None = None) -> str:
-    """`cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`), as the text of a module.
+    """Return `cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`) as the text of a module.
 
     Those of a cell that reduces over units are for heads of `head_dim` units.
     """

@@ -28,7 +28,7 @@ def load_gates(z, gates, row, head):
 
 @function
 def load_previous(z, old, sequence, t, head):
-    """The states before step t of a sequence."""
+    """Load the states before step t of a sequence."""
     row = row_of(z, sequence, t - 1)
     for s in range(z.states):
         to = offset(old, s * z.stride)
@@ -44,7 +44,7 @@ def load_previous(z, old, sequence, t, head):
 
 @function
 def add_given(z, d_state, row, head):
-    """What the states after a step are given as gradients from outside."""
+    """Add the gradients that the caller gave for the states after a step."""
     if z.d_h != 0:
         add(d_state, offset(z.d_h, (row * z.heads + head) * z.D), z.D)
     for s in range(1, z.states if z.d_aux != 0 else 1):
@@ -53,7 +53,7 @@ def add_given(z, d_state, row, head):
 
 @function
 def add_recurrent_gradient(z, gates, d_h, head, count):
-    """Adds what the gates' gradients give to that of the h before the step."""
+    """Add the gates' gradients times R to the gradient of the h before the step."""
     for gate in range(z.gates):
         k = words_at(z.recurrent_of, gate)[0]
         if k >= 0:
@@ -63,7 +63,7 @@ def add_recurrent_gradient(z, gates, d_h, head, count):
 
 @function
 def add_sums(z, gates, h, part, head, rows):
-    """Sums over rows: of the gates' gradients, and of these times the h that they saw."""
+    """Add up over rows the gates' gradients, and these times the h before the step."""
     for gate in range(z.gates):
         given, d_b = offset(gates, gate * z.stride), offset(z.d_b, ((part * z.gates + gate) * z.heads + head) * z.width)
         if z.d_R == 0:
@@ -79,7 +79,7 @@ def add_sums(z, gates, h, part, head, rows):
 
 @function
 def store_gates(z, gates, row, head):
-    """The gradient of the gates at one row."""
+    """Store the gradients of the gates of one row."""
     for gate in range(z.gates):
         k = words_at(z.input_of, gate)[0]
         if k >= 0:
@@ -92,7 +92,7 @@ def store_gates(z, gates, row, head):
 
 @function
 def load_chunk(z, gates, old, begin, count, start, end, head):
-    """Gates, and the states before, of steps `start` to `end`."""
+    """Load the gates of steps `start` to `end`, and the states before each."""
     for t in range(start, end):
         for r in range(count):
             at = ((t - start) * count + r) * z.width

@@ -11,7 +11,7 @@ FIELDS = (
 
 @intrinsic
 def fetch_line(typing, p):
-    """Asks for the cache line that holds p[0]."""
+    """Prefetch the cache line that holds p[0]."""
 
     def generate(context, builder, signature, values):
         byte, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -25,7 +25,7 @@ def fetch_line(typing, p):
 
 @function
 def load_gates(z, gates, row, head):
-    """Bias and input of every gate at one row of x."""
+    """Load bias plus input of every gate of one row of x."""
     for gate in range(z.gates):
         to, bias = offset(gates, gate * z.stride), offset(z.b, (gate * z.heads + head) * z.D)
         k = words_at(z.input_of, gate)[0]
@@ -39,7 +39,7 @@ def load_gates(z, gates, row, head):
 
 @function
 def fetch_input(z, gate, begin, count, t, head):
-    """Asks for a gate's inputs at step t."""
+    """Prefetch a gate's inputs of step t."""
     k = words_at(z.input_of, gate)[0]
     for r in range(count if k >= 0 and t < z.steps else 0):
         x = offset(z.x, input_at(z, row_of(z, begin + r, t), k, head))
@@ -49,7 +49,7 @@ def fetch_input(z, gate, begin, count, t, head):
 
 @function
 def add_recurrent_sums(z, gates, h, begin, count, t, head):
-    """Adds R h to the gates that have a recurrent part, while the next step's inputs come, not too many at once."""
+    """Add R h to the recurrent gates, and prefetch the next step's inputs between the products."""
     for gate in range(z.gates):
         fetch_input(z, gate, begin, count, t + 1, head)
         k = words_at(z.recurrent_of, gate)[0]
@@ -60,7 +60,7 @@ def add_recurrent_sums(z, gates, h, begin, count, t, head):
 
 @function
 def store_step(z, gates, state, row, head):
-    """The gates of one sequence at a step, and its states after it."""
+    """Store the gates of one sequence at a step, and its states after it."""
     for gate in range(z.gates if z.pre != 0 else 0):
         stream(z.pre, gate_at(z, row, gate, head), offset(gates, gate * z.stride), z.D)
     stream(z.h, (row * z.heads + head) * z.D, state, z.D)

@@ -20,7 +20,7 @@ SUMS = {**OPTIONS, "fastmath": {"contract", "reassoc"}}  # of vectors, whose pla
 
 
 def _places_of(kind):
-    """The function `place(start, index)`: the pointer to element `index` from `start` on, a pointer or an address."""
+    """Return a function `place(start, index)`: the pointer to element `index` of `start`, a pointer or an address."""
 
     @intrinsic
     def place(typing, start, index):

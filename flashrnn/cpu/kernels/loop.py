@@ -42,7 +42,7 @@ SHARED = (
 
 @intrinsic
 def call(typing, address, arguments):
-    """Calls the C function at `address` with the elements of the tuple `arguments`."""
+    """Call the C function at `address` with the elements of the tuple `arguments`."""
 
     def generate(context, builder, signature, values):
         given = cgutils.unpack_tuple(builder, values[1])
@@ -55,7 +55,7 @@ def call(typing, address, arguments):
 
 @intrinsic
 def store_line(typing, out, p):
-    """A cache line from p to `out`, where one begins, past the caches."""
+    """Store a cache line from p to `out`, where one begins, past the caches."""
 
     def generate(context, builder, signature, values):
         line = ir.VectorType(context.get_value_type(real), LINE).as_pointer()
@@ -78,7 +78,7 @@ def copy(out, p, count):
 
 @function
 def stream(start, index, p, count):
-    """Copies to offset(start, index) what is not read again soon: whole lines need not be read before they are written.
+    """Copy what is not read again soon to offset(start, index), past the caches: whole lines are not read before.
 
     Such stores are in no order with others on x86, until the atomic operation that ends a task.
     """
@@ -135,7 +135,7 @@ def gate_at(z, row, gate, head):
 
 @function
 def state_of(z, states, s, sequence, head):
-    """Where one of the `states`, [S] addresses of [B, N, D], of a sequence begins."""
+    """Return where one of the `states`, [S] addresses of [B, N, D], of a sequence begins."""
     return offset(words_at(states, s)[0], (sequence * z.heads + head) * z.D)
 
 
@@ -160,6 +160,6 @@ def store_states(z, state, states, begin, count, head):
 
 @function
 def clear_states(z, state):
-    """Those of one row."""
+    """Set the states of one row to zero."""
     for s in range(z.states):
         clear(offset(state, s * z.stride), z.width)

@@ -2,7 +2,7 @@
 
 
 def _in_blocks(rows, depth, block, column):
-    """As `kernel`, for whole blocks of `rows` rows: functions that take `depth` terms at a time, or one."""
+    """Return functions that compute `kernel` for whole blocks of `rows` rows, by `depth` terms at a time or by one."""
 
     @function
     def add(out, a, row_step, step, w, count, terms):

@@ -13,7 +13,7 @@ def arguments_at(typing, data):
 
 @intrinsic
 def next_of(typing, counter):
-    """What the counter stands at, and one is added: no two threads get the same."""
+    """Return the counter and add one to it, so that no two threads get the same number."""
 
     def generate(context, builder, signature, values):
         return builder.atomic_rmw("add", values[0], context.get_constant(intp, 1), "monotonic")
