@@ -45,18 +45,7 @@ class Corpus:
             return _python_files("stdlib")
         if self.source == INSTALLED:
             return _python_files("stdlib", "purelib", "platlib")
-        if Path(self.source).is_dir():
-            raise ValueError(
-                f"source {self.source!r} is a folder; name its files: '{self.source.rstrip('/')}/**/*.txt'"
-            )
-        literal = Path(self.source).is_file()  # though its name may have brackets
-        names = [self.source] if literal else glob.glob(self.source, recursive=True)
-        found = sorted(name for name in names if Path(name).is_file())
-        if found:
-            return [str(Path(name).resolve()) for name in found]
-        if LOOKS_LOCAL.search(self.source):
-            raise FileNotFoundError(f"no file matches source {self.source!r} (working folder: {Path.cwd()})")
-        return None
+        return local_files(self.source)
 
     def identity(self) -> dict[str, str | None]:
         """Return what tells this corpus from others, as far as it is known without a download."""
@@ -203,6 +192,20 @@ def fingerprint(files: Iterable[str]) -> str:
         status = Path(name).stat()
         entries.append((name, status.st_size, status.st_mtime_ns))
     return hashlib.blake2b(repr(entries).encode(), digest_size=16).hexdigest()
+
+
+def local_files(source: str) -> list[str] | None:
+    """Return the files that a name or glob means, in sorted order; None: it is a name on the hub."""
+    if Path(source).is_dir():
+        raise ValueError(f"source {source!r} is a folder; name its files: '{source.rstrip('/')}/**/*.txt'")
+    literal = Path(source).is_file()  # though its name may have brackets
+    names = [source] if literal else glob.glob(source, recursive=True)
+    found = sorted(name for name in names if Path(name).is_file())
+    if found:
+        return [str(Path(name).resolve()) for name in found]
+    if LOOKS_LOCAL.search(source):
+        raise FileNotFoundError(f"no file matches source {source!r} (working folder: {Path.cwd()})")
+    return None
 
 
 def _python_files(*schemes: str) -> list[str]:

@@ -35,6 +35,15 @@ def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict
                 yield {column: row[column], READ: start + read}
 
 
+def read_json_lines(name: str) -> Iterator[dict]:
+    """Return the objects of a file of JSON lines, compressed or not."""
+    if kind(name) != "JSON lines":
+        raise ValueError(f"{name} is no file of JSON lines: expected .jsonl or .json, perhaps compressed")
+    with _naming_damage(name):
+        for row, _ in _json_lines(name, ""):
+            yield row
+
+
 def kind(name: str) -> str:
     """Return the key of READERS that reads a file."""
     if name.endswith(".parquet"):
