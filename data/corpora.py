@@ -7,18 +7,20 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 from datasets.distributed import split_dataset_by_node
 
 from data import hub
 from data.files import READ, kind, missing_column, read_rows
 
-STDLIB, INSTALLED = "stdlib", "installed"
+HUB_FILES = 64  # of a dataset of unknown size are a section
+PYTHON_FOLDERS = {"stdlib": ("stdlib",), "installed": ("stdlib", "purelib", "platlib")}  # as sysconfig names them
 LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+)?$")
 
 
@@ -37,15 +39,32 @@ class Corpus:
     subset: str | None = None  # the rest is for the hub
     split: str = "train"
     revision: str | None = None
+    section: tuple[int, int] | None = (
+        None  # which of how many: local files from one to another, shards of a hub dataset
+    )
 
     @cached_property
     def files(self) -> list[str] | None:
         """Return the local files in sorted order; None if the source is on the hub."""
-        if self.source == STDLIB:
-            return _python_files("stdlib")
-        if self.source == INSTALLED:
-            return _python_files("stdlib", "purelib", "platlib")
-        return local_files(self.source)
+        if self.source in PYTHON_FOLDERS:
+            found = _python_files(*PYTHON_FOLDERS[self.source])
+        else:
+            found = local_files(self.source)
+        return found[slice(*self.section)] if found and self.section else found
+
+    def sections(self, size: int) -> list["Corpus"]:
+        """Cut into stretches of whole files, each of about `size` bytes as stored; which they are depends on the files
+        alone."""
+        if self.files is not None:
+            starts = np.cumsum([0, *(Path(name).stat().st_size for name in self.files)])
+            numbers = starts[:-1] // size
+            cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(self.files)]
+            return [replace(self, section=(first, end)) for first, end in itertools.pairwise(cuts)]
+        rows = hub.open_dataset(self.source, self.subset, self.split, self.revision)
+        split = (rows.info.splits or {}).get(self.split)
+        count = split.num_bytes // size if split and split.num_bytes else rows.num_shards // HUB_FILES
+        count = max(1, min(count, rows.num_shards))
+        return [replace(self, section=(number, count)) for number in range(count)]
 
     def identity(self) -> dict[str, str | None]:
         """Return what tells this corpus from others, as far as it is known without a download."""
@@ -73,7 +92,11 @@ class Corpus:
                     raise missing_column(f"source {self.source!r}", self.column, rows.column_names)
                 rows = rows.select_columns([self.column])
             split = (rows.info.splits or {}).get(self.split)
-            return rows, split.num_examples if split else None
+            size = split.num_examples if split else None
+            if self.section:
+                number, count = self.section
+                rows, size = rows.shard(num_shards=count, index=number), size and size // count
+            return rows, size
         kinds = {kind(name) for name in self.files}
         if len(kinds) > 1:
             raise ValueError(f"source {self.source!r} mixes {' and '.join(sorted(kinds))} files; name one kind")

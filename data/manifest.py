@@ -3,6 +3,9 @@
 The folder holds the tokenizer, and shards: train-00000.bin, validation-00000.bin, train-00001.bin ... Each is a flat
 array of tokens, documents one after the other, each closed by the end-of-text token. Shard k of both splits comes from
 the same stretch of the corpus; a split that has nothing there has no file.
+
+A large corpus is cut into sections of whole files, which several machines can prepare at a time. Each has a folder with
+shards and a manifest of its own, section-00000/ ...; the manifest above them lists all shards when all are there.
 """
 
 import hashlib
@@ -36,6 +39,8 @@ class ShardFile:
 class Shard:
     files: dict[str, ShardFile]  # by split
     end: dict[str, Any]  # where the next shard begins in the corpus
+    section: int | None = None  # in a manifest of all: whose shard it is,
+    number: int | None = None  # and which one there
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Manifest:
     dtype: str
     versions: dict[str, str]
     complete: bool = False  # false: preparing goes on behind the last shard
+    sections: int = 1
     shards: list[Shard] = field(default_factory=list)
 
     @property
@@ -66,7 +72,13 @@ class Manifest:
 
     def paths(self, folder: Path, split: str) -> list[Path]:
         """Return the files of a split."""
-        return [path(folder, split, number) for number, shard in enumerate(self.shards) if split in shard.files]
+        return [self._path(folder, split, number) for number, shard in enumerate(self.shards) if split in shard.files]
+
+    def _path(self, folder: Path, split: str, number: int) -> Path:
+        shard = self.shards[number]
+        if shard.section is None:
+            return path(folder, split, number)
+        return path(section_folder(folder, shard.section), split, shard.number)
 
     def with_shard(self, shard: Shard) -> "Manifest":
         return replace(self, shards=[*self.shards, shard])
@@ -98,7 +110,7 @@ class Manifest:
         have."""
         missing = []
         for number, split, file in self._files():
-            name, expected = path(folder, split, number), file.tokens * np.dtype(self.dtype).itemsize
+            name, expected = self._path(folder, split, number), file.tokens * np.dtype(self.dtype).itemsize
             if not name.exists():
                 missing.append(number)
             elif (actual := name.stat().st_size) != expected:
@@ -110,7 +122,7 @@ class Manifest:
         files = list(self._files())
 
         def read(number: int, split: str) -> tuple[Path, str]:
-            name = path(folder, split, number)
+            name = self._path(folder, split, number)
             with name.open("rb") as content:
                 return name, hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -125,6 +137,10 @@ class Manifest:
         for number, shard in enumerate(self.shards):
             for split, file in shard.files.items():
                 yield number, split, file
+
+
+def section_folder(folder: Path, section: int) -> Path:
+    return folder / f"section-{section:05d}"
 
 
 def path(folder: Path, split: str, number: int) -> Path:

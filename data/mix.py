@@ -96,6 +96,11 @@ class Mix(StreamingDataModule):
         for text in self.texts.values():
             text.prepare_data()
 
+    def prepare_part(self, part: int, parts: int) -> int:
+        left = self._first.prepare_part(part, parts)
+        self._share_tokenizer()
+        return left + sum(text.prepare_part(part, parts) for text in list(self.texts.values())[1:])
+
     def setup(self, stage: str | None = None) -> None:
         self._first.setup(stage)
         self._share_tokenizer()  # prepare_data is called by one process alone

@@ -105,6 +105,11 @@ class ResumableDataModule(L.LightningDataModule):
         name = type(self).__name__
         raise ValueError(f"{name} draws its data while it trains; only text (data=slimpajama) is prepared")
 
+    def prepare_part(self, part: int, parts: int) -> int:
+        """Do the share of one of several machines in what is made ahead of training; return how many sections are not
+        finished by them all."""
+        raise ValueError(f"part={part}/{parts}: {type(self).__name__} is not prepared in parts; leave part out")
+
     @property
     def tokenizer_folder(self) -> Path | None:
         """The folder of the tokenizer that makes the tokens; None: they are no text."""

@@ -1,4 +1,8 @@
-"""A corpus tokenised once, into shards. A killed process leaves whole ones, and the next one goes on behind them."""
+"""A corpus tokenised once, into shards. A killed process leaves whole ones, and the next one goes on behind them.
+
+A large corpus is cut into sections, each of which is prepared by itself: by one process one after the other, or by
+several machines that share a folder, with the same result.
+"""
 
 import contextlib
 import errno
@@ -25,10 +29,11 @@ from data import hub, tokenization
 from data.atomic_file import replacing
 from data.corpora import Corpus, Documents, held_out
 from data.encoding import Encoded, Encoder, encode_in_order, token_dtype, vocab_size
-from data.manifest import TRAIN, VALIDATION, Manifest, Shard, ShardFile, path
+from data.manifest import TRAIN, VALIDATION, Manifest, Shard, ShardFile, path, section_folder
 
 log = logging.getLogger(__name__)
 
+SECTION_BYTES = 2**31  # of files as stored, or of a hub dataset
 SHARD_TOKENS = 2**27  # 256 MiB at 2 bytes each; what a killed process has to do again is at most this
 CHUNK_CHARS = 2**20  # tokenised in one go
 TOKENIZER_BYTES = 64 * 2**20  # of text are enough to train a tokenizer on
@@ -98,37 +103,27 @@ class Recipe:
         held = self.val_corpus is None and held_out(text, self.val_fraction)
         return VALIDATION if held else TRAIN
 
-    def chunks(self, start: dict[str, Any] | None) -> Iterator[Chunk]:
-        """Return all documents that are wanted, validation corpus first, from a place on that an earlier chunk ended
-        at."""
+    def whole(self) -> "Section":
+        """Return all that is to be read, validation corpus first."""
         parts: list[tuple[Corpus, Callable[[str], str]]] = []
         if self.val_corpus:
-            parts.append((self.val_corpus, lambda text: VALIDATION))
+            parts.append((self.val_corpus, _of_validation))
         if not self.val_corpus or self.val_tokens is None:
             parts.append((self.corpus, self.split))
-        first = start["part"] if start else 0
-        for part, (corpus, split) in enumerate(parts[first:], first):
-            position = start["documents"] if start and part == first else None
-            documents = Documents(corpus, max_bytes=self.max_bytes, position=position)
-            texts, splits, size = [], [], 0
-            for text in documents:
-                name = split(text)
-                if self.val_tokens is not None and name == TRAIN:
-                    continue
-                texts.append(text)
-                splits.append(name)
-                size += len(text)
-                if size >= CHUNK_CHARS:
-                    fraction = documents.fraction if corpus is self.corpus else None
-                    yield Chunk(texts, splits, {"part": part, "documents": documents.position}, fraction)
-                    texts, splits, size = [], [], 0
-            if documents.limited:
-                print(
-                    f"read {documents.bytes / 1e6:.1f} MB of text of {corpus.source}: data.max_bytes={self.max_bytes}"
-                )
-            if documents.empty:
-                raise ValueError(f"source {corpus.source!r} has no text")
-            yield Chunk(texts, splits, {"part": part + 1, "documents": None}, None)
+        return Section(self.corpus.source, parts, self.max_bytes, self.val_tokens)
+
+    def sections(self) -> list["Section"]:
+        """Return the same in sections. What is limited in size is one: its end depends on all before it."""
+        if self.max_bytes is not None or self.val_tokens is not None:
+            return [self.whole()]
+        found = self.corpus.sections(SECTION_BYTES)
+        if len(found) == 1:
+            return [self.whole()]
+        parts = [(corpus, self.split) for corpus in found]
+        if self.val_corpus:
+            parts.insert(0, (self.val_corpus, _of_validation))
+        names = (f"{self.corpus.source}, section {number + 1} of {len(parts)}" for number in range(len(parts)))
+        return [Section(name, [part], None, None) for name, part in zip(names, parts, strict=True)]
 
     def make_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load it, or train it on the corpus."""
@@ -141,30 +136,129 @@ class Recipe:
         return tokenization.train(shown, size)
 
 
+def _of_validation(text: str) -> str:
+    return VALIDATION
+
+
+@dataclass(frozen=True)
+class Section:
+    """Documents that are prepared one after the other."""
+
+    name: str
+    parts: list[tuple[Corpus, Callable[[str], str]]]  # corpora, and what returns the split of a document
+    max_bytes: int | None
+    val_tokens: int | None
+
+    def chunks(self, start: dict[str, Any] | None) -> Iterator[Chunk]:
+        """Return all documents that are wanted, from a place on that an earlier chunk ended at."""
+        first = start["part"] if start else 0
+        for part, (corpus, split) in enumerate(self.parts[first:], first):
+            position = start["documents"] if start and part == first else None
+            documents = Documents(corpus, max_bytes=self.max_bytes, position=position)
+            texts, splits, size = [], [], 0
+            for text in documents:
+                name = split(text)
+                if self.val_tokens is not None and name == TRAIN:
+                    continue
+                texts.append(text)
+                splits.append(name)
+                size += len(text)
+                if size >= CHUNK_CHARS:
+                    fraction = documents.fraction if part == len(self.parts) - 1 else None
+                    yield Chunk(texts, splits, {"part": part, "documents": documents.position}, fraction)
+                    texts, splits, size = [], [], 0
+            if documents.limited:
+                print(
+                    f"read {documents.bytes / 1e6:.1f} MB of text of {corpus.source}: data.max_bytes={self.max_bytes}"
+                )
+            if documents.empty and corpus.section is None:
+                raise ValueError(f"source {corpus.source!r} has no text")
+            yield Chunk(texts, splits, {"part": part + 1, "documents": None}, None)
+
+
 def prepare(recipe: Recipe, cache_dir: Path, processes: int) -> Path:
     """Make the tokens of a recipe unless they are there, or finish them, and return their folder.
 
-    The result does not depend on the number of processes, nor on where earlier ones were killed.
+    The result does not depend on the number of processes or machines, nor on where earlier ones were killed.
+    """
+    prepare_part(recipe, cache_dir, processes, 0, 1)
+    return recipe.folder(cache_dir)
+
+
+def prepare_part(recipe: Recipe, cache_dir: Path, processes: int, part: int, parts: int) -> int:
+    """Do the work of one of several machines, and return how many sections are not finished by them all.
+
+    Args:
+        recipe: what to make, in `recipe.folder(cache_dir)`.
+        cache_dir: shared by all machines.
+        processes: that tokenise; 0: this one, with threads.
+        part: which machine this is: it prepares every `parts`-th section from this one on.
+        parts: machines that share the work.
     """
     _check_script()
     folder = recipe.folder(cache_dir)
     if _is_whole(folder):  # it may be somebody else's, in which nothing can be locked
-        return folder
+        return 0
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"), _naming_a_full_disk():  # of several processes one builds, the others wait
-        try:
-            manifest = Manifest.read(folder)
-        except FileNotFoundError:
-            manifest = _begin(recipe, folder)
-        missing = manifest.missing(folder)
-        if missing or not manifest.complete:
-            encoder = Encoder(load_tokenizer(manifest, folder))
+    with _naming_a_full_disk():
+        with FileLock(f"{folder}.lock"):  # of several processes one builds, the others wait
+            try:
+                manifest = Manifest.read(folder)
+            except FileNotFoundError:
+                manifest = _begin(recipe, folder)
             recipe = recipe.at_revision(manifest.revision)
-            for number in missing:
-                _make_again(recipe, folder, manifest, number, encoder, processes)
-            if not manifest.complete:
-                _go_on(recipe, folder, manifest, encoder, processes)
-    return folder
+            if manifest.sections == 1:
+                if part == 0:
+                    _prepare_section(recipe.whole(), folder, manifest, processes, load_tokenizer(manifest, folder))
+                return int(not _is_whole(folder))
+        sections = recipe.sections()
+        if len(sections) != manifest.sections:
+            raise ValueError(
+                f"source {recipe.corpus.source!r} has {len(sections)} sections, and had {manifest.sections} when "
+                f"{folder} was begun: delete that folder to prepare it anew"
+            )
+        tokenizer = load_tokenizer(manifest, folder)
+        for number in range(part, len(sections), parts):
+            own = section_folder(folder, number)
+            own.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{own}.lock"):
+                _prepare_section(sections[number], own, replace(manifest, sections=1), processes, tokenizer)
+        with FileLock(f"{folder}.lock"):
+            return _join(folder, manifest)
+
+
+def _join(folder: Path, manifest: Manifest) -> int:
+    """Write the manifest of all sections when all are whole; return how many are not."""
+    places = [section_folder(folder, number) for number in range(manifest.sections)]
+    if left := sum(not _is_whole(place) for place in places):
+        return left
+    shards = [
+        Shard(shard.files, {}, section, number)
+        for section, place in enumerate(places)
+        for number, shard in enumerate(Manifest.read(place).shards)
+    ]
+    if not shards:
+        raise ValueError(f"source {manifest.identity['source']!r} has no text")
+    replace(manifest, complete=True, shards=shards).write(folder)
+    return 0
+
+
+def _prepare_section(
+    section: Section, folder: Path, begun: Manifest, processes: int, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Finish the shards of a folder, and make those again whose files were deleted."""
+    try:
+        manifest = Manifest.read(folder)
+    except FileNotFoundError:
+        manifest = begun
+    missing = manifest.missing(folder)
+    if not missing and manifest.complete:
+        return
+    encoder = Encoder(tokenizer)
+    for number in missing:
+        _make_again(section, folder, manifest, number, encoder, processes)
+    if not manifest.complete:
+        _go_on(section, folder, manifest, encoder, processes)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -218,18 +312,19 @@ def _begin(recipe: Recipe, folder: Path) -> Manifest:
     versions = {name: version(name) for name in ("datasets", "tokenizers", "transformers", "numpy")}
     versions["python"] = platform.python_version()
     dtype = token_dtype(about["vocab_size"]).name
-    manifest = Manifest(recipe.identity(), recipe.hash(), revision, about, dtype, versions)
+    sections = len(recipe.at_revision(revision).sections())
+    manifest = Manifest(recipe.identity(), recipe.hash(), revision, about, dtype, versions, sections=sections)
     manifest.write(folder)
     return manifest
 
 
-def _go_on(recipe: Recipe, folder: Path, manifest: Manifest, encoder: Encoder, processes: int) -> None:
+def _go_on(section: Section, folder: Path, manifest: Manifest, encoder: Encoder, processes: int) -> None:
     """Write all shards that are still to come."""
     start = manifest.shards[-1].end if manifest.shards else None
     tokens, validation = manifest.tokens, manifest.totals[VALIDATION]["tokens"]
     with (
-        _encoded(recipe, start, validation, encoder, processes) as chunks,
-        _progress(f"tokenising {recipe.corpus.source}", tokens) as progress,
+        _encoded(section, start, validation, encoder, processes) as chunks,
+        _progress(f"tokenising {section.name}", tokens) as progress,
     ):
         since = time.perf_counter()
         while shard := _write_shard(folder, len(manifest.shards), chunks, progress):
@@ -242,13 +337,13 @@ def _go_on(recipe: Recipe, folder: Path, manifest: Manifest, encoder: Encoder, p
 
 
 def _make_again(
-    recipe: Recipe, folder: Path, manifest: Manifest, number: int, encoder: Encoder, processes: int
+    section: Section, folder: Path, manifest: Manifest, number: int, encoder: Encoder, processes: int
 ) -> None:
     """Write a shard whose files were deleted."""
     start = manifest.shards[number - 1].end if number else None
     before = replace(manifest, shards=manifest.shards[:number]).totals[VALIDATION]["tokens"]
     with (
-        _encoded(recipe, start, before, encoder, processes) as chunks,
+        _encoded(section, start, before, encoder, processes) as chunks,
         _progress(f"making shard {number} again", 0) as progress,
     ):
         try:
@@ -257,7 +352,7 @@ def _make_again(
             shard = None
     if shard is None:
         raise ValueError(
-            f"source {recipe.corpus.source!r} does not give what it gave when {folder} was made: delete that folder "
+            f"source {section.name!r} does not give what it gave when {folder} was made: delete that folder "
             "to prepare it anew"
         )
 
@@ -271,12 +366,14 @@ def _progress(what: str, tokens: int) -> tqdm:
 
 
 @contextlib.contextmanager
-def _encoded(recipe: Recipe, start: dict | None, validation: int, encoder: Encoder, processes: int) -> Iterator[Chunks]:
+def _encoded(
+    section: Section, start: dict | None, validation: int, encoder: Encoder, processes: int
+) -> Iterator[Chunks]:
     """Return tokenised chunks from `start` on, in front of which there are `validation` tokens for validation."""
-    if recipe.val_tokens is not None:
+    if section.val_tokens is not None:
         processes = 0  # so little that reading further ahead than needed would take longer
-    with contextlib.closing(encode_in_order(recipe.chunks(start), encoder, processes)) as encoded:
-        yield _until(recipe.val_tokens, validation, encoded)
+    with contextlib.closing(encode_in_order(section.chunks(start), encoder, processes)) as encoded:
+        yield _until(section.val_tokens, validation, encoded)
 
 
 def _until(enough: int | None, tokens: int, encoded: Chunks) -> Chunks:

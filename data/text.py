@@ -20,7 +20,7 @@ from data.long_documents import WINDOW, LongDocuments
 from data.manifest import TRAIN, VALIDATION, Manifest
 from data.module import check_at_least
 from data.packing import PackedBlocks
-from data.preparation import TOKENIZER, Recipe, load_tokenizer, prepare
+from data.preparation import TOKENIZER, Recipe, load_tokenizer, prepare, prepare_part
 from data.streaming import StreamedBlocks, StreamingDataModule
 
 
@@ -135,6 +135,9 @@ class Text(StreamingDataModule):
 
     def prepare_data(self) -> None:
         prepare(self.recipe, self.cache_dir, self.prepare_processes)
+
+    def prepare_part(self, part: int, parts: int) -> int:
+        return prepare_part(self.recipe, self.cache_dir, self.prepare_processes, part, parts)
 
     def setup(self, stage: str | None = None) -> None:
         folder = self.folder

@@ -1,11 +1,13 @@
 """Tokenise the corpus of a config once, in parallel processes, ahead of training.
 
     python -m scripts.prepare_data [data=NAME] [experiment=NAME] [KEY=VALUE ...]
+    python -m scripts.prepare_data part=I/N [...]          the share of machine I of N, counted from 0, on a shared disk
 
 Takes the overrides of scripts.train; training with the same finds the folder. A command that was interrupted, or
 killed, goes on where it stopped. At the end, and when all was there before, every file is checked against its sha256.
 """
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,11 @@ def prepare_data(config: DictConfig) -> "LightningDataModule":
     from rich.table import Table
 
     data = instantiate(config.data)
+    if (part := _part(config.part)) != (0, 1):
+        left = data.prepare_part(*part)
+        if left:
+            print(f"part {config.part} is prepared; {left} sections are left to the other parts")
+            return data
     console, table = Console(), Table()
     for name in ("split", "documents", "tokens", "shards"):
         table.add_column(name, justify="left" if name == "split" else "right")
@@ -32,6 +39,15 @@ def prepare_data(config: DictConfig) -> "LightningDataModule":
     console.print(table)
     console.print(f"prepared: {data.folder}", soft_wrap=True)
     return data
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Return 3 and 16 for "3/16"."""
+    found = re.fullmatch(r"(\d+)/(\d+)", str(text))
+    part, parts = map(int, found.groups()) if found else (0, 0)
+    if not part < parts:
+        raise ValueError(f"part={text}: expected I/N with I from 0 to N - 1, such as 3/16")
+    return part, parts
 
 
 @hydra_command("prepare_data")

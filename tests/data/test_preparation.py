@@ -20,7 +20,7 @@ from data.atomic_file import replacing
 from data.corpora import Corpus, Documents, held_out
 from data.manifest import TRAIN, VALIDATION, Manifest
 from data.packing import PackedBlocks
-from data.preparation import Recipe, prepare
+from data.preparation import Recipe, prepare, prepare_part
 
 ROOT = Path(__file__).parents[2]
 SETS = ("RedPajamaCommonCrawl", "RedPajamaGithub")
@@ -202,11 +202,11 @@ def test_killed_at_any_moment_the_next_goes_on_to_the_same_result(
 
 
 def test_goes_on_at_the_revision_that_it_began_with(tokenizer, tmp_path, monkeypatch):
-    asked, commits = [], ["first", "first", "second", "second"]
+    asked, commits = [], ["first"] * 3 + ["second"] * 2
 
     def load_dataset(name, subset, *, split, revision, streaming):
         asked.append(revision)
-        if len(asked) == 1:
+        if len(asked) == 2:  # at the first it was asked how large it is
             raise ConnectionError("broken off")
         return datasets.Dataset.from_list(rows()).to_iterable_dataset()
 
@@ -217,8 +217,80 @@ def test_goes_on_at_the_revision_that_it_began_with(tokenizer, tmp_path, monkeyp
     with pytest.raises(FileNotFoundError, match="broken off"):
         prepare(recipe, tmp_path, 0)
     folder = prepare(recipe, tmp_path, 0)
-    assert asked == ["first", "first"]
+    assert set(asked) == {"first"}
     assert Manifest.read(folder).revision == "first"
+
+
+# --- in sections, by several machines ---
+
+
+@pytest.fixture
+def _small_sections(monkeypatch):
+    monkeypatch.setattr(preparation, "SECTION_BYTES", 1500)  # of four files of 1.5 KB each
+
+
+def tokens_of(folder):
+    manifest = Manifest.read(folder)
+    return {
+        split: [np.fromfile(path, manifest.dtype) for path in manifest.paths(folder, split)]
+        for split in (TRAIN, VALIDATION)
+    }
+
+
+@pytest.mark.usefixtures("_small_sections")
+@pytest.mark.parametrize("validation", [False, True])
+def test_machines_that_share_the_work_make_what_one_makes(sources, tokenizer, tmp_path, validation, monkeypatch):
+    own = {"val_corpus": Corpus(f"{sources}/0.parquet")} if validation else {}
+    recipe = recipe_of(f"{sources}/*.jsonl.zst", tokenizer, **own)
+    one = prepare(recipe, tmp_path / "one", 0)
+    sections = Manifest.read(one).sections
+    assert sections == 4 + validation
+    shared = tmp_path / "shared"
+    killed(monkeypatch, "Shard", 2, lambda: prepare_part(recipe, shared, 0, 1, 3))
+    left = [prepare_part(recipe, shared, 0, part, 3) for part in (2, 1, 1, 0)]
+    assert left[-1] == 0
+    assert left[0] == sections - 1
+    assert files(recipe.folder(shared)) == files(one)
+    whole = Manifest.read(one)
+    whole.verify(one)
+    assert whole.totals[TRAIN]["documents"] + whole.totals[VALIDATION]["documents"] == 120 + 30 * validation
+
+
+@pytest.mark.usefixtures("_small_sections")
+def test_sections_hold_what_a_whole_holds_and_are_read_as_one(recipe, tmp_path, monkeypatch):
+    folder = prepare(recipe, tmp_path / "sections", 0)
+    monkeypatch.setattr(preparation, "SECTION_BYTES", 10**9)
+    whole = prepare(recipe, tmp_path / "whole", 0)
+    for split, shards in tokens_of(folder).items():
+        assert np.array_equal(np.concatenate(shards), np.concatenate(tokens_of(whole)[split]))
+    blocks = PackedBlocks(folder, TRAIN, 10)
+    assert len(blocks) == sum((len(shard) - 1) // 10 for shard in tokens_of(folder)[TRAIN])
+    assert blocks[[len(blocks) - 1]]["input_ids"].shape == (1, 10)
+
+
+@pytest.mark.usefixtures("_small_sections")
+def test_a_deleted_file_of_a_section_is_made_again(recipe, tmp_path):
+    folder = prepare(recipe, tmp_path, 0)
+    before = files(folder)
+    (folder / "section-00002" / "train-00000.bin").unlink()
+    prepare(recipe, tmp_path, 0)
+    assert files(folder) == before
+
+
+@pytest.mark.usefixtures("_small_sections")
+def test_a_limited_corpus_is_one_section(sources, tokenizer, tmp_path):
+    recipe = recipe_of(f"{sources}/*.jsonl.zst", tokenizer, max_bytes=5000)
+    assert prepare_part(recipe, tmp_path, 0, 1, 2) == 1  # which is the first machine's
+    assert prepare_part(recipe, tmp_path, 0, 0, 2) == 0
+
+
+def test_a_hub_dataset_is_cut_into_its_files(monkeypatch):
+    dataset = datasets.Dataset.from_list(rows()).to_iterable_dataset(num_shards=6)
+    monkeypatch.setattr(hub, "open_dataset", lambda *arguments: dataset)
+    monkeypatch.setattr("data.corpora.HUB_FILES", 2)
+    found = Corpus("owner/name").sections(1)
+    assert [corpus.section for corpus in found] == [(0, 3), (1, 3), (2, 3)]
+    assert [text for corpus in found for text in Documents(corpus)] == [row["text"] for row in rows()]
 
 
 @pytest.mark.parametrize("source", ["*.jsonl.zst", "*.parquet", "hub"])

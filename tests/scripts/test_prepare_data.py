@@ -152,3 +152,19 @@ def test_without_network_it_says_at_once_what_to_set(tmp_path, monkeypatch):
     message = r"'DKYoon/SlimPajama-6B': cannot reach .* set HF_HUB_OFFLINE=1; else set data.source to local files"
     with pytest.raises(ConnectionError, match=message):
         prepare_data(config("prepare_data", f"data.cache_dir={tmp_path}"))
+
+
+def test_parts_of_a_corpus_and_what_is_left(overrides, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(preparation, "SECTION_BYTES", 20_000)  # each of the files is larger
+    for part in ("0/2", "1/2", "1/2"):
+        data = prepare_data(config("prepare_data", *overrides, f"data.cache_dir={tmp_path}/c", f"part={part}"))
+    shown = capsys.readouterr().out
+    assert shown.count("part 0/2 is prepared; 1 sections are left to the other parts") == 1
+    assert shown.count(f"prepared: {data.folder}") == 2
+    assert Manifest.read(data.folder).sections == 2
+
+
+@pytest.mark.parametrize("part", ["2/2", "1", "-1/2", "a/b"])
+def test_a_part_that_is_none(part, overrides):
+    with pytest.raises(ValueError, match=f"part={part}: expected I/N"):
+        prepare_data(config("prepare_data", *overrides, f"part='{part}'"))
