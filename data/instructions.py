@@ -190,7 +190,7 @@ class Instructions(ResumableDataModule):
         size = len(self.val_data)
         return self.evaluation_loader(self.val_data, min(size, self.max_val_blocks or size))
 
-    def prompts(self, number: int, length: int) -> torch.Tensor:
+    def samples(self, number: int, length: int) -> torch.Tensor:
         return self.val_data[range(min(number, len(self.val_data)))]["input_ids"][:, :length]
 
     @cached_property

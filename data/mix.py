@@ -135,8 +135,8 @@ class Mix(StreamingDataModule):
         sizes = [text.bytes_per_label for text in self.texts.values()]
         return sum(number * size for number, size in zip(blocks, sizes, strict=True)) / sum(blocks)
 
-    def prompts(self, number: int, length: int) -> torch.Tensor:
-        return self._first.prompts(number, length)
+    def samples(self, number: int, length: int) -> torch.Tensor:
+        return self._first.samples(number, length)
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
         """Return perplexity and bits per byte on all validation blocks, and on those of each source."""

@@ -3,8 +3,7 @@
 import signal
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import lightning as L
@@ -16,10 +15,6 @@ from data._compat import align_loop, batch_is_open
 from data.lanes import Lanes, lane_order
 from data.sampler import ResumableSampler
 from data.tasks import IGNORE
-
-# What Lightning guesses about loaders is wrong for these: they do resume, and a batch takes them a fraction of a ms.
-warnings.filterwarnings("ignore", message=".*your dataloader is not resumable", module="lightning")
-warnings.filterwarnings("ignore", message=".*does not have many workers", module="lightning")
 
 
 def check_at_least(least: int, **values: int | None) -> None:
@@ -74,11 +69,15 @@ class ResumableDataModule(L.LightningDataModule):
     Use it with `Trainer(use_distributed_sampler=False)`; its samplers know their rank themselves.
     """
 
+    distributes_itself = True
     # Arguments that a run may have otherwise when it is resumed; its place in the data means the same for the others.
     may_change: ClassVar[frozenset[str]] = frozenset({"batch_size", "num_workers", "seed"})
 
     def __init__(self, batch_size: int, num_workers: int, seed: int):
         super().__init__()
+        # What Lightning guesses about loaders is wrong for these: they resume, and a batch takes a fraction of a ms.
+        for text in ("your dataloader is not resumable", "does not have many workers"):
+            warnings.filterwarnings("ignore", message=f".*{text}", module="lightning")
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, num_workers=num_workers, seed=seed)
         self.batch_size = batch_size
@@ -88,39 +87,10 @@ class ResumableDataModule(L.LightningDataModule):
         self._position_before: Any = 0  # in front of it
         self._sampler: ResumableSampler | None = None
 
-    def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return what a trained model can do on this data, as JSON.
-
-        Args:
-            trainer: runs the evaluation.
-            module: a `training.lightning_module.TrainingModule`.
-        """
-        raise NotImplementedError
-
-    def check_evaluation_of(self, changed: Iterable[str]) -> None:
-        """Raise ValueError where changed keys, such as "data.source", do not change what is evaluated."""
-
-    def prepared(self) -> dict[str, dict[str, int]]:
-        """Make what can be made ahead of training, check it, and return its sizes by split; here there is nothing."""
-        name = type(self).__name__
-        raise ValueError(f"{name} draws its data while it trains; only text (data=slimpajama) is prepared")
-
     def prepare_part(self, part: int, parts: int) -> int:
         """Do the share of one of several machines in what is made ahead of training; return how many sections are not
         finished by them all."""
         raise ValueError(f"part={part}/{parts}: {type(self).__name__} is not prepared in parts; leave part out")
-
-    @property
-    def tokenizer_folder(self) -> Path | None:
-        """The folder of the tokenizer that makes the tokens; None: they are no text."""
-        return None
-
-    def take_tokenizer(self, saved: Path) -> None:
-        """Go on with the tokenizer that an earlier run has left in a folder."""
-
-    def prompts(self, number: int, length: int) -> torch.Tensor | None:
-        """Return how some validation samples begin, [at most number, length]; None: a model generates nothing."""
-        return None
 
     @property
     def rank(self) -> int:

@@ -190,7 +190,7 @@ class Text(StreamingDataModule):
     def _long_documents(self) -> LongDocuments:
         return LongDocuments(self.folder, VALIDATION, self.eval_length, self.eval_documents, self.eval_context)
 
-    def prompts(self, number: int, length: int) -> torch.Tensor:
+    def samples(self, number: int, length: int) -> torch.Tensor:
         """Return how the first validation blocks begin, [at most number, length]."""
         return self.val_data[range(min(number, len(self.val_data)))]["input_ids"][:, :length]
 

@@ -26,6 +26,10 @@ def prepare_data(config: DictConfig) -> "LightningDataModule":
     from rich.table import Table
 
     data = instantiate(config.data)
+    if not hasattr(data, "prepared"):
+        raise ValueError(
+            f"{type(data).__name__} draws its data while it trains; only text (data=slimpajama) is prepared"
+        )
     if (part := _part(config.part)) != (0, 1):
         left = data.prepare_part(*part)
         if left:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.loggers import Logger
@@ -17,6 +17,7 @@ from torch import Tensor
 from models.backbone import SequenceModel
 from training import callbacks, checkpoint
 from training.config_checks import check
+from training.data_interface import take_tokenizer
 from training.graceful_stop import GracefulStop
 from training.lightning_module import TrainingModule
 from training.resume import Resumed
@@ -42,8 +43,7 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     data = instantiate(config.data)
     start = None if resumed or config.init_from is None else checkpoint.find(config.init_from)
     before = resumed.file if resumed else start
-    if before and (tokenizer := checkpoint.tokenizer_folder(before)):
-        data.take_tokenizer(tokenizer)
+    take_tokenizer(data, before and checkpoint.tokenizer_folder(before))
     name_wandb_run(config.logger, resumed.content["config"]["logger"] if resumed else {})
     # Before the data, which may take hours to prepare: this raises for what Lightning and the callbacks refuse.
     trainer = build_trainer(config)
@@ -108,9 +108,11 @@ def build_loggers(loggers: DictConfig) -> list[Logger]:
 def fit_model_to_data(model: DictConfig, data: LightningDataModule) -> None:
     """Set the sizes of the model's vocabulary and output that the config leaves open."""
     for key in ("vocab_size", "num_classes"):
-        needed = getattr(data, key)
+        needed = getattr(data, key, None)
         model[key] = needed if model[key] is None else model[key]
-        if model[key] < needed:
+        if model[key] is None:
+            raise ValueError(f"model.{key} is open, and {type(data).__name__} has no {key}: set one of them")
+        if needed is not None and model[key] < needed:
             raise ValueError(f"model.{key}={model[key]}, but the data has {needed}; null takes that of the data")
 
 
@@ -121,6 +123,7 @@ def build_trainer(config: DictConfig) -> Trainer:
     reports = [*samples, callbacks.StepStatistics()]  # samples do not count as training
     hooks = [instantiate(config.checkpoint), *ends, *reports]
     hooks += [instantiate(callback) for callback in config.callbacks.values()]
+    distributes_itself = getattr(get_object(config.data._target_), "distributes_itself", False)
     loggers = build_loggers(config.logger)
     if bar := progress_bar(config.trainer.enable_progress_bar, hooks):
         hooks += [bar] * (bar not in hooks)
@@ -135,5 +138,6 @@ def build_trainer(config: DictConfig) -> Trainer:
         logger=loggers,
         callbacks=hooks,
         enable_progress_bar=bar is not None,
+        use_distributed_sampler=not distributes_itself,
         plugins=[checkpoint.AtomicCheckpointIO(), *slurm],
     )

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from data.atomic_file import replacing
 from training import results
 from training.checkpoint import LAST, TOKENIZER
+from training.data_interface import decoded, samples
 from training.metrics_file import MetricsFile
 from training.peaks import PEAK_FLOPS, peak_flops
 
@@ -45,19 +46,19 @@ class RunRecord(Callback):
         if pl_module.lr is not None:  # callbacks=lr_finder may have found another
             self.config["optim"]["lr"] = pl_module.lr
         OmegaConf.save(OmegaConf.create(self.config), folder / "config.yaml")
-        if (tokenizer := trainer.datamodule.tokenizer_folder) is not None:
+        if (tokenizer := getattr(trainer.datamodule, "tokenizer", None)) is not None:
             self._keep_tokenizer(tokenizer, folder / TOKENIZER)
         environment = results.environment(trainer.strategy.root_device)
         for logger in trainer.loggers:
             if not isinstance(logger, MetricsFile):  # it would only write a second config.yaml
                 logger.log_hyperparams({**self.config, "environment": environment})
 
-    def _keep_tokenizer(self, source: Path, kept: Path) -> None:
-        """Copy it, in place of one that another run left in the folder."""
-        if kept.exists() and kept.samefile(source):
-            return
+    def _keep_tokenizer(self, tokenizer: Any, kept: Path) -> None:
+        """Save it, in place of one that another run left in the folder."""
+        new = kept.with_name(f"{TOKENIZER}.new")
+        tokenizer.save_pretrained(str(new))
         shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(source, kept)
+        new.rename(kept)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
@@ -164,13 +165,13 @@ class TextSamples(Callback):
     @torch.no_grad()
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         data = trainer.datamodule
-        if not _within_training(trainer) or (prompts := data.prompts(SAMPLES, PROMPT)) is None:
+        if not _within_training(trainer) or (prompts := samples(data, SAMPLES, PROMPT)) is None:
             return
         with trainer.precision_plugin.forward_context():  # on all ranks alike, which may share the weights out
             tokens = continuation(pl_module.model, prompts.to(pl_module.device))
         if not trainer.is_global_zero:
             return
-        rows = [[data.tokenizer.decode(part) for part in pair] for pair in zip(prompts, tokens, strict=True)]
+        rows = [[decoded(data, part) for part in pair] for pair in zip(prompts, tokens, strict=True)]
         title = f"--- step {trainer.global_step}\n"
         before = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
         before = before.partition(title)[0]  # a run that was resumed comes by again

@@ -49,6 +49,7 @@ _OURS = {
     "callbacks": "+callbacks.NAME._target_=... adds one",
     "logger": "the group logger chooses it",
     "plugins": "it writes checkpoints with its own",
+    "use_distributed_sampler": "the DataModule says whether it distributes itself",
     "overfit_batches": "data draw their own batches; for a quick try, trainer.max_steps=20 val_every=10",
 }
 

@@ -1,21 +1,27 @@
 """Where the configs are, and the resolvers that they use."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
 
-def accumulate(global_batch_size: int | None, batch_size: int, devices: int, num_nodes: int) -> int:
+def accumulate(global_batch_size: int | None, batch_size: int | None, devices: int, num_nodes: int) -> int:
     """Return how many batches to accumulate so that one optimizer step sees `global_batch_size` sequences."""
     if global_batch_size is None:
         return 1
     if not isinstance(devices, int) or devices < 1:
         raise ValueError(f"trainer.devices={devices}: with global_batch_size set it must be the number of devices")
+    if batch_size is None:
+        raise ValueError(
+            f"global_batch_size={global_batch_size}: these data have no batch_size of which it is a multiple"
+        )
     together = batch_size * devices * num_nodes
     if global_batch_size < 1 or global_batch_size % together:
         raise ValueError(
@@ -27,7 +33,8 @@ def accumulate(global_batch_size: int | None, batch_size: int, devices: int, num
 
 def composed(overrides: Sequence[str], name: str = "train") -> DictConfig:
     """Return the config that a command has for these overrides; raise Hydra's error where they are none."""
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
+    in_a_command = GlobalHydra.instance().is_initialized()  # which has begun with the same configs
+    with nullcontext() if in_a_command else initialize_config_dir(CONFIGS, version_base="1.3"):
         return compose(name, overrides=list(overrides))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from training import checkpoint, results
+from training import checkpoint, data_interface, results
 from training.build import Run
 from training.command_line import prepare_process
 from training.config_checks import check_evaluation
@@ -55,16 +55,15 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any]) -> dict:
     prepare_process(config.threads)
     check_evaluation(config.trainer)
     data = instantiate(config.data)
-    data.check_evaluation_of(changed)
-    if tokenizer := checkpoint.tokenizer_folder(file):
-        data.take_tokenizer(tokenizer)
+    data_interface.check_evaluation_of(data, changed)
+    data_interface.take_tokenizer(data, checkpoint.tokenizer_folder(file))
     module = TrainingModule(instantiate(config.model))
     checkpoint.load_weights(module, file, content)
     folder = (checkpoint.run_folder(file) or file.parent) / f"evaluate_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     here = {"default_root_dir": folder, "logger": False, "enable_checkpointing": False}
     here["enable_progress_bar"] = config.trainer.enable_progress_bar and sys.stdout.isatty()
     trainer = instantiate(config.trainer, **_ONE_DEVICE, **here)
-    result = data.evaluate(trainer, module)
+    result = data_interface.evaluate(data, trainer, module)
     places = results.save(folder, result, config, trainer.strategy.root_device, step=content["global_step"])
     results.show(result, {"checkpoint": file, **places})
     return result
@@ -79,7 +78,7 @@ def evaluate_run(run: Run, config: DictConfig, step: int, start: float) -> dict:
         step: the last optimizer step.
         start: when the run began, by time.perf_counter.
     """
-    result = run.data.evaluate(run.trainer, run.module)
+    result = data_interface.evaluate(run.data, run.trainer, run.module)
     if run.trainer.is_global_zero:
         parameters = sum(parameter.numel() for parameter in run.module.model.parameters())
         made = {"parameters": parameters, "step": step, "devices": run.trainer.world_size}

@@ -21,13 +21,13 @@ def training_tokenizer(file: Path, data: dict[str, Any]) -> PreTrainedTokenizerB
     For a checkpoint that stands alone it is made as the section `data` of its config says, which may mean training it
     on the corpus.
     """
+    if folder := checkpoint.tokenizer_folder(file):
+        return tokenization.load(str(folder))
     if "tokenizer" not in data:
         raise ValueError(
             f"the model of {file} was trained on {data['_target_']}, which has no tokenizer: only language models can "
             "generate or be exported, such as those of experiment=text_tiny"
         )
-    if folder := checkpoint.tokenizer_folder(file):
-        return tokenization.load(str(folder))
     if tokenization.trained_size(data["tokenizer"]) is None:
         return tokenization.load(data["tokenizer"])
     datamodule = instantiate(data)

@@ -65,10 +65,9 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
     trained = (training["evaluation"] or {}).get("environment", {})
     return {
         "data": _source(data),
-        "tokenizer": data["tokenizer"],
-        "context length": data["context_length"],
+        **{key.replace("_", " "): data[key] for key in ("tokenizer", "context_length") if key in data},
         "optimizer steps": training["global_step"],
-        "sequences per step": config["global_batch_size"] or f"{data['batch_size']} per device",
+        "sequences per step": config["global_batch_size"] or f"{data.get('batch_size', '?')} per device",
         "precision": config["trainer"]["precision"],
         "commit of the evaluation": trained.get("commit") or "not known",
         "device of the evaluation": trained.get("device", "not known"),
@@ -79,17 +78,17 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
 def _source(data: dict[str, Any]) -> str:
     """Return the text of a run; of a mix all, with their weights."""
     if "sources" not in data:
-        return data["source"]
+        return data.get("source", data["_target_"])
     return ", ".join(f"{own['source']} (weight {own['weight']})" for own in data["sources"].values())
 
 
 def _results(evaluation: dict[str, Any] | None) -> str:
     if evaluation is None:
         return "Not evaluated: the checkpoint came without an `eval.json` of its step."
-    source = _source(evaluation["config"]["data"])
-    rows = {f"validation perplexity on {source}": f"{evaluation['perplexity']:.2f}"}
-    if "bits_per_byte" in evaluation:  # which older ones lack
-        rows["bits per byte"] = f"{evaluation['bits_per_byte']:.3f}"
-    if evaluation["unigram_perplexity"] is not None:
-        rows["perplexity of the tokens' frequencies there"] = f"{evaluation['unigram_perplexity']:.2f}"
-    return _table(rows)
+    data = evaluation["config"]["data"]
+    names = {
+        "perplexity": f"validation perplexity on {_source(data)}",
+        "bits_per_byte": "bits per byte",
+        "unigram_perplexity": "perplexity of the tokens' frequencies there",
+    }
+    return _table({name: f"{evaluation[key]:.5g}" for key, name in names.items() if evaluation.get(key) is not None})

@@ -123,15 +123,15 @@ def show(result: dict, places: dict[str, Path]) -> None:
             lengths = f"{low}-{high}" if part in result["ranges"] else f"{low}-{high}, as in training"
             table.add_row(lengths, f"{part['accuracy']:.4f}", f"{result['chance']:.4f}", str(part["sequences"]))
     else:
-        console.print("\nValidation:")
-        table.add_column("model")
-        table.add_column("perplexity", justify="right")
-        table.add_column("bits per byte", justify="right")
-        table.add_row("this model", f"{result['perplexity']:.2f}", f"{result['bits_per_byte']:.3f}")
-        for name, found in result.get("sources", {}).items():
-            table.add_row(f"on {name}", f"{found['perplexity']:.2f}", f"{found['bits_per_byte']:.3f}")
-        if result["unigram_perplexity"] is not None:
-            table.add_row("unigram", f"{result['unigram_perplexity']:.2f}")
+        console.print("\nEvaluation:")
+        table.add_column("of this model")
+        table.add_column("", justify="right")
+        for name, value in result.items():
+            if isinstance(value, int | float):
+                table.add_row(name.replace("_", " "), f"{value:.5g}")
+        for source, found in result.get("sources", {}).items():
+            for name, value in found.items():
+                table.add_row(f"{name.replace('_', ' ')} on {source}", f"{value:.5g}")
     console.print(table)
     if "by_position" in result:
         console.print(_positions(result["by_position"]))

@@ -32,7 +32,11 @@ STEPS = [*SHORT, "trainer.max_steps=2", "schedule.warmup_steps=1", "val_every=2"
 GOES_ON = ["trainer.max_steps=4", "trainer.enable_progress_bar=false"]
 CONFIG_ALONE = ["--cfg", "job"]
 FIRST_PAGES = ("README.md", "docs/index.md")
-WITHIN_SENTENCES = [["scripts.train", "optim=sgd", "optim.lr=0.1"], ["scripts.train", "model=average"]]
+WITHIN_SENTENCES = [
+    ["scripts.train", "optim=sgd", "optim.lr=0.1"],
+    ["scripts.train", "model=average"],
+    ["scripts.train", "data=successors"],
+]
 
 
 def steps_of_readers():
@@ -65,7 +69,8 @@ def reduced(arguments, needs_many):
             experiment = next((part.partition("=")[2] for part in rest if part.startswith("experiment=")), "parity")
             goes_on = any(part.startswith("ckpt_path=") for part in rest)
             of_its_own = experiment == "parity" and goes_on
-            return [module, *rest, *([] if of_its_own else [*SMALL[experiment], *STEPS]), *(GOES_ON if goes_on else [])]
+            small = [o for o in SMALL[experiment] if "data=successors" not in rest or not o.startswith("data.")]
+            return [module, *rest, *([] if of_its_own else [*small, *STEPS]), *(GOES_ON if goes_on else [])]
         case "scripts.prepare_data":
             return [module, *rest, *(TEXT if rest else CONFIG_ALONE)]
         case "scripts.generate":

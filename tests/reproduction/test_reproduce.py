@@ -291,7 +291,7 @@ def test_an_interrupt_lets_no_further_run_begin(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_real_run_is_collected(tmp_path):
     sizes = ("model.d_model=8", "model.num_blocks=1", "data.max_length=6", "data.eval_lengths=[6,9]")
-    short = ("data.eval_batches=1", "optim.warmup_steps=1", "trainer.max_steps=20", "trainer.accelerator=cpu")
+    short = ("data.eval_batches=1", "schedule.warmup_steps=1", "trainer.max_steps=20", "trainer.accelerator=cpu")
     run = Run(tmp_path / "0_elman", ("experiment=parity", "data=s3", "model=elman", *sizes, *short))
     train([run], Options())
     assert run.finished, (run.folder / LOG).read_text()

@@ -1,0 +1,55 @@
+"""What training asks of a LightningDataModule beyond Lightning's own hooks. All of it may be missing:
+
+vocab_size, num_classes: sizes of the model that its config leaves open.
+evaluate(trainer, module) -> dict: what the trained model can do, as JSON; its first number is what a sweep optimises.
+    Without it: loss, perplexity and accuracy on val_dataloader.
+samples(number, length): beginnings that a model continues after each validation, int64 [at most number, length].
+tokenizer: of `transformers`, or whatever decodes them, and saves itself in the folder of the run by `save_pretrained`.
+take_tokenizer(folder): go on with the tokenizer that the run before has saved.
+may_change: names of the arguments that a resumed run may have otherwise; without it, all.
+check_evaluation_of(keys): raise for changed keys of the config that do not change what is evaluated.
+distributes_itself: whether its loaders give each device its share; without it, Lightning's sampler does.
+
+A batch is a dict of input_ids [B, T], labels [B, T] (models.loss.IGNORE where nothing is scored), and perhaps reset
+[B, T], as `SequenceModel.loss` takes them.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningDataModule, Trainer
+from torch import Tensor
+
+from training.lightning_module import TrainingModule
+
+
+def evaluate(data: LightningDataModule, trainer: Trainer, module: TrainingModule) -> dict[str, Any]:
+    """Return what the data's own evaluation finds, or else the metrics of a validation."""
+    if hasattr(data, "evaluate"):
+        return data.evaluate(trainer, module)
+    metrics = trainer.validate(module, datamodule=data, verbose=False)[0]
+    return {name.removeprefix("val/"): value for name, value in metrics.items()}
+
+
+def samples(data: LightningDataModule, number: int, length: int) -> Tensor | None:
+    """Return beginnings [at most number, length] that a model is to continue; None where it generates nothing."""
+    return data.samples(number, length) if hasattr(data, "samples") else None
+
+
+def decoded(data: LightningDataModule, tokens: Tensor) -> str:
+    """Return tokens [T] as text, or as numbers where there is no tokenizer."""
+    tokenizer = getattr(data, "tokenizer", None)
+    return " ".join(map(str, tokens.tolist())) if tokenizer is None else tokenizer.decode(tokens)
+
+
+def take_tokenizer(data: LightningDataModule, saved: Path | None) -> None:
+    """Have the data go on with the tokenizer in a folder, if there is one, and if they can."""
+    if saved is not None and hasattr(data, "take_tokenizer"):
+        data.take_tokenizer(saved)
+
+
+def check_evaluation_of(data: LightningDataModule, changed: Iterable[str]) -> None:
+    """Raise where the data say that changed keys of the config change nothing."""
+    if hasattr(data, "check_evaluation_of"):
+        data.check_evaluation_of(changed)
