@@ -13,8 +13,9 @@ from numba.extending import intrinsic
 from numba.types import CPointer
 
 pointer, words = CPointer(real), CPointer(intp)
-# Products and sums become one instruction; NaN, infinities and the order of sums stay.
-OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}}
+# Products and sums become one instruction; NaN, infinities and the order of sums stay. Python calls none of these
+# functions, and wrappers for it would take a third of the time to compile.
+OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 function = njit(**OPTIONS)
 SUMS = {**OPTIONS, "fastmath": {"contract", "reassoc"}}  # of vectors, whose places are added up apart
 
