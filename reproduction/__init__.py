@@ -16,6 +16,7 @@ ENTRIES = {
     "kernel_speed": Entry("kernels", "Speed of the kernels"),
     "language_model": Entry("language_model", "Language models on SlimPajama", trains=True),
     "loss_curves": Entry("loss_curves", "Language models side by side on the same text", trains=True),
+    "context": Entry("context", "State carried from batch to batch, over the position in documents", trains=True),
     "parity": Entry("parity", "Parity: learnt on short sequences, asked on longer ones", trains=True),
     "head_size_limits": Entry("limits", "Largest heads"),
     "numerical_error": Entry("kernels", "Numerical error over long sequences"),

@@ -33,6 +33,7 @@ RECORD = (
     Entry("sweep", "benchmark sweep"),
     Entry("numerical_error", "benchmark numerical_error"),
     Entry("loss_curves", "reproduce loss_curves"),
+    Entry("context", "reproduce context"),
     Entry("parity", "reproduce parity"),
     Entry("state_tracking", "reproduce state_tracking"),
 )

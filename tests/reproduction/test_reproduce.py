@@ -1,6 +1,7 @@
 """Results of the paper: runs are made once and collected whole, pages say what the data says, beside the paper's."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -17,7 +18,17 @@ from omegaconf import OmegaConf
 
 from benchmarks import RESULTS, layers_page, sweep_page
 from benchmarks.commands import COMMANDS
-from reproduction import ENTRIES, kernels, language_model, loss_curves, record, state_tracking, text_runs, throughput
+from reproduction import (
+    ENTRIES,
+    context,
+    kernels,
+    language_model,
+    loss_curves,
+    record,
+    state_tracking,
+    text_runs,
+    throughput,
+)
 from reproduction.accuracy import MODELS, extrapolated
 from reproduction.parity import PARITY
 from reproduction.result import ROOT, Options, Reproduction, paper, save, write
@@ -256,7 +267,9 @@ def test_a_task_set_by_its_key_is_the_task(tmp_path):
     assert collect(tmp_path)[0]["data"] == "even_pairs"
 
 
-@pytest.mark.parametrize(("name", "what"), [("parity", "accuracies of parity"), ("loss_curves", "step times")])
+@pytest.mark.parametrize(
+    ("name", "what"), [("parity", "accuracies of parity"), ("loss_curves", "step times"), ("context", "step times")]
+)
 def test_runs_of_something_else_are_refused(name, what, tmp_path):
     leave_run(tmp_path / "0_lstm")
     file = tmp_path / "0_lstm" / "eval.json"
@@ -334,6 +347,51 @@ def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeyp
         composed = config(*run.overrides, f"run_dir={run.folder}")
         OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         assert composed.data.context_length == (128 if quick and module is loss_curves else 1024)
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+def test_contexts_are_trained_on_the_same_number_of_tokens(quick, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(context, "train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr(context, "collect", lambda folder, *more: [])
+    reproduce.load("context").measure(Options(quick=quick, out=tmp_path))
+    composed = [config(*run.overrides, f"run_dir={run.folder}") for run in asked]
+    for one in composed:
+        OmegaConf.to_container(one, resolve=True, throw_on_missing=True)
+    assert len({one.data.context_length * one.data.batch_size * one.trainer.max_steps for one in composed}) == 1
+    assert {one.data.context_length for one in composed} == set(context.CONTEXTS)
+
+
+def test_a_page_of_contexts_says_the_perplexity_at_every_position(tmp_path):
+    def run(model, context_length, stateful, *perplexities, seen=None):
+        losses = [math.log(perplexity) for perplexity in perplexities]
+        return {
+            "model": model, "overrides": [f"data.context_length={context_length}", f"data.stateful={stateful}"],
+            "parameters": 10**7, "step": 10, "step_time": 0.5, "tokens_per_second": 2e6, "perplexity": 9.0, "seed": 0,
+            "context_length": context_length, "stateful": stateful, "eval_context": seen,
+            "by_position": {"window": 128, "documents": 3, "losses": losses},
+            "environment": {"commit": "abc", "device": "a GPU"},
+        }  # fmt: skip
+
+    runs = [
+        run("lstm", 128, False, 8.0, *[6.0] * 7, *[4.0] * 8),
+        run("lstm", 128, True, 8.0, *[5.0] * 7, *[2.0] * 8),
+        run("transformer", 1024, False, 8.0, *[5.0] * 7, *[100.0] * 8),
+        run("transformer", 1024, False, 8.0, *[5.0] * 7, *[5.0] * 8, seen=1024),
+    ]
+    file = tmp_path / "context.json"
+    file.write_text(json.dumps({"command": "context", "quick": False, "runs": runs}))
+    page, figure = write("context", reproduce.load("context"), [file], tmp_path)
+    assert rows(page)[0][4:7] == ["0-127", "128-1023", "1024-2047"]
+    assert [(row[0], row[7]) for row in rows(page)[2:]] == [
+        ("lstm, context 128", "500.0"),
+        ("lstm, context 128, state carried", "500.0"),
+        ("transformer, context 1024", "500.0"),
+        ("transformer, context 1024, blocks apart", "500.0"),
+    ]
+    assert [row[6] for row in rows(page)[2:]] == ["4.00", "2.00", "100.00", "5.00"]
+    assert figure.exists()
+    assert "128: 4.00 and 2.00" in context._finding(runs)
 
 
 def test_language_models_beside_the_table_of_the_paper():
