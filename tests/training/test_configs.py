@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from training.config_checks import check_buildable, check_trainer
 from training.configuration import CONFIGS, accumulate
 from training.sweep import check_sweep
 
+OF_FLA = ("deltaproduct", "gated_deltanet", "mamba2")
+
 
 def options(group):
     return sorted(file.stem for file in Path(CONFIGS, group).glob("*.yaml"))
@@ -28,6 +31,8 @@ def options(group):
 @pytest.mark.parametrize("experiment", options("experiment"))
 @pytest.mark.parametrize("model", [name for name in options("model") if name not in ("base", "rnn")])
 def test_experiments_compose_with_every_model(experiment, model):
+    if model in OF_FLA and not find_spec("fla"):
+        pytest.skip("flash-linear-attention is not installed")
     fit = {"nn_lstm": ["model.num_heads=1"], "hybrid": ["model.num_blocks=3"], "xlstm": ["model.num_blocks=8"]}
     composed = config(f"experiment={experiment}", f"model={model}", "run_dir=.", *fit.get(model, []))
     OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
