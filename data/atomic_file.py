@@ -1,10 +1,14 @@
 """Files that are whole or not there, however the process that writes them ends."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from data.storage import is_url
 
 
 @contextmanager
@@ -12,12 +16,20 @@ def replacing(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file beside `path` that takes its place when the block ends without an error; make the folder.
 
     The disk has content and name in the end, so that they outlive a loss of power. One process writes at a time, over
-    what a killed one left.
+    what a killed one left. On another storage a file appears when all of it is uploaded.
 
     Args:
         path: of the file; an OSError names it.
         backup: where the file goes that stood at `path` before.
     """
+    if is_url(path):
+        with tempfile.TemporaryFile() as file:
+            yield file
+            file.seek(0)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as target:
+                shutil.copyfileobj(file, target)
+        return
     partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import datasets
 import numpy as np
 from datasets.distributed import split_dataset_by_node
 
-from data import hub
+from data import hub, storage
 from data.files import READ, kind, missing_column, read_rows
 
 HUB_FILES = 64  # of a dataset of unknown size are a section
@@ -29,7 +29,8 @@ class Corpus:
     """Documents in a fixed order.
 
     source: "stdlib" (sources of the Python standard library), "installed" (and of all packages installed beside it), a
-    local file or glob, or the name of a dataset on the hub. Local files are JSON lines (.jsonl, .json, compressed or
+    file or glob, local or by URL (s3://bucket/**/*.jsonl.zst, with the package of fsspec that it needs), or the name of
+    a dataset on the hub. Files are JSON lines (.jsonl, .json, compressed or
     not), .parquet, or else plain text, which is cut at line ends into documents of about 16 KiB (of 32 where no line
     ends), so that one large file streams, and can be held out in part.
     """
@@ -56,7 +57,7 @@ class Corpus:
         """Cut into stretches of whole files, each of about `size` bytes as stored; which they are depends on the files
         alone."""
         if self.files is not None:
-            starts = np.cumsum([0, *(Path(name).stat().st_size for name in self.files)])
+            starts = np.cumsum([0, *(storage.info(name).size for name in self.files)])
             numbers = starts[:-1] // size
             cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(self.files)]
             return [replace(self, section=(first, end)) for first, end in itertools.pairwise(cuts)]
@@ -78,7 +79,7 @@ class Corpus:
         """What a place in the corpus counts in: names and sizes of files, wherever they lie, or names on the hub."""
         if self.files is None:
             return " ".join(filter(None, (self.source, self.subset, self.split, self.revision)))
-        files = [(Path(name).name, Path(name).stat().st_size) for name in self.files]
+        files = [(Path(name).name, storage.info(name).size) for name in self.files]
         digest = hashlib.blake2b(repr(files).encode(), digest_size=4).hexdigest()
         return f"{len(files)} files of {sum(size for _, size in files)} bytes ({digest})"
 
@@ -100,7 +101,7 @@ class Corpus:
         kinds = {kind(name) for name in self.files}
         if len(kinds) > 1:
             raise ValueError(f"source {self.source!r} mixes {' and '.join(sorted(kinds))} files; name one kind")
-        starts = [0, *itertools.accumulate(Path(name).stat().st_size for name in self.files)]
+        starts = [0, *itertools.accumulate(storage.info(name).size for name in self.files)]
         arguments = {"files": self.files, "starts": starts[:-1], "column": self.column}
         return datasets.IterableDataset.from_generator(read_rows, gen_kwargs=arguments), starts[-1]
 
@@ -212,13 +213,16 @@ def fingerprint(files: Iterable[str]) -> str:
     """Return what changes when a file is added, removed or edited. Contents are not read: they may be terabytes."""
     entries = []
     for name in files:
-        status = Path(name).stat()
-        entries.append((name, status.st_size, status.st_mtime_ns))
+        entries.append((name, *storage.info(name)))
     return hashlib.blake2b(repr(entries).encode(), digest_size=16).hexdigest()
 
 
 def local_files(source: str) -> list[str] | None:
-    """Return the files that a name or glob means, in sorted order; None: it is a name on the hub."""
+    """Return the files that a name, a glob or a URL means, in sorted order; None: it is a name on the hub."""
+    if storage.is_url(source):
+        if found := storage.find(source):
+            return found
+        raise FileNotFoundError(f"no file matches source {source!r}")
     if Path(source).is_dir():
         raise ValueError(f"source {source!r} is a folder; name its files: '{source.rstrip('/')}/**/*.txt'")
     literal = Path(source).is_file()  # though its name may have brackets

@@ -1,8 +1,9 @@
-"""Rows of local files: JSON lines or plain text, compressed or not, and parquet."""
+"""Rows of files: JSON lines or plain text, compressed or not, and parquet."""
 
 import bz2
 import contextlib
 import gzip
+import io
 import json
 import lzma
 import re
@@ -14,6 +15,8 @@ from typing import BinaryIO, TextIO
 import pyarrow
 import pyarrow.parquet
 from backports import zstd
+
+from data import storage
 
 READ = "bytes_read"  # key of a row: bytes, as stored, of all the files that have been read when it comes
 DOCUMENT_CHARS = 16 * 1024
@@ -70,12 +73,13 @@ def _naming_damage(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _open(name: str) -> Iterator[tuple[TextIO, Callable[[], int]]]:
     """Return the text of a file, and what tells how many of its bytes have been read."""
-    with open(name, "rb") as raw, OPENERS.get(Path(name).suffix, _as_it_is)(raw, "rt", encoding="utf-8") as text:
+    opener = OPENERS.get(Path(name).suffix, _as_it_is)
+    with storage.open_binary(name) as raw, opener(raw, "rt", encoding="utf-8") as text:
         yield text, raw.tell
 
 
 def _as_it_is(raw: BinaryIO, mode: str, encoding: str) -> TextIO:
-    return open(raw.fileno(), mode, encoding=encoding, closefd=False)
+    return io.TextIOWrapper(raw, encoding=encoding)
 
 
 def _text(name: str, column: str) -> Rows:
@@ -101,11 +105,11 @@ def _json_lines(name: str, column: str) -> Rows:
 
 
 def _parquet(name: str, column: str) -> Rows:
-    with pyarrow.parquet.ParquetFile(name) as file:
+    with storage.open_binary(name) as raw, pyarrow.parquet.ParquetFile(raw) as file:
         columns = file.schema_arrow.names
         if column not in columns:
             raise missing_column(name, column, columns)
-        size, rows, number = Path(name).stat().st_size, file.metadata.num_rows, 0
+        size, rows, number = storage.info(name).size, file.metadata.num_rows, 0
         for batch in file.iter_batches(batch_size=256, columns=[column]):
             for text in batch.column(0).to_pylist():
                 number += 1

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from data import storage
 from data.atomic_file import replacing
 
 TRAIN, VALIDATION = "train", "validation"
@@ -108,12 +109,13 @@ class Manifest:
     def missing(self, folder: Path) -> list[int]:
         """Return the numbers of shards that lack a file; raise ValueError for a file of another size than it should
         have."""
-        missing = []
+        missing, found = [], storage.sizes(folder)
         for number, split, file in self._files():
             name, expected = self._path(folder, split, number), file.tokens * np.dtype(self.dtype).itemsize
-            if not name.exists():
+            actual = found.get(str(name)[len(str(folder)) :].lstrip("/"))
+            if actual is None:
                 missing.append(number)
-            elif (actual := name.stat().st_size) != expected:
+            elif actual != expected:
                 raise ValueError(f"{name} is damaged: it has {actual} bytes instead of {expected}; {REMEDY}")
         return list(dict.fromkeys(missing))
 

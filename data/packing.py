@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from data import storage
 from data.manifest import REMEDY, TRAIN, VALIDATION, Manifest
 
 COUNTED_TOKENS = 2**26  # are enough to know how frequent each token is
@@ -78,12 +79,13 @@ class PackedBlocks(Dataset):
         shards = np.searchsorted(self._ends, indices, side="right")
         numbers = indices - np.concatenate([[0], self._ends])[shards]
         blocks = np.empty((len(indices), self.context_length + 1), self._dtype)
-        for block, shard, number in zip(blocks, shards, numbers, strict=True):
-            offset = int(number) * self.context_length * self._dtype.itemsize
-            found = np.fromfile(self.paths[shard], self._dtype, len(block), offset=offset)
-            if len(found) < len(block):
-                raise ValueError(f"{self.paths[shard]} is damaged: it ends too early; {REMEDY}")
-            block[:] = found
+        files = [self.paths[shard] for shard in shards]
+        starts = (numbers * self.context_length * self._dtype.itemsize).tolist()
+        size = (self.context_length + 1) * self._dtype.itemsize
+        for block, file, found in zip(blocks, files, storage.read_ranges(files, starts, size), strict=True):
+            if len(found) < size:
+                raise ValueError(f"{file} is damaged: it ends too early; {REMEDY}")
+            block[:] = np.frombuffer(found, self._dtype)
         if blocks.max(initial=0) >= self._vocab_size:
             row = int((blocks >= self._vocab_size).any(axis=1).argmax())
             raise ValueError(

@@ -11,6 +11,7 @@ import json
 import logging
 import platform
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,11 +22,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from data import hub, tokenization
+from data import hub, storage, tokenization
 from data.atomic_file import replacing
 from data.corpora import Corpus, Documents, held_out
 from data.encoding import Encoded, Encoder, encode_in_order, token_dtype, vocab_size
@@ -201,7 +201,7 @@ def prepare_part(recipe: Recipe, cache_dir: Path, processes: int, part: int, par
         return 0
     cache_dir.mkdir(parents=True, exist_ok=True)
     with _naming_a_full_disk():
-        with FileLock(f"{folder}.lock"):  # of several processes one builds, the others wait
+        with storage.lock(storage.path(f"{folder}.lock")):  # of several processes one builds, the others wait
             try:
                 manifest = Manifest.read(folder)
             except FileNotFoundError:
@@ -221,9 +221,9 @@ def prepare_part(recipe: Recipe, cache_dir: Path, processes: int, part: int, par
         for number in range(part, len(sections), parts):
             own = section_folder(folder, number)
             own.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{own}.lock"):
+            with storage.lock(storage.path(f"{own}.lock")):
                 _prepare_section(sections[number], own, replace(manifest, sections=1), processes, tokenizer)
-        with FileLock(f"{folder}.lock"):
+        with storage.lock(storage.path(f"{folder}.lock")):
             return _join(folder, manifest)
 
 
@@ -291,7 +291,7 @@ def _naming_a_full_disk() -> Iterator[None]:
 
 def load_tokenizer(manifest: Manifest, folder: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a prepared folder."""
-    place = folder / TOKENIZER
+    place = storage.local_folder(folder / TOKENIZER)
     if tokenization.folder_hash(place) != manifest.tokenizer["sha256"]:
         raise ValueError(f"{place} is not what the tokens were made with: delete {folder} to prepare it again")
     return tokenization.load(str(place))
@@ -302,10 +302,13 @@ def _begin(recipe: Recipe, folder: Path) -> Manifest:
     on_hub = recipe.corpus.files is None
     revision = hub.check("dataset", recipe.corpus.source, recipe.corpus.revision) if on_hub else None
     tokenizer = recipe.at_revision(revision).make_tokenizer()
-    tokenizer.save_pretrained(folder / TOKENIZER)
+    with tempfile.TemporaryDirectory() as local:
+        tokenizer.save_pretrained(local)
+        storage.upload(Path(local), folder / TOKENIZER)
+        digest = tokenization.folder_hash(Path(local))
     about = {
         "name": recipe.tokenizer,
-        "sha256": tokenization.folder_hash(folder / TOKENIZER),
+        "sha256": digest,
         "vocab_size": vocab_size(tokenizer),
         "end_of_text": tokenizer.eos_token_id,
     }

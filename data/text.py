@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from data import tokenization
+from data import storage, tokenization
 from data.corpora import Corpus
 from data.encoding import Encoder
 from data.long_documents import WINDOW, LongDocuments
@@ -99,7 +99,7 @@ class Text(StreamingDataModule):
         self.eval_length = eval_length
         self.eval_documents = eval_documents
         self.eval_context = eval_context
-        self.cache_dir = Path(cache_dir)
+        self.cache_dir = storage.path(cache_dir)
         self.prepare_processes = len(os.sched_getaffinity(0)) if prepare_processes is None else prepare_processes
         self.manifest: Manifest | None = None  # this and the tokenizer are read from the folder by setup()
         self.tokenizer: PreTrainedTokenizerBase | None = None
@@ -122,7 +122,7 @@ class Text(StreamingDataModule):
     @property
     def tokenizer_folder(self) -> Path:
         """The folder of the tokenizer that makes the prepared tokens, as save_pretrained() leaves it."""
-        return self.folder / TOKENIZER
+        return storage.local_folder(self.folder / TOKENIZER)
 
     def take_tokenizer(self, saved: Path) -> None:
         """Take that of an earlier run: what the recipe names, or would train, may have changed since.

@@ -98,7 +98,7 @@ def test_tokens_of_somebody_else_are_used_without_a_lock(recipe, whole, tmp_path
     def refuse(name):
         raise PermissionError(name)
 
-    monkeypatch.setattr(preparation, "FileLock", refuse)
+    monkeypatch.setattr("data.storage.lock", refuse)
     assert prepare(recipe, tmp_path / "whole", 0) == whole
 
 

@@ -1,0 +1,102 @@
+"""Files on a disk, or on any storage that fsspec knows by a URL, such as s3://bucket/folder or gs://bucket/folder."""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import fsspec
+from filelock import FileLock
+
+VERSIONS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")  # keys, by storage
+
+
+class Info(NamedTuple):
+    size: int  # bytes
+    version: Any  # which changes with the content
+
+
+def is_url(name: object) -> bool:
+    return "://" in str(name)
+
+
+def path(name: str | Path) -> Path:
+    """Return a path, or of a URL what has the methods of one."""
+    if not is_url(name):
+        return Path(name)
+    from upath import UPath  # for URLs alone
+
+    return UPath(name)
+
+
+def find(pattern: str) -> list[str]:
+    """Return the URLs that match one with * and **, in sorted order."""
+    system, inner = fsspec.url_to_fs(pattern)
+    found = [name for name in (system.glob(inner) if "*" in inner else [inner]) if system.isfile(name)]
+    return sorted(system.unstrip_protocol(name) for name in found)
+
+
+def info(name: str) -> Info:
+    if not is_url(name):
+        status = Path(name).stat()
+        return Info(status.st_size, status.st_mtime_ns)
+    system, inner = fsspec.url_to_fs(name)
+    about = system.info(inner)
+    return Info(about["size"], next((str(about[key]) for key in VERSIONS if about.get(key)), None))
+
+
+def open_binary(name: str) -> BinaryIO:
+    return fsspec.open(name, "rb").open() if is_url(name) else open(name, "rb")
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of all files in a folder and those below, by their names in it."""
+    if not is_url(folder):
+        files = (file for file in folder.rglob("*") if file.is_file())
+        return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+    found = folder.fs.find(folder.path, detail=True)
+    return {name[len(folder.path) :].lstrip("/"): about["size"] for name, about in found.items()}
+
+
+def read_ranges(files: Sequence[Path], starts: Sequence[int], size: int) -> list[bytes]:
+    """Return `size` bytes of each file from its start on, fewer where the file ends; all are asked for at once."""
+    if not is_url(files[0]):
+        found = []
+        for file, start in zip(files, starts, strict=True):
+            with file.open("rb", buffering=0) as content:
+                content.seek(start)
+                found.append(content.read(size))
+        return found
+    ends = [start + size for start in starts]
+    return files[0].fs.cat_ranges([file.path for file in files], list(starts), ends)
+
+
+def lock(name: Path) -> AbstractContextManager:
+    """Return a lock that processes share on a disk; elsewhere there is none, and files are written whole, the same by
+    all."""
+    return nullcontext() if is_url(name) else FileLock(name)
+
+
+def local_folder(folder: Path) -> Path:
+    """Return a folder, or a copy on this machine for as long as the process runs; itself if it is not there."""
+    if not is_url(folder) or not folder.exists():
+        return folder
+    if str(folder) not in _copies:
+        copy = tempfile.TemporaryDirectory(prefix="flashrnn-lm-")
+        for name in sizes(folder):
+            target = Path(copy.name, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((folder / name).read_bytes())
+        _copies[str(folder)] = copy
+    return Path(_copies[str(folder)].name)
+
+
+_copies: dict[str, tempfile.TemporaryDirectory] = {}  # by URL
+
+
+def upload(source: Path, target: Path) -> None:
+    """Copy a folder of this machine to where it is to lie."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in sizes(source):
+        (target / name).write_bytes((source / name).read_bytes())
