@@ -20,6 +20,7 @@ EXTRAS = {
 }
 NOT_REQUIRED = {
     "triton",  # comes with PyTorch wherever there is a GPU that it serves
+    "fla",  # of the extra fla, whose distribution, flash-linear-attention, has another name
     "flashrnn_lm",  # models/ by its name in the wheel
     "lm_eval",  # scripts/lm_eval.py says how to get it
 }

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.mixers.stepwise import step_by_forward, stepwise
+from .stepwise import step_by_forward, stepwise
 
 State = tuple[Tensor, ...]
 
