@@ -3,7 +3,9 @@
 import math
 
 import torch
+from mambapy.pscan import pscan
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import DynamicCache, MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer as MambaLayer
 
@@ -14,10 +16,9 @@ class MambaMixer(nn.Module):
     """A selective state-space layer with its own gate, convolution and output map; about 3 expand d² parameters.
 
     The state is (last inputs of the convolution [B, expand d, conv_width], recurrent state [B, expand d, state_size]).
-    A sequence that starts anew runs in the parallel form. With a state or with resets it runs in single steps, which
-    transformers computes in place: such calls have no gradients, and asking for them is a ValueError.
-
-    The parallel form is mambapy's scan. torch.compile leaves the layer out: it would take minutes to unroll time.
+    Sequences run in the parallel form, by mambapy's scan. With resets they run in single steps, which transformers
+    computes in place: such calls have no gradients, and asking for them is a ValueError. torch.compile leaves the layer
+    out: it would take minutes to unroll time.
 
     Args:
         d_model: width of input and output.
@@ -30,8 +31,6 @@ class MambaMixer(nn.Module):
     """
 
     trains_with_resets = False
-    trains_with_states = False
-    reads_whole = True
     step = step_by_forward
 
     def __init__(
@@ -75,16 +74,37 @@ class MambaMixer(nn.Module):
             )
         if state is None and reset is None:
             return self._call(x, DynamicCache(config=self.config))
+        if reset is None and (x.shape[1] > 1 or torch.is_grad_enabled()):
+            return self._go_on(x, state)
         if torch.is_grad_enabled():
             raise ValueError(
-                "model=mamba cannot be trained with states or resets, because transformers' single step has no "
-                "gradients: set data.reset_at_documents=false and data.stateful=false, or evaluate under "
-                "torch.no_grad()"
+                "model=mamba cannot be trained with resets, because transformers' single step has no gradients: set "
+                "data.reset_at_documents=false, or evaluate under torch.no_grad()"
             )
         if state is None:
             B, inner = len(x), self.config.intermediate_size
             state = x.new_zeros(B, inner, self.config.conv_kernel), x.new_zeros(B, inner, self.config.state_size)
         return stepwise(self._step, x, state, reset)
+
+    @torch.compiler.disable
+    def _go_on(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Compute the parallel form from a state; that of transformers starts from zeros alone."""
+        layer, N = self.layer, self.config.state_size
+        conv_state, recurrent_state = state
+        inputs, gate = layer.in_proj(x).transpose(1, 2).chunk(2, dim=1)  # [B, inner, T]
+        inputs = torch.cat((conv_state.to(inputs.dtype), inputs), dim=2)
+        convolved = F.conv1d(inputs[:, :, 1:], layer.conv1d.weight, layer.conv1d.bias, groups=inputs.shape[1])
+        u = F.silu(convolved).transpose(1, 2)  # [B, T, inner]
+        of_u = layer.x_proj(u)
+        step, B, C = of_u.split([of_u.shape[-1] - 2 * N, N, N], dim=-1)
+        dt = F.softplus(layer.dt_proj(step).float())[..., None]  # [B, T, inner, 1]
+        decay = torch.exp(dt * -layer.A_log.float().exp())  # [B, T, inner, N]
+        added = dt * B[:, :, None] * u[..., None]
+        first = added[:, :1] + decay[:, :1] * recurrent_state[:, None]
+        h = pscan(decay, torch.cat((first, added[:, 1:]), dim=1))
+        y = (h @ C[..., None].to(h.dtype)).squeeze(-1) + layer.D * u
+        y = y * F.silu(gate.transpose(1, 2))
+        return layer.out_proj(y.to(x.dtype)), (inputs[:, :, -self.config.conv_kernel :], h[:, -1])
 
     def _step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         conv_state, recurrent_state = state

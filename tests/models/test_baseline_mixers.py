@@ -73,10 +73,22 @@ def test_mamba_refuses_weights_of_half_precision(x):
         MambaMixer(d).bfloat16()(x.bfloat16())
 
 
-def test_mamba_refuses_gradients_through_states(x):
-    mixer = MambaMixer(d)
-    with pytest.raises(ValueError, match=r"states or resets.*data\.reset_at_documents=false"):
-        mixer(x, mixer(x)[1])
+def test_mamba_refuses_gradients_through_resets(x, reset):
+    with pytest.raises(ValueError, match=r"with resets.*data\.reset_at_documents=false"):
+        MambaMixer(d)(x, reset=reset)
+
+
+@pytest.mark.parametrize("lengths", [[20, T - 20], [T - 1, 1]])
+def test_gradients_are_those_of_the_whole_however_it_is_cut(mixer, x, lengths):
+    """Through the states too."""
+    gradients = []
+    for cut in ([T], lengths):
+        mixer.zero_grad()
+        y, _ = in_pieces(mixer, x, None, cut)
+        y.square().sum().backward()
+        gradients.append([parameter.grad for parameter in mixer.parameters()])
+    for ours, expected in zip(*gradients, strict=True):
+        assert (ours - expected).norm() < 1e-4 * expected.norm()
 
 
 @pytest.mark.parametrize("steps", [1, 40, CHUNK, T])
