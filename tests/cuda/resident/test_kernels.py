@@ -76,12 +76,14 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_variants(direction, variant):
     assert compiled(direction, "slstm", 64, variant=variant).spilled == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 256])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_float16(direction, head_dim):
@@ -105,13 +107,14 @@ def test_wide_heads_of_float32_with_tf32_spill_before_the_time_loop_alone(direct
     assert_spills_before_the_loop(binary, loads=0 if direction == "forward" else 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", [MINIMAL_GATED, PEEPHOLE_LSTM, LEAKY_ELMAN], ids=cell_name)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_cells_of_users(direction, cell):
     assert compiled(direction, cell, 64).spilled == 0
 
 
-@pytest.mark.parametrize("head_dim", [2, 22, 100])
+@pytest.mark.parametrize("head_dim", [22, *(pytest.param(D, marks=pytest.mark.slow) for D in (2, 100))])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_head_sizes_off_the_tiles(direction, head_dim):
     assert compiled(direction, "gru", head_dim).spilled == 0

@@ -161,6 +161,7 @@ def name(value) -> str:
     return str(getattr(value, "name", value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "cell", "heads", "head_dim", "batch", "dtype"), binaries(), ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
@@ -184,6 +185,7 @@ def test_variants(direction, variant):
     assert compile_kernel(spec)[0].spilled <= SPILLED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "cell", "batch"), [(H100, LSTM, 16), (H100, SLSTM, 64), (A100, LSTM, 16)], ids=name)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_binaries_with_tf32(direction, gpu, cell, batch):
