@@ -6,6 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.figures import name_curves
 from benchmarks.generation import LLAMA
 from benchmarks.markdown import markdown
 
@@ -56,28 +57,46 @@ def draw(rows: list[dict], device: str, file: Path) -> None:
     by_batch = [row for row in rows if "error" not in row and row["context"] == 128]
     by_context = [row for row in rows if "error" not in row and row["batch"] == 1 and row["context"] != 128]
     panels = {over: found for over, found in {"batch": by_batch, "context": by_context}.items() if found}
-    figure = Figure(figsize=(5.5 * len(panels), 4.2), layout="constrained")
+    figure = Figure(figsize=(6.5 * len(panels), 4.2), layout="constrained")
     models = list(dict.fromkeys(row["model"] for row in rows))
     for axes, (over, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         _panel(axes, found, over, models)
-    axes.legend(fontsize=8)
-    figure.suptitle(f"Greedy generation, {device}")
+    figure.suptitle(f"{_finding(rows)} ({device})", fontsize=11)
     figure.savefig(file, dpi=150)
 
 
+def _finding(rows: list[dict]) -> str:
+    """Return how many times as fast as the slowest model the fastest one is after the longest context of both."""
+    speeds: dict[tuple[int, int], dict[str, float]] = {}
+    for row in rows:
+        if "error" not in row:
+            speeds.setdefault((row["context"], -row["batch"]), {})[row["model"]] = row["tokens_per_s"]
+    most = max(map(len, speeds.values()))
+    context, batch = max(place for place, found in speeds.items() if len(found) == most)
+    found = speeds[context, batch]
+    fastest, slowest = max(found, key=found.get), min(found, key=found.get)
+    sequences = "one sequence" if batch == -1 else f"{-batch} sequences"
+    ratio = found[fastest] / found[slowest]
+    return f"After {context:,} tokens, {sequences}: {fastest} is {ratio:.1f} times as fast as {slowest}"
+
+
 def _panel(axes: Axes, rows: list[dict], over: str, models: list[str]) -> None:
+    ends = {}
     for k, model in enumerate(models):
-        points = [(row[over], row["tokens_per_s"]) for row in rows if row["model"] == model]
+        points = sorted((row[over], row["tokens_per_s"]) for row in rows if row["model"] == model)
         if points:
-            axes.plot(*zip(*sorted(points), strict=True), "o-", color=f"C{k}", label=model)
+            axes.plot(*zip(*points, strict=True), "o-", color=f"C{k}")
+            ends[model] = points[-1][1], f"C{k}"
     ticks = sorted({row[over] for row in rows})
     first = next((row["reading_ms"] for row in rows if "reading_ms" in row), None)
     if first:
         bound = [1000 * (x if over == "batch" else 1) / first for x in ticks]
-        axes.plot(ticks, bound, "k--", label=f"memory bandwidth, {models[0]}")
+        axes.plot(ticks, bound, "k--")
+        ends[f"memory bandwidth, {models[0]}"] = bound[-1], "k"
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(ticks, labels=[f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
     title = "sequences, each behind 128 tokens" if over == "batch" else "tokens of context of one sequence"
     axes.set(xlabel=title, ylabel="tokens per second")
     axes.grid(alpha=0.3)
+    name_curves(axes, ends)
