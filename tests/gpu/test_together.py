@@ -1,0 +1,47 @@
+"""Ensembles on a GPU: one call of a fused kernel, and steps of a CUDA graph, give what each network alone gives."""
+
+import pytest
+import torch
+
+from flashrnn import FlashRNN
+from tests.tiny_runs import SHORT, TINY, config
+from training.together import Batches, Ensemble, Learner
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+
+@pytest.mark.parametrize("function", ["lstm", "gru"])
+def test_networks_mapped_by_vmap_are_those_alone(function):
+    networks = [FlashRNN(16, 64, function=function, backend="cuda_fused").cuda() for _ in range(3)]
+    x, (weights, _) = torch.randn(20, 5, 16, device="cuda"), torch.func.stack_module_state(networks)
+    out = torch.func.vmap(lambda weights: torch.func.functional_call(networks[0], weights, (x,))[0])(weights)
+    out.square().sum().backward()
+    for k, network in enumerate(networks):
+        alone = network(x)[0]
+        alone.square().sum().backward()
+        torch.testing.assert_close(out[k], alone, rtol=1e-4, atol=1e-5)
+        for name, parameter in network.named_parameters():
+            torch.testing.assert_close(weights[name].grad[k], parameter.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer", "mlstm"])
+def test_steps_of_a_graph_are_those_of_eager_calls(model, tmp_path):
+    device = torch.device("cuda")
+    configs = [
+        config(*TINY["parity"], *SHORT, f"model={model}", f"optim.lr={lr}", "logger=none", f"run_dir={tmp_path}")
+        for lr in (1e-3, 3e-3)
+    ]
+    batches = Batches(configs[0], device)
+    graphed, eager = (Ensemble([Learner(one, batches, device) for one in configs]) for _ in range(2))
+    graphed.capture()
+    for ensemble in (graphed, eager):
+        while ensemble.left:
+            ensemble.step()
+    torch.cuda.synchronize()
+    for ours, theirs in zip(graphed.learners, eager.learners, strict=True):
+        for parameter, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+            torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-4)
+    assert None not in graphed.evaluate()
