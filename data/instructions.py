@@ -87,8 +87,6 @@ class Instructions(ResumableDataModule):
         check_at_least(1, max_val_blocks=max_val_blocks)
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction={val_fraction} must lie between 0 and 1")
-        if tokenization.trained_size(tokenizer) is not None:
-            raise ValueError(f"tokenizer={tokenizer}: instructions train none; name that of the model (init_from=...)")
         self.source, self.subset, self.split, self.revision = source, subset, split, revision
         self.val_split, self.val_fraction, self.max_val_blocks = val_split, val_fraction, max_val_blocks
         self._tokenizer_name = tokenizer
@@ -136,6 +134,11 @@ class Instructions(ResumableDataModule):
                 self._prepare()
 
     def _prepare(self) -> None:
+        if tokenization.trained_size(self._tokenizer_name) is not None:
+            raise ValueError(
+                f"tokenizer={self._tokenizer_name}: instructions train none; begin with a model that has one "
+                "(init_from=...), or name one"
+            )
         tokenizer = tokenization.load(self._tokenizer_name)
         if self._template is not None:
             tokenizer.chat_template = self._template

@@ -119,6 +119,12 @@ def test_a_template_that_rewrites_what_was_said_is_refused(folder):
         encode(messages("a", "b"), tokenizer, "here")
 
 
+def test_a_tokenizer_has_to_be_there(folder, tmp_path):
+    module = Instructions(str(folder / "pairs.jsonl"), tokenizer="bpe:300", cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=r"bpe:300: instructions train none; .*init_from"):
+        module.prepare_data()
+
+
 def test_long_examples_are_cut_off(make):
     with pytest.warns(UserWarning, match=r"examples are longer than context_length=12 and are cut off"):
         module = make(context_length=12)

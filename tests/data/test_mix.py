@@ -80,7 +80,10 @@ def test_a_small_source_begins_again_when_all_of_it_was_there(make):
     assert per_source["b"][: len(b)] != per_source["b"][len(b) : 2 * len(b)]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, STREAMED, {**STREAMED, "num_workers": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2}, STREAMED, pytest.param({**STREAMED, "num_workers": 2}, marks=pytest.mark.slow)],
+)
 def test_resumes_exactly(make, fit, tmp_path, options):
     uninterrupted = fit(make(**options), max_steps=9)
     assert len({json.dumps(batch) for batch in uninterrupted}) == 9

@@ -69,7 +69,8 @@ def reduced(arguments, needs_many):
             experiment = next((part.partition("=")[2] for part in rest if part.startswith("experiment=")), "parity")
             goes_on = any(part.startswith("ckpt_path=") for part in rest)
             of_its_own = experiment == "parity" and goes_on
-            small = [o for o in SMALL[experiment] if "data=successors" not in rest or not o.startswith("data.")]
+            other_data = not {"data=successors", "data=instructions"}.isdisjoint(rest)
+            small = [o for o in SMALL[experiment] if not (other_data and o.startswith("data."))]
             return [module, *rest, *([] if of_its_own else [*small, *STEPS]), *(GOES_ON if goes_on else [])]
         case "scripts.prepare_data":
             return [module, *rest, *(TEXT if rest else CONFIG_ALONE)]
@@ -96,6 +97,8 @@ def clone(tmp_path_factory):
     (folder / "texts").mkdir()
     lines = (json.dumps({"text": f"the {n}th of forty texts says {n} and {n**3}. " * 9}) for n in range(40))
     folder.joinpath("texts", "all.jsonl").write_text("\n".join(lines))
+    answers = (json.dumps({"prompt": f"What is {n}? ", "response": f"It is {n}."}) for n in range(2000))
+    folder.joinpath("answers.jsonl").write_text("\n".join(answers))
     layer = {f"xlstm_block_stack.blocks.1.xlstm.{name}": weight for name, weight in slstm_layer("cuda").items()}
     torch.save(layer, folder / "xlstm.pt")
     (folder / "lm_eval").mkdir()
