@@ -55,9 +55,10 @@ def _sweep(options: argparse.Namespace) -> None:
 
 def _layers(options: argparse.Namespace) -> None:
     from benchmarks import layers_page
-    from benchmarks.results import device_folder
+    from benchmarks.results import device_folder, rows_before
 
-    _measure(options, device_folder(), options.case)
+    known = rows_before(options.out / device_folder() / "layers.json", options.commit)
+    _measure(options, device_folder(), options.case, known)
     print(*layers_page.write(options.out / device_folder() / "layers.json"), sep="\n")
 
 
@@ -132,7 +133,8 @@ def _sweep_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _layers_arguments(command: argparse.ArgumentParser) -> None:
-    command.description += " The page and the figure beside the file are what a user reads: their shape, our factor."
+    command.description += """ The page and the figure beside the file are what a user reads: their shape, our factor.
+        A run that was broken off goes on where it ended, at the same commit."""
     command.add_argument("--case", nargs="*", default=[], metavar="PATTERN", help="shell patterns of the cases' names, "
                          "as in ppo-lstm-B256-T16-H128-float32 (default: all)")  # fmt: skip
 

@@ -10,10 +10,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.cases import MODES
 from benchmarks.layer_cases import LayerCase
-from benchmarks.layers import OURS
+from benchmarks.layers import OURS, case_of
 from benchmarks.markdown import markdown
-
-_SIZES = ("family", "cell", "B", "T", "H", "num_layers", "bidirectional", "reset")
 
 
 def write(path: Path) -> list[Path]:
@@ -41,11 +39,7 @@ def write(path: Path) -> list[Path]:
 def ratios(rows: list[dict], precision: str, mode: str) -> dict[LayerCase, float]:
     """Return PyTorch's time over ours, by network."""
     chosen = [row for row in rows if (row["precision"], row["mode"]) == (precision, mode)]
-    return {_case(row): row["ratio"] for row in chosen}
-
-
-def _case(row: dict) -> LayerCase:
-    return LayerCase(**{name: row[name] for name in (*_SIZES, "precision")})
+    return {case_of(row): row["ratio"] for row in chosen}
 
 
 def _summary(rows: list[dict], precisions: list[str]) -> str:
@@ -70,7 +64,7 @@ def _lines(rows: list[dict], precision: str) -> Iterator[list[str]]:
     by_case: dict[LayerCase, dict[str, dict]] = {}
     for row in rows:
         if row["precision"] == precision:
-            by_case.setdefault(_case(row), {})[row["mode"]] = row
+            by_case.setdefault(case_of(row), {})[row["mode"]] = row
     for case, modes in by_case.items():
         cells = [
             text

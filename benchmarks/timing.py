@@ -49,7 +49,7 @@ def measure(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: 
     _call_ms(run, effort.warmup)
     call_ms = _call_ms(run, effort.rep / 4)
     repetitions = max(_FEWEST, int(effort.rep / call_ms))
-    return {"ms": quantiles(_device_ms(run, repetitions)), "call_ms": round(call_ms, 4), "peak_mib": _peak_mib(run)}
+    return {"ms": quantiles(device_ms(run, repetitions)), "call_ms": round(call_ms, 4), "peak_mib": _peak_mib(run)}
 
 
 def measure_in_a_row(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: bool) -> dict:
@@ -80,7 +80,7 @@ def seconds(run: Callable, calls: int) -> float:
     return time.perf_counter() - begin
 
 
-def _device_ms(run: Callable, repetitions: int) -> list[float]:
+def device_ms(run: Callable, repetitions: int) -> list[float]:
     """Return the milliseconds between events on the device around each call.
 
     Before it the L2 cache is emptied, and the device waits for as long as the host takes to ask for the whole call.
@@ -88,7 +88,7 @@ def _device_ms(run: Callable, repetitions: int) -> list[float]:
     cache = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repetitions)]
     torch.cuda.synchronize()
-    ahead = int(2 * _host_seconds(run) * _CYCLES)
+    ahead = int(2 * _host_seconds(run, min(repetitions, _FEWEST)) * _CYCLES)
     for start, end in events:
         cache.zero_()
         torch.cuda._sleep(ahead)
@@ -113,11 +113,11 @@ def _consecutive_ms(run: Callable, calls: int) -> list[float]:
     return [start.elapsed_time(end) for start, end in pairwise(events)]
 
 
-def _host_seconds(run: Callable) -> float:
+def _host_seconds(run: Callable, calls: int = _FEWEST) -> float:
     """Return how long the host is busy with a call: the least of a few, because the device will wait as long before
     each."""
     times = []
-    for _ in range(_FEWEST):
+    for _ in range(calls):
         begin = time.perf_counter()
         run()
         times.append(time.perf_counter() - begin)

@@ -4,13 +4,14 @@ Each has a public substitute for a PyTorch that no longer has it. A substitute g
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import CDLL, c_uint, c_void_p
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 F = TypeVar("F", bound=Callable)
@@ -89,6 +90,49 @@ def onednn_computes(dtype: torch.dtype) -> bool:
     """Return whether nn.LSTM runs by oneDNN on the CPU in float32 or bfloat16."""
     mkldnn = torch.backends.mkldnn
     return mkldnn.is_available() and mkldnn.enabled and (dtype == torch.float32 or _onednn_has_bfloat16())
+
+
+_cudnn_rnn: Callable | None = getattr(torch, "_cudnn_rnn", None)
+_in_one_piece: Callable | None = getattr(torch, "_cudnn_rnn_flatten_weight", None)
+
+
+def cudnn_rnn(
+    mode: int,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    initial: Sequence[Tensor],
+    *,
+    hidden_size: int,
+    num_layers: int,
+    batch_first: bool,
+    bidirectional: bool,
+    training: bool,
+) -> tuple[Tensor, ...] | None:
+    """Return output and last states h and c of PyTorch's recurrent networks as cuDNN computes them, differentiable with
+    `training`; None without the private interfaces. The public ones warn of weights that are not in one piece.
+
+    Args:
+        mode: cudnnRNNMode_t.
+        x: the input.
+        weights: of each layer and direction, in PyTorch's order.
+        initial: h, and c if there is one, as cuDNN takes them.
+        hidden_size: units of a layer and direction.
+        num_layers: of the network.
+        batch_first: x is [B, T, features], not [T, B, features].
+        bidirectional: the network is.
+        training: there will be a backward pass.
+    """
+    if _cudnn_rnn is None or _in_one_piece is None:
+        return None
+    h, c = initial if len(initial) == 2 else (*initial, None)
+    per_direction = len(weights) // (num_layers * (1 + bidirectional))
+    with torch.no_grad():  # the weights given become views of the piece: copies of the caller's
+        copies = [weight.clone() for weight in weights]
+        layers = mode, hidden_size, 0, num_layers, batch_first, bidirectional
+        piece = _in_one_piece(copies, per_direction, x.shape[-1], *layers)
+    network = mode, hidden_size, 0, num_layers, batch_first, 0.0, training, bidirectional
+    out, h, c, *_ = _cudnn_rnn(x, weights, per_direction, piece, h, c, *network, (), None)
+    return out, h, c
 
 
 def openmp_parallel() -> Callable[[int, int, int, int], None] | None:

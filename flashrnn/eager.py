@@ -11,7 +11,7 @@ from flashrnn._torch_private import autograd_alone, graph_is_retained, transform
 from flashrnn.cells import Cell
 from flashrnn.dispatch import no_autocast, run_backward, run_forward
 from flashrnn.memory_format import aux_in_format, in_format
-from flashrnn.problem import Inputs, StateGradients, state_dtype
+from flashrnn.problem import Backend, Gradients, Inputs, StateGradients, state_dtype
 from flashrnn.reference import Reference
 from flashrnn.residual import Residual
 
@@ -33,19 +33,20 @@ def recurrence(
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         h, last, *others = _Recurrence.apply(*inputs, cell, backend, dtype, return_states)
         return h, last, tuple(others)
-    cast = _cast(dtype, *inputs)
-    with no_autocast(cast.Wx):
-        _, (h, aux, last), _ = run_forward(backend, cell, cast, return_states, training=False)
+    inputs = cast(dtype, *inputs)
+    with no_autocast(inputs.Wx):
+        _, (h, aux, last), _ = run_forward(backend, cell, inputs, return_states, training=False)
     return h, last, aux.unbind() if return_states else ()
 
 
-def _cast(dtype: torch.dtype, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None) -> Inputs:
+def cast(dtype: torch.dtype, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | None, reset: Tensor | None) -> Inputs:
+    """Return the inputs in the dtypes of a computation in `dtype`; b may keep that dtype."""
     of_states = state_dtype(dtype)
-    b = b if b.dtype == dtype else _as(b, of_states)
-    return Inputs(_as(Wx, dtype), _as(R, dtype), b, _as(states, of_states), reset)
+    b = b if b.dtype == dtype else as_dtype(b, of_states)
+    return Inputs(as_dtype(Wx, dtype), as_dtype(R, dtype), b, as_dtype(states, of_states), reset)
 
 
-def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def as_dtype(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return x in `dtype`. A call of `to` that changes nothing would take as long as an allocation."""
     return x if x is None or x.dtype == dtype else x.to(dtype)
 
@@ -53,7 +54,7 @@ def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx, Wx, R, b, states, reset, cell, backend, dtype, return_states):
-        inputs = _cast(dtype, Wx, R, b, states, reset)
+        inputs = cast(dtype, Wx, R, b, states, reset)
         with no_autocast(Wx):
             taken, (h, aux, last), gates = run_forward(backend, cell, inputs, return_states, training=True)
         others = _apart(aux) if return_states else ()
@@ -73,19 +74,33 @@ class _Recurrence(torch.autograd.Function):
                 arguments = cell, backend, h.dtype, return_states, Inputs(*again, reset)
                 return *loop.gradients(*arguments, [d_h, d_last, *d_others]), *(None,) * 5
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
-        # hooks of saved tensors may change the memory format
-        donated = not graph_is_retained()
-        gate_format = taken.gate_format(cell, h.shape[3], h.dtype)
-        h, aux = in_format(h, h), aux_in_format(aux, h)
-        residual = Residual(R, states, reset, h, aux, gates, gate_format, donated, dtypes[2])
-        if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
-            gradients = op.backward(cell, taken.name, residual, d_h, d_others, d_last)
-        else:
-            grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
-            with no_autocast(h):
-                gradients = run_backward(backend, cell, residual, grads, taken)
-        d_inputs = [None if dtype is None else _as(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True)]
+        grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
+        gradients = recurrence_gradients(cell, backend, taken, (R, states, reset, h, aux, gates), dtypes[2], grads)
+        d_inputs = [None if dtype is None else as_dtype(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True)]
         return *d_inputs, *(None,) * 5
+
+
+def recurrence_gradients(
+    cell: Cell,
+    backend: str,
+    taken: Backend,
+    saved: tuple[Tensor | None, ...],
+    b_dtype: torch.dtype | None,
+    grads: StateGradients,
+) -> Gradients:
+    """Return the gradients of Wx, R, b and initial states of a call of `backend`, whose forward has `taken` one.
+
+    `saved` are the first six fields of its `Residual`. Those of the gradients are in the call's dtypes, that of b
+    perhaps in `b_dtype`.
+    """
+    R, states, reset, h, aux, gates = saved
+    h = in_format(h, h)  # hooks of saved tensors may change the memory format
+    gate_format, donated = taken.gate_format(cell, h.shape[3], h.dtype), not graph_is_retained()
+    residual = Residual(R, states, reset, h, aux_in_format(aux, h), gates, gate_format, donated, b_dtype)
+    if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
+        return Gradients(*op.backward(cell, taken.name, residual, *grads))
+    with no_autocast(h):
+        return run_backward(backend, cell, residual, grads, taken)
 
 
 def _apart(aux: Tensor) -> tuple[Tensor, ...]:

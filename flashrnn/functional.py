@@ -47,8 +47,9 @@ def flashrnn(
             it is a half type, states across time and sums are float32.
         reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
         cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
-            batch of one: another way to give `reset`. All documents start at zero, so `states` must not be given. If it
-            is on the CPU, where its values can be seen, short documents run side by side: T is then the longest one's.
+            batch of one: another way to give `reset`. All documents start at zero, so `states` must not be given. Short
+            documents run side by side, in as many time steps as the longest one has, but not in compiled code and CUDA
+            graphs. On a GPU the first call with a tensor waits for its values; give it on the CPU to avoid that.
         return_states: also return every state after every step.
 
     Returns:

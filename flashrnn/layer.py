@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from flashrnn import onednn, plan, stepping, torch_networks
+from flashrnn import cudnn, directions, eager_layer, onednn, plan, stepping, torch_networks
 from flashrnn.cells import Cell, get_cell
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.gpu import nvidia_gpu
@@ -131,7 +131,7 @@ class FlashRNN(nn.Module):
             reset: [B, T] bool, whatever batch_first is, [1, T] without a batch; True where a document starts: states
                 return to zero there.
             cu_seqlens: [number of documents + 1] cumulative lengths of the documents of a batch of one sequence:
-                another way to give `reset`. On the CPU, where its values can be seen, short documents run side by side.
+                another way to give `reset`. Short documents run side by side; see `flashrnn.flashrnn`.
 
         Returns:
             out [T, B, directions * hidden_size] in the layout of x (with proj_size, that many features in place of
@@ -145,12 +145,12 @@ class FlashRNN(nn.Module):
             raise ValueError("cu_seqlens are for a tensor x; documents start at zero there, without states and reset")
         if isinstance(x, PackedSequence):
             return self._forward_packed(x, states, reset)
+        if cu_seqlens is None and (done := self._shorter_way(x, states, reset)) is not None:
+            return done
         self._check_input(x, (2, 3))
         if x.dim() == 2:
             out, last = self._run(x[None], self._initial(states), _rows(x[None], reset, cu_seqlens))
             return out[0], self._last(last, batched=False)
-        if cu_seqlens is None and not exported_to_onnx() and (done := self._shorter_way(x, states, reset)) is not None:
-            return done
         x = x if self.batch_first else x.transpose(0, 1)
         out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, cu_seqlens))
         return out if self.batch_first else out.transpose(0, 1), self._last(last)
@@ -168,21 +168,29 @@ class FlashRNN(nn.Module):
         if (stepped := self._quick_step(x_t, states, reset)) is not None:
             return stepped
         self._check_input(x_t, (2,))
-        rows = _rows(x_t.unsqueeze(1), None if reset is None else reset.unsqueeze(1), None)
-        out, last = self._run(x_t.unsqueeze(1), self._initial(states, x_t.shape[0]), rows)
+        reset = None if reset is None else reset.unsqueeze(1)
+        time = int(self.batch_first)
+        if (done := eager_layer.run(self, x_t.unsqueeze(time), states, reset)) is not None:
+            return done[0].squeeze(time), done[1]
+        x = x_t.unsqueeze(1)
+        out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, None))
         return out.squeeze(1), self._last(last)
 
     def _shorter_way(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
         """As `forward` of a batch of sequences, or None where there is no shorter way, or an argument is wrong."""
+        if not isinstance(x, Tensor) or x.dim() != 3 or exported_to_onnx():
+            return None
         time = int(self.batch_first)
         if x.shape[time] == 1 and not self.bidirectional:
             if reset is not None:
                 check_reset(reset, x.shape[1 - time], 1)
-                reset = reset[:, 0]
-            stepped = self._quick_step(x.select(time, 0), states, reset)
+            stepped = self._quick_step(x.select(time, 0), states, None if reset is None else reset[:, 0])
             if stepped is not None:
                 return stepped[0].unsqueeze(time), stepped[1]
-        return onednn.lstm(self, x, states) if reset is None else None
+        for of_pytorch in (onednn.run, cudnn.run) if reset is None else ():
+            if (done := of_pytorch(self, x, states)) is not None:
+                return done
+        return eager_layer.run(self, x, states, reset)
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
         """As `step`, or None where `stepping` does not serve the call, or an argument is wrong."""
@@ -239,16 +247,27 @@ class FlashRNN(nn.Module):
         states, as `_initial` has them."""
         last = []
         for layer in range(self.num_layers):
-            outputs = []
-            for direction, suffix in enumerate(self._directions):
-                state = None if initial is None else initial[len(last)]
-                h, end = self._direction(f"l{layer}{suffix}", bool(direction), x, state, rows)
-                outputs.append(h)
-                last.append(end)
+            states = None if initial is None else initial[len(last) : len(last) + len(self._directions)]
+            outputs, ends = self._layer(layer, x, states, rows)
+            last += ends
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if layer + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         return x, last
+
+    def _layer(self, layer: int, x: Tensor, states: Sequence | None, rows: Whole | SideBySide) -> tuple[list, list]:
+        """One layer: x -> of each direction h in its layout, and its last states."""
+        if self.bidirectional and not self.proj_size:
+            done = directions.at_once(self, layer, x, states, rows)
+            if done is not None:
+                return done
+        outputs, ends = [], []
+        for direction, suffix in enumerate(self._directions):
+            state = None if states is None else states[direction]
+            h, end = self._direction(f"l{layer}{suffix}", bool(direction), x, state, rows)
+            outputs.append(h)
+            ends.append(end)
+        return outputs, ends
 
     def _direction(self, name: str, backward: bool, x: Tensor, state, rows: Whole | SideBySide) -> tuple:
         """One layer in one direction: x -> h in its layout, and its last states as `state`."""
@@ -305,11 +324,14 @@ class FlashRNN(nn.Module):
         sizes = self.num_heads, recurrent.head_dim, batch, dtype
         text = plan.explain(self.cell, *sizes, gpu, training, reset, recurrent.backend)
         if not reset and recurrent.R.device.type == "cpu":
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a call as short as can be tells
-                taken = onednn.lstm(self, torch.zeros(2, 2, self.input_size, dtype=dtype), None)
+            x = torch.zeros(batch, 2, self.input_size, dtype=dtype)  # a call as short as can be tells
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                taken = onednn.run(self, x if self.batch_first else x.transpose(0, 1).contiguous(), None)
             text += (
-                "" if taken is None else "\nbefore all of these nn.LSTM's own kernel, for a batch of whole sequences"
+                "" if taken is None else "\nbefore all of these PyTorch's own kernel, for a batch of whole sequences"
             )
+        elif not reset:
+            text += cudnn.explain(self, batch, dtype, training)
         return text
 
     @classmethod

@@ -1,21 +1,25 @@
-"""LSTMs on the CPU by nn.LSTM's own kernel, that of oneDNN.
+"""Networks on the CPU by nn.LSTM's and nn.GRU's own kernels, those of oneDNN, where no other is faster.
 
-It and `cpu_fused` compute with nearly all that a processor can, but oneDNN also computes the input products faster, and
-in bfloat16 by instructions for it. Other cells have no such kernel: PyTorch calls several operators per time step.
+In float32 they and `cpu_fused` compute with nearly all that a processor can, but for an LSTM oneDNN also computes the
+input products faster. In bfloat16 it has instructions that `cpu_fused` has not. For a GRU PyTorch calls it anew for a
+product, and runs the rest of a step as several operators.
 """
 
 import torch
 from torch import Tensor, nn
 
 from flashrnn._torch_private import autograd_alone, onednn_computes
-from flashrnn.cells import LSTM
+from flashrnn.cells import GRU, LSTM
+from flashrnn.eager import as_dtype
 from flashrnn.problem import state_dtype
 from flashrnn.stepping import as_made, is_plain
+from flashrnn.torch_networks import weights_of
 
 _DTYPES = (torch.float32, torch.bfloat16)
+_MUCH = 2**21  # numbers of h times those of a unit's row of R in a step: from here on nn.GRU is faster in bfloat16
 
 
-def lstm(network: nn.Module, x: Tensor, states) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
     """Return what a FlashRNN returns for x, a batch of sequences; None where oneDNN does not serve it or is not asked
     for, or where an argument is wrong.
 
@@ -24,22 +28,20 @@ def lstm(network: nn.Module, x: Tensor, states) -> tuple[Tensor, tuple[Tensor, T
         x: [T, B, features], or [B, T, features] if it is batch_first.
         states: of the caller.
     """
-    if network.cell is not LSTM or network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES:
+    if network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES or not _is_faster(network, x):
         return None
     if not (autograd_alone() and is_plain(x, x.dtype) and x.numel() and onednn_computes(x.dtype)):
         return None
     if torch.is_autocast_enabled("cpu") or (weights := _weights(network, x)) is None:
         return None
-    directions = 1 + network.bidirectional
-    size = network.num_layers * directions, x.shape[0 if network.batch_first else 1], network.hidden_size
-    if states is None:
-        states = (x.new_zeros(size),) * 2
-    elif not _are_states(states, size):
+    names = network.directions()
+    size = len(names), x.shape[0 if network.batch_first else 1], network.hidden_size
+    if (given := _initial(network, x, states, size)) is None:
         return None
-    given = [state.to(x.dtype) for state in states]
-    out, h, c = torch.lstm(
+    lstm = network.cell is LSTM
+    out, *last = (torch.lstm if lstm else torch.gru)(
         x,
-        given,
+        given if lstm else given[0],
         weights,
         network.bias,
         network.num_layers,
@@ -48,25 +50,40 @@ def lstm(network: nn.Module, x: Tensor, states) -> tuple[Tensor, tuple[Tensor, T
         network.bidirectional,
         network.batch_first,
     )
-    return out, (h.to(state_dtype(x.dtype)), c.to(state_dtype(x.dtype)))
+    last = [as_dtype(state, state_dtype(x.dtype)) for state in last]
+    return out, tuple(last) if lstm else last[0]
+
+
+def _is_faster(network: nn.Module, x: Tensor) -> bool:
+    """Return whether it is for a batch of sequences; for others than LSTMs by what was measured, docs/backends.md."""
+    if network.cell is LSTM:
+        return True
+    if network.cell is not GRU or x.dtype != torch.bfloat16:
+        return False
+    B, T = x.shape[:2] if network.batch_first else x.shape[1::-1]
+    return T == 1 or B * network.hidden_size**2 >= _MUCH
 
 
 def _weights(network: nn.Module, x: Tensor) -> list[Tensor] | None:
-    """Return the weights in PyTorch's order, with zeros for its second biases."""
+    """Return the weights in PyTorch's order."""
     weights, modules = [], network._modules
-    zeros = x.new_zeros(4 * network.hidden_size) if network.bias else None
     for name in network.directions():
-        product, recurrent = modules[f"input_{name}"], modules[f"recurrent_{name}"]
-        if not as_made(product, recurrent, x.dtype) or recurrent.backend != "auto":
+        recurrent = modules[f"recurrent_{name}"]
+        if recurrent.backend != "auto" or not as_made(modules[f"input_{name}"], recurrent, x.dtype):
             return None
-        weights += [product.weight, recurrent.R.flatten(0, 2)]
-        weights += [recurrent.b.flatten(), zeros] if network.bias else []
+        weights += [weight for weight, _ in weights_of(network, name).values()]
     return weights if x.shape[-1] == network.input_size else None
 
 
-def _are_states(states, size: tuple[int, ...]) -> bool:
-    if not isinstance(states, tuple | list) or len(states) != 2:
-        return False
-    return all(
-        isinstance(s, Tensor) and s.dtype in _DTYPES and is_plain(s, s.dtype) and s.shape == size for s in states
+def _initial(network: nn.Module, x: Tensor, states, size: tuple[int, ...]) -> list[Tensor] | None:
+    """Return the caller's states in the dtype of x, or zeros; None if they are wrong."""
+    count = len(network.cell.states)
+    if states is None:
+        return [x.new_zeros(size)] * count
+    given = states if isinstance(states, tuple | list) else (states,)
+    if len(given) != count:
+        return None
+    plain = all(
+        isinstance(s, Tensor) and s.dtype in _DTYPES and is_plain(s, s.dtype) and s.shape == size for s in given
     )
+    return [as_dtype(state, x.dtype) for state in given] if plain else None

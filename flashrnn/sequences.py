@@ -1,11 +1,13 @@
 """Where the sequences of a call lie in a batch [B, T]: each a whole row, or those of different lengths side by side."""
 
 import heapq
+from collections.abc import MutableMapping
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Whole:
@@ -15,6 +17,11 @@ class Whole:
 
     def __init__(self, reset: Tensor | None):
         self._reset = reset
+
+    @property
+    def alike(self) -> bool:
+        """Return whether both directions have the same resets."""
+        return self._reset is None
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
         """Return x in the order in which a direction goes through it."""
@@ -48,9 +55,9 @@ class SideBySide:
 
     Args:
         rows: for each row the numbers of its sequences.
-        lengths: [sequences]
-        sequence, time: [steps] which sequence each step of the data is of, and which of its steps it is.
-        device: of the data.
+        lengths: of each sequence.
+        sequence, time: [steps] which sequence each step of the data is of, and which of its steps it is; where the data
+            is.
         initial: there are initial states; each row is one sequence.
         reset: [B, T] more resets, by sequence and time.
     """
@@ -58,23 +65,28 @@ class SideBySide:
     def __init__(
         self,
         rows: list[list[int]],
-        lengths: Tensor,
+        lengths: list[int],
         sequence: Tensor,
         time: Tensor,
-        device: torch.device,
         initial: bool = False,
         reset: Tensor | None = None,
     ):
-        self._rows, self._lengths, self._sequence, self._time = rows, lengths, sequence, time
-        self._device, self._initial, self._reset = device, initial, reset
-        self._length = lengths.tolist()  # reading single numbers of a tensor would take long
+        self._rows, self._length, self._sequence, self._time = rows, lengths, sequence, time
+        self._lengths = _moved(lengths, sequence.device)
+        self._initial, self._reset = initial, reset
         self._batch, self._steps = len(rows), max(map(self._used, rows))
-        self._places: dict[bool, Tensor] = {}
+        self._places: dict[bool, tuple[Tensor, Tensor]] = {}
+        self._masks: dict[bool, Tensor | None] = {}
 
     @property
     def all_states(self) -> bool:
         """Return whether `ends` needs the states of all steps."""
         return self._initial and self._padded
+
+    @property
+    def alike(self) -> bool:
+        """Return whether both directions have the same resets."""
+        return self._reset is None and self._batch == len(self._length)
 
     @property
     def _padded(self) -> bool:
@@ -90,44 +102,60 @@ class SideBySide:
 
     def resets(self, backward: bool) -> Tensor | None:
         """Return the reset mask [B, T]; True in the padding, where states could overflow and gradients become NaN."""
-        if not self._padded and self._reset is None and self._batch == len(self._lengths):
+        if backward not in self._masks:
+            self._masks[backward] = self._mask(backward)
+        return self._masks[backward]
+
+    def _mask(self, backward: bool) -> Tensor | None:
+        if not self._padded and self._reset is None and self._batch == len(self._length):
             return None
-        reset = torch.ones(self._steps * self._batch, dtype=torch.bool)
         place, starts = self._place_and_starts(backward)
-        reset[place] = False
+        reset = place.new_ones(self._steps * self._batch, dtype=torch.bool)
+        reset.index_fill_(0, place, False)
         if not self._initial:
-            reset[starts] = True
-        reset = reset.to(self._device)
+            reset.index_fill_(0, starts, True)
         if self._reset is not None:
             # backward a document starts right after the step that is its neighbour's first one
             time = self._time + 1 if backward else self._time
             within = time < self._lengths[self._sequence]
-            time = torch.where(within, time, 0)
-            given = self._reset[self._sequence.to(self._device), time.to(self._device)] & within.to(self._device)
-            place = self._place(backward)
+            given = self._reset[self._sequence, torch.where(within, time, 0)] & within
             reset[place] = reset[place] | given
         return reset.view(self._steps, self._batch).T
 
     def _place(self, backward: bool) -> Tensor:
         """Return [steps] where each step of the data lies in rows, on its device."""
-        if backward not in self._places:
-            self._places[backward] = self._place_and_starts(backward)[0].to(self._device)
-        return self._places[backward]
+        return self._place_and_starts(backward)[0]
 
     def _place_and_starts(self, backward: bool) -> tuple[Tensor, Tensor]:
         """t * B + b: [steps] of each step of the data, [sequences] of what a direction begins each sequence with."""
+        if backward not in self._places:
+            starts = _moved(self._starts(backward), self._sequence.device)
+            time = self._lengths[self._sequence] - 1 - self._time if backward else self._time
+            self._places[backward] = starts[self._sequence] + time * self._batch, starts
+        return self._places[backward]
+
+    def _starts(self, backward: bool) -> list[int]:
         starts = [0] * len(self._length)
         for b, row in enumerate(self._rows):
             t = 0 if self._initial else self._steps - self._used(row)
             for number in reversed(row) if backward else row:
                 starts[number] = t * self._batch + b
                 t += self._length[number]
-        starts = torch.tensor(starts)
-        time = self._lengths[self._sequence] - 1 - self._time if backward else self._time
-        return starts[self._sequence] + time * self._batch, starts
+        return starts
 
     def _used(self, row: list[int]) -> int:
         return sum(self._length[number] for number in row)
+
+
+def _moved(numbers: list[int] | Tensor, device: torch.device) -> Tensor:
+    """Return a few numbers on `device`, without waiting for it."""
+    return torch.as_tensor(numbers).to(device, non_blocking=True)  # the driver has copied them when it returns
+
+
+def _numbered(sizes: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return for each of `count` things in groups of these sizes the number of its group, and its number in it."""
+    group = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes, output_size=count)
+    return group, torch.arange(count, device=sizes.device) - (sizes.cumsum(0) - sizes)[group]
 
 
 def _placed(x: Tensor, place: Tensor, size: int) -> Tensor:
@@ -164,19 +192,17 @@ class Packed(SideBySide):
     """The sequences of a PackedSequence, longest first; `reset` [B, T] has them in the order of its user."""
 
     def __init__(self, x: PackedSequence, initial: bool, reset: Tensor | None):
-        sizes = x.batch_sizes
-        T, B = len(sizes), int(sizes[0])
-        time = torch.repeat_interleave(torch.arange(T), sizes)
-        sequence = torch.arange(len(x.data)) - (sizes.cumsum(0) - sizes)[time]
-        lengths = (sizes > torch.arange(B)[:, None]).sum(1)
+        B, sizes = int(x.batch_sizes[0]), x.batch_sizes
+        lengths = (sizes > torch.arange(B)[:, None]).sum(1).tolist()
+        time, sequence = _numbered(_moved(sizes, x.data.device), len(x.data))
         if reset is not None and x.sorted_indices is not None:
             reset = reset[x.sorted_indices]
-        super().__init__([[b] for b in range(B)], lengths, sequence, time, x.data.device, initial, reset)
+        super().__init__([[b] for b in range(B)], lengths, sequence, time, initial, reset)
 
     def ends(self, h: Tensor, last, others: tuple[Tensor, ...], backward: bool):
         if not self.all_states:
             return last
-        numbers, steps = torch.arange(self._batch, device=self._device), (self._lengths - 1).to(self._device)
+        numbers, steps = torch.arange(self._batch, device=h.device), self._lengths - 1
         return [state[numbers, steps].to(last[0].dtype) for state in (h, *others)]
 
 
@@ -185,10 +211,8 @@ class Documents(SideBySide):
     last document, and backward those before the first: these end their rows."""
 
     def __init__(self, lengths: list[int], device: torch.device):
-        sizes = torch.tensor(lengths)
-        sequence = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-        time = torch.arange(len(sequence)) - (sizes.cumsum(0) - sizes)[sequence]
-        super().__init__(_rows_of_documents(lengths), sizes, sequence, time, device)
+        sequence, time = _numbered(_moved(lengths, device), sum(lengths))
+        super().__init__(_rows_of_documents(lengths), lengths, sequence, time)
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
         return super().spread(x[0], backward)
@@ -197,7 +221,7 @@ class Documents(SideBySide):
         return super().gather(h, backward).unsqueeze(0)
 
     def ends(self, h: Tensor, last, others: tuple[Tensor, ...], backward: bool):
-        end = 0 if backward else len(self._lengths) - 1
+        end = 0 if backward else len(self._length) - 1
         row = next(b for b, numbers in enumerate(self._rows) if end in numbers)
         return [state[row : row + 1] for state in last]
 
@@ -220,8 +244,8 @@ def _rows_of_documents(lengths: list[int]) -> list[list[int]]:
 def of_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> Whole | Documents:
     """Return how the documents of x [1, T, ...] with cumulative lengths 0 = c_0 <= c_1 <= ... <= T are laid out.
 
-    Side by side if that takes at most half of the time steps, and if the lengths can be seen: looking at them on a GPU
-    would wait for it, and a compiler has none.
+    Side by side if that takes at most half of the time steps. A compiler has no lengths, and a CUDA graph may be run
+    with others: for these there is a mask. Reading them on a GPU waits for it, once for a tensor until it is changed.
 
     Raises:
         ValueError, TypeError: x has several rows, or cu_seqlens are no cumulative lengths of its documents.
@@ -233,12 +257,39 @@ def of_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> Whole | Documents:
         )
     if cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool:
         raise TypeError(f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
-        ends = cu_seqlens.tolist()
-        if not ends or ends[0] != 0 or ends[-1] != x.shape[1] or ends != sorted(ends):
-            raise ValueError(f"cu_seqlens must rise from 0 to the time steps, {x.shape[1]}, got {ends}")
-        lengths = [end - start for start, end in pairwise(ends) if end > start]
-        if 2 * max(lengths) <= x.shape[1]:
-            return Documents(lengths, x.device)
+    if _has_values(cu_seqlens, x) and (documents := _documents(cu_seqlens, x.shape[1], x.device)) is not None:
+        return documents
     position = torch.arange(x.shape[1], device=x.device)
     return Whole(torch.isin(position, cu_seqlens.to(x.device))[None])
+
+
+def _has_values(cu_seqlens: Tensor, x: Tensor) -> bool:
+    """Return whether every run of the call has the values of now: not in compiled code and captured CUDA graphs."""
+    if torch.compiler.is_compiling() or cu_seqlens.device.type not in ("cpu", "cuda"):
+        return False
+    return not (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
+_KNOWN: MutableMapping[Tensor, tuple] = WeakIdKeyDictionary()
+"""By cu_seqlens, which the layers of a model share: its version, number of steps and device, and the documents. Reading
+it on a GPU waits until the GPU has done all that it was asked to do."""
+
+
+def _documents(cu_seqlens: Tensor, steps: int, device: torch.device) -> Documents | None:
+    """Return the documents side by side, or None if that does not spare half of the time steps."""
+    if cu_seqlens.is_inference():  # which has no version
+        return _read(cu_seqlens, steps, device)
+    given = cu_seqlens._version, steps, device
+    known, documents = _KNOWN.get(cu_seqlens, (None, None))
+    if known != given:
+        documents = _read(cu_seqlens, steps, device)
+        _KNOWN[cu_seqlens] = given, documents
+    return documents
+
+
+def _read(cu_seqlens: Tensor, steps: int, device: torch.device) -> Documents | None:
+    ends = cu_seqlens.tolist()
+    if not ends or ends[0] != 0 or ends[-1] != steps or ends != sorted(ends):
+        raise ValueError(f"cu_seqlens must rise from 0 to the time steps, {steps}, got {ends}")
+    lengths = [end - start for start, end in pairwise(ends) if end > start]
+    return Documents(lengths, device) if 2 * max(lengths) <= steps else None

@@ -72,11 +72,18 @@ def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
     return type(x) in _PLAIN and x.dtype == dtype and x.device == _CPU
 
 
-def as_made(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> bool:
-    """Return whether nothing but their weights of that dtype decides what a layer's modules do."""
+def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
+    """Return whether nothing but their weights decides what a layer's modules do."""
     if type(product) is not nn.Linear or type(recurrent) is not Recurrence:  # parametrizations change the class
         return False
-    if product._forward_pre_hooks or product._forward_hooks or recurrent._forward_pre_hooks or recurrent._forward_hooks:
+    hooks = product._forward_pre_hooks or product._forward_hooks
+    hooks = hooks or recurrent._forward_pre_hooks or recurrent._forward_hooks
+    return not (hooks or product._backward_hooks or recurrent._backward_hooks)
+
+
+def as_made(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> bool:
+    """Return whether nothing but their weights of that dtype on the CPU decides what a layer's modules do."""
+    if not without_hooks(product, recurrent):
         return False
     W, R, b = product._parameters.get("weight"), recurrent._parameters.get("R"), recurrent._parameters.get("b")
     return is_plain(W, dtype) and is_plain(R, dtype) and (b is None or is_plain(b, dtype))

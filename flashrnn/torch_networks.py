@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 _NETWORKS = {
     "lstm": (nn.LSTM, {}),
@@ -45,7 +46,7 @@ def to_torch(layer) -> nn.LSTM | nn.GRU | nn.RNN:
         del options["proj_size"]
     module = kind(layer.input_size, layer.hidden_size, **options)
     for name in layer.directions():
-        for parameter, (value, source) in _weights_of(layer, name).items():
+        for parameter, (value, source) in weights_of(layer, name).items():
             getattr(module, parameter).copy_(value).requires_grad_(source.requires_grad)
     return module.train(layer.training)
 
@@ -99,18 +100,19 @@ def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]
     return ours
 
 
-def _weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
-    """Return PyTorch's weights of one layer and direction, each with the parameter of ours that it comes from."""
-    linear, recurrent = layer.get_submodule(f"input_{name}"), layer.get_submodule(f"recurrent_{name}")
-    matrices, gru = recurrent.R[:, 0], layer.cell.name == "gru"
+def weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
+    """Return PyTorch's weights of one layer and direction, each with the parameter of ours that it is made of."""
+    linear, recurrent = layer._modules[f"input_{name}"], layer._modules[f"recurrent_{name}"]
+    matrices, gru = recurrent.R.squeeze(1), layer.cell.name == "gru"
+    ordered = matrices.roll(-1, 0) if gru else matrices  # ours: g, r, z
     weights = {
         f"weight_ih_{name}": (linear.weight, linear.weight),
-        f"weight_hh_{name}": ((matrices[[1, 2, 0]] if gru else matrices).flatten(0, 1), recurrent.R),
+        f"weight_hh_{name}": (ordered.flatten(0, 1), recurrent.R),
     }
     if layer.bias:
-        b = recurrent.b[:, 0]
-        of_input, zeros = (b[1:] if gru else b), torch.zeros_like(b[1:] if gru else b)
-        of_recurrent = torch.stack([zeros[0], zeros[1], b[0]]) if gru else zeros
+        b = recurrent.b.squeeze(1)
+        of_input = b[1:] if gru else b
+        of_recurrent = pad(b[:1], (0, 0, 2, 0)) if gru else torch.zeros_like(b)
         weights[f"bias_ih_{name}"] = (of_input.flatten(), recurrent.b)
         weights[f"bias_hh_{name}"] = (of_recurrent.flatten(), recurrent.b)
     if layer.proj_size:
@@ -121,6 +123,6 @@ def _weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
 
 def _set_requires_grad(layer, name: str, module: nn.Module) -> None:
     """Trained, or frozen, as what the parameters are made of."""
-    for parameter in {source for _, source in _weights_of(layer, name).values()}:
-        theirs = [p for p, (_, source) in _weights_of(layer, name).items() if source is parameter]
+    for parameter in {source for _, source in weights_of(layer, name).values()}:
+        theirs = [p for p, (_, source) in weights_of(layer, name).items() if source is parameter]
         parameter.requires_grad_(any(getattr(module, p).requires_grad for p in theirs))

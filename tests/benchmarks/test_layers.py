@@ -59,6 +59,16 @@ def test_precisions_are_set_for_a_while():
     assert products.fp32_precision == before
 
 
+def test_a_run_goes_on_where_it_was_broken_off(monkeypatch):
+    monkeypatch.setattr(layers, "_SECONDS", 0.0)
+    monkeypatch.setattr(layers, "cases", lambda gpu: [SMALL])
+    known = vars(SMALL) | {"mode": MODES[0], "ms": {}, "ratio": 123.0}
+    rows = list(layers.rows([], [known]))
+    assert [row["mode"] for row in rows] == list(MODES)
+    assert rows[0] == known
+    assert rows[1]["ratio"] != 123.0
+
+
 def test_page_has_every_network_with_its_factor(monkeypatch, tmp_path):
     monkeypatch.setattr(layers, "_SECONDS", 0.0)
     monkeypatch.setattr(layers, "cases", lambda gpu: [SMALL, LayerCase("control", "gru", 1, 1, 4)])

@@ -14,13 +14,13 @@ NETWORKS = [{}, {"num_layers": 2, "bidirectional": True, "bias": False}, {"batch
 @pytest.fixture
 def taken(monkeypatch):
     """The results of all calls that ask for oneDNN, None where it was not taken."""
-    results, lstm = [], onednn.lstm
+    results, run = [], onednn.run
 
     def record(*args):
-        results.append(lstm(*args))
+        results.append(run(*args))
         return results[-1]
 
-    monkeypatch.setattr(onednn, "lstm", record)
+    monkeypatch.setattr(onednn, "run", record)
     return results
 
 
@@ -69,7 +69,7 @@ def _named_alike(i, f, z, o, h, c):
     "options",
     [
         {"backend": "vanilla"},
-        {"function": "gru"},
+        {"function": "gru"},  # in float32
         {"function": Cell("lstm", _named_alike, ("h", "c"))},
         {"num_heads": 2},
         {"proj_size": 3},
@@ -94,6 +94,15 @@ def test_resets_hooks_and_compilers_are_seen(taken):
     assert_close(network(x)[0], expected)
     assert seen
     assert sum(result is not None for result in taken) == 1
+
+
+@pytest.mark.parametrize(("T", "B", "H", "by_pytorch"), [(1, 1, 6, True), (2, 2048, 32, True), (2, 8, 32, False)])
+def test_a_gru_in_bfloat16_runs_as_nn_gru_where_that_is_faster(T, B, H, by_pytorch, taken):
+    theirs = nn.GRU(5, H, dtype=torch.bfloat16)
+    ours, x = FlashRNN.from_torch(theirs), torch.randn(T, B, 5, dtype=torch.bfloat16)
+    found, expected = ours(x)[0], theirs(x)[0]
+    assert (taken[-1] is not None) is by_pytorch
+    assert_close(found, expected, rtol=BOUNDS[torch.bfloat16], atol=BOUNDS[torch.bfloat16])
 
 
 def test_wrong_states_are_refused_as_ever():

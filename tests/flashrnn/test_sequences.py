@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, dispatch, flashrnn, get_cell
+from flashrnn import FlashRNN, dispatch, flashrnn, get_cell, sequences
 from flashrnn.reference import Reference
 from flashrnn.sequences import Documents, _rows_of_documents
 from tests.flashrnn.networks import results
@@ -136,3 +136,20 @@ def test_what_is_put_side_by_side_can_be_differentiated_in_every_way():
     options = {"check_forward_ad": True, "check_batched_grad": True}
     assert torch.autograd.gradcheck(there_and_back, x, **options)
     assert torch.autograd.gradgradcheck(there_and_back, x)
+
+
+def test_cumulative_lengths_are_read_once_until_they_change(monkeypatch):
+    """Reading them on a GPU waits for it."""
+    reads, read = [], sequences._read
+    monkeypatch.setattr(sequences, "_read", lambda *args: reads.append(1) or read(*args))
+    rnn, x = FlashRNN(5, 6, function="gru", dtype=torch.float64), randn(8, 1, 5)
+    cu_seqlens, other = torch.tensor([0, 2, 4, 8]), torch.tensor([0, 4, 6, 8])
+    first = rnn(x, cu_seqlens=cu_seqlens)[0]
+    torch.testing.assert_close(rnn(x, cu_seqlens=cu_seqlens)[0], first, rtol=0, atol=0)
+    assert len(reads) == 1
+    cu_seqlens.copy_(other)
+    torch.testing.assert_close(rnn(x, cu_seqlens=cu_seqlens)[0], rnn(x, cu_seqlens=other)[0], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the time steps, 7"):
+        rnn(x[1:], cu_seqlens=cu_seqlens)
+    with torch.inference_mode():
+        rnn(x, cu_seqlens=torch.tensor([0, 2, 4, 8]))

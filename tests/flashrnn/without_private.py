@@ -102,6 +102,15 @@ def check_mark() -> None:
     assert torch.compile(plus_padding, fullgraph=True, backend="eager")(torch.ones(())) == 1
 
 
+def check_cudnn() -> None:
+    """No layer runs by cuDNN."""
+    import flashrnn._torch_private as private
+
+    sizes = {"hidden_size": 1, "num_layers": 1, "batch_first": False, "bidirectional": False, "training": False}
+    assert private.cudnn_rnn(2, torch.ones(1, 1, 1), [], [], **sizes) is None
+    check_calls()
+
+
 def check_openmp() -> None:
     """The CPU's kernels run on threads of their own."""
     from flashrnn.cpu import threads
@@ -141,6 +150,8 @@ CASES = {
     "_cuda_getCurrentRawStream": (lacking(torch._C, "_cuda_getCurrentRawStream"), check_stream),
     "get_eval_frame_callback": (lacking(eval_frame, "get_eval_frame_callback"), check_compiled),
     "_dynamo_marked_constant": (nullcontext(), check_mark),
+    "_cudnn_rnn": (lacking(torch, "_cudnn_rnn"), check_cudnn),
+    "_cudnn_rnn_flatten_weight": (lacking(torch, "_cudnn_rnn_flatten_weight"), check_cudnn),
     "GOMP_parallel": (lacking(torch._C, "__file__"), check_openmp),
     "decomposition_table": (nullcontext(), check_decompositions),
     "TorchDispatchMode": (lacking(torch.utils._python_dispatch, "TorchDispatchMode"), check_untraceable),

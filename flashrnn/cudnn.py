@@ -1,0 +1,145 @@
+"""LSTMs and GRUs on a GPU by nn.LSTM's and nn.GRU's own kernels, those of cuDNN, where they are faster.
+
+They multiply by R with one matrix product per time step, which takes at least 8 µs. Where a step has so much to compute
+that this does not matter, they reach more of the tensor cores' speed than kernels that keep R on the chip.
+"""
+
+import logging
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flashrnn._torch_private import autograd_alone, cudnn_rnn
+from flashrnn.cells import GRU, LSTM, Cell
+from flashrnn.eager import as_dtype
+from flashrnn.gpu import Gpu, nvidia_gpu
+from flashrnn.problem import dtype_name, state_dtype, tf32_allowed
+from flashrnn.stepping import without_hooks
+from flashrnn.torch_networks import weights_of
+
+logger = logging.getLogger("flashrnn")
+
+_MODES = {LSTM: 2, GRU: 3}  # cudnnRNNMode_t
+
+
+class From(NamedTuple):
+    """From where on cuDNN is faster."""
+
+    size: int  # units of a layer
+    work: int  # sequences times units²: multiplications by a gate's matrix in a step
+
+
+_FASTER = {
+    ("half", LSTM, False): From(1024, 2**28),
+    ("half", LSTM, True): From(1024, 2**28),
+    ("half", GRU, False): From(1024, 2**29),
+    ("half", GRU, True): From(1024, 2**29),
+    ("tf32", LSTM, False): From(512, 2**28),
+    ("tf32", LSTM, True): From(512, 2**28),
+    ("tf32", GRU, False): From(512, 2**28),
+    ("tf32", GRU, True): From(1024, 2**28),
+}
+"""By precision, cell, and whether there is a backward pass; as measured on an H100 with cuDNN 9.19 (docs/backends.md).
+In float32 without TF32 it is never faster."""
+
+
+@cache
+def is_faster(
+    cell: Cell, size: int, batch: int, dtype: torch.dtype, tf32: bool, training: bool, gpu: Gpu | None
+) -> bool:
+    """Return whether cuDNN is the faster for layers of `size` units in one head; the first yes is logged.
+
+    Nobody has measured it on other GPUs than those of Hopper's generation: there the answer is no.
+    """
+    precision = "tf32" if tf32 else "half" if dtype in (torch.float16, torch.bfloat16) else None
+    start = _FASTER.get((precision, cell, training))
+    if start is None or gpu is None or gpu.capability != (9, 0):
+        return False
+    if size < start.size or batch * size**2 < start.work:
+        return False
+    what = dtype_name(dtype) + (" with TF32" if tf32 else "")
+    logger.info("%s, %d units, %d sequences, %s: by cuDNN, which is faster", cell.name, size, batch, what)
+    return True
+
+
+def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
+    """Return what a FlashRNN returns for a batch of sequences; None where cuDNN does not serve it or is not the faster,
+    or where an argument is wrong.
+
+    Args:
+        network: a FlashRNN.
+        x: [T, B, features], or [B, T, features] if it is batch_first.
+        states: of the caller.
+    """
+    batch, training = x.shape[0 if network.batch_first else 1], torch.is_grad_enabled()
+    if not _is_faster(network, batch, x.dtype, training) or not x.numel() or not _may_run(x):
+        return None
+    if x.shape[-1] != network.input_size or not all(_serves(network, name, x) for name in network.directions()):
+        return None
+    if network.num_layers > 1 and network.training and network.dropout:
+        return None
+    if (initial := _initial(network, x, states, batch)) is None:
+        return None
+    done = cudnn_rnn(
+        _MODES[network.cell],
+        x,
+        [weight for name in network.directions() for weight, _ in weights_of(network, name).values()],
+        initial,
+        hidden_size=network.hidden_size,
+        num_layers=network.num_layers,
+        batch_first=network.batch_first,
+        bidirectional=network.bidirectional,
+        training=training,
+    )
+    if done is None:
+        return None
+    out, *last = done
+    last = tuple(as_dtype(state, state_dtype(x.dtype)) for state in last[: len(network.cell.states)])
+    return out, last if len(last) > 1 else last[0]
+
+
+def explain(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> str:
+    """Return what `FlashRNN.explain` adds to what it says of backends."""
+    if network.recurrent_l0.backend != "auto" or not _is_faster(network, batch, dtype, training):
+        return ""
+    return "\nbefore all of these cuDNN, for a batch of whole sequences: it is faster from such sizes on"
+
+
+def _is_faster(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> bool:
+    cell, device = network.cell, network.recurrent_l0.R.device
+    if cell not in _MODES or network.num_heads != 1 or network.proj_size or (gpu := nvidia_gpu(device)) is None:
+        return False
+    return is_faster(cell, network.hidden_size, batch, dtype, tf32_allowed(dtype, device), training, gpu)
+
+
+def _may_run(x: Tensor) -> bool:
+    """Return whether PyTorch may use cuDNN, in the precision that the settings for matrix products allow."""
+    backend = torch.backends.cudnn
+    if type(x) not in (Tensor, nn.Parameter) or not (backend.enabled and backend.is_available()):
+        return False
+    if not autograd_alone() or torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"):
+        return False
+    return x.dtype != torch.float32 or (backend.rnn.fp32_precision == "tf32") == tf32_allowed(x.dtype, x.device)
+
+
+def _serves(network: nn.Module, name: str, x: Tensor) -> bool:
+    product, recurrent = network._modules[f"input_{name}"], network._modules[f"recurrent_{name}"]
+    if not without_hooks(product, recurrent) or recurrent.backend != "auto":
+        return False
+    weights = product._parameters["weight"], recurrent._parameters["R"], recurrent._parameters["b"]
+    return all(w is None or (type(w) is nn.Parameter and (w.dtype, w.device) == (x.dtype, x.device)) for w in weights)
+
+
+def _initial(network: nn.Module, x: Tensor, states, batch: int) -> list[Tensor] | None:
+    """Return the caller's states in the dtype of x, or zeros; None if they are wrong."""
+    size = len(network.directions()), batch, network.hidden_size
+    if states is None:
+        return [x.new_zeros(size)] * len(network.cell.states)
+    given = states if isinstance(states, tuple | list) else (states,)
+    if len(given) != len(network.cell.states):
+        return None
+    if not all(isinstance(s, Tensor) and s.shape == size and s.device == x.device for s in given):
+        return None
+    return [as_dtype(state, x.dtype).contiguous() for state in given]

@@ -1,0 +1,134 @@
+"""Both directions of a layer on a GPU in one recurrence, whose heads are those of one direction and then of the other.
+
+One direction of a small batch leaves multiprocessors idle. Two kernels on two streams would not use them: a tiling is
+chosen for a kernel that has the GPU to itself.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from flashrnn._torch_private import autograd_alone
+from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.dispatch import no_autocast
+from flashrnn.eager import as_dtype
+from flashrnn.functional import dtype_under_autocast, flashrnn
+from flashrnn.problem import Problem, tf32_allowed
+from flashrnn.sequences import SideBySide, Whole
+from flashrnn.stepping import without_hooks
+
+_WORTH = 0.9  # of the time of one direction after the other: copies that bring both together take up to a tenth
+
+
+def at_once(
+    network: nn.Module, layer: int, x: Tensor, states: list[Tensor] | None, rows: Whole | SideBySide
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Return the outputs of both directions, in the layout of x, and their last states; None where this does not serve
+    the layer or is not the faster.
+
+    Args:
+        network: a bidirectional FlashRNN.
+        layer: its number.
+        x: as `rows` takes it.
+        states: the initial ones of each direction, or None.
+        rows: where the sequences lie.
+    """
+    modules = [
+        (network._modules[f"input_l{layer}{suffix}"], network._modules[f"recurrent_l{layer}{suffix}"])
+        for suffix in ("", "_reverse")
+    ]
+    if not autograd_alone() or not rows.alike or rows.all_states:
+        return None
+    if not all(without_hooks(*modules_of) for modules_of in modules):
+        return None
+    cell, N, backend = network.cell, network.num_heads, modules[0][1].backend
+    given = [rows.spread(x, backward) for backward in (False, True)]
+    reset, dtype = rows.resets(backward=False), dtype_under_autocast(x)
+    sizes = cell, N, network.hidden_size // N, dtype, x.device, torch.is_grad_enabled(), reset is not None
+    if not _is_faster(Problem(*sizes, tf32=tf32_allowed(dtype, x.device)), given[0].shape[0], backend):
+        return None
+    Wx = _products(given, [product.weight for product, _ in modules], len(cell.input_gates), dtype)
+    Wx = Wx.unflatten(-1, (N, -1)).flatten(3, 4)
+    R, b = (
+        None if parameters[0] is None else torch.cat(parameters, dim=1)
+        for parameters in zip(*((recurrent.R, recurrent.b) for _, recurrent in modules), strict=True)
+    )
+    initial = None if states is None else torch.cat(states, dim=2)
+    h, last = flashrnn(Wx, R, b, initial, cell, backend, reset=reset)
+    outputs = [rows.gather(part.flatten(-2), bool(way)) for way, part in enumerate(h.split(N, dim=2))]
+    return outputs, [rows.ends(h, end, (), bool(way)) for way, end in enumerate(last.split(N, dim=2))]
+
+
+def _products(given: Sequence[Tensor], weights: Sequence[Tensor], gates: int, dtype: torch.dtype) -> Tensor:
+    """Return the input products [B, T, gates, 2, H] of both directions, in the memory format of what is given."""
+    if given[0].is_contiguous():
+        return _Products.apply(gates, dtype, *given, *weights)
+    return _Products.apply(gates, dtype, *(x.transpose(0, 1) for x in given), *weights).transpose(0, 1)
+
+
+class _Products(torch.autograd.Function):
+    """Products of both directions, written where the recurrence reads them: a copy would take as long as they do."""
+
+    @staticmethod
+    def forward(ctx, gates, dtype, *given):
+        ctx.gates, ctx.dtype = gates, dtype
+        ctx.save_for_backward(*given)
+        with no_autocast(given[0]):
+            xs, matrices = _as_products(gates, dtype, *given)
+            Wx = xs[0].new_empty(xs[0].shape[0], gates, 2, matrices[0].shape[1])
+            for way, (x, W) in enumerate(zip(xs, matrices, strict=True)):
+                torch.bmm(x.expand(gates, -1, -1), W.transpose(1, 2), out=Wx[:, :, way].transpose(0, 1))
+        return Wx.view(*given[0].shape[:2], *Wx.shape[1:])
+
+    @staticmethod
+    def backward(ctx, d):
+        given = ctx.saved_tensors
+        d = d.contiguous().flatten(0, 1)
+        gradients: list[Tensor | None] = [None] * 4
+        with no_autocast(d):
+            for way, (x, W) in enumerate(zip(*_as_products(ctx.gates, ctx.dtype, *given), strict=True)):
+                d_way = d[:, :, way]
+                if ctx.needs_input_grad[2 + way]:
+                    d_x = torch.mm(d_way[:, 0], W[0])
+                    for gate in range(1, ctx.gates):
+                        d_x.addmm_(d_way[:, gate], W[gate])
+                    gradients[way] = d_x.view(given[way].shape)
+                if ctx.needs_input_grad[4 + way]:
+                    d_W = torch.bmm(d_way.permute(1, 2, 0), x.expand(ctx.gates, -1, -1))
+                    gradients[2 + way] = d_W.flatten(0, 1)
+        return None, None, *gradients
+
+
+def _as_products(gates: int, dtype: torch.dtype, *given: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return inputs [rows, features] and weights [gates, H, features] of both directions."""
+    *xs, W, W_reverse = (as_dtype(x, dtype) for x in given)
+    return [x.flatten(0, 1) for x in xs], [w.unflatten(0, (gates, -1)) for w in (W, W_reverse)]
+
+
+def _is_faster(problem: Problem, batch: int, backend: str) -> bool:
+    """Return whether `cuda_fused` should run both directions at once in less time than one after the other.
+
+    Args:
+        problem: of one direction.
+        batch: number of sequences.
+        backend: that of the call.
+    """
+    if backend not in ("auto", CudaFused.name):
+        return False
+    one, both = (_cycles(problem._replace(heads=heads), batch) for heads in (problem.heads, 2 * problem.heads))
+    return one is not None and both is not None and both < _WORTH * 2 * one
+
+
+@lru_cache(maxsize=4096)
+def _cycles(problem: Problem, batch: int) -> float | None:
+    """Return the clock cycles that a time step of the whole batch should take; None where `cuda_fused` does not serve
+    the problem."""
+    if problem.gpu is None or CudaFused().unsupported_reason(problem) is not None:
+        return None
+    sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu
+    specs = [KernelSpec(way, *sizes, Variant(tf32=problem.tf32)) for way in problem.directions]
+    return sum(tiling.cycles(spec, tiling.best(spec)) for spec in specs)

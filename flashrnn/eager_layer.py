@@ -1,0 +1,167 @@
+"""A layer outside of compilers and transformations: input product and recurrence as one autograd function.
+
+As modules they are ten operators with gradients of their own, which keep the host busy for longer than a short sequence
+keeps a GPU.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from flashrnn._torch_private import autograd_alone
+from flashrnn.dispatch import no_autocast, padding, run_forward
+from flashrnn.eager import as_dtype, cast, recurrence_gradients
+from flashrnn.functional import check_reset, dtype_under_autocast
+from flashrnn.problem import Inputs, StateGradients, state_dtype
+from flashrnn.recurrence import Recurrence
+from flashrnn.reference import Reference
+from flashrnn.stepping import without_hooks
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
+    """Return what a FlashRNN returns for a batch of sequences; None where this does not serve it, or where an argument
+    is wrong.
+
+    Args:
+        network: a FlashRNN.
+        x: [T, B, features], or [B, T, features] if it is batch_first.
+        states: of the caller.
+        reset: [B, T] or None.
+    """
+    if network.bidirectional or network.proj_size or not (_is_plain(x) and x.numel() and autograd_alone()):
+        return None
+    if x.shape[-1] != network.input_size or not (x.is_contiguous() or x.transpose(0, 1).is_contiguous()):
+        return None
+    dtype, (B, T) = dtype_under_autocast(x), x.shape[:2] if network.batch_first else x.shape[1::-1]
+    layers = [(network._modules[f"input_l{k}"], network._modules[f"recurrent_l{k}"]) for k in range(network.num_layers)]
+    if not all(_serves(*layer, x, dtype) for layer in layers):
+        return None
+    if reset is not None:
+        check_reset(reset, B, T)
+        if not (_is_plain(reset) and reset.device == x.device):
+            return None
+    if states is not None and (states := _by_layer(network, states, B)) is None:
+        return None
+    ends = []
+    for k, (product, recurrent) in enumerate(layers):
+        if k:
+            x = nn.functional.dropout(x, network.dropout, network.training)
+        given = None if states is None else states[:, k]
+        x, *end = _layer(network.batch_first, recurrent, dtype, x, product.weight, given, reset)
+        ends.append(end)
+    last = ends[0] if len(ends) == 1 else [torch.cat(of_state) for of_state in zip(*ends, strict=True)]
+    return x, last[0] if len(last) == 1 else tuple(last)
+
+
+def _is_plain(x) -> bool:
+    return type(x) in _PLAIN and x.device.type in ("cpu", "cuda")
+
+
+def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a layer is as FlashRNN has made it, where x is, computes as x asks for, and needs no padding.
+
+    Backend `vanilla` is for derivatives that this does not have.
+    """
+    if not without_hooks(product, recurrent) or recurrent.backend == Reference.name:
+        return False
+    for weight in (*product._parameters.values(), *recurrent._parameters.values()):
+        if weight is not None and not (
+            type(weight) in _PLAIN and weight.device == x.device and dtype_under_autocast(weight) == dtype
+        ):
+            return False
+    sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()
+    return not padding(recurrent.backend, recurrent.cell.key, *sizes)
+
+
+def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
+    """Return the caller's states as [S, layers, B, N, D]; None if they are wrong."""
+    given = states if isinstance(states, tuple | list) else (states,)
+    shape, device = (network.num_layers, batch, network.hidden_size), network.recurrent_l0.R.device
+    if len(given) != len(network.cell.states):
+        return None
+    if not all(_is_plain(s) and s.shape == shape and s.device == device and s.is_floating_point() for s in given):
+        return None
+    return torch.stack(tuple(given)).unflatten(-1, (network.num_heads, -1))
+
+
+def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, states, reset) -> tuple[Tensor, ...]:
+    """Return the output in the layout of x, and for each state the last one [1, B, H]."""
+    given = x, W, recurrent.R, recurrent.b, states
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
+        return _Layer.apply(batch_first, recurrent, dtype, reset, *given)
+    with no_autocast(x):
+        inputs = _inputs(batch_first, recurrent, dtype, reset, *given)
+        _, (h, _, last), _ = run_forward(recurrent.backend, recurrent.cell, inputs, False, training=False)
+    return _results(batch_first, h, last)
+
+
+def _inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset, x, W, R, b, states) -> Inputs:
+    rows, swapped = _rows(x)
+    sizes = *rows.shape[:2], len(recurrent.cell.input_gates), recurrent.num_heads, recurrent.head_dim
+    Wx = torch.mm(as_dtype(rows, dtype).flatten(0, 1), as_dtype(W, dtype).t()).view(sizes)
+    if batch_first == swapped:
+        Wx = Wx.transpose(0, 1)
+    if b is None:
+        b = Wx.new_zeros(len(recurrent.cell.gates), *sizes[3:], dtype=state_dtype(dtype))
+    return cast(dtype, Wx, R, b, states, reset)
+
+
+def _rows(x: Tensor) -> tuple[Tensor, bool]:
+    """Return x with the axes of batch and time as they lie in memory, and whether they had to be swapped."""
+    swapped = not x.is_contiguous()
+    return x.transpose(0, 1) if swapped else x, swapped
+
+
+def _results(batch_first: bool, h: Tensor, last: Tensor) -> tuple[Tensor, ...]:
+    """Return h [B, T, N, D] in the layout of the caller, which is no view, and last states with memory of their own."""
+    h = h if batch_first else h.transpose(0, 1)
+    size, stride = (*h.shape[:2], h.shape[2] * h.shape[3]), (*h.stride()[:2], 1)
+    out = h.new_empty(0).set_(h.untyped_storage(), h.storage_offset(), size, stride)
+    return out, *torch.unbind_copy(last.flatten(2).unsqueeze(1))
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, batch_first, recurrent, dtype, reset, x, W, R, b, states):
+        cell, backend = recurrent.cell, recurrent.backend
+        with no_autocast(x):
+            inputs = _inputs(batch_first, recurrent, dtype, reset, x, W, R, b, states)
+            taken, (h, aux, last), gates = run_forward(backend, cell, inputs, False, training=True)
+        out, *ends = _results(batch_first, h, last)
+        ctx.save_for_backward(x, W, out, inputs.R, inputs.states, reset, aux, gates)
+        ctx.set_materialize_grads(False)
+        ctx.call = batch_first, cell, backend, taken, dtype, None if b is None else b.dtype
+        return out, *ends
+
+    @staticmethod
+    def backward(ctx, d_out, *d_ends):
+        batch_first, cell, backend, taken, dtype, b_dtype = ctx.call
+        x, W, out, R, states, reset, aux, gates = ctx.saved_tensors
+        saved = R, states, reset, _by_heads(out, R, batch_first), aux, gates
+        given = [d for d in d_ends if d is not None]
+        d_last = None
+        if given:
+            d_last = torch.cat([torch.zeros_like(given[0]) if d is None else d for d in d_ends])
+            d_last = d_last.view(len(d_ends), -1, *R.shape[1:3])
+        grads = StateGradients(_by_heads(d_out, R, batch_first), (None,) * len(aux), d_last)
+        of_Wx, of_R, of_b, of_states = recurrence_gradients(cell, backend, taken, saved, b_dtype, grads)
+        *_, x_wanted, W_wanted, _, b_wanted, states_wanted = ctx.needs_input_grad
+        rows, swapped = _rows(x)
+        of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])
+        with no_autocast(x):
+            of_x = of_W = None
+            if x_wanted:
+                of_x = torch.mm(of_Wx, as_dtype(W, dtype)).view(rows.shape)
+                of_x = of_x.transpose(0, 1) if swapped else of_x
+            if W_wanted:
+                of_W = torch.mm(of_Wx.t(), as_dtype(rows, dtype).flatten(0, 1))
+        return *(None,) * 4, of_x, of_W, of_R, of_b if b_wanted else None, of_states if states_wanted else None
+
+
+def _by_heads(x: Tensor | None, R: Tensor, batch_first: bool) -> Tensor | None:
+    """Return x of the caller's layout as [B, T, N, D]."""
+    if x is None:
+        return None
+    x = x.view(*x.shape[:2], *R.shape[1:3])  # unflatten is not for batched gradients
+    return x if batch_first else x.transpose(0, 1)

@@ -1,0 +1,143 @@
+"""nn.LSTM's and nn.GRU's own kernel of a GPU: where it is taken, by the estimates alone, and what comes of it.
+
+PyTorch's kernel of the CPU stands in for cuDNN's, so that what is given to it and taken from it can be checked.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from flashrnn import FlashRNN, cudnn, get_cell
+from flashrnn.cells import GRU, LSTM
+from flashrnn.gpu import named_gpu
+
+MODES = {2: torch.lstm, 3: torch.gru}
+
+
+def stand_in(mode, x, weights, initial, *, hidden_size, num_layers, batch_first, bidirectional, training):
+    assert training == torch.is_grad_enabled()
+    biases = len(weights) == 4 * num_layers * (1 + bidirectional)
+    initial = initial if len(initial) > 1 else initial[0]
+    return MODES[mode](x, initial, weights, biases, num_layers, 0.0, training, bidirectional, batch_first)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Every call that may take it does; whether each one did, as a list."""
+    results, run = [], cudnn.run
+
+    def record(*args):
+        done = run(*args)
+        results.append(done is not None)
+        return done
+
+    monkeypatch.setattr(cudnn, "run", record)
+    monkeypatch.setattr(cudnn, "_may_run", lambda x: True)
+    monkeypatch.setattr(cudnn, "is_faster", lambda *_: True)
+    monkeypatch.setattr(cudnn, "nvidia_gpu", lambda device: named_gpu("H100"))
+    monkeypatch.setattr(cudnn, "cudnn_rnn", stand_in)
+    return results
+
+
+NETWORKS = [
+    (nn.GRU, {}),
+    (nn.GRU, {"num_layers": 2, "bidirectional": True, "bias": False}),
+    (nn.GRU, {"batch_first": True}),
+    (nn.LSTM, {"num_layers": 2}),
+]
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
+def test_results_are_those_of_pytorch(kind, options, given, taken, monkeypatch):
+    monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
+    torch.manual_seed(0)
+    theirs = kind(5, 6, **options)
+    ours, x = FlashRNN.from_torch(theirs), torch.randn(4, 4, 5)
+    states = tuple(torch.randn(theirs.num_layers * (1 + theirs.bidirectional), 4, 6) for _ in ours.cell.states)
+    states = (states if len(states) > 1 else states[0]) if given else None
+    found, expected = ours(x, states), theirs(x, states)
+    assert taken == [True]
+    assert_close(found, expected)
+    d_ours, d_theirs = (torch.autograd.grad(out.sum(), network.parameters())
+                        for (out, _), network in ((found, ours), (expected, theirs)))  # fmt: skip
+    named = dict(zip((name for name, _ in theirs.named_parameters()), d_theirs, strict=True))
+    theirs.load_state_dict(named)
+    as_ours = FlashRNN.from_torch(theirs).state_dict()
+    for (name, _), d in zip(ours.named_parameters(), d_ours, strict=True):
+        if not name.endswith("b"):  # PyTorch has two of each, with the same gradient
+            assert_close(d, as_ours[name])
+    with torch.no_grad():
+        assert_close(ours(x, states), expected)
+
+
+CHANGES = {
+    "backend": {"backend": "cpu_fused"},
+    "cell": {"function": "elman"},
+    "heads": {"num_heads": 2},
+    "projection": {"proj_size": 3, "function": "lstm"},
+    "dropout": {"num_layers": 2, "dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_networks_run_otherwise(change, taken, monkeypatch):
+    monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
+    FlashRNN(5, 6, **{"function": "gru", **CHANGES[change]})(torch.randn(4, 3, 5))
+    assert taken == [False]
+
+
+def test_resets_hooks_and_wrong_states_are_seen(taken):
+    network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
+    network(x, reset=torch.zeros(3, 4, dtype=torch.bool))
+    assert taken == []
+    with pytest.raises(ValueError, match=r"states must be 1 tensor\(s\)"):
+        network(x, torch.zeros(1, 3, 7))
+    network.recurrent_l0.register_forward_hook(lambda *_: None)
+    network(x)
+    assert taken == [False, False]
+
+
+def faster(cell, size, batch, dtype=torch.float16, tf32=False, training=False, gpu="H100") -> bool:
+    return cudnn.is_faster(cell, size, batch, dtype, tf32, training, named_gpu(gpu))
+
+
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+def test_it_is_taken_where_a_step_has_much_to_compute(cell, caplog):
+    cudnn.is_faster.cache_clear()
+    caplog.set_level("INFO", "flashrnn")
+    assert faster(cell, 2048, 256)
+    assert faster(cell, 2048, 256)
+    assert caplog.text.count("by cuDNN") == 1
+    assert faster(cell, 512, 4096, torch.float32, tf32=True)
+    assert not faster(cell, 2048, 1)
+    assert not faster(cell, 256, 8192)
+
+
+def test_nobody_has_measured_it_elsewhere():
+    assert not faster(LSTM, 2048, 256, gpu="A100")
+    assert not faster(LSTM, 2048, 256, torch.float32)  # without TF32
+    assert not faster(get_cell("slstm"), 2048, 256)
+
+
+def test_precisions_that_differ_are_not_exchanged(monkeypatch):
+    """cuDNN has a setting of its own for TF32, which PyTorch allows at first."""
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    products, x = torch.backends.cuda.matmul, torch.ones(1)
+    monkeypatch.setattr(cudnn, "tf32_allowed", lambda *_: products.fp32_precision == "tf32")
+    for precision, allowed in (("tf32", True), ("ieee", False)):
+        products.fp32_precision = precision
+        assert cudnn._may_run(x) is allowed
+    assert cudnn._may_run(x.half())
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not cudnn._may_run(x.half())
+
+
+def test_explain_says_so(monkeypatch):
+    monkeypatch.setattr(cudnn, "nvidia_gpu", lambda device: named_gpu("H100"))
+    network = FlashRNN(16, 2048)
+    assert "before all of these cuDNN" in cudnn.explain(network, 1024, torch.float16, training=False)
+    assert cudnn.explain(network, 1, torch.float16, training=False) == ""
+    network.recurrent_l0.backend = "cuda"
+    assert cudnn.explain(network, 1024, torch.float16, training=False) == ""

@@ -1,0 +1,86 @@
+"""Both directions of a layer in one recurrence, as on a GPU with room for both, give what one after the other gives."""
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from flashrnn import FlashRNN, directions, get_cell
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import Problem
+from tests.tolerances import assert_close
+
+OPTIONS = [{}, {"function": "gru", "num_layers": 2, "num_heads": 2}, {"batch_first": True, "bias": False}]
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    """The solver says that both at once are faster; a list of the heads of all recurrences."""
+    heads, run = [], directions.flashrnn
+
+    def record(Wx, *args, **options):
+        heads.append(Wx.shape[3])
+        return run(Wx, *args, **options)
+
+    monkeypatch.setattr(directions, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(directions, "flashrnn", record)
+    return heads
+
+
+def results(network: FlashRNN, *args, **options) -> dict[str, torch.Tensor]:
+    out, last = network(*args, **options)
+    out, last = getattr(out, "data", out), last if isinstance(last, tuple) else (last,)
+    loss = out.sin().sum() + sum((i + 2) * s.square().sum() for i, s in enumerate(last))
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    names = [f"d_{name}" for name, _ in network.named_parameters()]
+    return {"out": out, **{f"last {i}": s for i, s in enumerate(last)}, **dict(zip(names, gradients, strict=True))}
+
+
+def pair(**options) -> FlashRNN:
+    torch.manual_seed(0)
+    return FlashRNN(5, 6, bidirectional=True, dtype=torch.float64, backend="cpu_fused", **options)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_results_are_those_of_one_after_the_other(options, given, faster, monkeypatch):
+    network = pair(**options)
+    x = torch.randn((3, 4, 5) if network.batch_first else (4, 3, 5), dtype=torch.float64)
+    states = tuple(torch.randn(2 * network.num_layers, 3, 6, dtype=torch.float64) for _ in network.cell.states)
+    states = (states if len(states) > 1 else states[0]) if given else None
+    found = results(network, x, states)
+    assert faster == [2 * network.num_heads] * network.num_layers
+    monkeypatch.setattr(directions, "_is_faster", lambda *_: False)
+    assert_close(found, results(network, x, states), torch.float64)
+
+
+PACKED = {
+    "packed": lambda x: {"x": pack_sequence([x[:3, 0], x[:, 1], x[:1, 2]], enforce_sorted=False)},
+    "documents": lambda x: {"x": x[:, :1], "cu_seqlens": torch.tensor([0, 2, 4])},
+}
+
+
+@pytest.mark.parametrize("layout", PACKED)
+def test_sequences_side_by_side_run_at_once(layout, faster, monkeypatch):
+    network, given = pair(), PACKED[layout](torch.randn(4, 3, 5, dtype=torch.float64))
+    found = results(network, **given)
+    assert faster == [2]
+    monkeypatch.setattr(directions, "_is_faster", lambda *_: False)
+    assert_close(found, results(network, **given), torch.float64)
+
+
+def test_resets_that_differ_and_hooks_run_one_after_the_other(faster):
+    network, x = pair(), torch.randn(4, 3, 5, dtype=torch.float64)
+    network(x, reset=torch.zeros(3, 4, dtype=torch.bool))
+    network(x[:, :1], cu_seqlens=torch.tensor([0, 1, 2, 4]))
+    network.recurrent_l0_reverse.register_forward_hook(lambda *_: None)
+    network(x)
+    assert faster == []
+
+
+@pytest.mark.parametrize(("batch", "at_once"), [(16, True), (2048, False)])
+def test_the_solver_knows_whether_there_is_room(batch, at_once):
+    gpu, device = named_gpu("H100"), torch.device("cuda")
+    problem = Problem(get_cell("lstm"), 1, 512, torch.bfloat16, device, True, False, gpu)
+    assert directions._is_faster(problem, batch, "auto") is at_once
+    assert not directions._is_faster(problem, batch, "triton_fused")
+    assert not directions._is_faster(problem._replace(device=torch.device("cpu"), assumed_gpu=None), batch, "auto")

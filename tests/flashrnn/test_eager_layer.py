@@ -1,0 +1,116 @@
+"""A layer as one autograd function gives what its modules give, and is taken where nothing else looks at them."""
+
+import pytest
+import torch
+from torch import nn
+
+from flashrnn import FlashRNN, eager_layer
+from tests.tolerances import assert_close
+
+OPTIONS = [
+    {},
+    {"num_layers": 2, "batch_first": True},
+    {"bias": False, "num_heads": 2, "function": "gru"},
+    {"function": "slstm", "num_layers": 2},
+]
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Whether each call took it, as a list."""
+    results, run = [], eager_layer.run
+
+    def record(*args):
+        done = run(*args)
+        results.append(done is not None)
+        return done
+
+    monkeypatch.setattr(eager_layer, "run", record)
+    return results
+
+
+def results(network: FlashRNN, x: torch.Tensor, states, reset) -> dict[str, torch.Tensor]:
+    """Return output, last states and all gradients by name."""
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    states = None if states is None else tuple(s.clone().requires_grad_() for s in states)
+    given = states[0] if states and len(states) == 1 else states
+    out, last = network(x, given, reset)
+    last = last if isinstance(last, tuple) else (last,)
+    leaves = {"x": x, **dict(network.named_parameters()), **{f"s{i}": s for i, s in enumerate(states or ())}}
+    loss = out.sin().sum() + sum((i + 2) * s.square().sum() for i, s in enumerate(last))
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    found = {"out": out, **{f"last {i}": s for i, s in enumerate(last)}}
+    return found | {f"d_{name}": d for name, d in zip(leaves, gradients, strict=True)}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("with_states", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_results_and_gradients_are_those_of_the_modules(options, with_states, transposed, taken, monkeypatch):
+    torch.manual_seed(0)
+    network = FlashRNN(5, 6, dtype=torch.float64, **options)
+    B, T = 3, 4
+    x = torch.randn(B, T, 5, dtype=torch.float64)
+    x = x if network.batch_first != transposed else x.transpose(0, 1).contiguous()
+    x = x if network.batch_first == (x.shape[0] == B) else x.transpose(0, 1)
+    states = tuple(torch.rand(network.num_layers, B, 6, dtype=torch.float64) + 1 for _ in network.cell.states)
+    arguments = x, states if with_states else None, torch.rand(B, T) < 0.3
+    found = results(network, *arguments)
+    assert taken == [True]
+    monkeypatch.setattr(eager_layer, "run", lambda *_: None)
+    assert_close(found, results(network, *arguments), torch.float64)
+
+
+def test_outputs_are_tensors_of_their_own():
+    """They can be changed in place, a gradient that needs them says so, and each state can be saved alone."""
+    network = FlashRNN(5, 6, function="gru")
+    out, last = network(torch.randn(4, 3, 5))
+    assert not out._is_view()
+    assert last.untyped_storage().nbytes() == last.nbytes
+    out.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_is_that_of_the_modules(dtype, taken, monkeypatch):
+    network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
+    found = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=dtype):
+            out, last = network(x)
+        found.append((out, last, *torch.autograd.grad(out.float().sum(), network.parameters())))
+        monkeypatch.setattr(eager_layer, "run", lambda *_: None)
+    assert taken == [True]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+CHANGES = {
+    "hook": lambda network: network.recurrent_l0.register_forward_hook(lambda *_: None),
+    "backward hook": lambda network: network.input_l0.register_full_backward_hook(lambda *_: None),
+    "parametrization": lambda network: nn.utils.parametrizations.weight_norm(network.recurrent_l0, "R"),
+    "backend": lambda network: setattr(network.recurrent_l0, "backend", "vanilla"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_modules_run_where_others_look_at_them(change, taken):
+    network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
+    expected = network(x)[0]
+    CHANGES[change](network)
+    torch.testing.assert_close(network(x)[0], expected)
+    assert taken == [True, False]
+
+
+def test_batched_gradients_and_a_graph_of_the_backward():
+    network, x = FlashRNN(5, 6, function="gru", dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)
+    weights, out = tuple(network.parameters()), network(x)[0]
+    directions = torch.randn(2, *out.shape, dtype=torch.float64)
+    batched = torch.func.vmap(lambda d: torch.autograd.grad(out, weights, d, retain_graph=True))(directions)
+    for k, d in enumerate(directions):
+        one = torch.autograd.grad(out, weights, d, retain_graph=True)
+        torch.testing.assert_close([g[k] for g in batched], list(one))
+    for gradient in torch.autograd.grad(out.sum(), weights, create_graph=True):
+        with pytest.raises(RuntimeError, match="second derivative"):
+            gradient.sum().backward(retain_graph=True)

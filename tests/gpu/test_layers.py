@@ -1,0 +1,169 @@
+"""FlashRNN in place of PyTorch's networks on a GPU: every way that a layer can take gives their results."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+from flashrnn import FlashRNN, cudnn, directions, eager_layer, sequences
+from tests.flashrnn.networks import results
+from tests.tolerances import assert_close
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+LAYERS = {"eager_layer": (eager_layer, "run"), "cudnn": (cudnn, "run"), "directions": (directions, "at_once")}
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Names of the ways that layers have taken."""
+    names = []
+
+    def recorded(name: str, run):
+        def record(*args):
+            done = run(*args)
+            names.extend([] if done is None else [name])
+            return done
+
+        return record
+
+    for name, (module, function) in LAYERS.items():
+        monkeypatch.setattr(module, function, recorded(name, getattr(module, function)))
+    return names
+
+
+def agree(kind, dtype: torch.dtype, x, states=None, **options) -> None:
+    """Results of FlashRNN in `dtype` on the GPU are those of PyTorch's network in float64 on the CPU."""
+    torch.manual_seed(0)
+    theirs = kind(64, 128, **options, dtype=torch.float64)
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.copy_(weight.to(dtype))
+    ours = FlashRNN.from_torch(theirs).to(device="cuda", dtype=dtype)
+    rounded = x.to(dtype).double()
+    given = None if states is None else tuple(s.to(dtype).double() for s in states)
+    expected = results(theirs, rounded, given)
+    on_gpu = None if given is None else tuple(s.to(dtype).cuda() for s in given)
+    found = results(ours, rounded.to(dtype).cuda(), on_gpu)
+    assert_close({name: value.cpu() for name, value in found.items()}, expected, dtype)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+
+
+@DTYPES
+@KINDS
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "batch_first": True, "bias": False}], ids=str)
+def test_a_layer_as_one_function(kind, options, dtype, taken):
+    agree(kind, dtype, randn(17, 5, 64), **options)
+    assert taken == ["eager_layer"]
+
+
+@DTYPES
+@KINDS
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+def test_both_directions_at_once(kind, packed, dtype, taken):
+    x = randn(17, 5, 64)
+    x = pack_sequence([x[:T, b] for b, T in enumerate((3, 17, 9, 1, 12))], enforce_sorted=False) if packed else x
+    agree(kind, dtype, x, num_layers=2, bidirectional=True)
+    assert taken == ["directions"] * 2
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "bias": False}], ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["", "states"])
+def test_by_cudnn(kind, options, given, dtype, taken, monkeypatch):
+    monkeypatch.setattr(cudnn, "is_faster", lambda *_: True)
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")
+    size = options.get("num_layers", 1) * (1 + options.get("bidirectional", False)), 5, 128
+    states = (randn(*size),) * (2 if kind is nn.LSTM else 1) if given else None
+    agree(kind, dtype, randn(17, 5, 64), states, **options)
+    assert taken == ["cudnn"]
+
+
+def test_by_cudnn_without_a_warning_and_where_the_estimates_say_so(taken, recwarn):
+    network, x = FlashRNN(1024, 1024, device="cuda", dtype=torch.float16), torch.randn(4, 2048, 1024).half().cuda()
+    network(x)[0].sum().backward()
+    network(x[:, :16].contiguous())
+    assert taken == (["cudnn", "eager_layer"] if torch.cuda.get_device_capability() == (9, 0) else ["eager_layer"] * 2)
+    assert not [w for w in recwarn if "RNN" in str(w.message)]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_documents_run_side_by_side(on_cpu, bidirectional, monkeypatch):
+    steps, of_mask = [], sequences.Whole
+    monkeypatch.setattr(sequences, "Whole", lambda *args: steps.append(1) or of_mask(*args))
+    torch.manual_seed(0)
+    network = FlashRNN(64, 64, function="gru", bidirectional=bidirectional, device="cuda")
+    x, cu_seqlens = torch.randn(40, 1, 64, device="cuda"), torch.tensor([0, 7, 7, 20, 33, 40])
+    out, last = network(x, cu_seqlens=cu_seqlens if on_cpu else cu_seqlens.cuda())
+    assert not steps
+    parts = [network(x[a:b])[0] for a, b in ((0, 7), (7, 20), (20, 33), (33, 40))]
+    torch.testing.assert_close(out, torch.cat(parts), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last[0], network(x[33:])[1][0], rtol=1e-4, atol=1e-5)
+
+
+def test_captured_documents_have_a_mask():
+    """A CUDA graph may be run with other lengths."""
+    network, x = FlashRNN(64, 64, function="gru", device="cuda"), torch.randn(40, 1, 64, device="cuda")
+    cu_seqlens, others = (torch.tensor(ends, device="cuda") for ends in ([0, 10, 20, 40], [0, 5, 12, 40]))
+    with torch.no_grad():
+        expected = network(x, cu_seqlens=others)[0]
+        for _ in range(2):
+            network(x, cu_seqlens=cu_seqlens)
+            network(x, reset=torch.zeros(1, 40, dtype=torch.bool, device="cuda"))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = network(x, cu_seqlens=cu_seqlens)[0]
+        cu_seqlens.copy_(others)
+        graph.replay()
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"num_layers": 2}, {"bidirectional": True}], ids=str)
+def test_captured_and_compiled_layers(options):
+    torch.manual_seed(0)
+    network = FlashRNN(64, 128, device="cuda", **options)
+    x = torch.randn(33, 16, 64, device="cuda", requires_grad=True)
+    weights = list(network.parameters())
+
+    def step(run=network) -> tuple[torch.Tensor, ...]:
+        out, (h, c) = run(x)
+        return torch.autograd.grad(out.sin().sum() + h.sum() + c.sum(), [x, *weights])
+
+    expected = step()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.mul_(-1)
+    graph.replay()
+    torch.testing.assert_close(captured, step(), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        x.mul_(-1)
+    torch.testing.assert_close(step(torch.compile(network, backend="aot_eager")), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_steps_on_a_gpu(taken):
+    network = FlashRNN(64, 128, 2, device="cuda")
+    x, states, outputs = torch.randn(5, 3, 64, device="cuda"), None, []
+    for x_t in x:
+        out, states = network.step(x_t, states)
+        outputs.append(out)
+    assert taken == ["eager_layer"] * 5
+    torch.testing.assert_close(torch.stack(outputs), network(x)[0], rtol=1e-4, atol=1e-5)
