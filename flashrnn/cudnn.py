@@ -43,6 +43,7 @@ _FASTER = {
 }
 """By precision, cell, and whether there is a backward pass; as measured on an H100 with cuDNN 9.19 (docs/backends.md).
 In float32 without TF32 it is never faster."""
+_LEAST = min(start.work for start in _FASTER.values())
 
 
 @cache
@@ -108,6 +109,8 @@ def explain(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) 
 
 
 def _is_faster(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> bool:
+    if batch * network.hidden_size**2 < _LEAST:  # which takes the least time to find out
+        return False
     cell, device = network.cell, network.recurrent_l0.R.device
     if cell not in _MODES or network.num_heads != 1 or network.proj_size or (gpu := nvidia_gpu(device)) is None:
         return False

@@ -99,7 +99,7 @@ def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, s
 def _inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset, x, W, R, b, states) -> Inputs:
     rows, swapped = _rows(x)
     sizes = *rows.shape[:2], len(recurrent.cell.input_gates), recurrent.num_heads, recurrent.head_dim
-    Wx = torch.mm(as_dtype(rows, dtype).flatten(0, 1), as_dtype(W, dtype).t()).view(sizes)
+    Wx = nn.functional.linear(as_dtype(rows, dtype), as_dtype(W, dtype)).view(sizes)
     if batch_first == swapped:
         Wx = Wx.transpose(0, 1)
     if b is None:
@@ -118,7 +118,7 @@ def _results(batch_first: bool, h: Tensor, last: Tensor) -> tuple[Tensor, ...]:
     h = h if batch_first else h.transpose(0, 1)
     size, stride = (*h.shape[:2], h.shape[2] * h.shape[3]), (*h.stride()[:2], 1)
     out = h.new_empty(0).set_(h.untyped_storage(), h.storage_offset(), size, stride)
-    return out, *torch.unbind_copy(last.flatten(2).unsqueeze(1))
+    return out, *torch.unbind_copy(last.view(len(last), 1, -1, size[2]))
 
 
 class _Layer(torch.autograd.Function):

@@ -28,9 +28,9 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         x: [T, B, features], or [B, T, features] if it is batch_first.
         states: of the caller.
     """
-    if network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES or not _is_faster(network, x):
+    if not is_plain(x, x.dtype) or network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES:
         return None
-    if not (autograd_alone() and is_plain(x, x.dtype) and x.numel() and onednn_computes(x.dtype)):
+    if not (_is_faster(network, x) and autograd_alone() and x.numel() and onednn_computes(x.dtype)):
         return None
     if torch.is_autocast_enabled("cpu") or (weights := _weights(network, x)) is None:
         return None

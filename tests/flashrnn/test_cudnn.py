@@ -35,6 +35,7 @@ def taken(monkeypatch):
     monkeypatch.setattr(cudnn, "run", record)
     monkeypatch.setattr(cudnn, "_may_run", lambda x: True)
     monkeypatch.setattr(cudnn, "is_faster", lambda *_: True)
+    monkeypatch.setattr(cudnn, "_LEAST", 0)
     monkeypatch.setattr(cudnn, "nvidia_gpu", lambda device: named_gpu("H100"))
     monkeypatch.setattr(cudnn, "cudnn_rnn", stand_in)
     return results
