@@ -15,7 +15,7 @@ from flashrnn._torch_private import autograd_alone, cudnn_rnn
 from flashrnn.cells import GRU, LSTM, Cell
 from flashrnn.eager import as_dtype
 from flashrnn.gpu import Gpu, nvidia_gpu
-from flashrnn.problem import dtype_name, state_dtype, tf32_allowed
+from flashrnn.problem import PLAIN, dtype_name, state_dtype, tf32_allowed
 from flashrnn.stepping import without_hooks
 from flashrnn.torch_networks import weights_of
 
@@ -120,7 +120,7 @@ def _is_faster(network: nn.Module, batch: int, dtype: torch.dtype, training: boo
 def _may_run(x: Tensor) -> bool:
     """Return whether PyTorch may use cuDNN, in the precision that the settings for matrix products allow."""
     backend = torch.backends.cudnn
-    if type(x) not in (Tensor, nn.Parameter) or not (backend.enabled and backend.is_available()):
+    if type(x) not in PLAIN or not (backend.enabled and backend.is_available()):
         return False
     if not autograd_alone() or torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"):
         return False
@@ -131,8 +131,8 @@ def _serves(network: nn.Module, name: str, x: Tensor) -> bool:
     product, recurrent = network._modules[f"input_{name}"], network._modules[f"recurrent_{name}"]
     if not without_hooks(product, recurrent) or recurrent.backend != "auto":
         return False
-    weights = product._parameters["weight"], recurrent._parameters["R"], recurrent._parameters["b"]
-    return all(w is None or (type(w) is nn.Parameter and (w.dtype, w.device) == (x.dtype, x.device)) for w in weights)
+    weights = product.weight, recurrent.R, recurrent.b
+    return all(w is None or (type(w) in PLAIN and (w.dtype, w.device) == (x.dtype, x.device)) for w in weights)
 
 
 def _initial(network: nn.Module, x: Tensor, states, batch: int) -> list[Tensor] | None:

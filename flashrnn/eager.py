@@ -4,26 +4,23 @@ A call takes a third of the host's time that it takes as an operator of torch.li
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flashrnn import loop, op
 from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
 from flashrnn.dispatch import no_autocast, run_backward, run_forward
 from flashrnn.memory_format import aux_in_format, in_format
-from flashrnn.problem import Backend, Gradients, Inputs, StateGradients, state_dtype
+from flashrnn.problem import PLAIN, Backend, Gradients, Inputs, StateGradients, state_dtype
 from flashrnn.reference import Reference
 from flashrnn.residual import Residual
 
 _DEVICES = ("cpu", "cuda")
-_PLAIN = (Tensor, nn.Parameter)
 
 
 def serves(inputs: Inputs) -> bool:
     """Return whether autograd alone sees a call: no compiler, transformation, dispatch mode or tensor subclass."""
-    return (
-        autograd_alone() and inputs.Wx.device.type in _DEVICES and all(x is None or type(x) in _PLAIN for x in inputs)
-    )
+    return autograd_alone() and inputs.Wx.device.type in _DEVICES and all(x is None or type(x) in PLAIN for x in inputs)
 
 
 def recurrence(

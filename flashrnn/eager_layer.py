@@ -11,12 +11,10 @@ from flashrnn._torch_private import autograd_alone
 from flashrnn.dispatch import no_autocast, padding, run_forward
 from flashrnn.eager import as_dtype, cast, recurrence_gradients
 from flashrnn.functional import check_reset, dtype_under_autocast
-from flashrnn.problem import Inputs, StateGradients, state_dtype
+from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
 from flashrnn.recurrence import Recurrence
 from flashrnn.reference import Reference
 from flashrnn.stepping import without_hooks
-
-_PLAIN = (Tensor, nn.Parameter)
 
 
 def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
@@ -55,7 +53,7 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
 
 
 def _is_plain(x) -> bool:
-    return type(x) in _PLAIN and x.device.type in ("cpu", "cuda")
+    return type(x) in PLAIN and x.device.type in ("cpu", "cuda")
 
 
 def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
@@ -65,9 +63,9 @@ def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dt
     """
     if not without_hooks(product, recurrent) or recurrent.backend == Reference.name:
         return False
-    for weight in (*product._parameters.values(), *recurrent._parameters.values()):
+    for weight in (product.weight, recurrent.R, recurrent.b):
         if weight is not None and not (
-            type(weight) in _PLAIN and weight.device == x.device and dtype_under_autocast(weight) == dtype
+            type(weight) in PLAIN and weight.device == x.device and dtype_under_autocast(weight) == dtype
         ):
             return False
     sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()

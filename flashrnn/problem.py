@@ -5,12 +5,15 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashrnn.cells import Cell
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.memory_format import is_time_major
 from flashrnn.residual import GateFormat, Residual, residual_dtype
+
+PLAIN = (Tensor, nn.Parameter)
+"""The classes of tensors that nobody but autograd looks at."""
 
 
 class Problem(NamedTuple):

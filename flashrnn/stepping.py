@@ -17,11 +17,10 @@ from flashrnn.cells import Cell
 from flashrnn.cpu.backend import CpuFused, gradients
 from flashrnn.cpu.call import Sizes, prepare
 from flashrnn.dispatch import choose
-from flashrnn.problem import KernelUnavailable, Problem
+from flashrnn.problem import PLAIN, KernelUnavailable, Problem
 from flashrnn.recurrence import Recurrence
 from flashrnn.residual import Residual
 
-_PLAIN = (Tensor, nn.Parameter)
 _CPU = torch.device("cpu")
 _DTYPES = (torch.float32, torch.float64)  # those that states have, too
 
@@ -69,7 +68,7 @@ def layers(
 
 def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
     """Return whether x is a tensor of that dtype on the CPU, of no subclass."""
-    return type(x) in _PLAIN and x.dtype == dtype and x.device == _CPU
+    return type(x) in PLAIN and x.dtype == dtype and x.device == _CPU
 
 
 def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
