@@ -79,7 +79,7 @@ def _generation(options: argparse.Namespace) -> None:
     from benchmarks.results import device_folder, rows_before
 
     path = options.out / device_folder() / "generation.json"
-    _measure(options, device_folder(), options.contexts, rows_before(path, options.commit))
+    _measure(options, device_folder(), options.models, options.contexts, rows_before(path, options.commit))
     print(*generation_page.write(path), sep="\n")
 
 
@@ -152,6 +152,7 @@ def _counters_arguments(command: argparse.ArgumentParser) -> None:
 
 def _generation_arguments(command: argparse.ArgumentParser) -> None:
     command.description += " A run that was broken off goes on where it was."
+    command.add_argument("--models", nargs="+", metavar="NAME", help="in quotes (default: all)")
     command.add_argument("--contexts", nargs="+", type=int, metavar="TOKENS",
                          help="of one sequence (default: several batches and contexts)")  # fmt: skip
 

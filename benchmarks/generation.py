@@ -49,12 +49,16 @@ CONTEXTS = (1024, 16384, 65536, 2**20)  # each of one sequence
 CPU_CONTEXTS = (512, 2048, 8192, 32768)
 
 
-def cases(gpu: bool, contexts: Sequence[int] | None = None) -> list[Case]:
+def cases(gpu: bool, models: Sequence[str] | None = None, contexts: Sequence[int] | None = None) -> list[Case]:
     """Return what is measured; of Llama, which compiles for every shape, and of what takes minutes, a part."""
+    known = GPU_MODELS if gpu else CPU_MODELS
+    if unknown := set(models or ()) - set(known):
+        raise ValueError(f"models {sorted(unknown)}: expected some of {', '.join(map(repr, known))}")
+    chosen = {name: model for name, model in known.items() if models is None or name in models}
     if not gpu:
-        return [Case(model, 1, context) for model in CPU_MODELS for context in contexts or CPU_CONTEXTS]
+        return [Case(model, 1, context) for model in chosen for context in contexts or CPU_CONTEXTS]
     found = []
-    for name, model in GPU_MODELS.items():
+    for name, model in chosen.items():
         longest = 2**20 if name == "LSTM, 12 heads" else 65536
         batches = (1, 64) if name == LLAMA else BATCHES if model.recurrent else BATCHES[:-1]
         found += [Case(name, batch, 128) for batch in batches if not contexts]
@@ -76,7 +80,7 @@ class TokenClock(BaseStreamer):
         pass
 
 
-def rows(contexts: Sequence[int] | None, before: Sequence[dict]) -> Iterator[dict]:
+def rows(models: Sequence[str] | None, contexts: Sequence[int] | None, before: Sequence[dict]) -> Iterator[dict]:
     """Greedy generate() after random tokens by models with random weights. ms_per_token: of a step that appends a token
     to every sequence; tokens_per_s: of all sequences together. first_token_s: reading the context and choosing the
     first token. first_call_s: of the first call for these sizes, which compiles. peak_mib: of memory beside the
@@ -89,7 +93,7 @@ def rows(contexts: Sequence[int] | None, before: Sequence[dict]) -> Iterator[dic
     bandwidth = _bandwidth() if gpu else None
     measured = {Case(row["model"], row["batch"], row["context"]): row for row in before}
     name, model = None, None
-    for case in cases(gpu, contexts):
+    for case in cases(gpu, models, contexts):
         if case in measured:
             yield measured[case]
             continue

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cuda.available import unavailable
+from flashrnn.cuda.decoding.add_norm import WARPS, load_add_norm
 from flashrnn.cuda.decoding.step import load_step
-from flashrnn.cuda.decoding.tiling import ModelSpec, unsupported_sizes
+from flashrnn.cuda.decoding.tiling import ModelSpec, unsupported_norms, unsupported_sizes
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import Problem
@@ -106,7 +107,14 @@ class ModelStep:
             "B": B,
         }
 
-    def __call__(self, tokens: Tensor, logits: Tensor | None = None, chosen: Tensor | None = None) -> None:
+    def __call__(
+        self,
+        tokens: Tensor,
+        logits: Tensor | None = None,
+        chosen: Tensor | None = None,
+        history: Tensor | None = None,
+        cursor: Tensor | None = None,
+    ) -> None:
         """Read one token of each sequence, and update the states in place.
 
         Args:
@@ -114,5 +122,35 @@ class ModelStep:
             logits: [B, C], of the weights' dtype: the result is written there, unless it is None.
             chosen: int64 [B], may be `tokens`: the index of the largest logit is written there, unless it is None; of
                 equal ones the smallest index.
+            history: int64 [H, B], or None: what is chosen is written to its row `cursor`, too.
+            cursor: int64 [1], which moves on by one.
         """
-        self._launch(self._blocks, self._fixed | {"tokens": tokens, "logits": logits, "chosen": chosen})
+        results = {"logits": logits, "chosen": chosen, "history": history, "cursor": cursor}
+        self._launch(self._blocks, self._fixed | {"tokens": tokens} | results)
+
+
+def unsupported_add_norm(x: Tensor, head_dim: int) -> str | None:
+    """Return why `add_norm` does not serve the tensor x [..., N head_dim]; None if it does."""
+    if x.device.type != "cuda" or torch.version.hip:
+        return f"it runs on NVIDIA GPUs, not on {x.device.type}"
+    if x.dtype not in _DTYPES:
+        return f"it computes no {x.dtype}"
+    return unsupported_norms(x.shape[-1], head_dim)
+
+
+def add_norm(x: Tensor, update: Tensor, weight: Tensor, head_weight: Tensor | None, head_dim: int) -> Tensor:
+    """Add to x, in place, and return its layer norm times weight; eps is 1e-5. Without gradients.
+
+    Args:
+        x: [..., N D], contiguous, for which `unsupported_add_norm` returns None.
+        update: [..., N D], of the same dtype, contiguous.
+        weight: [N D].
+        head_weight: [N D]: the update is the layer norm of each head of `update` times this, unless it is None.
+        head_dim: D.
+    """
+    width = x.shape[-1]
+    launch = load_add_norm(width // head_dim, head_dim, x.dtype, x.device.index)
+    M, normalized = x.numel() // width, torch.empty_like(x)
+    arguments = {"x": x, "update": update, "head_weight": head_weight, "weight": weight, "normalized": normalized}
+    launch(-(-M // WARPS), arguments | {"M": M})
+    return normalized

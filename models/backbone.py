@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from . import fused_blocks
 from .block import Block
 from .loss import linear_cross_entropy
 from .mixers.step_context import StepContext
@@ -167,8 +168,15 @@ class SequenceModel(nn.Module):
         whole = any(getattr(block.mixer, "reads_whole", False) for block in self.blocks)
         for start in range(0, T, piece := T if whole else _tokens_of_piece(B)):
             part = slice(start, start + piece)
-            x, states = self.hidden_states(input_ids[:, part], states, None if reset is None else reset[:, part])
-        return self.head(x[:, -1]), states
+            x, states = self._read_piece(input_ids[:, part], states, None if reset is None else reset[:, part])
+        return fused_blocks.logits(x[:, -1], self.head), states
+
+    def _read_piece(self, input_ids: Tensor, states: States | None, reset: Tensor | None) -> tuple[Tensor, States]:
+        """Return what `hidden_states` does, without gradients, in fewer kernels where there are such."""
+        if not fused_blocks.serves(self.embedding, self.blocks, self.norm, self.head):
+            return self.hidden_states(input_ids, states, reset)
+        states = [None] * len(self.blocks) if states is None else states
+        return fused_blocks.hidden_states(self.embedding(input_ids), self.blocks, self.norm, states, reset)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, states: States, context: StepContext) -> tuple[Tensor, States]:
@@ -179,12 +187,16 @@ class SequenceModel(nn.Module):
             states: as a mixer's `step` takes them (models/mixers).
             context: where each sequence is.
         """
+        if fused_blocks.serves(self.embedding, self.blocks, self.norm, self.head):
+            x = self.embedding(tokens).unsqueeze(1)
+            x, new_states = fused_blocks.hidden_states(x, self.blocks, self.norm, states, None)
+            return fused_blocks.logits(x[:, 0], self.head), new_states
         x = self.embedding(tokens)
         new_states = []
         for block, state in zip(self.blocks, states, strict=True):
             x, state = block.step(x, state, context)
             new_states.append(state)
-        return self.head(self.norm(x)), new_states
+        return fused_blocks.logits(self.norm(x), self.head), new_states
 
     def flops_per_token(self, T: int) -> float:
         """Return floating-point operations per token of one forward and backward pass over sequences of T tokens.

@@ -26,6 +26,7 @@ RECORD = (
     Entry("options", "benchmark options"),
     Entry("calls", "benchmark calls"),
     Entry("step", "benchmark step"),
+    Entry("generation", "benchmark generation"),
     Entry("first_call", "benchmark first_call"),
     Entry("kernels_length", "benchmark kernels --suite length --quick"),
     Entry("kernels_batch", "benchmark kernels --suite batch --quick"),

@@ -180,7 +180,8 @@ class Decoder:
                 self._context.tick()
             self._token.copy_(self._sampler(logits))
         elif self._sampler.params.likeliest:
-            self._fused(self._token, chosen=self._token)
+            self._fused(self._token, chosen=self._token, history=self._recent, cursor=self._cursor)
+            return
         else:
             logits = self.model.head.weight.new_empty(self.rows, self.model.num_classes)
             self._fused(self._token, logits)

@@ -231,15 +231,20 @@ inline void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   seen();
 }
 template <class T>
-inline T __shfl_xor_sync(u32, T x, int mask) {
+inline T shuffled(T x, int from) {
   u32 words[sizeof(T) / 4];
   std::memcpy(words, &x, sizeof(T));
   show(words, sizeof(T) / 4);
-  for (int i = 0; i < int(sizeof(T) / 4); i++) words[i] = of_lane(threadIdx.x % 32 ^ mask, i);
+  for (int i = 0; i < int(sizeof(T) / 4); i++) words[i] = of_lane(from, i);
   seen();
   std::memcpy(&x, words, sizeof(T));
   return x;
 }
+template <class T>
+inline T __shfl_xor_sync(u32, T x, int mask) { return shuffled(x, threadIdx.x % 32 ^ mask); }
+
+template <class T>
+inline T __shfl_sync(u32, T x, int lane) { return shuffled(x, lane); }
 
 // Shared memory: an address is the block's rank in its group, and how far from the beginning.
 
@@ -395,6 +400,11 @@ template <class V>
 inline void send(u32 to, V v, u32 barrier) {
   CHECK(to >> RANK == barrier >> RANK);
   dawdle(), *remote<V>(to) = v, change(barrier, 0, -int(sizeof(V)));
+}
+
+inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+  CHECK(bytes % 16 == 0 && to % 16 == 0 && reinterpret_cast<u64>(from) % 16 == 0);
+  dawdle(), std::memcpy(&own<uint4>(to)->x, from, bytes), change(barrier, 0, -int(bytes));
 }
 
 // Memory of all blocks.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flashrnn.accuracy import BOUNDS, relative_error
+from models import fused_blocks
 from models.backbone import SequenceModel
 from models.generation.fused_step import fused_step
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
@@ -35,7 +36,7 @@ def build(function, heads, d, dtype, classes=1001, kind=SequenceModel):
         ("lstm", 1, 768, torch.bfloat16, 3),
         ("slstm", 12, 768, torch.float16, 16),
         ("gru", 4, 256, torch.float32, 7),
-        ("elman", 2, 2048, torch.bfloat16, 9),
+        ("elman", 2, 1024, torch.bfloat16, 9),
     ],
 )
 def test_steps_are_those_of_float64(function, heads, d, dtype, batch):
@@ -88,3 +89,28 @@ def test_what_a_step_does_not_serve_has_none():
     with torch.inference_mode():
         _, states = model.read(torch.zeros(1, 3, dtype=torch.int64, device="cuda"))
     assert fused_step(model, states) is None
+
+
+@pytest.mark.parametrize(("function", "heads", "dtype"), [("lstm", 4, torch.bfloat16), ("gru", 1, torch.float32)])
+def test_prompts_are_read_as_by_float64(function, heads, dtype):
+    """With logits whose number is not a multiple of eight, and a reset."""
+    model, exact = build(function, heads, 256, dtype), build(function, heads, 256, dtype).double()
+    ids, reset = torch.randint(1001, (3, 40), device="cuda"), torch.zeros(3, 40, dtype=torch.bool, device="cuda")
+    reset[1, 7] = True
+    with torch.inference_mode():
+        assert fused_blocks.serves(model.embedding, model.blocks, model.norm, model.head)
+        logits, states = model.read(ids, reset=reset)
+        expected, of_exact = exact.read(ids, reset=reset)
+    assert relative_error(logits, expected) < BOUNDS[dtype]
+    for state, last in zip(states, of_exact, strict=True):
+        assert relative_error(state[0], last[0]) < BOUNDS[dtype]
+
+
+def test_texts_of_a_large_batch_are_those_of_transformers():
+    model = build("lstm", 4, 256, torch.float32, kind=FlashRNNForCausalLM)
+    ids = torch.randint(1, 1001, (40, 9), device="cuda")
+    found = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    hook = model.model.register_forward_hook(lambda *_: None)  # which a Decoder does not serve
+    expected = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    hook.remove()
+    assert torch.equal(found, expected)

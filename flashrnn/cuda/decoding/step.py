@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from flashrnn.cuda.build import Binary, build
-from flashrnn.cuda.decoding.tiling import ModelSpec, StepTiling, prelude, shared_bytes, tiling
+from flashrnn.cuda.decoding.tiling import COLUMNS, WARPS, ModelSpec, StepTiling, prelude, shared_bytes, tiling
 from flashrnn.cuda.launch import load
 from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaration
 
@@ -21,7 +21,7 @@ def parameters(spec: ModelSpec) -> Parameters:
 
     return (
         Parameter("base", "const char*", torch.uint8),
-        Parameter("table", "const i64* __restrict__", torch.int64, (spec.blocks, 9)),
+        Parameter("table", "const i64* __restrict__", torch.int64, (spec.blocks, COLUMNS)),
         Parameter("embedding", "const scalar* __restrict__", dtype),
         weight("norm", width),
         weight("head", spec.classes, width),
@@ -33,6 +33,8 @@ def parameters(spec: ModelSpec) -> Parameters:
         Parameter("counters", "u32*", torch.int32, (2,)),
         Parameter("logits", "scalar*", dtype, ("B", spec.classes)),
         Parameter("chosen", "i64*", torch.int64, ("B",)),
+        Parameter("history", "i64*", torch.int64),
+        Parameter("cursor", "i64*", torch.int64, (1,)),
         Parameter("B", "i64"),
     )
 
@@ -41,7 +43,7 @@ def parameters(spec: ModelSpec) -> Parameters:
 def load_step(spec: ModelSpec, device: int) -> tuple[Callable[[int, Mapping[str, Argument]], None], int]:
     """Return launches of the kernel on a GPU, and of how many blocks of threads."""
     binary, layout = compile_step(spec)
-    kernel = load(binary, parameters(spec), device, layout.threads, shared_bytes(spec, layout), 1, True)
+    kernel = load(binary, parameters(spec), device, 32 * WARPS, shared_bytes(spec, layout), 1, True)
     return kernel.launch, spec.kernel.gpu.multiprocessors
 
 

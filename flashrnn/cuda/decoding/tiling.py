@@ -6,7 +6,8 @@ from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
 
 _VECTOR = 64  # bytes of a row that four lanes load at once
-_MOST_WARPS = 12
+COLUMNS = 9  # of the table of addresses
+WARPS = 8  # of a block of threads
 _MOST_SLOTS = 24
 
 
@@ -22,15 +23,10 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class StepTiling:
-    """A layout: warps of a block of threads, chunks of weights in its memory, and for how many sequences it is."""
+    """A layout: chunks of weights in the shared memory of a block of threads, and for how many sequences it is."""
 
-    warps: int
     slots: int
     sequences: int
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
 
 
 def largest_batch(spec: KernelSpec) -> int:
@@ -42,26 +38,36 @@ def largest_batch(spec: KernelSpec) -> int:
 def unsupported_sizes(spec: ModelSpec) -> str | None:
     """Return why no kernel serves a model of these sizes; None if one does."""
     kernel = spec.kernel
+    if kernel.gpu.capability < (9, 0):
+        return f"{kernel.gpu.name} has no copies that a barrier in shared memory counts (compute capability 9.0)"
     width, numbers = kernel.heads * kernel.head_dim, _VECTOR // kernel.dtype.itemsize
     if kernel.head_dim % numbers:
         return f"heads of {kernel.head_dim} units are not a multiple of {numbers}"
-    for name, size in {"width": width, "head size": kernel.head_dim}.items():
-        if size % 128 and size & (size - 1):
-            return f"{name} {size} is neither a multiple of 128 nor a power of two"
+    if reason := unsupported_norms(width, kernel.head_dim):
+        return reason
     if spec.hidden % width:
         return f"the MLP's {spec.hidden} units are not a multiple of the width {width}"
     if kernel.batch > largest_batch(kernel):
         return f"a batch of {kernel.batch} is larger than {largest_batch(kernel)}"
-    return None if tiling(spec) else "its sums do not fit into shared memory"
+    return None if tiling(spec) else "eight chunks of its weights and their sums do not fit into shared memory"
+
+
+def unsupported_norms(width: int, head_dim: int) -> str | None:
+    """Return why a warp cannot normalize rows of these sizes; None if it can."""
+    for name, size in {"width": width, "head size": head_dim}.items():
+        if size % 128 and (size & (size - 1) or size < 4):
+            return f"{name} {size} is neither a multiple of 128 nor a power of two"
+    return None
 
 
 def tiling(spec: ModelSpec) -> StepTiling | None:
     """Return the layout of a model; None if there is none."""
-    vectors = _vectors(spec)
-    warps = max(n for n in range(1, _MOST_WARPS + 1) if vectors % n == 0)
     sequences = 8 if spec.kernel.batch <= 8 else 16
-    for slots in range(_MOST_SLOTS, 1, -1):
-        found = StepTiling(warps, slots, sequences)
+    cell = spec.kernel.cell
+    # What is multiplied before the next chunks are copied.
+    fewest = max(_sums(spec), len(cell.recurrent_gates) + len(cell.input_gates), spec.hidden // _width(spec))
+    for slots in range(_MOST_SLOTS, fewest - 1, -1):
+        found = StepTiling(slots, sequences)
         if shared_bytes(spec, found) <= spec.kernel.gpu.shared_per_block:
             return found
     return None
@@ -69,26 +75,28 @@ def tiling(spec: ModelSpec) -> StepTiling | None:
 
 def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:
     """Return the bytes of `Shared` in kernels/step.cuh."""
-    kernel = spec.kernel
-    width = kernel.heads * kernel.head_dim
-    fifo = tiling.slots * _warp_vectors(spec, tiling) * tiling.threads * 16
-    sums = tiling.warps * max(4, len(kernel.cell.gates)) * tiling.sequences * 8 * 4
+    size, width = spec.kernel.dtype.itemsize, _width(spec)
+    slots = tiling.slots * (8 * (width * size + _VECTOR) + 8)  # and a barrier for each
+    stream = tiling.sequences * width * 4
+    sums = WARPS * _sums(spec) * tiling.sequences * 8 * 4
     residual = tiling.sequences * _output_tiles(spec) * 8 * 4
-    operand = tiling.sequences * (width * kernel.dtype.itemsize + _VECTOR)
-    return fifo + sums + residual + operand
+    operand = tiling.sequences * (width * size + _VECTOR)
+    table = 8 * spec.blocks * COLUMNS
+    return -(-(slots + stream + sums + residual + operand + table) // 16) * 16
 
 
-def _vectors(spec: ModelSpec) -> int:
-    return spec.kernel.heads * spec.kernel.head_dim * spec.kernel.dtype.itemsize // _VECTOR
+def _width(spec: ModelSpec) -> int:
+    return spec.kernel.heads * spec.kernel.head_dim
 
 
-def _warp_vectors(spec: ModelSpec, tiling: StepTiling) -> int:
-    return -(-_vectors(spec) // tiling.warps)
+def _sums(spec: ModelSpec) -> int:
+    """Return the tiles whose sums are in shared memory at a time: whole warps of eight rows for each."""
+    return -(-len(spec.kernel.cell.gates) // 4) * 4
 
 
 def _output_tiles(spec: ModelSpec) -> int:
     """Return how many tiles of eight units of the residual stream a block of threads computes."""
-    return -(-spec.kernel.heads * spec.kernel.head_dim // (8 * spec.kernel.gpu.multiprocessors))
+    return -(-_width(spec) // (8 * spec.kernel.gpu.multiprocessors))
 
 
 def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
@@ -97,7 +105,8 @@ def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
         "BLOCKS": spec.blocks,
         "HIDDEN": spec.hidden,
         "CLASSES": spec.classes,
-        "WARPS": tiling.warps,
+        "GRID": spec.kernel.gpu.multiprocessors,
+        "WARPS": WARPS,
         "SLOTS": tiling.slots,
         "SEQS": tiling.sequences,
         "SEQ_TILES": -(-tiling.sequences // 16),

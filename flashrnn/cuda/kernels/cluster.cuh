@@ -1,4 +1,5 @@
-// Thread-block clusters (sm_90 and later): stores into another block's shared memory that complete on its barrier.
+// Thread-block clusters (sm_90 and later): stores into another block's shared memory, and copies from global memory, that
+// complete on a barrier.
 #pragma once
 #include "kernels/common.cuh"
 
@@ -45,4 +46,10 @@ DEVICE void send(u32 remote, uint4 v, u32 remote_barrier) {
 DEVICE void send(u32 remote, uint2 v, u32 remote_barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
                ::"r"(remote), "r"(v.x), "r"(v.y), "r"(remote_barrier) : "memory");
+}
+
+// Copies a multiple of 16 bytes from global memory to this block's shared memory.
+DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from flashrnn import decoding, flashrnn, get_cell
 from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cuda.decoding import step
-from flashrnn.cuda.decoding.tiling import shared_bytes, tiling, unsupported_sizes
+from flashrnn.cuda.decoding.tiling import WARPS, ModelSpec, shared_bytes, tiling, unsupported_sizes
+from flashrnn.cuda.spec import KernelSpec
 from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel
 from flashrnn.gpu import named_gpu
 from tests.cuda.host_kernel import HostKernel, compile_for_host
@@ -30,7 +31,7 @@ def on_host(monkeypatch, tmp_path):
             layout, parameters = tiling(spec), step.parameters(spec)
             source = step.source(spec, layout)
             program = compile_for_host("flashrnn_step", source, "decoding/kernels/step.cuh", tmp_path)
-            kernel = HostKernel(program, parameters, None, layout.threads, shared_bytes(spec, layout))
+            kernel = HostKernel(program, parameters, None, 32 * WARPS, shared_bytes(spec, layout))
             return kernel.launch, blocks
 
         monkeypatch.setattr(decoding, "load_step", load_step)
@@ -113,3 +114,26 @@ def test_steps_are_those_of_float64(on_host, cell, heads, head_dim, batch, dtype
             assert relative_error(block.states, last) < BOUNDS[dtype]
         assert torch.equal(chosen, logits.float().argmax(-1))
         tokens = chosen % len(model.embedding)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "head_dim", "dtype"), [(12, 64, torch.bfloat16), (1, 768, torch.float32)])
+def test_kernels_of_160_million_parameters_keep_their_registers(heads, head_dim, dtype):
+    kernel = KernelSpec("forward", LSTM, heads, head_dim, 1, dtype, H100)
+    binary, _ = step.compile_step(ModelSpec(kernel, blocks=12, hidden=4 * heads * head_dim, classes=50257))
+    assert binary.spilled <= 64
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "batch", "gpu", "reason"),
+    [
+        (12, 60, 1, "H100", "multiple of 32"),
+        (7, 64, 1, "H100", "power of two"),
+        (12, 64, 17, "H100", "a batch of 17"),
+        (1, 4096, 1, "H100", "shared memory"),
+        (12, 64, 1, "A100", "9.0"),
+    ],
+)
+def test_what_no_kernel_serves(heads, head_dim, batch, gpu, reason):
+    kernel = KernelSpec("forward", LSTM, heads, head_dim, batch, torch.bfloat16, named_gpu(gpu))
+    assert reason in unsupported_sizes(ModelSpec(kernel, 12, 4 * heads * head_dim, 50257))

@@ -1,9 +1,8 @@
 // Rows of WIDTH numbers in the registers of a warp: lane l holds numbers 4 (32 i + l) to 4 (32 i + l) + 3.
 #pragma once
-#include "decoding/kernels/weights.cuh"
 #include "kernels/math.cuh"
-#include "kernels/memory.cuh"
 
+constexpr int WIDTH = HEADS * D;
 constexpr int LOADS = (WIDTH + 127) / 128;
 constexpr float EPSILON = 1e-5f;  // of all norms
 
@@ -37,13 +36,6 @@ struct Row {
   template <class S>
   DEVICE void load(const S* from) {
     for_each([&](float (&v)[4], int at) { load_four(v, from + at); });
-  }
-  // Loads what other blocks wrote.
-  DEVICE void load_from_others(const float* from) {
-    for_each([&](float (&v)[4], int at) {
-      const uint4 words = load_exchanged(reinterpret_cast<const uint4*>(from + at), true);
-      v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
-    });
   }
   template <class S>
   DEVICE void store(S* to) {
@@ -81,6 +73,12 @@ struct Row {
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
       for (int k = 0; k < 4; k++) of[i][k] *= other.of[i][k];
+  }
+  DEVICE void round() {
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) of[i][k] = float(scalar(of[i][k]));
   }
   DEVICE void add(Row& other) {
 #pragma unroll
