@@ -1,5 +1,6 @@
 """States that go on from batch to batch: the model reads a lane as one sequence, and a run resumes with them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,8 @@ def test_resumes_exactly_with_its_states(model, tiny_config):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["trainer=h100_8", "trainer=fsdp_8"])
 def test_lanes_of_two_processes_are_those_of_one(strategy, tiny_config, tmp_path):
-    """Also after one of them goes on with the checkpoint of both."""
-    arguments = [*STATEFUL, *SMOOTH, "model=slstm", "logger=none"]
+    """Also after one of them goes on with the checkpoint of both; and so are losses by position."""
+    arguments = [*STATEFUL, *SMOOTH, "model=slstm", "logger=none", "data.eval_length=128"]
     one = tiny_config("text_tiny", *arguments, run="one")
     train(one)
     two = [*arguments, strategy, "trainer.devices=2", "data.batch_size=1", "global_batch_size=4", "name=two"]
@@ -105,6 +106,9 @@ def test_lanes_of_two_processes_are_those_of_one(strategy, tiny_config, tmp_path
     (of_two,) = (tmp_path / "outputs" / "two").iterdir()
     (states,) = checkpoint.load(checkpoint.find(str(of_two)))[STATES]
     assert [part.shape[0] for part in states] == [4]
+    by_position, alone = json.loads((of_two / "eval.json").read_text())["by_position"], evaluate(of_two)["by_position"]
+    assert by_position["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert by_position["documents"] == alone["documents"] > 2
     last = tiny_config("text_tiny", *arguments, f"ckpt_path={of_two}", run="last")
     train(last)
     assert_alike(weights(last.run_dir), weights(one.run_dir))
