@@ -43,13 +43,13 @@ def at_once(
     ]
     if not autograd_alone() or not rows.alike or rows.all_states:
         return None
-    if not all(without_hooks(*modules_of) for modules_of in modules):
+    backend, *others = {recurrent.backend for _, recurrent in modules}
+    if others or not all(without_hooks(*of_direction) for of_direction in modules):
         return None
-    cell, N, backend = network.cell, network.num_heads, modules[0][1].backend
+    cell, N = network.cell, network.num_heads
     given = [rows.spread(x, backward) for backward in (False, True)]
     reset, dtype = rows.resets(backward=False), dtype_under_autocast(x)
-    sizes = cell, N, network.hidden_size // N, dtype, x.device, torch.is_grad_enabled(), reset is not None
-    if not _is_faster(Problem(*sizes, tf32=tf32_allowed(dtype, x.device)), given[0].shape[0], backend):
+    if not is_faster(problem(network, dtype, torch.is_grad_enabled(), reset is not None), given[0].shape[0], backend):
         return None
     Wx = _products(given, [product.weight for product, _ in modules], len(cell.input_gates), dtype)
     Wx = Wx.unflatten(-1, (N, -1)).flatten(3, 4)
@@ -109,7 +109,13 @@ def _as_products(gates: int, dtype: torch.dtype, *given: Tensor) -> tuple[list[T
     return [x.flatten(0, 1) for x in xs], [w.unflatten(0, (gates, -1)) for w in (W, W_reverse)]
 
 
-def _is_faster(problem: Problem, batch: int, backend: str) -> bool:
+def problem(network: nn.Module, dtype: torch.dtype, training: bool, reset: bool) -> Problem:
+    """Return the problem of one direction of a layer."""
+    device, (_, N, D, _) = network.recurrent_l0.R.device, network.recurrent_l0.R.shape
+    return Problem(network.cell, N, D, dtype, device, training, reset, tf32=tf32_allowed(dtype, device))
+
+
+def is_faster(problem: Problem, batch: int, backend: str) -> bool:
     """Return whether `cuda_fused` should run both directions at once in less time than one after the other.
 
     Args:

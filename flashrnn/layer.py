@@ -332,6 +332,10 @@ class FlashRNN(nn.Module):
             )
         elif not reset:
             text += cudnn.explain(self, batch, dtype, training)
+        if self.bidirectional and not (reset or self.proj_size):
+            of_one = directions.problem(self, dtype, training, reset)
+            if directions.is_faster(of_one, batch, recurrent.backend):
+                text += "\nboth directions at once, as the heads of one recurrence"
         return text
 
     @classmethod

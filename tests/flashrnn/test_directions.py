@@ -21,7 +21,7 @@ def faster(monkeypatch):
         heads.append(Wx.shape[3])
         return run(Wx, *args, **options)
 
-    monkeypatch.setattr(directions, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(directions, "is_faster", lambda *_: True)
     monkeypatch.setattr(directions, "flashrnn", record)
     return heads
 
@@ -49,7 +49,7 @@ def test_results_are_those_of_one_after_the_other(options, given, faster, monkey
     states = (states if len(states) > 1 else states[0]) if given else None
     found = results(network, x, states)
     assert faster == [2 * network.num_heads] * network.num_layers
-    monkeypatch.setattr(directions, "_is_faster", lambda *_: False)
+    monkeypatch.setattr(directions, "is_faster", lambda *_: False)
     assert_close(found, results(network, x, states), torch.float64)
 
 
@@ -64,7 +64,7 @@ def test_sequences_side_by_side_run_at_once(layout, faster, monkeypatch):
     network, given = pair(), PACKED[layout](torch.randn(4, 3, 5, dtype=torch.float64))
     found = results(network, **given)
     assert faster == [2]
-    monkeypatch.setattr(directions, "_is_faster", lambda *_: False)
+    monkeypatch.setattr(directions, "is_faster", lambda *_: False)
     assert_close(found, results(network, **given), torch.float64)
 
 
@@ -72,6 +72,9 @@ def test_resets_that_differ_and_hooks_run_one_after_the_other(faster):
     network, x = pair(), torch.randn(4, 3, 5, dtype=torch.float64)
     network(x, reset=torch.zeros(3, 4, dtype=torch.bool))
     network(x[:, :1], cu_seqlens=torch.tensor([0, 1, 2, 4]))
+    network.recurrent_l0.backend = "vanilla"
+    network(x)
+    network.recurrent_l0.backend = "cpu_fused"
     network.recurrent_l0_reverse.register_forward_hook(lambda *_: None)
     network(x)
     assert faster == []
@@ -81,6 +84,12 @@ def test_resets_that_differ_and_hooks_run_one_after_the_other(faster):
 def test_the_solver_knows_whether_there_is_room(batch, at_once):
     gpu, device = named_gpu("H100"), torch.device("cuda")
     problem = Problem(get_cell("lstm"), 1, 512, torch.bfloat16, device, True, False, gpu)
-    assert directions._is_faster(problem, batch, "auto") is at_once
-    assert not directions._is_faster(problem, batch, "triton_fused")
-    assert not directions._is_faster(problem._replace(device=torch.device("cpu"), assumed_gpu=None), batch, "auto")
+    assert directions.is_faster(problem, batch, "auto") is at_once
+    assert not directions.is_faster(problem, batch, "triton_fused")
+    assert not directions.is_faster(problem._replace(device=torch.device("cpu"), assumed_gpu=None), batch, "auto")
+
+
+def test_explain_says_so(faster):
+    assert "both directions at once" in pair().explain(16)
+    assert "both directions" not in FlashRNN(5, 6).explain(16)
+    assert "both directions" not in pair().explain(16, reset=True)
