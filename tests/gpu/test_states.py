@@ -81,3 +81,18 @@ def test_a_hybrid_generates_in_a_graph(ids):
         expected = hybrid(text)[:, 8:-1]
     of_chosen = expected.gather(2, text[:, 9:, None]).squeeze(2)
     assert (expected.amax(2) - of_chosen).max() < 1e-3
+
+
+def test_a_recurrent_model_reads_65_536_tokens_in_the_memory_of_256():
+    recurrent, window = model("slstm", "slstm"), torch.randint(50, (3, 129), device="cuda")
+
+    @torch.no_grad()
+    def peak(windows):
+        states = None
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(windows):
+            states = recurrent.loss(window[:, :-1], window[:, 1:], None, states, True)[2]
+        return torch.cuda.max_memory_allocated()
+
+    peak(2)  # compiles
+    assert peak(512) == peak(2)
