@@ -47,10 +47,10 @@ def at_once(
     if others or not all(without_hooks(*of_direction) for of_direction in modules):
         return None
     cell, N = network.cell, network.num_heads
-    given = [rows.spread(x, backward) for backward in (False, True)]
     reset, dtype = rows.resets(backward=False), dtype_under_autocast(x)
-    if not is_faster(problem(network, dtype, torch.is_grad_enabled(), reset is not None), given[0].shape[0], backend):
+    if not is_faster(problem(network, dtype, torch.is_grad_enabled(), reset is not None), rows.batch(x), backend):
         return None
+    given = [rows.spread(x, backward) for backward in (False, True)]
     Wx = _products(given, [product.weight for product, _ in modules], len(cell.input_gates), dtype)
     Wx = Wx.unflatten(-1, (N, -1)).flatten(3, 4)
     R, b = (

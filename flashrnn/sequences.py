@@ -23,6 +23,10 @@ class Whole:
         """Return whether both directions have the same resets."""
         return self._reset is None
 
+    def batch(self, x: Tensor) -> int:
+        """Return the number of rows that x is spread over."""
+        return x.shape[0]
+
     def spread(self, x: Tensor, backward: bool) -> Tensor:
         """Return x in the order in which a direction goes through it."""
         return x.flip(1) if backward else x
@@ -91,6 +95,9 @@ class SideBySide:
     @property
     def _padded(self) -> bool:
         return self._batch * self._steps > len(self._sequence)
+
+    def batch(self, x: Tensor) -> int:
+        return self._batch
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
         """Return x [steps, ...] as [B, T, ...], padded with zeros, time outermost in memory."""
