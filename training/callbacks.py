@@ -132,6 +132,8 @@ class StepStatistics(Callback):
         steps = trainer.global_step - self._logged_step
         if not steps or trainer.global_step % trainer.log_every_n_steps:
             return
+        if pl_module.device.type == "cuda":  # which logging waits for, after this
+            torch.cuda.synchronize(pl_module.device)
         seconds = time.perf_counter() - self._since
         speed = self._tokens / seconds
         pl_module.log("train/step_time", seconds / steps)

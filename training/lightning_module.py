@@ -65,6 +65,7 @@ class TrainingModule(LightningModule):
         self.optim = optim
         self.schedule = schedule
         self.checks_loss = True  # whether training ends where the loss is not finite
+        self._logged_loss: tuple[Tensor | None, int] = None, 0  # on a GPU, and its step
         self._lr: float | None = getattr(optim, "keywords", {}).get("lr")
         self.compile_loss = compile
         self._compiled_loss: CompiledLoss | None = None
@@ -156,14 +157,26 @@ class TrainingModule(LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         self._training_shape = batch["input_ids"].shape
         loss, right = self._loss(batch, batch_idx, self._training_states, self.trainer.accumulate_grad_batches)
-        # Reading a value from a GPU stalls it, so there the loss is looked at only when it is logged anyway.
-        if self.checks_loss and (self._logs_this_step or loss.device.type == "cpu"):
-            self._check_finite("training loss", loss)
+        if loss.device.type == "cpu":
+            self._check_training_loss(loss)
+        elif self._logs_this_step:
+            self._logged_loss = loss.detach(), self.global_step
         if self._logs_this_step:
             self.log("train/loss", loss, prog_bar=True)
             self.log("train/accuracy", right.sum() / (batch["labels"] != IGNORE).sum(), prog_bar=True)
             self.log("train/perplexity", loss.detach().exp())
         return loss
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Look at the loss of a logged step on a GPU, when all of the step is queued: reading a value waits for it."""
+        loss, step = self._logged_loss
+        if loss is not None and self.global_step > step:
+            self._logged_loss = None, 0
+            self._check_training_loss(loss)
+
+    def _check_training_loss(self, loss: Tensor) -> None:
+        if self.checks_loss:
+            self._check_finite("training loss", loss)
 
     def configure_gradient_clipping(
         self,

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from lightning import Callback
 
 from tests.training.test_lightning_module import batch, loader, tiny_module, tiny_trainer
+from training.averaging import MovingAverage
 from training.results import environment
 
 pytestmark = [
@@ -30,6 +32,30 @@ def test_a_run_goes_on_in_another_precision(before, after, tmp_path):
     counts = [state["step"] for state in optimizer.state.values()]
     assert {count.device.type for count in counts} == {"cpu" if after == "16-mixed" else "cuda"}
     assert {count.item() for count in counts} == {6}
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_loss_that_is_not_finite_ends_the_run_in_the_step_that_logs_it(accumulated, tmp_path):
+    module = tiny_module()
+    with torch.no_grad():
+        module.model.head.weight[0, 0] = float("nan")
+    trainer = tiny_trainer(tmp_path, accelerator="gpu", log_every_n_steps=2, accumulate_grad_batches=accumulated)
+    with pytest.raises(FloatingPointError, match=r"the training loss is nan at step 2: lower optim\.lr"):
+        trainer.fit(module, loader(*map(batch, range(12))))
+
+
+def test_an_average_of_weights_lies_where_they_are(tmp_path):
+    average = MovingAverage(decay=0.5)
+    devices = set()
+
+    class Look(Callback):
+        def on_train_batch_end(self, *_):
+            devices.update(parameter.device.type for parameter in average._average_model.parameters())
+
+    module = tiny_module()
+    trainer = tiny_trainer(tmp_path, accelerator="gpu", callbacks=[average, Look()])
+    trainer.fit(module, loader(*map(batch, range(6))), loader(batch(99)))
+    assert devices == {"cuda"}
 
 
 def test_results_name_the_device_that_made_them():
