@@ -94,7 +94,7 @@ def test_definition_that_does_not_fit_its_step(arguments, message):
 
 @pytest.mark.parametrize("new", [None, 1.0, (torch.zeros(2), torch.zeros(2))])
 def test_step_must_return_a_tensor_for_each_state(new):
-    with pytest.raises(ValueError, match=r"cell 'mine': step must return a tensor for each of \('h',\), not \("):
+    with pytest.raises(ValueError, match=r"'mine'.*\('h',\)"):
         Cell("mine", lambda g, h: new, states=("h",))
 
 
@@ -138,13 +138,13 @@ def test_step_that_looks_at_other_units_is_refused(mixing, message):
 
 @pytest.mark.parametrize("step", [lambda g, *, h: g + h, lambda *gates_and_h: gates_and_h[0]])
 def test_step_that_does_not_take_its_arguments_by_position_is_refused(step):
-    with pytest.raises(ValueError, match=r"cell 'mine': step takes \['\w+'\] by name or in any number"):
+    with pytest.raises(ValueError, match=r"'mine'.*\['\w+'\]"):
         Cell("mine", step, states=("h",))
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.5])
 def test_step_that_draws_random_numbers_is_refused(p):
-    with pytest.raises(ValueError, match="cell 'mine': step draws random numbers"):
+    with pytest.raises(ValueError, match=r"'mine'.*random"):
         Cell("mine", lambda g, h: torch.nn.functional.dropout(torch.tanh(g), p), states=("h",))
 
 
@@ -165,24 +165,22 @@ def test_registered_cell_is_known_by_name_and_a_later_one_wins():
 
 @pytest.mark.usefixtures("_registry")
 def test_names_of_built_in_cells_stay_theirs():
-    with pytest.raises(ValueError, match="'lstm' is a built-in cell: give yours another name"):
+    with pytest.raises(ValueError, match="'lstm' is a built-in cell"):
         register(Cell("lstm", lambda f, h: f + h, states=("h",)))
 
 
 def test_a_name_with_dots_is_not_registered():
-    with pytest.raises(
-        ValueError, match=r"'my\.cell' cannot be registered: a name with dots is looked for in a module"
-    ):
+    with pytest.raises(ValueError, match=r"'my\.cell' cannot be registered"):
         register(Cell("my.cell", step, states=("h",)))
 
 
 def test_a_dotted_name_is_imported():
     assert get_cell("flashrnn.cells.GRU") is get_cell("gru")
-    with pytest.raises(ValueError, match=r"no cell 'flashrnn\.cells\.GURU': .*GURU"):
+    with pytest.raises(ValueError, match=r"'flashrnn\.cells\.GURU'"):
         get_cell("flashrnn.cells.GURU")
-    with pytest.raises(ValueError, match=r"no cell 'no_module\.CELL': No module named 'no_module'"):
+    with pytest.raises(ValueError, match=r"'no_module\.CELL'.*'no_module'"):
         get_cell("no_module.CELL")
-    with pytest.raises(TypeError, match=r"flashrnn\.cells\.get_cell is of type function, not a flashrnn\.Cell"):
+    with pytest.raises(TypeError, match=r"flashrnn\.cells\.get_cell is of type function"):
         get_cell("flashrnn.cells.get_cell")
 
 
@@ -251,12 +249,12 @@ def test_a_cell_may_be_imported_while_a_model_is_built(context, tmp_path, monkey
 
 def test_a_constant_on_another_device_is_an_error():
     shift = torch.tensor(0.5, device="meta")
-    with pytest.raises(ValueError, match="captures a tensor on meta: make it with device='cpu', and steps on every"):
+    with pytest.raises(ValueError, match=r"meta.*device='cpu'"):
         Cell("captures", lambda g, h: torch.tanh(g + shift) + h, states=("h",))
 
 
 def test_register_takes_cells_alone():
-    with pytest.raises(TypeError, match=r"register takes a flashrnn.Cell, not function"):
+    with pytest.raises(TypeError, match=r"flashrnn\.Cell, not function"):
         register(step)
 
 
@@ -272,9 +270,9 @@ def test_an_operator_finds_a_cell_by_its_definition_in_another_process():
     assert cell_of_key(keys[0]).name == "a"
     assert here.key.partition("#")[0] == keys[0]
     assert Cell("a", lambda g, h: torch.tanh(g) / 2, states=("h",)).key.partition("#")[0] != keys[0]
-    with pytest.warns(UserWarning, match="asks for the second cell with the key 'a@.*': taking the first"):
+    with pytest.warns(UserWarning, match="second .*'a@"):
         assert cell_of_key(f"{keys[0]}#99").name == "a"
-    with pytest.raises(ValueError, match="exported with cell 'b' needs it, as it was then; import the module"):
+    with pytest.raises(ValueError, match="cell 'b'"):
         cell_of_key(keys[1])
 
 
@@ -349,9 +347,9 @@ def test_a_step_may_have_options_of_its_own():
 
 def test_a_captured_parameter_is_an_error():
     rate = torch.nn.Parameter(torch.tensor(0.5))
-    with pytest.raises(ValueError, match="step uses a tensor that asks for gradients"):
+    with pytest.raises(ValueError, match="asks for gradients"):
         Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
-    with torch.no_grad(), pytest.raises(ValueError, match="step uses a tensor that asks for gradients"):
+    with torch.no_grad(), pytest.raises(ValueError, match="asks for gradients"):
         Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
 
 
@@ -387,5 +385,5 @@ def test_making_a_cell_leaves_the_threads_of_others_alone():
 
 
 def test_a_step_is_no_cell():
-    with pytest.raises(TypeError, match=r"a step becomes one as flashrnn\.Cell"):
+    with pytest.raises(TypeError, match=r"flashrnn\.Cell"):
         get_cell(lambda g, h: torch.tanh(g))

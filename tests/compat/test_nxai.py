@@ -147,7 +147,7 @@ def test_its_kernels_have_the_names_of_ours(backend):
     ids=lambda field: next(iter(field)),
 )
 def test_what_would_change_results_is_refused(field):
-    with pytest.raises(NotImplementedError, match=rf"{next(iter(field))}=.* would change results and is not offered"):
+    with pytest.raises(NotImplementedError, match=rf"{next(iter(field))}="):
         nxai.FlashRNNConfig(**field)
 
 
@@ -167,7 +167,7 @@ def test_a_configuration_that_makes_no_sense_is_refused(field, message):
 
 def test_tensors_in_another_layout_are_refused():
     Wx, R, b, states = random_call("lstm", torch.float32)
-    with pytest.raises(ValueError, match=r"Wx must have the axes BTGHD, got \[3, 7, 40\]"):
+    with pytest.raises(ValueError, match=r"Wx .*BTGHD, got \[3, 7, 40\]"):
         nxai.flashrnn(Wx.flatten(2), R, b)
-    with pytest.raises(ValueError, match="states must be of one time step, got 7"):
+    with pytest.raises(ValueError, match=r"states .*got 7"):
         nxai.flashrnn(Wx, R, b, states.expand(-1, -1, 7, -1, -1))

@@ -24,5 +24,5 @@ def test_is_for_backend_cpu_fused():
 
 def test_refuses_other_shapes():
     stepper = Recurrence(6).stepper(torch.zeros(2, 1, 1, 6))
-    with pytest.raises(ValueError, match=r"Wx is \[2, 4, 1, 6\] in torch.float32, expected \[1, 4, 1, 6\]"):
+    with pytest.raises(ValueError, match=r"\[2, 4, 1, 6\].*expected \[1, 4, 1, 6\]"):
         stepper(torch.zeros(2, 4, 1, 6))

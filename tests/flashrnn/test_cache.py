@@ -93,7 +93,7 @@ def test_a_cache_in_the_home_that_others_may_write_to_is_not_read(shared, monkey
     assert is_private(folder)
     assert cache.cache_folder() == folder
     folder.chmod(0o770)
-    with pytest.warns(RuntimeWarning, match=rf"not read from {folder}, because others may write.*chmod go-w {folder}"):
+    with pytest.warns(RuntimeWarning, match=rf"chmod go-w {folder}"):
         assert is_private(cache.cache_folder())
 
 
@@ -102,7 +102,7 @@ def test_a_cache_of_another_user_is_not_read(shared, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: home)
     cache.store({home / ".cache" / "flashrnn" / "kernel": b"content"})
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.warns(RuntimeWarning, match="because it belongs to another user"):
+    with pytest.warns(RuntimeWarning, match="another user"):
         assert cache.cache_folder().parent == shared
 
 

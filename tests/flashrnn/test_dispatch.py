@@ -51,14 +51,14 @@ def test_auto_takes_the_first_that_serves_and_says_so_once(caplog):
 
 def test_auto_gives_all_reasons_if_no_backend_serves(monkeypatch):
     monkeypatch.setattr(dispatch, "BACKENDS", (Picky(),))
-    with pytest.raises(UnsupportedProblem, match=r"backend 'picky': torch.float32 is not a half"):
+    with pytest.raises(UnsupportedProblem, match=r"'picky'.*torch\.float32"):
         run("auto")
 
 
 @pytest.mark.usefixtures("_picky_first")
 def test_unknown_backend_lists_the_names():
     assert backends() == ("picky", "vanilla")
-    with pytest.raises(ValueError, match=r"unknown backend 'triton'; allowed: auto, picky, vanilla"):
+    with pytest.raises(ValueError, match=r"'triton'; allowed: auto, picky, vanilla"):
         FlashRNN(3, 4, backend="triton")
 
 

@@ -106,7 +106,7 @@ def test_weights_loaded_after_a_start_on_the_meta_device_are_all_there_is(assign
 
 
 def test_dropout_of_a_single_layer_is_warned_of():
-    with pytest.warns(UserWarning, match=r"dropout=0\.5 acts between layers, and num_layers is 1"):
+    with pytest.warns(UserWarning, match=r"dropout=0\.5"):
         FlashRNN(5, 6, dropout=0.5)
 
 
@@ -316,7 +316,7 @@ def test_wrong_states(states, got):
 
 @pytest.mark.parametrize("states", [5, (None, None), torch.zeros(1, 2, 6)], ids=["number", "None", "one, batched"])
 def test_wrong_states_without_a_batch(states):
-    with pytest.raises(ValueError, match=r"states must be 2 tensor\(s\) \('h', 'c'\) of shape \[1, 6\], got "):
+    with pytest.raises(ValueError, match=r"\('h', 'c'\) of shape \[1, 6\]"):
         FlashRNN(5, 6)(torch.zeros(4, 5), states)
 
 
@@ -335,18 +335,18 @@ def test_states_can_be_changed_in_place():
 def test_wrong_reset(bidirectional, packed):
     rnn = FlashRNN(5, 6, bidirectional=bidirectional)
     x = pack_sequence([torch.zeros(4, 5)] * 2) if packed else torch.zeros(4, 2, 5)
-    with pytest.raises(ValueError, match=r"reset must be \[B, T\], here \[2, 4\], got \[4, 2\]"):
+    with pytest.raises(ValueError, match=r"reset .*\[2, 4\], got \[4, 2\]"):
         rnn(x, reset=torch.zeros(4, 2, dtype=torch.bool))
-    with pytest.raises(TypeError, match=r"reset must be a bool tensor, got torch\.int64"):
+    with pytest.raises(TypeError, match=r"reset .*torch\.int64"):
         rnn(x, reset=torch.zeros(2, 4, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"reset must be a bool tensor, got list"):
+    with pytest.raises(TypeError, match=r"reset .*list"):
         rnn(x, reset=[[True] * 4] * 2)
 
 
 def test_wrong_step():
-    with pytest.raises(ValueError, match=r"x must be 2-D with 5 features last, got \[2, 1, 5\]"):
+    with pytest.raises(ValueError, match=r"x .*\[2, 1, 5\]"):
         FlashRNN(5, 6).step(torch.zeros(2, 1, 5))
-    with pytest.raises(ValueError, match="a bidirectional network cannot be stepped"):
+    with pytest.raises(ValueError, match="bidirectional"):
         FlashRNN(5, 6, bidirectional=True).step(torch.zeros(2, 5))
 
 

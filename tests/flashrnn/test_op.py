@@ -173,7 +173,7 @@ def test_dtype_sets_that_of_computation_and_output():
 def test_double_backward_says_that_there_is_none():
     inputs = random_inputs(LSTM, 1, 2, 1, 2)
     (gradient,) = torch.autograd.grad(flashrnn(*inputs)[0].sum(), inputs.Wx, create_graph=True)
-    with pytest.raises(RuntimeError, match="backend 'cpu_fused' has no second derivative"):
+    with pytest.raises(RuntimeError, match="'cpu_fused' has no second derivative"):
         gradient.sum().backward()
 
 
@@ -285,7 +285,7 @@ def test_backends_are_not_compiled():
 def test_second_derivatives_by_torch_func_are_refused():
     Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 1, 2, 1, 2))
     gradient = torch.func.grad(lambda R: flashrnn(Wx, R, b, backend="cpu_fused")[0].sum())
-    with pytest.raises(RuntimeError, match="backend 'cpu_fused' has no second derivative"):
+    with pytest.raises(RuntimeError, match="'cpu_fused' has no second derivative"):
         torch.func.grad(lambda R: gradient(R).sum())(R)
 
 
@@ -370,7 +370,7 @@ def test_a_program_traced_without_gradients_says_so_when_one_is_asked_for():
         program = torch.export.export(rnn, (x,)).module()
     out, _ = program(x)
     assert torch.equal(out, rnn(x)[0])
-    with pytest.raises(RuntimeError, match="traced or exported without gradients"):
+    with pytest.raises(RuntimeError, match="without gradients"):
         out.sum().backward()
 
 

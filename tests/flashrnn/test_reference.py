@@ -114,7 +114,7 @@ def test_cell_without_a_scalar_graph_may_use_a_function_of_its_own():
 
 def test_function_that_cannot_be_differentiated_is_an_error_with_advice():
     cell = Cell("of_function", lambda g, h: torch.tanh(LogGamma.apply(g) + h), states=("h",))
-    with pytest.raises(RuntimeError, match=r"cell 'of_function' cannot be differentiated: .* needs .* setup_context"):
+    with pytest.raises(RuntimeError, match=r"'of_function' .*setup_context"):
         results(flashrnn, random_inputs(cell, 1, 3, 1, 2), function=cell)
 
 

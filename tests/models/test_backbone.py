@@ -156,7 +156,7 @@ def test_classes_other_than_tokens():
 
 @pytest.mark.parametrize("token", [11, -1])
 def test_token_outside_the_vocabulary(token):
-    with pytest.raises(ValueError, match=rf"input_ids holds {token}, but the model knows 0 to 10"):
+    with pytest.raises(ValueError, match=rf"input_ids holds {token}, .*0 to 10"):
         tiny()(torch.tensor([[1, token]]))
 
 
@@ -167,7 +167,7 @@ def test_wrong_shape(shape):
 
 
 def test_wrong_number_of_states():
-    with pytest.raises(ValueError, match="states of 1 blocks, but the model has 2"):
+    with pytest.raises(ValueError, match="states of 1 blocks"):
         tiny()(torch.zeros(1, 1, dtype=torch.int64), states=[()])
 
 
@@ -179,7 +179,7 @@ def test_a_state_that_is_no_tuple():
         def forward(self, x, state=None, reset=None):
             return super().forward(x), x[:, -1]
 
-    with pytest.raises(TypeError, match=r"state of Bare is a Tensor: expected a tuple of tensors"):
+    with pytest.raises(TypeError, match=r"Bare is a Tensor"):
         SequenceModel(11, Bare, d_model=16, num_blocks=1)(torch.zeros(1, 3, dtype=torch.int64))
 
 

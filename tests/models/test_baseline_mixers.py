@@ -69,7 +69,7 @@ def test_every_parameter_learns(mixer, x, steps):
 
 
 def test_mamba_refuses_weights_of_half_precision(x):
-    with pytest.raises(ValueError, match=r"weights in torch\.bfloat16: its scan is float32.*bf16-mixed"):
+    with pytest.raises(ValueError, match=r"torch\.bfloat16.*bf16-mixed"):
         MambaMixer(d).bfloat16()(x.bfloat16())
 
 
@@ -118,5 +118,5 @@ def test_their_own_initialisation_survives_the_backbone():
 
 
 def test_mlstm_heads_must_divide_the_width():
-    with pytest.raises(ValueError, match="num_heads=5 must be a positive divisor of d_model=64"):
+    with pytest.raises(ValueError, match=r"num_heads=5 .*d_model=64"):
         MLSTMMixer(64, num_heads=5)

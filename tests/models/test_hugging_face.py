@@ -116,7 +116,7 @@ class TestSaved:
         "name", ["LSTMMixer", "nn.Linear", "mamba.MambaConfig", "mamba.MambaLayer", "os.system", ""]
     )
     def test_a_config_names_mixers_only(self, name):
-        with pytest.raises(ValueError, match=f"mixer '{name}': there is no such class in models.mixers"):
+        with pytest.raises(ValueError, match=f"'{name}'"):
             FlashRNNForCausalLM(FlashRNNConfig(mixer={"name": name}))
 
 
@@ -170,11 +170,11 @@ class TestForward:
     def test_going_on_behind_padding_on_the_right_is_an_error(self, lstm):
         mask = torch.tensor([[1, 1, 0]])
         cache = lstm(tokens(1, 3), attention_mask=mask).past_key_values
-        with pytest.raises(ValueError, match=r"padding between tokens.*Pad on the left: tokenizer.padding_side"):
+        with pytest.raises(ValueError, match=r"tokenizer\.padding_side"):
             lstm(tokens(1, 1), attention_mask=F.pad(mask, (0, 1), value=1), past_key_values=cache)
 
     def test_a_mask_of_another_length_is_an_error(self, lstm):
-        with pytest.raises(ValueError, match=r"shape \[1, 4\]: expected \[batch, 3\], for 0 tokens in the cache and 3"):
+        with pytest.raises(ValueError, match=r"\[1, 4\]: expected \[batch, 3\]"):
             lstm(tokens(1, 3), attention_mask=torch.ones(1, 4))
 
     def test_training_makes_no_cache(self, lstm):
@@ -225,12 +225,12 @@ class TestGenerate:
         assert (short.get_seq_length(), long.get_seq_length()) == (10, 100)
 
     def test_assisted_generation_is_refused(self, lstm):
-        with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        with pytest.raises(ValueError, match="assisted"):
             lstm.generate(tokens(1, 3), assistant_model=lstm, max_new_tokens=4)
 
 
 def test_only_language_models_have_a_config():
-    with pytest.raises(ValueError, match="2 classes for a vocabulary of 3: only language models can be exported"):
+    with pytest.raises(ValueError, match="2 classes for a vocabulary of 3"):
         FlashRNNConfig.from_hydra({"vocab_size": 3, "num_classes": 2})
 
 
@@ -244,7 +244,7 @@ def test_caches_are_repeated_selected_and_reset(lstm):
         torch.testing.assert_close(lstm(tokens(2, 1)[1:], past_key_values=cache).logits[:, 0], expected)
     cache.reset()
     assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
-    with pytest.raises(ValueError, match="a recurrent state cannot go back to 2 tokens"):
+    with pytest.raises(ValueError, match="2 tokens"):
         cache.crop(2)
 
 
@@ -264,13 +264,11 @@ def test_a_config_runs_no_code_of_a_module_that_nobody_imported(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     mixer = {"name": "RNNMixer", "function": "cell_of_somebody.CELL"}
     config = FlashRNNConfig(vocab_size=11, d_model=16, num_blocks=1, num_heads=2, mixer=mixer)
-    with pytest.raises(
-        ValueError, match=r"cell is cell_of_somebody\.CELL: import cell_of_somebody first, if you trust"
-    ):
+    with pytest.raises(ValueError, match=r"import cell_of_somebody"):
         config.build()
     assert config.import_cells().build().blocks[0].mixer.recurrence.cell.name == "gru"
 
 
 def test_embeddings_are_refused(lstm):
-    with pytest.raises(ValueError, match="the model takes input_ids, and no inputs_embeds"):
+    with pytest.raises(ValueError, match="inputs_embeds"):
         lstm(inputs_embeds=lstm.get_input_embeddings()(tokens(1, 3)))
