@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.weak import WeakIdKeyDictionary
 
+from flashrnn._torch_private import current_stream
+
 
 class Whole:
     """Every row of x [B, T, ...] is a sequence over all of its steps, or several if there is a `reset` mask [B, T]."""
@@ -278,15 +280,16 @@ def _has_values(cu_seqlens: Tensor, x: Tensor) -> bool:
 
 
 _KNOWN: MutableMapping[Tensor, tuple] = WeakIdKeyDictionary()
-"""By cu_seqlens, which the layers of a model share: its version, number of steps and device, and the documents. Reading
-it on a GPU waits until the GPU has done all that it was asked to do."""
+"""By cu_seqlens, which the layers of a model share: its version and what else the documents depend on, and these.
+Reading it on a GPU waits until the GPU has done all that it was asked to do."""
 
 
 def _documents(cu_seqlens: Tensor, steps: int, device: torch.device) -> Documents | None:
     """Return the documents side by side, or None if that does not spare half of the time steps."""
     if cu_seqlens.is_inference():  # which has no version
         return _read(cu_seqlens, steps, device)
-    given = cu_seqlens._version, steps, device
+    stream = current_stream(device.index) if device.type == "cuda" else None
+    given = cu_seqlens._version, steps, device, stream, torch.is_inference_mode_enabled()
     known, documents = _KNOWN.get(cu_seqlens, (None, None))
     if known != given:
         documents = _read(cu_seqlens, steps, device)
