@@ -23,5 +23,6 @@ ENTRIES = {
     "roofline": Entry("roofline", "Roofline"),
     "complexity": Entry("complexity", "Growth with length, batch and head size"),
     "state_tracking": Entry("state_tracking", "State tracking: every task, every model", trains=True),
+    "recall": Entry("recall", "Recall and a state at once: a hybrid and its parts", trains=True),
     "extrapolation_throughput": Entry("throughput", "Extrapolation against throughput"),
 }

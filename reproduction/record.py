@@ -36,6 +36,7 @@ RECORD = (
     Entry("loss_curves", "reproduce loss_curves"),
     Entry("context", "reproduce context"),
     Entry("parity", "reproduce parity"),
+    Entry("recall", "reproduce recall"),
     Entry("state_tracking", "reproduce state_tracking"),
 )
 

@@ -97,6 +97,21 @@ def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
     assert figure.stat().st_size > 10_000
 
 
+def test_a_page_of_recall_says_who_is_right_beyond_training(tmp_path):
+    task = "recall_symmetric_3_8_of_16"
+    for model, accuracies in {"lstm": (0.5, 0.25), "hybrid": (1.0, 1.0), "transformer": (0.5, 0.2)}.items():
+        leave_run(tmp_path / "runs" / f"0_{model}", model=model, data=task, accuracies=accuracies)
+    for file in tmp_path.glob("runs/*/.hydra/hydra.yaml"):
+        file.write_text(file.read_text().replace("experiment: parity", "experiment: recall"))
+    recall = reproduce.load("recall")
+    options = Options(quick=True, runs=tmp_path / "runs", out=tmp_path)
+    page, figure = write("recall", recall, recall.measure(options), tmp_path)
+    assert [row[0] for row in rows(page)[2:]] == ["transformer", "lstm", "hybrid"]
+    assert rows(page)[-1] == ["hybrid", "1,234", "1.0000", "1.0000", "1.0000", "1 of 1"]
+    assert "Right at lengths beyond those of training (above 0.99): hybrid." in page.read_text()
+    assert figure.exists()
+
+
 def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
     for seed, accuracy in enumerate((1.0, 0.9)):
         leave_run(tmp_path / "runs" / f"s3_{seed}", data="s3", seed=seed, accuracies=(accuracy,) * 2, chance=1 / 6)

@@ -1,0 +1,88 @@
+"""Accuracy of several models on one task by the length of the sequence: a table and a figure, a panel per model."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from reproduction.accuracy import (
+    extrapolated,
+    finished,
+    in_order,
+    mean_extrapolated,
+    model_name,
+    rounded_down,
+    seeds_without_mistake,
+)
+from reproduction.result import Table, known
+
+_GROUPED = 8  # lengths, of which a point of the figure is the mean
+
+
+def table(contents: list[dict], models: Sequence[str], published: dict[str, float] | None = None) -> Table:
+    """Return accuracies of each range of lengths, and beside them published ones, if there are any."""
+    runs = finished(contents)
+    ranges = [part["lengths"] for part in runs[0]["ranges"]]
+    beside = [] if published is None else ["paper"]
+    rows = [
+        ["model", "parameters", *(f"{a}-{b}" for a, b in ranges), "all lengths", "seeds without a mistake", *beside]
+    ]
+    for model in in_order(runs, "model", models):
+        of_model = sorted(finished(contents, model=model), key=lambda run: run["seed"])
+        parts = [mean(run["ranges"][k]["accuracy"] for run in of_model) for k in range(len(ranges))]
+        all_lengths = mean(map(extrapolated, of_model))
+        cells = [
+            *(rounded_down(part, 4) for part in (*parts, all_lengths)),
+            seeds_without_mistake(contents, model=model),
+        ]
+        beside = [] if published is None else [known(published.get(model))]
+        rows.append([model, f"{of_model[0]['parameters']:,}", *cells, *beside])
+    return rows
+
+
+def draw(contents: list[dict], file: Path, models: Sequence[str], published: dict[str, float] | None = None) -> None:
+    """Draw accuracy over length, a panel per model, seeds together."""
+    from matplotlib.figure import Figure
+
+    runs = finished(contents)
+    models, chance = in_order(runs, "model", models), runs[0]["chance"]
+    columns = min(4, len(models))
+    figure = Figure(figsize=(2.7 * columns, 2.4 * math.ceil(len(models) / columns) + 0.5), layout="constrained")
+    figure.suptitle(_extrapolates(contents, models))
+    panels = figure.subplots(math.ceil(len(models) / columns), columns, sharex=True, sharey=True, squeeze=False).flat
+    for model, axes in zip(models, panels, strict=False):
+        points = _grouped(finished(contents, model=model))
+        accuracy = mean_extrapolated(contents, model=model)
+        axes.axvspan(*runs[0]["training_lengths"], color="tab:green", alpha=0.15)
+        axes.axhline(chance, color="gray", linestyle=":")
+        axes.plot(*zip(*points, strict=True), color="tab:blue" if accuracy > 0.9 else "tab:gray")
+        beside = "" if published is None else f", paper {known(published.get(model))}"
+        axes.set_title(f"{model_name(model)}: {rounded_down(accuracy)}{beside}")
+        axes.title.set_fontsize(9)
+        axes.set(ylim=(min(0.3, chance - 0.1), 1.05), xlim=(0, None))
+    for axes in list(panels):  # those that no model is left for
+        axes.set_axis_off()
+    figure.supxlabel("length of the sequence (green: seen in training; dotted: chance)", fontsize=9)
+    figure.supylabel("accuracy at the last position", fontsize=9)
+    figure.savefig(file, dpi=150)
+
+
+def _extrapolates(contents: list[dict], models: Sequence[str]) -> str:
+    """Return what the figure shows, as a title."""
+    right = [model_name(m) for m in models if mean_extrapolated(contents, model=m) > 0.99]
+    low, high = (f(run["ranges"][k]["lengths"][k] for run in finished(contents)) for f, k in ((min, 0), (max, -1)))
+    return f"Beyond the lengths of training, at {low} to {high}: right are {', '.join(right) or 'none'}"
+
+
+def _grouped(runs: list[dict]) -> list[tuple[float, float]]:
+    """Return lengths and accuracies, means of groups of neighbouring lengths; a rest joins the last whole group."""
+    by_length: dict[int, list[float]] = {}
+    for run in runs:
+        for length, accuracy in run["accuracy_by_length"].items():
+            by_length.setdefault(int(length), []).append(accuracy)
+    lengths = sorted(by_length)
+    last = max(1, len(lengths) // _GROUPED) - 1
+    groups: dict[int, list[int]] = {}
+    for place, length in enumerate(lengths):
+        groups.setdefault(min(place // _GROUPED, last), []).append(length)
+    return [(mean(group), mean(mean(by_length[length]) for length in group)) for group in groups.values()]
