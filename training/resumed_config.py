@@ -13,11 +13,11 @@ _BY_THE_DATA = ("model.vocab_size", "model.num_classes")  # where a config leave
 
 def command_of_run(arguments: list[str]) -> list[str]:
     """Return the arguments after those of the run that ckpt_path resumes, so that they change its config."""
-    from training import checkpoint
-
     given = {argument.partition("=")[0]: argument.partition("=")[2] for argument in arguments}
     if given.get("ckpt_path", "") in ("", "null"):
         return literal(arguments, paths=["ckpt_path", "init_from"])
+    from training import checkpoint  # loads PyTorch, for which --help and mistakes in a command need not wait
+
     file = checkpoint.find(unquoted(given["ckpt_path"]), given.get("name"))
     before = [
         override
