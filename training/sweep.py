@@ -18,7 +18,10 @@ def named_by_what_differs(arguments: Sequence[str]) -> list[str]:
     overrides = [override for argument in arguments if (override := parsed(argument)) is not None]
     same = [override.key_or_group for override in overrides if not override.is_sweep_override()]
     named = [key for key in same if not key.startswith("hydra.")]
-    return [*arguments, f"hydra.job.config.override_dirname.exclude_keys=[{','.join(named)}]"]
+    added = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(named)}]"
+    # Beside the others: Hydra takes no overrides before and after an option.
+    place = next((k for k, argument in enumerate(arguments) if parsed(argument) is not None), len(arguments))
+    return [*arguments[:place], added, *arguments[place:]]
 
 
 def train_job(train: Callable[[DictConfig], dict], config: DictConfig, sweep: Path) -> dict:

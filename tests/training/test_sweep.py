@@ -77,8 +77,8 @@ def test_a_job_that_fails_has_a_row_without_numbers(tiny_config, capsys):
     ],
 )
 def test_folders_are_named_by_what_differs(arguments, excluded):
-    *same, added = sweep.named_by_what_differs(arguments)
-    assert same == arguments
+    option, added, *others = sweep.named_by_what_differs(arguments)
+    assert [option, *others] == arguments
     assert added == f"hydra.job.config.override_dirname.exclude_keys=[{excluded}]"
 
 
