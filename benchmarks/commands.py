@@ -222,6 +222,10 @@ COMMANDS = {
         "Time and memory of all states, of a cell of one's own and of TF32, over the same without",
         _on_gpu,
     ),
+    "normalised": Command(
+        "Time of cells that see the other units of their head, over an LSTM's and a CUDA graph of the compiled loop's",
+        _on_gpu,
+    ),
     "counters": Command(
         "Bytes that the kernels moved, by the GPU's counters, which ncu (NVIDIA Nsight Compute) reads",
         _counters,

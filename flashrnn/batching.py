@@ -35,12 +35,13 @@ def folded_forward(run: Callable[..., Results], size: int, dims: Dims, *argument
 def folded_backward(run: Callable[..., Results], size: int, dims: Dims, *arguments) -> tuple[Results, Dims]:
     """Return the results of flashrnn::backward, as `folded_forward` does. Each has its own gradients of the weights,
     also where all have the same weights."""
-    (*residual, reset, h, aux, gates), options = arguments[:9], arguments[9:]
+    *tensors, gate_format, cell, backend, b = arguments
     if dims[5] is not None:
         return _one_by_one(run, size, dims, *arguments)
-    into = (2, 3, 2, 1, 2, None, 2, 3, _heads_axis(options[0]))
-    results = run(*_folded(size, dims, (*residual, reset, h, aux, gates), into), *options)
-    return _apart(results, (3, 1, 1, 2), size, _size(h, dims[6], 2))
+    into = (2, 3, 2, 1, 2, None, 2, 3, _heads_axis(gate_format), 1)
+    *tensors, b = _folded(size, (*dims[:9], dims[12]), (*tensors, b), into)
+    results = run(*tensors, gate_format, cell, backend, b)
+    return _apart(results, (3, 1, 1, 2), size, _size(arguments[6], dims[6], 2))
 
 
 def _heads_axis(gate_format: str) -> int:

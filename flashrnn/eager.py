@@ -56,7 +56,7 @@ class _Recurrence(torch.autograd.Function):
             taken, (h, aux, last), gates = run_forward(backend, cell, inputs, return_states, training=True)
         others = _apart(aux) if return_states else ()
         again = (Wx, R, b, states) if backend == Reference.name else ()
-        ctx.save_for_backward(inputs.R, inputs.states, reset, h, gates, *(others or (aux,)), *again)
+        ctx.save_for_backward(inputs.R, inputs.b, inputs.states, reset, h, gates, *(others or (aux,)), *again)
         ctx.set_materialize_grads(False)
         ctx.call = cell, backend, taken, return_states, [None if x is None else x.dtype for x in (Wx, R, b, states)]
         return h, last, *others
@@ -64,7 +64,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_h, d_last, *d_others):
         cell, backend, taken, return_states, dtypes = ctx.call
-        R, states, reset, h, gates, *saved = ctx.saved_tensors
+        R, b, states, reset, h, gates, *saved = ctx.saved_tensors
         if backend == Reference.name:
             saved, again = saved[:-4], saved[-4:]
             if torch.is_grad_enabled() and not transforms_active():  # the gradients are to be differentiated
@@ -72,7 +72,8 @@ class _Recurrence(torch.autograd.Function):
                 return *loop.gradients(*arguments, [d_h, d_last, *d_others]), *(None,) * 5
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
         grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
-        gradients = recurrence_gradients(cell, backend, taken, (R, states, reset, h, aux, gates), dtypes[2], grads)
+        of_residual = R, states, reset, h, aux, gates
+        gradients = recurrence_gradients(cell, backend, taken, of_residual, b, dtypes[2], grads)
         d_inputs = [None if dtype is None else as_dtype(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True)]
         return *d_inputs, *(None,) * 5
 
@@ -82,6 +83,7 @@ def recurrence_gradients(
     backend: str,
     taken: Backend,
     saved: tuple[Tensor | None, ...],
+    b: Tensor,
     b_dtype: torch.dtype | None,
     grads: StateGradients,
 ) -> Gradients:
@@ -93,7 +95,7 @@ def recurrence_gradients(
     R, states, reset, h, aux, gates = saved
     h = in_format(h, h)  # hooks of saved tensors may change the memory format
     gate_format, donated = taken.gate_format(cell, h.shape[3], h.dtype), not graph_is_retained()
-    residual = Residual(R, states, reset, h, aux_in_format(aux, h), gates, gate_format, donated, b_dtype)
+    residual = Residual(R, states, reset, h, aux_in_format(aux, h), gates, gate_format, donated, b_dtype, b)
     if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
         return Gradients(*op.backward(cell, taken.name, residual, *grads))
     with no_autocast(h):

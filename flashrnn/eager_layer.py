@@ -127,7 +127,7 @@ class _Layer(torch.autograd.Function):
             inputs = _inputs(batch_first, recurrent, dtype, reset, x, W, R, b, states)
             taken, (h, aux, last), gates = run_forward(backend, cell, inputs, False, training=True)
         out, *ends = _results(batch_first, h, last)
-        ctx.save_for_backward(x, W, out, inputs.R, inputs.states, reset, aux, gates)
+        ctx.save_for_backward(x, W, out, inputs.R, inputs.b, inputs.states, reset, aux, gates)
         ctx.set_materialize_grads(False)
         ctx.call = batch_first, cell, backend, taken, dtype, None if b is None else b.dtype
         return out, *ends
@@ -135,7 +135,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out, *d_ends):
         batch_first, cell, backend, taken, dtype, b_dtype = ctx.call
-        x, W, out, R, states, reset, aux, gates = ctx.saved_tensors
+        x, W, out, R, b, states, reset, aux, gates = ctx.saved_tensors
         saved = R, states, reset, _by_heads(out, R, batch_first), aux, gates
         given = [d for d in d_ends if d is not None]
         d_last = None
@@ -143,7 +143,7 @@ class _Layer(torch.autograd.Function):
             d_last = torch.cat([torch.zeros_like(given[0]) if d is None else d for d in d_ends])
             d_last = d_last.view(len(d_ends), -1, *R.shape[1:3])
         grads = StateGradients(_by_heads(d_out, R, batch_first), (None,) * len(aux), d_last)
-        of_Wx, of_R, of_b, of_states = recurrence_gradients(cell, backend, taken, saved, b_dtype, grads)
+        of_Wx, of_R, of_b, of_states = recurrence_gradients(cell, backend, taken, saved, b, b_dtype, grads)
         *_, x_wanted, W_wanted, _, b_wanted, states_wanted = ctx.needs_input_grad
         rows, swapped = _rows(x)
         of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])

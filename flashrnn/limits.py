@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from flashrnn.cells import Cell, get_cell, registered_cells
-from flashrnn.cells.trace import not_element_wise
+from flashrnn.cells.trace import untraceable
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
@@ -47,7 +47,7 @@ def known_gpus() -> list[Gpu]:
 
 def limits(gpu: Gpu) -> Iterator[Limit]:
     """Yield the limits of every registered cell that the fused kernels serve, in each of their dtypes."""
-    served = [cell for cell in registered_cells() if not_element_wise(get_cell(cell)) is None]
+    served = [cell for cell in registered_cells() if untraceable(get_cell(cell)) is None]
     return (limit(cell, dtype, gpu) for cell in served for dtype in DTYPES)
 
 

@@ -104,7 +104,7 @@ def _run_forward(
         definition = cell_of_key(cell)
         taken, results, gates = run_forward(backend, definition, Inputs(Wx, R, b, states, reset), all_states, training)
     given = taken.gate_format(definition, Wx.shape[4], Wx.dtype)
-    return *results, converted(gates, given, gate_format)
+    return *results, converted(gates, given, gate_format, definition, b)
 
 
 _forward = _operator(_run_forward)
@@ -130,9 +130,10 @@ def _run_backward(
     gate_format: str,
     cell: str,
     backend: str,
+    b: Tensor | None = None,  # the last: PyTorch's cache of compiled graphs may hold calls without it
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # vmap and hooks of saved tensors may change the memory format
-    residual = Residual(R, states, reset, in_format(h, h), aux_in_format(aux, h), gates, gate_format)
+    residual = Residual(R, states, reset, in_format(h, h), aux_in_format(aux, h), gates, gate_format, b=b)
     grads = StateGradients(d_h, (None,) * aux.shape[0] if d_aux is None else d_aux.unbind(), d_last)
     definition = cell_of_key(cell)
     with no_autocast(h):
@@ -143,16 +144,16 @@ _backward = _operator(_run_backward)
 
 
 @torch.library.register_fake("flashrnn::backward")
-def _(d_h, d_aux, d_last, R, states, reset, h, aux, gates, gate_format, cell, backend):
+def _(d_h, d_aux, d_last, R, states, reset, h, aux, gates, gate_format, cell, backend, b=None):
     definition, (N, D) = cell_of_key(cell), h.shape[2:]
     d_Wx, d_states = empty_in_format(h, len(definition.input_gates), N, D), empty_states(definition, h)
     return d_Wx, R.new_empty(R.shape), d_states.new_empty(len(definition.gates), N, D), d_states
 
 
 def _setup_context(ctx, inputs, output):
-    _, R, _, states, reset, ctx.cell, ctx.backend, _, ctx.training, ctx.gate_format = inputs
+    _, R, b, states, reset, ctx.cell, ctx.backend, _, ctx.training, ctx.gate_format = inputs
     h, aux, _, gates = output
-    ctx.save_for_backward(*((R, states, reset, h, aux, gates) if ctx.training else ()))
+    ctx.save_for_backward(*((b, R, states, reset, h, aux, gates) if ctx.training else ()))
     ctx.set_materialize_grads(False)
 
 
@@ -162,7 +163,8 @@ def _autograd(ctx, d_h, d_aux, d_last, _):
             "flashrnn has no residual for a gradient: its call was traced or exported without gradients (in no_grad, "
             "or without a parameter or an input that asks for them); trace it with gradients to train it"
         )
-    residual = Residual(*ctx.saved_tensors, ctx.gate_format)
+    b, *saved = ctx.saved_tensors
+    residual = Residual(*saved, ctx.gate_format, b=b)
     d_Wx, d_R, d_b, d_states = _gradients(d_h, d_aux, d_last, residual, ctx.cell, ctx.backend)
     return (d_Wx, d_R, d_b, None if residual.states is None else d_states, *(None,) * 6)
 
@@ -172,14 +174,14 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     run = _Backward.apply if transforms_active() else _backward
     R, states, reset, h, aux, gates, gate_format, *_ = residual
-    return run(d_h, d_aux, d_last, R, states, reset, h, aux, gates, gate_format, cell, backend)
+    return run(d_h, d_aux, d_last, R, states, reset, h, aux, gates, gate_format, cell, backend, residual.b)
 
 
 torch.library.register_autograd("flashrnn::forward", _autograd, setup_context=_setup_context)
 
 
 def _note_backend(ctx, inputs, output):
-    ctx.backend = inputs[-1]
+    ctx.backend = inputs[11]
 
 
 def _no_double_backward(ctx, *_):

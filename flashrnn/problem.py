@@ -173,12 +173,6 @@ def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
     return rounded
 
 
-def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in `dtype`; what is beyond its range becomes its largest number."""
-    largest = torch.finfo(dtype).max
-    return x.to(dtype) if largest >= torch.finfo(x.dtype).max else x.clamp(-largest, largest).to(dtype)
-
-
 def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:
     """Return the dtype of the states after the first, of every step.
 

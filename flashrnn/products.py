@@ -14,6 +14,17 @@ def recurrent_only(cell: Cell) -> tuple[str, ...]:
     return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
 
 
+def varying(cell: Cell) -> tuple[str, ...]:
+    """Return the gates with an input or a recurrent part. Others are the same at every step: their biases."""
+    found = [gate for gate in cell.gates if gate in cell.input_gates or gate in cell.recurrent_gates]
+    return tuple(found)  # of a list: compilers of fake kernels refuse generators
+
+
+def constant(cell: Cell) -> tuple[str, ...]:
+    """Return the others."""
+    return tuple(gate for gate in cell.gates if gate not in varying(cell))
+
+
 def places(gates: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
     """Return the index of each gate among `names`, -1 for those that are not there."""
     return tuple(names.index(gate) if gate in names else -1 for gate in gates)

@@ -25,11 +25,10 @@ from flashrnn.problem import (
     States,
     empty_aux,
     initial_states,
-    saturated,
     state_dtype,
 )
 from flashrnn.products import write_previous
-from flashrnn.residual import GateFormat, Residual, as_gnd, empty_gates
+from flashrnn.residual import GateFormat, Residual, as_gnd, empty_gates, saturated
 
 logger = logging.getLogger("flashrnn")
 
@@ -75,7 +74,7 @@ class Reference:
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, gates, gate_format, *_ = residual
-        gates = as_gnd(gates, gate_format)
+        gates = as_gnd(gates, gate_format, cell, residual.b)
         states = initial_states(cell, states, h)
         packing, functions, T = _Packing(cell), _functions(cell, states.dtype), h.shape[1]
         matrix = packing.recurrent_matrix(R)  # [N, Gr*D, D]

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.memory_format import empty_in_format, in_format
+from flashrnn.products import varying
 
-GateFormat = Literal["GND", "NGD", "NDG", "PNDG"]
+GateFormat = Literal["GND", "NGD", "NDG", "PNDG", "NDV"]
 """The axes of one step's gates in memory, the outermost first.
 
 G are the gates in the cell's order, N the heads, D the units of a head. P are G pieces, into which the units of a head
-are cut: what one piece of a head takes lies where a gate of that head lies in format GND.
+are cut: what one piece of a head takes lies where a gate of that head lies in format GND. V are the gates that vary, in
+the cell's order: others are the biases b.
 """
 
 
@@ -32,10 +34,11 @@ class Residual(NamedTuple):
     gate_format: GateFormat
     donated: bool = False  # nobody reads gates after this backward pass, which may overwrite them
     b_dtype: torch.dtype | None = None  # that the gradient of b should have; None: state dtype
+    b: Tensor | None = None  # [G, N, D], which format NDV needs
 
-    def gates_in(self, wanted: GateFormat) -> Tensor:
+    def gates_in(self, wanted: GateFormat, cell: Cell) -> Tensor:
         """Return gates [B, T, *the axes of `wanted`], in the memory format of h."""
-        return converted(in_format(self.gates, self.h), self.gate_format, wanted)
+        return converted(in_format(self.gates, self.h), self.gate_format, wanted, cell, self.b)
 
 
 def residual_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -47,27 +50,42 @@ def residual_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float16 if dtype == torch.bfloat16 else dtype
 
 
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in `dtype`; what is beyond its range becomes its largest number."""
+    largest = torch.finfo(dtype).max
+    return x.to(dtype) if largest >= torch.finfo(x.dtype).max else x.clamp(-largest, largest).to(dtype)
+
+
 def empty_gates(cell: Cell, Wx: Tensor, training: bool, gate_format: GateFormat) -> Tensor:
     """Return an empty tensor [B, T, *the axes of `gate_format`], without time steps if there is no training."""
     G, (N, D) = len(cell.gates), Wx.shape[3:]
-    inner = {"GND": (G, N, D), "NGD": (N, G, D), "NDG": (N, D, G), "PNDG": (G, N, D // G, G)}[gate_format]
+    V = len(varying(cell))
+    inner = {"GND": (G, N, D), "NGD": (N, G, D), "NDG": (N, D, G), "PNDG": (G, N, D // G, G), "NDV": (N, D, V)}[
+        gate_format
+    ]
     return empty_in_format(Wx, *inner, steps=None if training else 0, dtype=residual_dtype(Wx.dtype))
 
 
-def converted(gates: Tensor, given: GateFormat, wanted: GateFormat) -> Tensor:
-    """Return gates in another format, dense; in the same one they are not copied."""
+def converted(gates: Tensor, given: GateFormat, wanted: GateFormat, cell: Cell, b: Tensor | None) -> Tensor:
+    """Return gates of `cell` in another format, dense; in the same one they are not copied."""
     if given == wanted:
         return gates
-    by_gate = as_gnd(gates, given)
+    by_gate = as_gnd(gates, given, cell, b)
     if wanted == "PNDG":
         pieces = by_gate.unflatten(4, (by_gate.shape[2], -1))  # [B, T, G, N, P, D/P]
         return in_format(pieces.permute(0, 1, 4, 3, 5, 2), gates)
-    axes = {"GND": (2, 3, 4), "NGD": (3, 2, 4), "NDG": (3, 4, 2)}[wanted]
+    if wanted == "NDV":
+        by_gate = by_gate[:, :, [cell.gates.index(gate) for gate in varying(cell)]]
+    axes = {"GND": (2, 3, 4), "NGD": (3, 2, 4), "NDG": (3, 4, 2), "NDV": (3, 4, 2)}[wanted]
     return in_format(by_gate.permute(0, 1, *axes), gates)
 
 
-def as_gnd(gates: Tensor, given: GateFormat) -> Tensor:
+def as_gnd(gates: Tensor, given: GateFormat, cell: Cell, b: Tensor | None) -> Tensor:
     """Return gates as [B, T, G, N, D], a view if there is one."""
+    if given == "NDV":
+        all_gates = saturated(b, gates.dtype).expand(*gates.shape[:2], *b.shape).clone()
+        all_gates[:, :, [cell.gates.index(gate) for gate in varying(cell)]] = gates.permute(0, 1, 4, 2, 3)
+        return all_gates
     if given == "PNDG":
         return gates.permute(0, 1, 5, 3, 2, 4).flatten(4)
     axes = {"GND": (2, 3, 4), "NGD": (3, 2, 4), "NDG": (4, 2, 3)}[given]

@@ -44,6 +44,11 @@ NORMALISED_CASES = [
     *(Case(cell, 9, 33, D=33, reset=True) for cell in NORMALISED),
     *(Case(cell, B=B, T=T, N=1, D=D) for cell in LAYERNORM for B, T, D in ((1, 1, 1), (17, 2, 256), (3, 257, 20))),
 ]
+RESIDENT_NORMALISED_CASES = [  # even sizes off the tiles, over clusters and grids
+    *(Case(cell, 9, 33, D=34, reset=True) for cell in NORMALISED),
+    *(Case(cell, B=9, T=17, N=1, D=400, reset=True) for cell in NORMALISED if cell not in LAYERNORM),
+    *(Case(cell, B=17, T=9, N=1, D=D) for cell in LAYERNORM for D in (256, 768, 1100)),
+]
 ALL_CASES = [
     *CELL_CASES,
     *NORMALISED_CASES,
@@ -91,9 +96,19 @@ def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.devic
     return Inputs(*(x.requires_grad_() for x in (Wx, *others)))
 
 
-def check(backend: str, case: Case, dtype: torch.dtype, device: str, run: Callable = all_states) -> None:
-    """Outputs, last states and every gradient of `run` against the float64 reference."""
+def check(
+    backend: str, case: Case, dtype: torch.dtype, device: str, run: Callable = all_states, equal_units: bool = False
+) -> None:
+    """Outputs, last states and every gradient of `run` against the float64 reference.
+
+    `equal_units`: all units of a head have the same inputs, so that nothing varies over them.
+    """
     inputs = inputs_for(backend, case, dtype, torch.device(device))
+    if equal_units:
+        Wx, R, b, states = (x.detach() for x in inputs)
+        same = Wx[..., :1], R[..., :1, :1], b[..., :1], states[..., :1]
+        expanded = (one.expand_as(x) for one, x in zip(same, inputs, strict=True))
+        inputs = Inputs(*(x.clone(memory_format=torch.contiguous_format).requires_grad_() for x in expanded))
     options = {"function": case.cell, "of_h": case.cell.name == "slstm"}
     if case.reset:
         options["reset"] = random_reset(case.B, case.T).to(device)

@@ -80,15 +80,7 @@ def layer_norm(*values: Tensor, eps: float = 1e-5) -> Tensor | tuple[Tensor, ...
     Returns:
         As many tensors [..., D] as `values`, in a tuple if they are several.
     """
-    if len(values) == 1:
-        average, squared = mean(values[0]), variance(values[0])
-    else:
-        center = _average(values)  # of a unit: the variance is that of the centers, and the mean one around them
-        average = mean(center)
-        deviations = [x - center.detach() for x in values]  # whose sum is 0, and so the gradient by the center
-        squared = variance(center) + mean(_average([x * x for x in deviations]))
-    scale = torch.rsqrt(squared + eps)
-    return _one_or_all((x - average) * scale for x in values)
+    return _one_or_all(_normalised(values, eps, centered=True))
 
 
 def rms_norm(*values: Tensor, eps: float = 1e-5) -> Tensor | tuple[Tensor, ...]:
@@ -96,8 +88,27 @@ def rms_norm(*values: Tensor, eps: float = 1e-5) -> Tensor | tuple[Tensor, ...]:
 
     Arguments and results are those of `layer_norm`.
     """
-    scale = torch.rsqrt(mean(_average([x * x for x in values])) + eps)
-    return _one_or_all(x * scale for x in values)
+    return _one_or_all(_normalised(values, eps, centered=False))
+
+
+def _normalised(values: tuple[Tensor, ...], eps: float, centered: bool) -> tuple[Tensor, ...]:
+    if isinstance(values[0], Tensor) and values[0].ndim == 0:
+        return _NormOfOneUnit.apply(eps, centered, *values)
+    average, scale = _average_and_scale(values, eps, centered)
+    return tuple((x - average if centered else x) * scale for x in values)
+
+
+def _average_and_scale(values: tuple[Tensor, ...], eps: float, centered: bool) -> tuple[Tensor | None, Tensor]:
+    if not centered:
+        return None, torch.rsqrt(mean(_average([x * x for x in values])) + eps)
+    if len(values) == 1:
+        average, squared = mean(values[0]), variance(values[0])
+    else:
+        center = _average(values)  # of a unit: the variance is that of the centers, and the mean one around them
+        average = mean(center)
+        deviations = [x - center.detach() for x in values]  # whose sum is 0, and so the gradient by the center
+        squared = variance(center) + mean(_average([x * x for x in deviations]))
+    return average, torch.rsqrt(squared + eps)
 
 
 def _average(values) -> Tensor:
@@ -132,6 +143,26 @@ class _OfOneUnit(torch.autograd.Function):
             return None, 2 * (x - _unit("unit_mean", x)) * _unit("unit_mean", d)
         is_largest = torch.where(x == result, 1.0, torch.zeros_like(x))
         return None, is_largest / _unit("unit_sum", is_largest) * _unit("unit_sum", d)
+
+
+class _NormOfOneUnit(torch.autograd.Function):
+    """A norm in a trace. Its gradient is that of LayerNorm, of the normalised values: fewer operations than the derived
+    one."""
+
+    @staticmethod
+    def forward(ctx, eps: float, centered: bool, *values: Tensor) -> tuple[Tensor, ...]:
+        average, scale = _average_and_scale(values, eps, centered)
+        normalised = tuple((x - average if centered else x) * scale for x in values)
+        ctx.save_for_backward(scale, *normalised)
+        ctx.centered = centered
+        return normalised
+
+    @staticmethod
+    def backward(ctx, *d: Tensor) -> tuple[Tensor | None, ...]:
+        scale, *normalised = ctx.saved_tensors
+        along = _unit("unit_mean", _average([one * x for one, x in zip(d, normalised, strict=True)]))
+        across = _unit("unit_mean", _average(d)) if ctx.centered else 0.0
+        return None, None, *(scale * (one - across - x * along) for one, x in zip(d, normalised, strict=True))
 
 
 def _unit(name: str, x: Tensor) -> Tensor:

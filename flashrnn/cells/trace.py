@@ -24,11 +24,13 @@ class Trace:
     forward: gates and previous states -> `new_<state>` for every state.
     factors: gates and previous states -> `factor<k>`.
     backward: `factor<k>` and `d_new_<state>` -> `d_<gate>` for every gate and `d_<state>` for every previous state.
+    gradient: gates, previous states and `d_new_<state>` -> the same, by fewer operations.
     """
 
     forward: Graph
     factors: Graph
     backward: Graph
+    gradient: Graph
 
     @property
     def reduces(self) -> bool:
@@ -101,7 +103,7 @@ def _record(cell: Cell, dtype: torch.dtype) -> Trace:
         dict(zip((*names, *cotangents), values, strict=True)),
         [f"d_{name}" for name in names],
     )
-    return Trace(new, *split(cell, joint, cotangents))
+    return Trace(new, *split(cell, joint, cotangents), joint)
 
 
 def _new_states(cell: Cell, values: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -23,11 +23,10 @@ from flashrnn.problem import (
     aux_gradient,
     empty_aux,
     initial_states,
-    saturated,
     state_dtype,
 )
 from flashrnn.products import recurrent_only, weight_gradient_of_states
-from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype
+from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype, saturated
 
 NUMBA_IS_MISSING = "numba is not installed: pip install numba"
 _LARGEST_IN_BFLOAT16 = 768  # head size; of larger ones and many sequences PyTorch's products of bfloat16 are faster
@@ -80,7 +79,7 @@ class CpuFused:
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
         dtype, initial = h.dtype, initial_states(cell, states, h)
-        h, aux, gates = (tensor.to(initial.dtype) for tensor in (h, aux, residual.gates_in("NGD")))
+        h, aux, gates = (tensor.to(initial.dtype) for tensor in (h, aux, residual.gates_in("NGD", cell)))
         d_states = torch.zeros_like(initial) if grads.last is None else torch.empty_like(initial).copy_(grads.last)
         d_h = None if grads.h is None else in_format(grads.h.to(h.dtype), h)
         others = {"aux": aux, "d_aux": aux_gradient(grads, aux, h.dtype)}

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import torch
 
-from flashrnn.cells.trace import not_element_wise
+from flashrnn.cells.trace import untraceable
 from flashrnn.problem import Problem
 
 
@@ -18,7 +18,7 @@ def unavailable(problem: Problem, dtypes: tuple[torch.dtype, ...]) -> str | None
         return reason
     if not (_installed("cuda.core") and _installed("cuda.bindings")):
         return "cuda-core is not installed: pip install '.[cuda]' in a clone of flashrnn-lm"
-    return problem.gpu_reason() or not_element_wise(problem.cell)
+    return problem.gpu_reason() or untraceable(problem.cell)
 
 
 def _installed(module: str) -> bool:

@@ -7,22 +7,24 @@ from functools import cache
 import torch
 
 from flashrnn.cells import Cell
-from flashrnn.cells.printers.cuda import cell_functions
+from flashrnn.cells.printers.cuda import cell_functions, exchanges, head_functions
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import places, recurrent_only
+from flashrnn.products import constant, places, recurrent_only, varying
 
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
 
 
 def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
     """Return the source that all kernels of a cell need, with constants `more` of this one."""
-    cell, variant = spec.cell, spec.variant
+    cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction)
+    reduces = trace(cell).reduces
     constants = {
         "HEADS": spec.heads,
         "D": spec.head_dim,
         "GATES": len(cell.gates),
+        "STORED": len(varying(cell)),
         "GR": len(cell.recurrent_gates),
         "GI": len(cell.input_gates),
         "GU": len(recurrent_only(cell)),
@@ -32,6 +34,9 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "STORE_AUX": variant.aux is not None,
         "STORE_GATES": variant.training,
         "HAS_D_AUX": variant.d_aux,
+        "EXCHANGES": len(found),
+        "EXCHANGED_VECTORS": max((one.vectors for one in found), default=0),
+        "EXCHANGED_PAIRS": max((one.pairs for one in found), default=0),
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
         **more,
     }
@@ -39,14 +44,17 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "INPUT_OF": places(cell.gates, cell.input_gates),
         "RECURRENT_OF": places(cell.gates, cell.recurrent_gates),
         "RECURRENT_ONLY_OF": places(cell.gates, recurrent_only(cell)),
+        "STORED_OF": places(cell.gates, varying(cell)),
+        "CONSTANT_OF": places(cell.gates, constant(cell)),
     }
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join(
         [
             definitions(spec.dtype, constants, tables, variant.tf32),
+            f"#define REDUCES {int(reduces)}",
             '#include "kernels/math.cuh"',
             aux_number,
-            cell_functions(cell),
+            head_functions(cell) if reduces else cell_functions(cell),
         ]
     )
 

@@ -52,7 +52,7 @@ class TritonFused:
         h_before = previous_h(h, states[0], reset)
         d_Wx, d_u = (empty_in_format(h, len(names), N, D) for names in (cell.input_gates, recurrent_only(cell)))
         d_b, d_states = states.new_empty(B, len(cell.gates), N, D), torch.empty_like(states)
-        known = (R.contiguous(), states, _as_bytes(reset), h_before, aux, residual.gates_in("GND"))
+        known = (R.contiguous(), states, _as_bytes(reset), h_before, aux, residual.gates_in("GND", cell))
         d_h = None if grads.h is None else in_format(grads.h, h)
         d_aux = aux_gradient(grads, aux, states.dtype)
         d_last = None if grads.last is None else grads.last.contiguous()

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from benchmarks import calls, options, ours, timing
-from benchmarks.cases import FORWARD, MODES, TRAINING, Case
+from benchmarks import calls, normalised, options, ours, timing
+from benchmarks.cases import FORWARD, MODES, TRAINING, Case, Job
+from flashrnn import flashrnn
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -33,6 +34,28 @@ def test_host_times_are_of_one_call_in_turns_and_over_the_peer_s(monkeypatch):
     ]
     assert [row["us"]["p50"] for row in rows[:2]] == [150, 50]
     assert [row["over_nn_lstm"] for row in rows[:2]] == [1, 0.333]
+
+
+class TestNormalised:
+    def test_the_loop_is_that_of_the_built_in_cell(self):
+        inputs = timing.random_inputs(Case("layernorm_gru", 1, 6, 3, T=5).shapes(), torch.float64, "cpu")
+        torch.testing.assert_close(normalised.gru_loop(*inputs), flashrnn(*inputs, function="layernorm_gru")[0])
+
+    def test_rows_are_over_what_they_are_compared_with(self, monkeypatch):
+        def run(job, effort, backend):
+            ms = 2.0 if job.case.function == "lstm" else 3.0
+            return {"ms": {"p50": ms}, "call_ms": ms, "peak_mib": ms}
+
+        monkeypatch.setattr(ours, "run", run)
+        monkeypatch.setattr(
+            normalised,
+            "_loop",
+            lambda case, mode: run(Job(Case("lstm", 1, 8, 3), mode), None, None) | {"call_ms": 24.0},
+        )
+        rows = list(normalised.rows())
+        assert len(rows) == 2 * (len(normalised.LSTMS) + len(normalised.GRUS))
+        assert {row["over"]["ms"] for row in rows if row["over_what"] == "lstm"} == {1.5}
+        assert {row["over"]["call_ms"] for row in rows if row["function"] == "layernorm_gru"} == {0.125}
 
 
 class TestOptions:

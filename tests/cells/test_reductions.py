@@ -159,7 +159,7 @@ def problem(device: str, head_dim: int = 64, dtype: torch.dtype = torch.float32)
 
 def test_backends_that_cannot_reduce_say_so():
     with pytest.raises(UnsupportedProblem, match="'normalised_lstm' reduces"):
-        choose("cuda_fused", problem("cuda")._replace(assumed_gpu=named_gpu("H100")))
+        choose("cuda", problem("cuda")._replace(assumed_gpu=named_gpu("H100")))
     assert choose("auto", problem("cpu")).name == "cpu_fused"
 
 

@@ -246,6 +246,14 @@ inline T __shfl_xor_sync(u32, T x, int mask) { return shuffled(x, threadIdx.x % 
 template <class T>
 inline T __shfl_sync(u32, T x, int lane) { return shuffled(x, lane); }
 
+inline float __shfl_sync(u32, float x, int lane) {
+  const u32 word = __float_as_uint(x);
+  show(&word, 1);
+  const float other = __uint_as_float(of_lane(lane, 0));
+  seen();
+  return other;
+}
+
 // Shared memory: an address is the block's rank in its group, and how far from the beginning.
 
 constexpr int RANK = 20;  // bits of an address behind the rank
@@ -462,9 +470,9 @@ inline void peek_phase(uint2& v, const u64* from) {
 inline bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
 template <int BLOCKS>
 struct GridBarrier {
-  u64 *words, launch;
+  u64 *words_of_all, *words, launch;
   GridBarrier(void* words_of_groups, u64 launch)
-      : words(static_cast<u64*>(words_of_groups) + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
+      : words_of_all(static_cast<u64*>(words_of_groups)), words(words_of_all + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
   void arrive() const {
     __syncthreads();
     if (threadIdx.x == 0) shared_word<u64>(words + blockIdx.x % BLOCKS).store(launch, std::memory_order_release);

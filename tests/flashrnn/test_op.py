@@ -56,9 +56,9 @@ def test_opcheck_backward(cell):
     *inputs, reset = operator_arguments(cell, with_reset=True)
     inputs = [x.detach() for x in inputs]
     h, aux, last, gates = torch.ops.flashrnn.forward(*inputs, reset, cell.key, "auto", True, True, "NGD")
-    _, R, _, states = inputs
+    _, R, b, states = inputs
     residual = (R, states, reset, h, aux, gates, "NGD")
-    arguments = (torch.ones_like(h), None, torch.ones_like(last), *residual, cell.key, "auto")
+    arguments = (torch.ones_like(h), None, torch.ones_like(last), *residual, cell.key, "auto", b)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # its autograd is there to refuse
     torch.library.opcheck(torch.ops.flashrnn.backward, arguments, test_utils=tests)
 

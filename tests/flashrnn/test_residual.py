@@ -43,7 +43,7 @@ def test_gates_are_the_same_by_every_backend(cell, time_major):
     for name in NAMES[1:]:
         found = residual(name, cell, inputs)
         assert found.gates.stride() == empty_gates(cell, inputs.Wx, True, found.gate_format).stride()
-        assert_close({"gates": found.gates_in("GND")}, {"gates": expected.gates}, torch.float32)
+        assert_close({"gates": found.gates_in("GND", cell)}, {"gates": expected.gates}, torch.float32)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -66,7 +66,8 @@ def test_gates_of_a_unit_lie_where_the_name_of_the_format_says(time_major):
     values = by_gate[1, 2, 3, 1, 5]  # of gate 3 of head 1's unit 5, which is unit 1 of 2 in piece 2 of 4
     places = {"GND": (3, 1, 5), "NGD": (1, 3, 5), "NDG": (1, 5, 3), "PNDG": (2, 1, 1, 3)}
     for given, place in places.items():
-        gates = converted(by_gate, "GND", given)
+        gates = converted(by_gate, "GND", given, cell, None)
         assert gates[1, 2, *place] == values
         for wanted in places:
-            assert torch.equal(converted(gates, given, wanted), converted(by_gate, "GND", wanted))
+            expected = converted(by_gate, "GND", wanted, cell, None)
+            assert torch.equal(converted(gates, given, wanted, cell, None), expected)

@@ -32,6 +32,9 @@ SIZES = (  # one block, clusters, grids
     Case(get_cell("lstm"), B=20, T=4, N=1, D=768),
     Case(get_cell("slstm"), B=9, T=4, N=1, D=768),
     Case(get_cell("lstm"), B=5, T=3, N=1, D=1024),
+    Case(get_cell("layernorm_lstm"), B=5, T=4, N=3, D=64),
+    Case(get_cell("layernorm_lstm"), B=9, T=4, N=1, D=256, reset=True),
+    Case(get_cell("layernorm_gru"), B=9, T=4, N=1, D=1024),
     Case(get_cell("lstm"), B=8, T=130, N=2, D=128),  # d_R overlaps with the loop
 )
 CASES = tuple(itertools.product(BACKENDS, SIZES, DTYPES))

@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from flashrnn import backends, flashrnn, get_cell
+from tests.problems import LAYERNORM, NORMALISED, cell_name
 from tests.suite import (
     ALL_CASES,
     CELL_CASES,
     LAYOUT_CASES,
     RESET_CASES,
+    RESIDENT_NORMALISED_CASES,
     SIZE_CASES,
     Case,
     check,
@@ -25,7 +27,7 @@ pytestmark = [
 ON_GPU = [name for name in backends() if name not in ("cpu_fused", "vanilla")]
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids=str)
+@pytest.mark.parametrize("case", [*ALL_CASES, *RESIDENT_NORMALISED_CASES], ids=str)
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_bfloat16(backend, case):
     check(backend, case, torch.bfloat16, "cuda:0")
@@ -43,6 +45,21 @@ def test_other_dtypes(backend, case, dtype):
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_h_alone(backend, case):
     check(backend, case, torch.bfloat16, "cuda:0", flashrnn)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("cell", NORMALISED, ids=cell_name)
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_other_dtypes_of_normalised_cells(backend, cell, dtype):
+    check(backend, Case(cell, N=3, D=64), dtype, "cuda:0", flashrnn)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("D", [64, 256])
+@pytest.mark.parametrize("cell", LAYERNORM, ids=cell_name)
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_units_that_are_all_equal_are_normalised_to_zero(backend, cell, D, dtype):
+    check(backend, Case(cell, N=1, D=D), dtype, "cuda:0", equal_units=True)
 
 
 @pytest.mark.parametrize("T", [1, 20])

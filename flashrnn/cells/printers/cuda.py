@@ -1,12 +1,16 @@
 """Scalar graphs as CUDA C++ device functions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
 
 from flashrnn.cells.definition import Cell
-from flashrnn.cells.graph import TRUTH, Graph, Node
-from flashrnn.cells.printers.functions import functions
+from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, Node
+from flashrnn.cells.printers.functions import Function, functions
+from flashrnn.cells.printers.phases import phases
 from flashrnn.cells.printers.printing import EVERYWHERE, operations, write
+from flashrnn.cells.trace import trace
 
 _FORMULA = EVERYWHERE | {"and": "{0} && {1}", "or": "{0} || {1}", "not": "!{0}", "where": "{0} ? {1} : {2}"}
 
@@ -31,6 +35,172 @@ def device_function(
 def cell_functions(cell: Cell) -> str:
     """Return the text of `cell_forward`, `cell_factors` and `cell_backward` of a cell (see `trace.Trace`)."""
     return "\n\n".join(device_function(f.graph, f.name, f.inputs, f.outputs) for f in functions(cell))
+
+
+class Exchange(NamedTuple):
+    """What is reduced at once over the units of a head: nodes of a graph by their kind."""
+
+    sums: tuple[int, ...]
+    moments: tuple[int, ...]  # mean and variance
+    maxima: tuple[int, ...]
+
+    @property
+    def words(self) -> int:
+        """Return the numbers that it takes for a sequence, as `Partial` in kernels/partial.cuh."""
+        return len(self.sums) + 3 * len(self.moments) + len(self.maxima)
+
+    @property
+    def pairs(self) -> int:
+        """Return the pairs of numbers that go through global memory; the last of `words` are second ones."""
+        return max(-(-self.words // 2), len(self.moments) + len(self.maxima))
+
+    @property
+    def vectors(self) -> int:
+        """Return the vectors of four numbers that these take."""
+        return -(-self.words // 4)
+
+
+@cache
+def exchanges(cell: Cell, direction: str) -> tuple[Exchange, ...]:
+    """Return the exchanges of a step "forward" or "backward", in order."""
+    function = _of_head(cell, direction)
+    found = phases(function.graph, function.graph.outputs.values())
+    return tuple(_exchange(function.graph, phase.reductions) for phase in found if phase.reductions)
+
+
+@cache
+def operation_count(cell: Cell, direction: str) -> int:
+    """Return the number of operations of a step "forward" or "backward"."""
+    graph = _of_head(cell, direction).graph
+    return sum(graph.nodes[k].op not in ("input", "const") for k in graph.needed(graph.outputs.values()))
+
+
+def head_functions(cell: Cell) -> str:
+    """Return the text of `cells_forward` and `cells_backward` of a cell that reduces over the units of a head.
+
+    They compute CELLS cells of a thread, phase by phase. `units.reduce` reduces between phases (`UnitReductions` in
+    resident/kernels/unit_reductions.cuh); `cotangents` gives the gradients of the new states, as late as possible.
+    """
+    return "\n\n".join(_head_function(_of_head(cell, direction)) for direction in ("forward", "backward"))
+
+
+def _of_head(cell: Cell, direction: str) -> Function:
+    forward, factors, backward = functions(cell)
+    if direction == "forward":
+        return forward._replace(name="cells_forward")
+    inputs = {**factors.inputs, "d_new": backward.inputs["d_new"]}
+    return Function("cells_backward", trace(cell).gradient, inputs, backward.outputs)
+
+
+def _exchange(graph: Graph, reductions: Sequence[int]) -> Exchange:
+    """Return the reduced nodes. A mean is a sum, or comes with the variance of the same node."""
+    reduced = {op: [graph.nodes[k].args[0] for k in reductions if graph.nodes[k].op == op] for op in REDUCTIONS}
+    moments, means = tuple(reduced["unit_variance"]), reduced["unit_mean"]
+    sums = dict.fromkeys([*reduced["unit_sum"], *(a for a in means if a not in moments)])
+    return Exchange(tuple(a for a in sums if not graph.is_uniform(a)), moments, tuple(reduced["unit_max"]))
+
+
+def _head_function(function: Function) -> str:
+    """Return the device function of a graph that reduces over units: loops over a thread's cells, and exchanges."""
+    graph, body, number = function.graph, _Phases(function), 0
+    for phase in phases(graph, graph.outputs.values()):
+        body.wait_for_cotangents(phase.computes)
+        body.define([*phase.uniform, *phase.computes])
+        if not phase.reductions:
+            body.loop(body.results())
+            continue
+        one = _exchange(graph, phase.reductions)
+        operands = (*one.sums, *one.moments, *one.maxima)
+        if operands:
+            given, found = f"of{number}", f"all{number}"
+            count = len(operands) + len(one.moments)
+            body.lines.append(f"  float {given}[{len(operands)}][CELLS], {found}[{count}][CELLS];")
+            body.loop([f"{given}[{k}][q] = {body.text(a)};" for k, a in enumerate(operands)])
+            kinds = ", ".join(map(str, (number, *map(len, one))))
+            body.lines.append(f"  units.template reduce<{kinds}>({given}, {found});")
+        else:
+            body.loop([])
+        body.lines.append(f"  float {', '.join(f'v{k}[CELLS]' for k in phase.reductions)};")
+        body.loop([f"{body.text(k)} = {_reduced(graph, k, one, number, body.text)};" for k in phase.reductions])
+        number += bool(operands)
+    return body.whole()
+
+
+class _Phases:
+    """The text of a device function, in which every node of a graph is an array over the cells of a thread."""
+
+    def __init__(self, function: Function) -> None:
+        self.lines: list[str] = []
+        self._function, self._graph = function, function.graph
+        self._places = {
+            name: f"{group}[{k}][q]" for group, names in function.inputs.items() for k, name in enumerate(names)
+        }
+        self._waits = "d_new" in function.inputs
+        self._defined: set[int] = set()
+        self._pending: list[str] = []  # of the next loop
+
+    def text(self, index: int) -> str:
+        node = self._graph.nodes[index]
+        if node.op == "input":
+            return self._places[node.value]
+        return _literal(node.value) if node.op == "const" else f"v{index}[q]"
+
+    def wait_for_cotangents(self, nodes: Sequence[int]) -> None:
+        """Ask for the gradients of the new states before the first loop that needs them."""
+        names = self._function.inputs.get("d_new", ())
+        if self._waits and any(self._graph.nodes[k].value in names for k in nodes):
+            self.lines += [f"  float d_new[{len(names)}][CELLS];", "  cotangents(d_new);"]
+            self._waits = False
+
+    def define(self, nodes: Sequence[int]) -> None:
+        """Compute nodes in the next loop, but those that are there."""
+        for k in nodes:
+            node = self._graph.nodes[k]
+            if k in self._defined or node.op in ("input", "const", *REDUCTIONS):
+                continue
+            self._defined.add(k)
+            self.lines.append(f"  {'bool' if node.op in TRUTH else 'float'} v{k}[CELLS];")
+            self._pending.append(f"{self.text(k)} = {_expression(node, [self.text(a) for a in node.args])};")
+
+    def results(self) -> list[str]:
+        outputs = self._function.outputs.items()
+        return [
+            f"{group}[{k}][q] = {self.text(self._graph.outputs[name])};"
+            for group, names in outputs
+            for k, name in enumerate(names)
+        ]
+
+    def loop(self, statements: list[str]) -> None:
+        """Write a loop over cells of what is to be computed, and `statements`."""
+        body, self._pending = [*self._pending, *statements], []
+        if body:
+            self.lines += ["#pragma unroll", "  for (int q = 0; q < CELLS; q++) {"]
+            self.lines += [*(f"    {statement}" for statement in body), "  }"]
+
+    def whole(self) -> str:
+        inputs, outputs = self._function.inputs, self._function.outputs
+        arguments = [f"const float (&{group})[{len(names)}][CELLS]" for group, names in inputs.items()]
+        types = ["int CELLS", "class Units"]
+        if "d_new" in inputs:
+            arguments[-1] = "const Cotangents& cotangents"
+            types.insert(1, "class Cotangents")
+        arguments += [f"float (&{group})[{len(names)}][CELLS]" for group, names in outputs.items()]
+        head = f"DEVICE void {self._function.name}({', '.join(arguments)}, const Units& units) {{"
+        return "\n".join([f"template <{', '.join(types)}>", head, *self.lines, "}"])
+
+
+def _reduced(graph: Graph, index: int, exchange: Exchange, number: int, text: Callable[[int], str]) -> str:
+    """Return the text of a reduction, of what the exchange of that number gives."""
+    node, sums, moments = graph.nodes[index], len(exchange.sums), len(exchange.moments)
+    (a,) = node.args
+    if graph.is_uniform(a):  # a sum
+        return f"{text(a)} * float(D)"
+    if node.op == "unit_max":
+        return f"all{number}[{sums + 2 * moments + exchange.maxima.index(a)}][q]"
+    if node.op == "unit_variance" or a in exchange.moments:
+        mean = sums + 2 * exchange.moments.index(a)
+        return f"all{number}[{mean + (node.op == 'unit_variance')}][q]{' * D' * (node.op == 'unit_sum')}"
+    return f"all{number}[{exchange.sums.index(a)}][q]" + " * (1.0f / D)" * (node.op == "unit_mean")
 
 
 def _literal(value: float) -> str:

@@ -10,6 +10,7 @@ from flashrnn.cells.graph import REDUCTIONS, Graph, Node
 from flashrnn.cells.printers.functions import Function, functions
 from flashrnn.cells.printers.phases import kept, phases
 from flashrnn.cells.printers.printing import PYTHON, operations, variables, write
+from flashrnn.cells.trace import trace
 
 _FORMULA = PYTHON | {"not": "not {0}"}
 
@@ -46,7 +47,7 @@ class RowStep(NamedTuple):
 
 def cell_rows(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = "") -> RowStep:
     """As `cell_loop`, of rows of D units, WIDTH apart."""
-    forward, factors, backward = functions(cell, dtype)
+    forward, _, backward = functions(cell, dtype)
     places = {name: ("gates", k) for k, name in enumerate(cell.gates)}
     places |= {name: ("states", k) for k, name in enumerate(cell.states)}
     if direction == "forward":
@@ -57,7 +58,7 @@ def cell_rows(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = ""
     places |= {name: ("d_states", k) for k, name in enumerate(d_new)}
     results = dict(zip(backward.outputs["d_g"], cell.gates, strict=True))
     results |= dict(zip(backward.outputs["d_old"], d_new, strict=True))
-    return _rows(backward.graph.after(factors.graph), places, results, {}, len(cell.states))
+    return _rows(trace(cell, dtype).gradient, places, results, {}, len(cell.states))
 
 
 def product(rows: int, depth: int) -> str:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
+from flashrnn.cells.printers.cuda import exchanges
+from flashrnn.cells.trace import trace
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary
@@ -26,9 +28,9 @@ from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, contiguous, empty_in_format, in_format, is_time_major
-from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, empty_aux, empty_states, saturated
-from flashrnn.products import recurrent_only
-from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype
+from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, empty_aux, empty_states
+from flashrnn.products import recurrent_only, varying
+from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype, saturated
 
 Choose = Callable[[KernelSpec], tuple[Binary, Tiling]]
 
@@ -56,7 +58,9 @@ class CudaFused:
         that is not supported, or where the padding would not stay finite."""
         units = -problem.head_dim % 8
         wider = problem._replace(head_dim=problem.head_dim + units)
-        return units if self.unsupported_reason(wider) is None and finite_at_zero(problem.cell) else 0
+        if self.unsupported_reason(wider) or trace(problem.cell).reduces:  # which would see the added units
+            return 0
+        return units if finite_at_zero(problem.cell) else 0
 
     def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
         return gate_format(cell, head_dim, dtype)
@@ -84,13 +88,13 @@ class CudaFused:
         return States(h, aux, last), gates
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
-        R, states, reset, h, aux, *_, donated, b_dtype = residual
+        R, states, reset, h, aux, *_ = residual
         gate_format = self.gate_format(cell, h.shape[3], h.dtype)
-        gates = aligned(residual.gates_in(gate_format))
+        gates = aligned(residual.gates_in(gate_format, cell))
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         plan = _plan(self._choose, "backward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        if donated and not plan.tiling.grid and gate_format == "PNDG":  # d_Wx takes their place
+        if residual.donated and not plan.tiling.grid and gate_format == "PNDG":  # d_Wx takes their place
             d_Wx = gates.view(h.dtype).flatten(4)
         else:
             d_Wx = empty_in_format(h, len(cell.input_gates), N, D)
@@ -103,8 +107,10 @@ class CudaFused:
         if plan.overlapped:
             blocks = producers(plan.spec, plan.tiling)
             concurrent = ConcurrentGradient(plan.spec, plan.overlapped, blocks, h, states, reset)
+        constants = {"bias": residual.b.to(d_states.dtype).contiguous()} if gate_format == "NDV" else {}
         arguments = {
             "R": R.contiguous(),
+            **constants,
             "initial": _or_zeros(contiguous(states), d_states),
             "reset": contiguous(reset),
             "h": aligned(h),
@@ -122,7 +128,7 @@ class CudaFused:
         }
         plan.launch(arguments, h.device)
         d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(plan.spec, d_Wx, d_u, h, states, reset)
-        return Gradients(d_Wx, d_R, sum_of_partials(d_b, b_dtype or d_b.dtype), d_states)
+        return Gradients(d_Wx, d_R, sum_of_partials(d_b, residual.b_dtype or d_b.dtype), d_states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +190,7 @@ def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
         "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
         "h_step": unit * spec.dtype.itemsize,
         "aux_step": unit * aux.itemsize if aux else 0,
-        "gates_step": unit * len(cell.gates) * residual_dtype(spec.dtype).itemsize,
+        "gates_step": unit * len(varying(cell)) * residual_dtype(spec.dtype).itemsize,
     }
 
 
@@ -197,7 +203,9 @@ def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
         exchanged = 3 * spec.splits * tile * 2
     else:  # two buffers of partial sums, from every block of a group to every block: kernels/reduce_scatter.cuh
         exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize
-    return exchanged + 8 * tiling.blocks  # and a word for each block: GridBarrier in kernels/grid.cuh
+    found = exchanges(spec.cell, spec.direction)  # kernels/unit_reductions.cuh
+    pairs = max(len(found), 2) * 8 * tiling.batch_tiles * tiling.blocks * max((one.pairs for one in found), default=0)
+    return exchanged + 8 * tiling.blocks + 8 * pairs  # and a word for each block: GridBarrier in kernels/grid.cuh
 
 
 def _backward_kernel(

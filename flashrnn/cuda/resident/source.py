@@ -7,6 +7,7 @@ from flashrnn.cuda.parameters import declaration, fused
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
+from flashrnn.products import varying
 from flashrnn.residual import GateFormat
 
 CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of that many
@@ -16,7 +17,10 @@ def gate_format(cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
     """Return the format of a head's gates for the backward: PNDG if no copy of a thread crosses the end of a piece.
 
     The pieces have the memory of the gradients of the head's inputs, so that a backward may write these over the gates.
+    NDV if there are gates with a bias alone, which are not stored.
     """
+    if len(varying(cell)) < len(cell.gates):
+        return "NDV"
     whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0
     return "PNDG" if whole and cell.input_gates == cell.gates and dtype.itemsize == 2 else "NDG"
 
@@ -46,4 +50,5 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     parameters = fused(spec)
     d_aux = [one.name for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
-    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array))
+    bias = "#define BIAS bias" if any(one.name == "bias" for one in parameters) else ""
+    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, bias))

@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
+from flashrnn.cells import Cell
+from flashrnn.cells.built_in import LSTM
+from flashrnn.cells.printers.cuda import exchanges, operation_count
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Solution, ceil_div, lookup, maximum, minimum
 from flashrnn.constrint.expressions import Operand, Variable
 from flashrnn.cuda.buckets import Solver
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
+from flashrnn.products import varying
 from flashrnn.residual import residual_dtype
 
 # Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/dev/log.md).
@@ -27,6 +31,9 @@ _READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
 _BOTH = 7  # tenths of the shorter of products and reads, which overlap, but not completely
 _WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, without those of its cells
 _CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
+_OPERATION = 2  # one more operation in the step of a cell
+_REDUCTION = 200  # reducing over the units of a block
+_REDUCTION_OF_BLOCKS = {False: 1000, True: 2500}  # and over those of several, of a cluster or of a grid
 _SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
 _SECOND_BLOCK = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
 _REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
@@ -148,7 +155,12 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     p.add("fragments of R", tiling.register_fragments <= spec.splits * tiles_of_warp(spec, tiling))
     p.add("barriers of unit tiles", (k_slices == 1) | (tiling.unit_tiles <= 15))
     if spec.direction == "backward":
-        p.add("units per warp", blocks % k_slices == 0)
+        per_warp = blocks % k_slices == 0
+        if trace(spec.cell).reduces:  # whose step takes longer than the product
+            per_warp |= (blocks == 1) & (len(spec.cell.recurrent_gates) * tiling.unit_tiles % k_slices == 0)
+        p.add("units per warp", per_warp)
+        of_biases = minimum(k_slices, _lane_cells(spec, tiling)) * len(spec.cell.gates) * tiling.units * 4
+        p.add("shared memory for the sums of biases", of_biases <= _shared_bytes(spec, tiling), unit="bytes")
     if grid:
         p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)
     registers, shared = _registers(spec, tiling), _shared_bytes(spec, tiling)
@@ -216,7 +228,10 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
     if not grid and len(at_once) > 1:
         fewer = minimum(sequences, lookup(blocks, {size: _spread(spec, size, at_once[size]) for size in at_once}))
         sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
-        p.add("sequences of a group", sequences == fewer)
+        right = sequences == fewer
+        if trace(spec.cell).reduces:  # whose cells take longest
+            right |= (blocks == 1) & (sequences == 4 * batch_tiles)
+        p.add("sequences of a group", right)
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
     return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments)
@@ -235,9 +250,13 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     products = tiles * (splits * (splits + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
     reads = maximum(splits * tiles - tiling.register_fragments, 0) * warps * _READ // 10
     step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
-    cell_warps = tiling.unit_tiles * minimum(tiling.k_slices, 4 * batch_tiles)
-    step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(tiling) * _CELL[direction])
+    cell_warps = tiling.unit_tiles * minimum(tiling.k_slices, _lane_cells(spec, tiling))
+    cell = _CELL[direction] + _OPERATION * _more_operations(spec.cell, direction)
+    step += ceil_div(cell_warps, 4) * (_WARP[direction] + _cells_of_lane(spec, tiling) * cell)
     step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
+    step += len(exchanges(spec.cell, direction)) * (
+        _REDUCTION + _several(spec, tiling) * _REDUCTION_OF_BLOCKS[tiling.grid]
+    )
     if direction == "forward" and not tiling.grid:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
     return step
@@ -256,13 +275,31 @@ def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     exchange += _EXCHANGE[direction]
     if direction == "backward":
         exchange += _RANK * tiling.blocks
-    several = lookup(tiling.blocks, {size: int(size > 1) for size in spec.gpu.cluster_sizes})
-    return _SECOND_TILE * (batch_tiles - 1) + several * exchange
+    return _SECOND_TILE * (batch_tiles - 1) + _several(spec, tiling) * exchange
 
 
-def _cells_of_lane(tiling: Tiling) -> Expression:
-    """Cells whose element-wise step a lane computes."""
-    return maximum(4 * tiling.batch_tiles // tiling.k_slices, 1)
+def _several(spec: KernelSpec, tiling: Tiling) -> Expression | int:
+    """Return 1 if several blocks share a head, else 0."""
+    return 1 if tiling.grid else lookup(tiling.blocks, {size: int(size > 1) for size in spec.gpu.cluster_sizes})
+
+
+def _more_operations(cell: Cell, direction: str) -> int:
+    """Return how many more operations than an LSTM's the step of a cell that reduces over units has."""
+    return max(0, operation_count(cell, direction) - operation_count(LSTM, direction)) if trace(cell).reduces else 0
+
+
+def _lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return the cells in a lane's fragment: a single block may have half as many sequences as its tiles have."""
+    of_tiles = 4 * tiling.batch_tiles
+    if tiling.grid or not trace(spec.cell).reduces:
+        return of_tiles
+    several = minimum(tiling.blocks - 1, 1)
+    return maximum(several * of_tiles + (1 - several) * (tiling.sequences // 2), 1)
+
+
+def _cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Return the cells whose element-wise step a lane computes."""
+    return maximum(_lane_cells(spec, tiling) // tiling.k_slices, 1)
 
 
 def _idle(spec: KernelSpec) -> int:
@@ -285,17 +322,19 @@ def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
 
 def tiles_of_warp(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Tiles of R, 16 x 16, that a warp multiplies, in either direction."""
-    return len(spec.cell.recurrent_gates) * (tiling.blocks * tiling.unit_tiles // tiling.k_slices)
+    return len(spec.cell.recurrent_gates) * tiling.blocks * tiling.unit_tiles // tiling.k_slices
 
 
 def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Registers of a thread, about: R, addresses, tiles of sums, values of cells."""
-    gates, states, cells = len(spec.cell.gates), len(spec.cell.states), _cells_of_lane(tiling)
+    gates, states, cells = len(varying(spec.cell)), len(spec.cell.states), _cells_of_lane(spec, tiling)
     if spec.direction == "forward":
         sums, values = len(spec.cell.recurrent_gates), 1 + (gates + 2 * states) * cells + cells // 4 * 34
     else:
         sums = maximum(4, minimum(tiling.blocks // tiling.k_slices, 8))
-        values = (2 * gates + 3 * states) * cells
+        constants = len(spec.cell.gates) - gates  # whose gradients are added up, of neighbouring units
+        values = (2 * gates + 3 * states) * cells + constants * minimum(cells, 2)
+        values += _more_operations(spec.cell, spec.direction) // 8 * cells  # some of them between reductions
     slack = _GRID_SLACK[spec.direction] * tiling.grid
     return tiling.register_fragments * 4 + 38 + 8 * spec.splits + 4 * (sums * tiling.batch_tiles) + values + slack
 
@@ -312,15 +351,33 @@ def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
     seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
     from_memory = splits * tiles_of_warp(spec, tiling) - tiling.register_fragments
     several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
-    sums = several_warps * warps * tiling.batch_tiles * 512  # of one gate
+    sums = several_warps * warps * _lane_cells(spec, tiling) * 128  # of one gate
     if spec.direction == "forward":
         operand, row = splits * tiling.padded * seqs * 2, len(cell.input_gates) * size
         exchange = gates * sums + several_blocks * (splits * units * seqs * 2)
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = splits * gates * units * seqs * 2
-        stored_gates = (len(cell.gates) | 1) * residual_dtype(spec.dtype).itemsize  # rows: an odd number of units apart
+        stored_gates = (len(varying(cell)) | 1) * residual_dtype(
+            spec.dtype
+        ).itemsize  # rows: an odd number of units apart
         row = stored_gates + (1 + uses_h) * size + others * 4
-        exchange = sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size)
+        exchange = (
+            sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size) + (1 - several_blocks) * sums
+        )
     inputs = units * seqs * row
-    return 2 * operand + tiling.stages * inputs + exchange + warps * maximum(from_memory, 0) * 512 + _BARRIERS
+    constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
+    resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants
+    return 2 * operand + tiling.stages * inputs + exchange + resident
+
+
+def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """As REDUCTION_BYTES in resident/kernels/unit_reductions.cuh."""
+    found = exchanges(spec.cell, spec.direction)
+    if not found:
+        return 0
+    vectors, buffers, seqs = max(one.vectors for one in found), max(len(found), 2), 8 * tiling.batch_tiles
+    contributions = tiling.unit_tiles * (1 + minimum(tiling.k_slices // _lane_cells(spec, tiling), 1))
+    several = 0 if tiling.grid else minimum(tiling.blocks - 1, 1)
+    received = buffers * seqs * (tiling.blocks * vectors + 1) * 16 + ceil(buffers / 2) * 16
+    return seqs * ((contributions + 1) * vectors + 1) * 16 + several * received

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
+from flashrnn.cells.trace import not_element_wise
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
@@ -34,6 +35,8 @@ class Cuda:
 
     def unsupported_reason(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
+            return reason
+        if reason := not_element_wise(problem.cell):
             return reason
         for spec in specs_of(problem):
             if reason := infeasible(spec):
@@ -93,7 +96,7 @@ class Cuda:
             "initial": states,
             "h": h,
             "aux": aux,
-            "gates": aligned(residual.gates_in("NDG")),
+            "gates": aligned(residual.gates_in("NDG", cell)),
             "d_h": d_h,
             "d_aux": d_aux,
             "d_x": d_Wx,

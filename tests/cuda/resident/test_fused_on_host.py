@@ -18,10 +18,11 @@ from flashrnn.gpu import named_gpu
 from flashrnn.products import weight_gradient_of_states
 from flashrnn.residual import converted
 from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE
 from tests.suite import Case, check, check_tf32, inputs_for, tf32_on_the_processor
 from tests.tolerances import assert_close
 
-LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+LSTM, GRU, SLSTM, LAYERNORM_LSTM = map(get_cell, ("lstm", "gru", "slstm", "layernorm_lstm"))
 
 
 def tiled(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid=False, stages=4, register_fragments=4) -> Tiling:
@@ -134,6 +135,56 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
     check("cuda_fused", case, dtype, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("case", "dtype", "forward", "backward"),
+    [
+        (Case(LAYERNORM_LSTM, B=3, T=4, N=2, D=30), torch.float32, tiled(2, 1, 1, 8, 1), tiled(2, 1, 1, 8, 1)),
+        (
+            Case(NORMALISED_LSTM, B=3, T=4, N=1, D=58, reset=True),
+            torch.bfloat16,
+            tiled(4, 4, 1, 8, 1),
+            tiled(4, 2, 2, 16, 1),
+        ),
+        (Case(COMPETING, B=9, T=3, N=1, D=32), torch.float32, tiled(2, 2, 2, 16, 1), tiled(2, 1, 1, 8, 1)),
+        (Case(LAYERNORM_LSTM, B=7, T=4, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 4, 1), tiled(2, 2, 2, 8, 1)),
+        (Case(LAYERNORM_LSTM, B=5, T=4, N=1, D=60), torch.float32, tiled(2, 1, 1, 4, 2), tiled(1, 2, 1, 6, 4)),
+        (Case(COMPETING, B=3, T=5, N=1, D=30, reset=True), torch.float32, tiled(1, 2, 1, 8, 2), tiled(1, 1, 1, 2, 2)),
+        (Case(NORMALISED_STATE, B=9, T=5, N=1, D=144), torch.float16, tiled(1, 1, 2, 10, 9), tiled(1, 1, 1, 8, 9)),
+        (
+            Case(LAYERNORM_LSTM, B=9, T=3, N=1, D=60),
+            torch.bfloat16,
+            tiled(1, 2, 1, 8, 4, grid=True),
+            tiled(1, 4, 2, 16, 4, grid=True),
+        ),
+        (
+            Case(COMPETING, B=3, T=5, N=1, D=30, reset=True),
+            torch.float32,
+            tiled(1, 1, 1, 8, 2, grid=True),
+            tiled(1, 2, 1, 8, 2, grid=True),
+        ),
+    ],
+    ids=[
+        "one block",
+        "one block in slices",
+        "one block maximum",
+        "one block of few sequences",
+        "cluster",
+        "cluster maximum",
+        "cluster of nine",
+        "grid",
+        "grid maximum",
+    ],
+)
+def test_cells_that_reduce_over_units(on_host, case, dtype, forward, backward):
+    on_host({"forward": forward, "backward": backward})
+    check("cuda_fused", case, dtype, "cpu")
+
+
+def test_units_that_are_all_equal_are_normalised_to_zero(on_host):
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(1, 1, 1, 8, 2)})
+    check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", equal_units=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "forward", "backward"),
@@ -179,11 +230,11 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
     inputs = inputs_for("cuda_fused", Case(LSTM, B=3, T=4, N=2), torch.bfloat16, torch.device("cpu"))
     h, last = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
-    gates = h.grad_fn.saved_tensors[4]
+    gates = h.grad_fn.saved_tensors[5]
     saved = gates.clone()
     other, _ = flashrnn(*inputs, function=LSTM, backend="vanilla")
-    written = converted(saved, CudaFused().gate_format(LSTM, 32, torch.bfloat16), "GND")
-    assert_close({"gates": written}, {"gates": other.grad_fn.saved_tensors[4]}, torch.bfloat16)
+    written = converted(saved, CudaFused().gate_format(LSTM, 32, torch.bfloat16), "GND", LSTM, None)
+    assert_close({"gates": written}, {"gates": other.grad_fn.saved_tensors[5]}, torch.bfloat16)
     loss = h.float().square().sum() + last.sum()
     first = torch.autograd.grad(loss, inputs, retain_graph=True)
     assert torch.equal(gates, saved)

@@ -11,8 +11,8 @@
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
-    int k = in_chunk / M_CHUNK * 16 + row, from = coord.rank * UNITS + k % UNITS;
-    int to = (coord.warp * M_TILES + m) * 16 + column;
+    int k = (BLOCKS == 1 ? coord.k_slice * K_TILES : 0) * 16 + in_chunk / M_CHUNK * 16 + row, from = coord.rank * UNITS + k % UNITS;
+    int to = ((BLOCKS == 1 ? coord.unit_tile : coord.warp * M_TILES) + m) * 16 + column;
     return from < D && to < D ? R + ((k / UNITS * HEADS + coord.head) * D + from) * D + to : nullptr;
   });
 }
@@ -36,13 +36,14 @@ struct Exchange {
 DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const Weights& weights, const char* gates,
                                const Exchange& from, const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
-    float c[M_CHUNK][BATCH_TILES][4] = {};
+    float c[1][BATCH_TILES][4] = {}, u[1][CELLS];
     Weights::Queue queue;
     weights.start(queue);
-    const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES;
-    product<M_CHUNK, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
+    const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * SEQS * 32;
+    product<1, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
+    reduce_slices<1>(u, c, from.sums, coord);
 #pragma unroll
-    for (int q = 0; q < CELLS; q++) sum[q] = c[0][q / 4][q % 2 * 2 + q / 2 % 2];
+    for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
   } else {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) sum[q] = 0;
@@ -75,9 +76,45 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const char* gates
   }
 }
 
+// Return gate j of the lane's cell q.
+DEVICE float gate_of(int j, int q, const float (&stored)[PAIRS][PAIR_GATES], const float (&constants)[CONSTANTS + 1][PAIR]) {
+  if (STORED_OF[j] >= 0) return stored[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)];
+  return constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR];
+}
+
+#if REDUCES
+// Computes the gradients of the gates and of the states before the step; `cotangents` gives those of the states after it.
+template <class Cotangents>
+DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
+                      bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES], const float (&old)[STATES][CELLS],
+                      const float (&constants)[CONSTANTS + 1][PAIR], const Cotangents& cotangents, const ResetMask& reset,
+                      const bool (&valid)[CELLS], const UnitReductions& units) {
+  float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS];
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    carry[q] = reset.carries(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) g[j][q] = gate_of(j, q, gates, constants);
+  }
+  cells_backward(g, s, cotangents, d_g, d_old, units);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      d_g[j][q] = FINITE || valid[q] ? d_g[j][q] : 0;
+      d_b[j][q % PAIR] += d_g[j][q];  // of all the lane's sequences
+    }
+#pragma unroll
+    for (int i = 0; i < STATES; i++) d_state[i][q] = (FINITE || valid[q]) && carry[q] ? d_old[i][q] : 0;
+  }
+}
+#else
 // Computes what the gradient of a step needs of its gates and the states before it. `carry`: whether these enter the step.
 DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
-                            const float (&old)[STATES][CELLS], const ResetMask& reset, const ThreadCoord& coord) {
+                            const float (&constants)[CONSTANTS + 1][PAIR], const float (&old)[STATES][CELLS], const ResetMask& reset,
+                            const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     if (!coord.has_cells()) break;
@@ -86,7 +123,7 @@ DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELL
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) g[j] = gates[q / PAIR][q % PAIR * GATES + j];
+    for (int j = 0; j < GATES; j++) g[j] = gate_of(j, q, gates, constants);
     cell_factors(g, s, factors[q]);
   }
 }
@@ -98,12 +135,13 @@ DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][C
   cell_backward(factors, d_new, d_g, d_old);
 #pragma unroll
   for (int j = 0; j < GATES; j++) {
-    d_g_all[j][q] = FINITE_AT_ZERO || valid ? d_g[j] : 0;
+    d_g_all[j][q] = FINITE || valid ? d_g[j] : 0;
     d_b[j][q] += d_g_all[j][q];
   }
 #pragma unroll
   for (int i = 0; i < STATES; i++) d_state[i][q] = carry ? d_old[i] : 0;
 }
+#endif
 
 // Rounds the gates' gradients, and stores those of recurrent gates as the operand of the product.
 DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const u32 (&to)[PAIRS], u32 offset,
@@ -118,6 +156,7 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
 
 // Sums the gradients of the biases over this tile's sequences, which are in the four lanes of a quad and, with K_SLICES > 1, in
 // several warps.
+static_assert(CELL_SLICES * GATES * UNITS * 4 <= SHARED_BYTES);
 DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const ThreadCoord& coord) {
   __syncthreads();
 #pragma unroll
@@ -148,8 +187,8 @@ DEVICE void load_cells(LaneCells& cells, float (&d_state)[STATES][CELLS], float 
                        const float* initial, const float* d_last, i64 B, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    cells.sequence[q] = coord.sequence0 + coord.sequence(q);
-    cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.sequence(q) < coord.sequences;
+    cells.sequence[q] = coord.of_batch(coord.sequence(q));
+    cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     carry_next[q] = true;
     cells.element[q] = coord.head * D + coord.unit(q);
     first_h[q] = USES_H && cells.valid[q] ? float(scalar(initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
@@ -200,23 +239,40 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
                           const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
                           AuxGradients& aux_gradients, ResetMask& resets, StoredCells (&d_gate)[GATES], Results& results,
                           const u32 (&gate_operand)[PAIRS],
-                          const Exchange& exchange, const StepStrides& strides, const ThreadCoord& coord) {
+                          const Exchange& exchange, const UnitReductions& units, const StepStrides& strides, const ThreadCoord& coord) {
   const int t = steps - 1 - step;
   const char* tile = shared.inputs + stage * INPUT_BYTES + own_inputs;
-  float g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
+  float constants[CONSTANTS + 1][PAIR], g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
   if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, shared.gates, exchange, coord);
   aux_gradients.load(t - 1, cells.valid);
   read_step(g, given, old, tile, first_h, t == 0, coord);
+  read_constants(constants, shared.constants, coord);
   results.store(d_gate, strides);
   inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
 
-  float factors[CELLS][FACTORS];
   bool carry[CELLS];
-  compute_factors(factors, carry, g, old, resets, coord);
+  float d_g_all[GATES][CELLS];
+#if REDUCES
+  auto cotangents = [&](float (&d_new)[STATES][CELLS]) {
+    if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, shared.gates, exchange, coord);
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) {
+#pragma unroll
+      for (int i = 0; i < STATES; i++)
+        d_new[i][q] = d_state[i][q] + (HAS_D_AUX && i > 0 ? aux_gradients.values[i > 0 ? i - 1 : 0][q] : 0);
+      d_new[0][q] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
+    }
+  };
+  step_back(d_g_all, d_state, d_b, carry, g, old, constants, cotangents, resets, cells.valid, units);
+  if (t > 0) resets.load(t - 1, cells.valid);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) carry_next[q] = carry[q];
+#else
+  float factors[CELLS][FACTORS];
+  compute_factors(factors, carry, g, constants, old, resets, coord);
   if (t > 0) resets.load(t - 1, cells.valid);
   if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, shared.gates, exchange, coord);
 
-  float d_g_all[GATES][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     if (!coord.has_cells()) break;
@@ -230,6 +286,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
     step_back(d_g_all, d_state, d_b, factors[q], d_new, q, cells.valid[q], carry[q]);
     carry_next[q] = carry[q];
   }
+#endif
 
   store_gate_operands(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, coord);
 #pragma unroll
@@ -257,9 +314,11 @@ flashrnn_backward(PARAMETERS) {
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
 
   // Prologue: R, the gradients of the last states and the first inputs are loaded; then all blocks of the group are ready.
+  UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
   if (GRID) {
     workspace += blockIdx.x / BLOCKS * GROUP_PARTIALS;
     clear_partials(workspace, coord);
+    units.clear();
     grid_barrier.arrive();
   }
   const Exchange exchange{shared.receive_buffer, shared.barriers, workspace, shared.sums};
@@ -271,6 +330,9 @@ flashrnn_backward(PARAMETERS) {
   bool carry_next[CELLS];  // d_h of step t + 1 reaches step t
   load_cells(cells, d_state, first_h, carry_next, initial, d_last, B, coord);
   clear_operands(shared.gates, shared.receive_buffer);
+#ifdef BIAS
+  load_constants(shared.constants, BIAS, coord);
+#endif
   const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES);
   const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, strides};
   StepInputs next_inputs(shared_address(shared.inputs) + own_inputs, step_rows, coord);
@@ -279,6 +341,7 @@ flashrnn_backward(PARAMETERS) {
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
     if (threadIdx.x == 0) barrier_init(shared.barriers), barrier_init(shared.barriers + 8);
+    units.init();
     cluster_sync();
   }
   if (GRID) grid_barrier.wait();
@@ -301,8 +364,8 @@ flashrnn_backward(PARAMETERS) {
     const int stop = min(end + 1, steps);
     do
       step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
-                    aux_gradients, resets, d_gate, results, gate_operand, exchange, strides, coord);
-    while (++step < stop);
+                    aux_gradients, resets, d_gate, results, gate_operand, exchange, units, strides, coord);
+    while (++units.step, ++step < stop);
     if (COUNT_CHUNKS && end < steps && threadIdx.x == 0) signal(progress);
   }
 

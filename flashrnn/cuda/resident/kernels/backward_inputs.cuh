@@ -21,13 +21,13 @@ struct StepInputs {
   const ThreadCoord& coord;
   const u32 tile;
   const i64 head;
-  TileLoader<sizeof(gate), 1, 0, GATES, GATES_IN_PIECES> gates;
+  TileLoader<sizeof(gate), 1, 0, STORED, GATES_IN_PIECES> gates;
   TileLoader<BYTES, 1, 0> d_h, h;
   TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
 
   DEVICE StepInputs(u32 tile, const StepRows& from, const ThreadCoord& coord)
       : from(from), coord(coord), tile(tile), head(coord.head * D) {
-    gates.start(tile, coord, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * GATES + head * (GATES_IN_PIECES ? 1 : GATES); });
+    gates.start(tile, coord, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * STORED + head * (GATES_IN_PIECES ? 1 : STORED); });
     d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
     h.start(tile + H_TILE, coord, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
@@ -57,7 +57,7 @@ DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Th
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     ResidualGates gates;
-    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.tile_unit) * GATES);
+    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.tile_unit) * STORED);
     gates.get(g[p]);
   }
 }

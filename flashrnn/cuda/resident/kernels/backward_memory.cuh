@@ -1,25 +1,28 @@
 // The sizes of the backward's tiles, and where its operands, inputs and partial sums lie in shared memory.
 #pragma once
 #include "resident/kernels/products.cuh"
+#include "resident/kernels/unit_reductions.cuh"
 
-constexpr int K_TILES = GR * UNITS / 16;
-constexpr int M_TILES = PADDED / 16 / WARPS;  // tiles of 16 units of the head for which a warp computes sums
+// In one block, the warps of a unit tile compute its sums together (slice-K).
+constexpr int K_TILES = GR * UNITS / 16 / (BLOCKS == 1 ? K_SLICES : 1);
+constexpr int M_TILES = BLOCKS == 1 ? 1 : PADDED / 16 / WARPS;  // tiles of 16 units of the head for which a warp computes sums
 constexpr int M_CHUNK =  // how many of them at once
     M_TILES <= 8 ? M_TILES : M_TILES % 4 == 0 ? 4 : M_TILES % 3 == 0 ? 3 : M_TILES % 2 == 0 ? 2 : 1;
-static_assert(M_TILES * WARPS * 16 == PADDED && (BLOCKS > 1 || K_SLICES == 1));
+static_assert(M_TILES * WARPS * 16 == PADDED * (BLOCKS == 1 ? K_SLICES : 1) && GR * UNIT_TILES % (BLOCKS == 1 ? K_SLICES : 1) == 0);
 using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
 constexpr int SPLIT_BYTES = GR * UNITS * SEQS * 2;
 constexpr int GATE_BYTES = SPLITS * SPLIT_BYTES;                          // dg of a step, for the product
 constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state, if it is in float
-constexpr int GATE_PITCH = pitch(GATES);
+constexpr int GATE_PITCH = pitch(STORED);
 constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // after the gates of a unit tile
 constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
 constexpr int INPUT_BYTES = UNIT_TILES * (AUX_TILE + (STATES - 1) * STATE_ROW_BYTES);  // of a step
 constexpr int RECEIVE_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
-constexpr int GRID_FLOATS = GRID ? SUM_FLOATS<1> : 0;                     // partial sums of a tile's warps
+constexpr int SLICE_FLOATS = CLUSTERED ? 0 : SUM_FLOATS<1>;               // partial sums of a tile's warps
 constexpr int SHARED_BYTES =
-    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * RECEIVE_BYTES + GRID_FLOATS * 4 + WARPS * Weights::SHARED + BARRIER_BYTES;
+    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * RECEIVE_BYTES + SLICE_FLOATS * 4 + WARPS * Weights::SHARED + BARRIER_BYTES + REDUCTION_BYTES +
+    CONSTANT_BYTES;
 static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
 
 // The block's dynamic shared memory.
@@ -30,12 +33,16 @@ struct SharedMemory {
   float* sums;          // see reduce_slices
   char* fragments;      // what of R is not in registers
   u32 barriers;         // two mbarriers
+  char* reductions;     // see UnitReductions
+  float* constants;     // see load_constants
   DEVICE SharedMemory(char* memory) {
     gates = memory;
     inputs = memory + 2 * GATE_BYTES;
     receive_buffer = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
     sums = reinterpret_cast<float*>(reinterpret_cast<char*>(receive_buffer) + 2 * RECEIVE_BYTES);
-    fragments = reinterpret_cast<char*>(sums + GRID_FLOATS);
+    fragments = reinterpret_cast<char*>(sums + SLICE_FLOATS);
     barriers = shared_address(fragments + WARPS * Weights::SHARED);
+    reductions = fragments + WARPS * Weights::SHARED + BARRIER_BYTES;
+    constants = reinterpret_cast<float*>(reductions + REDUCTION_BYTES);
   }
 };

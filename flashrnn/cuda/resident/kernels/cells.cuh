@@ -7,6 +7,10 @@
 constexpr int PAIR = CELLS % 2 == 0 ? 2 : 1;
 constexpr int PAIRS = CELLS / PAIR;
 
+// Whether new states and gradients are finite in cells that are none, which then need no masks: padding of the batch, and of the
+// head, but for steps that see other units of it.
+constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || SEQUENCES == SEQS)));
+
 // Where the lane's cells are: a unit of a sequence each.
 struct LaneCells {
   bool valid[CELLS];    // neither padding nor another warp's
@@ -97,12 +101,12 @@ struct RoundedCells<float> {
 };
 using StoredCells = RoundedCells<scalar>;
 
-// The gates of a pair of cells, as the forward stores them for the backward: [units of the pair][GATES], one access if they are
-// whole words. A row of all units is [HEADS][D][GATES], format NDG of residual.py. With GATES_IN_PIECES, format PNDG, the
+// The gates of a pair of cells, as the forward stores them for the backward: [units of the pair][STORED], one access if they are
+// whole words. A row of all units is [HEADS][D][STORED], format NDG or NDV of residual.py. With GATES_IN_PIECES, format PNDG, the
 // [D][GATES] gates of a head are in GATES pieces of D, which have the memory of the head's part of [GATES][HEADS][D]. There, the
 // gradients of its inputs may be written over them: when a block writes those of a step, all blocks of its cluster have loaded
 // the gates. (So have the blocks of a grid, but nothing orders their reads before this block's writes.)
-constexpr int PAIR_GATES = PAIR * GATES;
+constexpr int PAIR_GATES = PAIR * STORED;
 static_assert(!GATES_IN_PIECES || (D % 8 == 0 && D % PAIR_GATES == 0 && GATES == GI));
 constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
 constexpr int PAIR_WORDS = (PAIR_GATES * sizeof(gate) + 3) / 4;
@@ -138,6 +142,32 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
       }
   }
 };
+
+// The biases of gates that have nothing else, and are not stored: [CONSTANTS][UNITS] of the block in shared memory.
+constexpr int CONSTANTS = GATES - STORED, CONSTANT_BYTES = CONSTANTS * UNITS * 4;
+template <class Number>
+DEVICE void load_constants(float* constants, const Number* bias, const ThreadCoord& coord) {
+#pragma unroll
+  for (int j = 0; j < GATES; j++)
+    if (CONSTANT_OF[j] >= 0)
+      for (int i = threadIdx.x; i < UNITS; i += THREADS) {
+        const int unit = coord.rank * UNITS + i;
+        constants[CONSTANT_OF[j] * UNITS + i] = unit < D ? float(bias[j * ROW + coord.head * D + unit]) : 0;
+      }
+}
+// Reads those of the lane's units.
+DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* constants, const ThreadCoord& coord) {
+#pragma unroll
+  for (int k = 0; k < CONSTANTS; k++) {
+    const float* from = constants + k * UNITS + coord.unit(0) - coord.rank * UNITS;
+    if constexpr (PAIR == 2) {
+      const float2 pair = to_pair(from);
+      values[k][0] = pair.x, values[k][1] = pair.y;
+    } else {
+      values[k][0] = *from;
+    }
+  }
+}
 
 // Whether the lane's cells carry their states into a step, or are reset; loaded one step ahead.
 struct ResetMask {

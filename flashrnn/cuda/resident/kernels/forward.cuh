@@ -6,6 +6,7 @@
 // shared memory of every block, which complete on that block's mbarrier, and with GRID through global memory.
 #pragma once
 #include "resident/kernels/products.cuh"
+#include "resident/kernels/unit_reductions.cuh"
 
 constexpr int K_TILES = PADDED / 16 / K_SLICES;  // k tiles of a warp
 static_assert(K_TILES * K_SLICES * 16 == PADDED);
@@ -28,7 +29,8 @@ constexpr int H_BYTES = SPLITS * SPLIT_BYTES;                     // h of a head
 constexpr int INPUT_BYTES = UNIT_TILES * GI * ROW_BYTES;          // one step of x
 constexpr int SEND_BYTES = BLOCKS == 1 ? 0 : SPLITS * UNITS * SEQS * 2;
 constexpr int SHARED_BYTES =
-    2 * H_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS<GR> * 4 + SEND_BYTES + WARPS * Weights::SHARED + BARRIER_BYTES;
+    2 * H_BYTES + STAGES * INPUT_BYTES + SUM_FLOATS<GR> * 4 + SEND_BYTES + WARPS * Weights::SHARED + BARRIER_BYTES + REDUCTION_BYTES +
+    CONSTANT_BYTES;
 static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
 
 constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: a split of h of a unit tile
@@ -125,8 +127,8 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 DEVICE void store_initial_h(char* operand, const float* initial, const ThreadCoord& coord) {
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
-    bool inside = k < D && n < coord.sequences;
-    PairOf<float> pair{inside ? initial[(coord.sequence0 + n) * ROW + coord.head * D + k] : 0, 0};
+    bool inside = k < D && coord.has_sequence(n);
+    PairOf<float> pair{inside ? initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
     for (int split = 0; split < SPLITS; split++) {
       char* to = operand + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
       *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_split());
@@ -158,7 +160,7 @@ DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][C
     for (int j = 0; j < GATES; j++)
 #pragma unroll
       for (int q = 0; q < CELLS; q++)
-        if (RECURRENT_OF[j] >= 0) c[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][q / 4][q % 2 * 2 + q / 2 % 2] = b[j][q];
+        if (RECURRENT_OF[j] >= 0) c[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][tile_of(q)][q % 2 * 2 + second_of(q)] = b[j][q];
   }
 }
 
@@ -173,8 +175,8 @@ DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[G
                        const bias_number* bias, i64 B, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    cells.sequence[q] = coord.sequence0 + coord.sequence(q);
-    cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.sequence(q) < coord.sequences;
+    cells.sequence[q] = coord.of_batch(coord.sequence(q));
+    cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     cells.element[q] = coord.head * D + coord.unit(q);
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i][q] = cells.valid[q] ? initial[cells.state_index(i, q, B)] : 0;
@@ -184,9 +186,41 @@ DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[G
 }
 
 // One step of the lane's cells, from inputs v, recurrent sums u and biases b: s becomes the new state, `residual` the gates.
+#if REDUCES
 DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
-                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const ResetMask& reset,
-                       const bool (&valid)[CELLS]) {
+                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
+                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions& units) {
+  float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS];
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    const bool carry = reset.carries(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) old[i][q] = carry ? s[i][q] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
+      g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : b[j][q % PAIR], carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+  }
+  cells_forward(g, old, fresh, units);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i][q] = FINITE || valid[q] ? fresh[i][q] : 0;
+  if (!STORE_GATES) return;
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    float all[PAIR_GATES];
+#pragma unroll
+    for (int j = 0; j < GATES; j++)
+#pragma unroll
+      for (int q = 0; q < PAIR; q++)
+        if (STORED_OF[j] >= 0) all[q * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = g[j][p * PAIR + q];
+    residual[p].round(all);
+  }
+}
+#else
+DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
+                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
+                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions&) {
   float all_gates[PAIRS][PAIR_GATES];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
@@ -196,17 +230,19 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
     for (int i = 0; i < STATES; i++) old[i] = carry ? s[i][q] : 0;
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
-      gates[j] = assemble_gate<SUM_HAS_BIAS>(j, b[j][q], carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
-      all_gates[q / PAIR][q % PAIR * GATES + j] = gates[j];
+      const float bias = STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : b[j][q];
+      gates[j] = assemble_gate<SUM_HAS_BIAS>(j, bias, carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+      if (STORED_OF[j] >= 0) all_gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = gates[j];
     }
     cell_forward(gates, old, fresh);
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = FINITE_AT_ZERO || valid[q] ? fresh[i] : 0;
+    for (int i = 0; i < STATES; i++) s[i][q] = FINITE || valid[q] ? fresh[i] : 0;
   }
   if (STORE_GATES)
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) residual[p].round(all_gates[p]);
 }
+#endif
 
 DEVICE void store_states(float* last, const float (&s)[STATES][CELLS], const LaneCells& cells, i64 B) {
 #pragma unroll
@@ -243,7 +279,7 @@ struct Results {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
       i64 at = (cells.sequence[p * PAIR] * row_b - row_t) * ROW + cells.element[p * PAIR];  // one step before the first
-      h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * GATES;
+      h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * STORED;
       if constexpr (GATES_IN_PIECES) {
         const int number = coord.unit(p * PAIR) * GATES;
         gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
@@ -275,6 +311,8 @@ struct SharedMemory {
   char* send_buffer;  // h of this block's units
   char* fragments;    // what of R is not in registers
   u32 barriers;       // two buffers of SEGMENTS mbarriers
+  char* reductions;   // see UnitReductions
+  float* constants;   // see load_constants
   DEVICE SharedMemory(char* memory) {
     h = memory;
     inputs = h + 2 * H_BYTES;
@@ -282,6 +320,8 @@ struct SharedMemory {
     send_buffer = reinterpret_cast<char*>(sums + SUM_FLOATS<GR>);
     fragments = send_buffer + SEND_BYTES;
     barriers = shared_address(fragments + WARPS * Weights::SHARED);
+    reductions = fragments + WARPS * Weights::SHARED + BARRIER_BYTES;
+    constants = reinterpret_cast<float*>(reductions + REDUCTION_BYTES);
   }
 };
 
@@ -298,8 +338,8 @@ DEVICE void expect_h(u32 barriers, int buffer) {
 // `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
 DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
                          float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], ResetMask& resets, InputLoader& loader,
-                         Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const StepStrides& strides,
-                         const ThreadCoord& coord) {
+                         Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
+                         const StepStrides& strides, const ThreadCoord& coord) {
   const int next = t + 1 & 1;
   const bool exchange = BLOCKS > 1 && t + 1 < steps;
   if (GRID && exchange) ring.clear(t + 1);
@@ -316,8 +356,11 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   stage = stage + 1 == STAGES ? 0 : stage + 1;
 
   if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
+  float constants[CONSTANTS + 1][PAIR];
+  read_constants(constants, shared.constants, coord);
+  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units);
   if (coord.has_cells()) {
-    step_cells(s, results.gates, v, u, b, resets, cells.valid);
+    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units);
     if (t + 1 < steps) resets.load(t + 1, cells.valid);
     results.h.round(s[0]);
     results.h.get(s[0]);
@@ -355,7 +398,10 @@ flashrnn_forward(PARAMETERS) {
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * RING_VECTORS, launch);
 
   // Prologue: R, initial states and the first inputs are loaded; then all blocks of the group are ready.
-  if (GRID && steps > 1) {
+  UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
+  const bool meets = GRID && (REDUCES || steps > 1);
+  if (meets) {
+    units.clear();
     for (int i = 0; i < 3; i++) ring.clear(i);
     grid_barrier.arrive();
   }
@@ -365,6 +411,7 @@ flashrnn_forward(PARAMETERS) {
   float s[STATES][CELLS], b[GATES][CELLS];
   load_cells(cells, s, b, initial, bias, B, coord);
   store_initial_h(shared.h, initial, coord);
+  load_constants(shared.constants, bias, coord);
   Results results;
   results.h.round(s[0]);  // as h of every step
   results.h.get(s[0]);
@@ -376,9 +423,10 @@ flashrnn_forward(PARAMETERS) {
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
     init_barriers(shared.barriers);
+    units.init();
     cluster_sync();
   }
-  if (GRID && steps > 1) grid_barrier.wait();
+  if (meets) grid_barrier.wait();
   __syncthreads();
   results.start(h, aux, gates, row_b, row_t, B * T * ROW, cells, coord);
   u32 h_operand[PAIRS];
@@ -388,12 +436,12 @@ flashrnn_forward(PARAMETERS) {
   resets.load(0, cells.valid);
 
   int stage = 0;
-  for (int t = 0; t < steps; t++)
-    step_forward(t, stage, steps, shared, weights, cells, s, b, resets, loader, results, h_operand, ring, strides, coord);
+  for (int t = 0; t < steps; t++, units.step++)
+    step_forward(t, stage, steps, shared, weights, cells, s, b, resets, loader, results, h_operand, ring, units, strides, coord);
 
   // Epilogue: the last results; no block ends while others may still send to it.
   results.store(s, strides);
   store_states(last, s, cells, B);
   if constexpr (CLUSTERED) cluster_sync();
-  if (GRID && steps > 1) grid_barrier.reset();
+  if (meets) grid_barrier.reset();
 }

@@ -32,10 +32,11 @@ DEVICE bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
 // unique number of the launch into its word.
 template <int BLOCKS>
 struct GridBarrier {
+  u64* words_of_all;  // groups
   u64* words;
   u64 launch;
   DEVICE GridBarrier(void* words_of_groups, u64 launch)
-      : words(static_cast<u64*>(words_of_groups) + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
+      : words_of_all(static_cast<u64*>(words_of_groups)), words(words_of_all + blockIdx.x / BLOCKS * BLOCKS), launch(launch) {}
   // Releases what this block wrote before to the blocks that wait.
   DEVICE void arrive() const {
     __syncthreads();

@@ -176,7 +176,7 @@ constexpr int SUM_FLOATS = K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 
 
 template <int ROWS>
 DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
-  auto part = [&](int cell, int row) { return c[row][cell / 4][cell % 2 * 2 + cell / 2 % 2]; };
+  auto part = [&](int cell, int row) { return c[row][tile_of(cell)][cell % 2 * 2 + second_of(cell)]; };
   auto slot = [&](int to, int from, int q) {
     return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + coord.lane) * ROWS;
   };

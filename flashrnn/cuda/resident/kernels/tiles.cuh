@@ -4,7 +4,8 @@
 // of blocks anywhere on the GPU. A block owns UNIT_TILES tiles of 16 units; K_SLICES warps work on a tile, each on its slice
 // of the product's inner axis (slice-K). In the products, row i of a 16-row fragment is unit 2i of its tile and row i + 8 is
 // unit 2i + 1. So the lane with quad i (lane / 4) and lane_in_quad j (lane % 4) holds units 2i, 2i + 1 of sequences 2j, 2j + 1.
-// A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2.
+// A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2. If one block
+// has no more than half of SEQS sequences, they are the even ones (SPREAD), so that a lane has half as many cells.
 #pragma once
 #include "kernels/cluster.cuh"
 #include "resident/kernels/grid.cuh"
@@ -17,7 +18,8 @@ constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
 constexpr int WARPS = UNIT_TILES * K_SLICES;
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILE_THREADS = 32 * K_SLICES;         // threads that work on one unit tile
-constexpr int LANE_CELLS = 4 * BATCH_TILES;         // cells in a lane's fragment
+constexpr int SPREAD = BLOCKS == 1 && SEQUENCES <= SEQS / 2 ? 2 : 1;
+constexpr int LANE_CELLS = 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
 constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
@@ -31,6 +33,10 @@ static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 struct StepStrides {
   i64 x, h, aux, gates;
 };
+
+// Return the tile of eight sequences that a cell is in, and whether it is of the second of the lane's two there.
+DEVICE constexpr int tile_of(int cell) { return cell / (4 / SPREAD); }
+DEVICE constexpr int second_of(int cell) { return SPREAD == 1 ? cell / 2 % 2 : 0; }
 
 // The coordinates of a thread.
 struct ThreadCoord {
@@ -54,8 +60,11 @@ struct ThreadCoord {
   DEVICE int unit(int q) const { return tile_unit + 2 * quad + (k_slice * CELLS + q) % 2; }
   DEVICE int sequence(int q) const {
     int cell = k_slice * CELLS + q;
-    return cell / 4 * 8 + 2 * lane_in_quad + cell / 2 % 2;
+    return tile_of(cell) * 8 + 2 * lane_in_quad + second_of(cell);
   }
+  // Return which one of the batch a sequence of the tile is, and whether there is one.
+  DEVICE int of_batch(int sequence) const { return sequence0 + sequence / SPREAD; }
+  DEVICE bool has_sequence(int sequence) const { return sequence % SPREAD == 0 && sequence / SPREAD < sequences; }
 };
 
 // Return the row of a sequence in a tile with one row of 16 units for each. The two sequences of a lane are 4 rows apart, so
@@ -81,7 +90,7 @@ struct TileLoader {
   static constexpr int ALIGNED = D * NUMBERS % 8 == 0 ? 8 : D * NUMBERS % 4 == 0 ? 4 : 2;
   static constexpr int WIDTH = ELEMENT == 4 && ALIGNED > 4 ? 4 : ALIGNED;               // numbers of a copy
   static constexpr int LENGTH = 16 * NUMBERS;                                           // of a sequence
-  static constexpr int PER_ROW = SEQS * LENGTH / WIDTH;                                 // copies
+  static constexpr int PER_ROW = SEQS / SPREAD * LENGTH / WIDTH;                        // copies
   static constexpr int TOGETHER = PER_ROW < TILE_THREADS ? TILE_THREADS / PER_ROW : 1;  // rows
   static constexpr int COPIES = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, for each thread
   const char* from[COPIES];
@@ -96,9 +105,9 @@ struct TileLoader {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
       int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;  // two threads may make the same copy
-      int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH);
-      valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && sequence < coord.sequences;
-      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.sequence0 + sequence : 0)) + first_row * ROW_STRIDE;
+      int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH) * SPREAD;
+      valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
+      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.of_batch(sequence) : 0)) + first_row * ROW_STRIDE;
       const int number = coord.tile_unit * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;

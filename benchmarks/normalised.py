@@ -1,0 +1,62 @@
+"""Time of cells that see the other units of their head, over that of an LSTM or of what there is without a kernel."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks import ours
+from benchmarks.cases import HIDDEN, MODES, TRAINING, Case, Job
+from benchmarks.options import over
+from benchmarks.time_loop import compiled, graphed
+from benchmarks.timing import QUICK, measure, random_inputs
+
+_SIZES = ((12, 64, 16), (12, 64, 64), (1, HIDDEN, 16), (1, HIDDEN, 64))
+LSTMS = tuple(Case("lstm", N, D, B) for N, D, B in _SIZES)
+"""With which a layernorm_lstm of the same sizes is compared."""
+GRUS = tuple(Case("layernorm_gru", 1, 512, 16, T=64, dtype=dtype) for dtype in ("float32", "bfloat16"))
+"""Compared with the loop in PyTorch, compiled and captured as a CUDA graph. World models train at these sizes."""
+
+
+def rows() -> Iterator[dict]:
+    """Milliseconds (ms: on the device; call_ms: with the host's part) and MiB beside the inputs (peak_mib) of h without
+    gradients (forward), or with those of Wx, R and b (forward+backward), and how many times those of `over_what` they
+    are: of an LSTM, or of a layernorm_gru's loop in PyTorch, compiled and captured as a CUDA graph."""
+    for mode in reversed(MODES):  # what most ask for comes first
+        for lstm in LSTMS:
+            yield _row(replace(lstm, function="layernorm_lstm"), mode, "lstm", _ours(lstm, mode))
+        for gru in GRUS:
+            yield _row(gru, mode, "CUDA graph of the compiled loop", _loop(gru, mode))
+
+
+def _row(case: Case, mode: str, over_what: str, other: dict) -> dict:
+    found = _ours(case, mode)
+    return {**vars(case), "mode": mode} | found | {"over_what": over_what, "other": other, "over": over(found, other)}
+
+
+def _ours(case: Case, mode: str) -> dict:
+    return ours.run(Job(case, mode), QUICK, "auto")
+
+
+def _loop(case: Case, mode: str) -> dict:
+    training = mode == TRAINING
+    inputs = [x.requires_grad_(training) for x in random_inputs(case.shapes(), getattr(torch, case.dtype))]
+    loop = graphed(compiled(gru_loop, inputs), inputs)
+    return measure(lambda: loop(*inputs), inputs, training, QUICK)
+
+
+def gru_loop(Wx: Tensor, R: Tensor, b: Tensor) -> Tensor:
+    """Return h [B, T, 1, D] of a layernorm_gru of one head, as world models in PyTorch step it."""
+    B, T, _, _, D = Wx.shape
+    bias, gain, shift = b.view(3, 3 * D).unbind()
+    inputs, weight = Wx.flatten(2) + bias, R.flatten(0, 2).t()
+    h, steps = Wx.new_zeros(B, D), []
+    for t in range(T):
+        gates = torch.addmm(inputs[:, t], h, weight)
+        reset, candidate, update = F.layer_norm(gates, (3 * D,), 1 + gain, shift, eps=1e-3).chunk(3, dim=-1)
+        update = torch.sigmoid(update - 1)
+        h = update * torch.tanh(torch.sigmoid(reset) * candidate) + (1 - update) * h
+        steps.append(h)
+    return torch.stack(steps, dim=1).unsqueeze(2)

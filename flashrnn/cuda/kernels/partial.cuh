@@ -1,0 +1,44 @@
+// What some of a head's units contribute to sums, moments (mean and variance) and maxima over all of them.
+#pragma once
+#include "kernels/math.cuh"
+
+// The numbers of one exchange for one sequence. A moment is a shift, one of the numbers themselves, and the sum of the deviations
+// from it and that of their squares: these cancel little, whatever the mean is. Words are in the order sums, deviations and
+// squares of every moment, shifts, maxima.
+template <int SUMS_, int MOMENTS_, int MAXIMA_>
+struct Partial {
+  static constexpr int SUMS = SUMS_, MOMENTS = MOMENTS_, MAXIMA = MAXIMA_;
+  static constexpr int ADDED = SUMS + 2 * MOMENTS, WORDS = ADDED + MOMENTS + MAXIMA;
+  static constexpr int VECTORS = (WORDS + 3) / 4, RESULTS = ADDED + MAXIMA;
+  static constexpr int PAIRS = (WORDS + 1) / 2 > MOMENTS + MAXIMA ? (WORDS + 1) / 2 : MOMENTS + MAXIMA;  // published
+  float words[4 * VECTORS];
+
+  DEVICE void load(const float* from) {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+      const float4 v = reinterpret_cast<const float4*>(from)[i];
+      words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
+    }
+  }
+  // Adds what `units` others contribute.
+  DEVICE void add(const Partial& other, float units) {
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) words[i] += other.words[i];
+#pragma unroll
+    for (int i = 0; i < MOMENTS; i++) {
+      const float deviations = other.words[SUMS + 2 * i], shift = other.words[ADDED + i] - words[ADDED + i];
+      words[SUMS + 2 * i] += fmaf(units, shift, deviations);
+      words[SUMS + 2 * i + 1] += fmaf(shift, fmaf(units, shift, 2.0f * deviations), other.words[SUMS + 2 * i + 1]);
+    }
+#pragma unroll
+    for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], other.words[i]);
+  }
+  // Return result i over all D units: sums, mean and variance of every moment, maxima.
+  DEVICE float result(int i) const {
+    if (i >= ADDED) return words[i + MOMENTS];
+    if (i < SUMS) return words[i];
+    const int moment = (i - SUMS) / 2;
+    const float deviation = words[SUMS + 2 * moment] * (1.0f / D), square = words[SUMS + 2 * moment + 1] * (1.0f / D);
+    return (i - SUMS) % 2 == 0 ? words[ADDED + moment] + deviation : op_max(fmaf(-deviation, deviation, square), 0.0f);
+  }
+};
