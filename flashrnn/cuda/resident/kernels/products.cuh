@@ -18,9 +18,18 @@ struct Fragments {
   // tile(i, row, column) points at elements (row, column) and (row, column + 1) of R's tile i; null outside R.
   template <class Tile>
   DEVICE void load(char* memory, const scalar* R, const ThreadCoord& coord, Tile tile) {
-    shared = shared_address(memory) + coord.warp * SHARED + coord.lane * 16;
-    if constexpr (TRANSPOSED || SPLITS > 1) load_shared(coord, tile);
-    else copy_shared(R, coord, tile);
+    const u32 own = shared_address(memory) + coord.warp * SHARED;
+    if constexpr (BY_ROWS) {
+      shared = own + row_offset(coord.lane % 16, coord.lane / 16);
+      const u32 to = own + row_offset(coord.lane / 2, coord.lane % 2);
+      if (STAGED) load_registers(to, R, coord, tile);
+      copy_rows(to, 0, IN_SHARED, R, coord, tile, [](int f) { return f * TOTAL / FRAGMENTS; });
+    } else {
+      shared = own + coord.lane * 16;
+      if constexpr (TRANSPOSED || SPLITS > 1) load_shared(coord, tile);
+      else copy_shared(R, coord, tile);
+    }
+    if (STAGED) return;
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
       if (register_index(i * SPLITS) == register_index((i + 1) * SPLITS)) continue;
@@ -37,6 +46,36 @@ struct Fragments {
     }
   }
   static constexpr int IN_SHARED = TOTAL - IN_REGISTERS, FRAGMENTS = IN_SHARED > 0 ? IN_SHARED : 1;
+  // Rows that begin at multiples of 16 bytes are copied in vectors of as many, and stay rows in shared memory, from which ldmatrix
+  // makes fragments. STAGED: those in registers too, through the memory of the others.
+  static constexpr bool BY_ROWS = !TRANSPOSED && SPLITS == 1 && D % 8 == 0;
+  static constexpr bool STAGED = BY_ROWS && IN_REGISTERS > 0 && 2 * IN_SHARED >= IN_REGISTERS;
+  // Return the offset of a half of a row in a fragment of 16 rows of 32 bytes, such that ldmatrix reads from all banks.
+  static DEVICE u32 row_offset(int row, int half) { return row * 32 + (half ^ (row / 4 % 2)) * 16; }
+  // Starts copies of `count` fragments, beginning with number `first` of a kind; index(k) is the tile of number k.
+  template <class Tile, class Index>
+  DEVICE void copy_rows(u32 to, int first, int count, const scalar* R, const ThreadCoord& coord, Tile tile, Index index) const {
+    const int row = coord.lane / 2;
+#pragma unroll 1
+    for (int k = 0; k < count; k++) {
+      const scalar* from = tile(index(first + k), row % 8 * 2 + row / 8, coord.lane % 2 * 8);
+      copy_async<16>(to + k * 512, from ? from : R, from);
+    }
+  }
+  template <class Tile>
+  DEVICE void load_registers(u32 to, const scalar* R, const ThreadCoord& coord, Tile tile) {
+    auto index = [](int k) { return ((k + 1) * TOTAL + IN_REGISTERS - 1) / max(IN_REGISTERS, 1) - 1; };
+#pragma unroll
+    for (int first = 0; first < IN_REGISTERS; first += FRAGMENTS) {
+      copy_rows(to, first, min(FRAGMENTS, IN_REGISTERS - first), R, coord, tile, index);
+      copy_commit();
+      copy_wait<0>();
+      __syncwarp();
+#pragma unroll
+      for (int k = 0; k < FRAGMENTS && first + k < IN_REGISTERS; k++) load_four_matrices(registers[first + k], shared + k * 512);
+      __syncwarp();
+    }
+  }
   // By asynchronous copies of words, all in flight at once. Not unrolled: fetching and compiling code that runs once takes
   // longer than running it.
   template <class Tile>
@@ -77,6 +116,8 @@ struct Fragments {
 #pragma unroll
     for (int half = 0; half < 2; half++) {  // columns 2j, 2j + 1 and 2j + 8, 2j + 9 of the fragment, j = lane_in_quad
       int column = 2 * coord.lane_in_quad + half * 8;
+      // Where the compiler knows which columns are padding, it makes their zeros anew in every step.
+      if (BLOCKS == 1 && D % 16) column = __shfl_xor_sync(~0u, column, 0);
       Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
       if constexpr (TRANSPOSED) {
         ::load(even, tile(i, column, 2 * coord.quad));
@@ -100,6 +141,7 @@ struct Fragments {
   DEVICE void fetch(Queue& queue, int shared_fragment) const {
     if (shared_fragment >= TOTAL - IN_REGISTERS) return;
     u32(&a)[4] = queue.words[shared_fragment % (AHEAD + 1)];
+    if constexpr (BY_ROWS) return load_four_matrices(a, shared + shared_fragment * 512);
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(shared + shared_fragment * 512));
   }
