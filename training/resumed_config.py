@@ -79,6 +79,7 @@ def differences(saved: dict[str, Any], config: DictConfig) -> list[str]:
         old, new = before.get(key), now.get(key)
         if isinstance(old, str):  # the folder of a run is in several values
             old = old.replace(before["run_dir"], now["run_dir"])
-        if old != new and not key.startswith("logger.wandb.id"):
-            lines.append(f"  {key}: {old} in the run, {new} now")
+        if old == new or key == "logger.wandb.id":
+            continue
+        lines.append(f"  {key}: {old if key in before else 'absent'} in the run, {new if key in now else 'absent'} now")
     return lines

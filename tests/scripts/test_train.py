@@ -189,7 +189,7 @@ def test_what_a_run_that_goes_on_has_otherwise_is_printed(tiny_config, capsys):
     assert resuming == f"resuming from {config.run_dir}/checkpoints/last.ckpt"
     assert printed[:2] == [
         "  data.batch_size: 4 in the run, 8 now",
-        "  logger.csv._target_: training.metrics_file.MetricsFile in the run, None now",
+        "  logger.csv._target_: training.metrics_file.MetricsFile in the run, absent now",
     ]
     assert "  trainer.max_steps: 8 in the run, 9 now" in printed
     assert not any("run_dir" in line or "dirpath" in line for line in printed)

@@ -73,7 +73,7 @@ def test_differences(saved):
     assert differences(before, resumed(file)) == []
     changed = differences(before, resumed(file, "schedule=wsd", "trainer.precision=bf16-mixed"))
     assert "  trainer.precision: 32-true in the run, bf16-mixed now" in changed
-    assert "  schedule.decay_ratio: None in the run, 0.2 now" in changed
+    assert "  schedule.decay_ratio: absent in the run, 0.2 now" in changed
 
 
 def test_the_config_of_an_older_checkpoint():
