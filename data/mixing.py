@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from data.packing import PackedBlocks
+from data.permutation import Permutation
 from data.streaming import StreamedBlocks
 
 PERIOD = 4096  # samples in which each source has its share, rounded to whole samples
@@ -68,7 +69,6 @@ class MixedBlocks(Dataset):
         self.sources = sources
         self.schedule = schedule
         self.seed = seed
-        self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by source: the epoch, and its order
 
     def __getitem__(self, samples: np.ndarray) -> dict[str, torch.Tensor]:
         sources, numbers = self.schedule(np.asarray(samples))
@@ -87,13 +87,8 @@ class MixedBlocks(Dataset):
         indices = np.empty_like(places)
         for epoch in np.unique(epochs):
             now = epochs == epoch
-            indices[now] = self._epoch_order(source, int(epoch), len(blocks))[places[now]]
+            indices[now] = Permutation(len(blocks), [self.seed, source, int(epoch)])(places[now])
         return blocks[indices]
-
-    def _epoch_order(self, source: int, epoch: int, size: int) -> np.ndarray:
-        if self._orders.get(source, (None,))[0] != epoch:
-            self._orders[source] = epoch, np.random.default_rng([self.seed, source, epoch]).permutation(size)
-        return self._orders[source][1]
 
 
 class MixedStream:

@@ -6,6 +6,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from data.lanes import lane_order
+from data.permutation import Permutation
 
 
 class ResumableSampler(Sampler[np.ndarray]):
@@ -79,8 +80,8 @@ class ResumableSampler(Sampler[np.ndarray]):
                 start += self._global_batch
         epoch, offset = divmod(self.consumed, self._epoch_samples)
         if self._lanes:
-            order = lane_order(self._step, self.lane_length)
+            order = lane_order(self._step, self.lane_length).__getitem__
         else:
-            order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
+            order = Permutation(self.size, [self.seed, epoch])
         for start in range(offset + own, self._epoch_samples, self._global_batch):
-            yield order[start : start + self.batch_size]
+            yield order(np.arange(start, start + self.batch_size))

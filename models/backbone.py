@@ -49,7 +49,7 @@ class SequenceModel(nn.Module):
             `["lstm", "lstm", "attention"]` has attention in every third block.
 
     With the attribute `checkpoint_blocks` set, training keeps the inputs of blocks alone and runs each block again in
-    the backward pass: less memory, about a third more time.
+    the backward pass: less memory for one forward pass more.
 
     Initialised as GPT-2: weights normal with standard deviation sqrt(2 / 5d), which is near its 0.02 at d = 768 and
     grows as the width shrinks; those that write to the residual stream are divided by sqrt(2 num_blocks). A mixer with
