@@ -61,12 +61,13 @@ def draw(rows: list[dict], device: str, file: Path) -> None:
     models = list(dict.fromkeys(row["model"] for row in rows))
     for axes, (over, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         _panel(axes, found, over, models)
-    figure.suptitle(f"{_finding(rows)} ({device})", fontsize=11)
+    figure.suptitle(f"{_finding(rows)}\n{device}", fontsize=11)
     figure.savefig(file, dpi=150)
 
 
 def _finding(rows: list[dict]) -> str:
-    """Return how many times as fast as the slowest model the fastest one is after the longest context of both."""
+    """Return how many times as fast as the slowest model the fastest one is after the longest context of both; of one
+    model alone, its speed."""
     speeds: dict[tuple[int, int], dict[str, float]] = {}
     for row in rows:
         if "error" not in row:
@@ -77,6 +78,8 @@ def _finding(rows: list[dict]) -> str:
     fastest, slowest = max(found, key=found.get), min(found, key=found.get)
     sequences = "one sequence" if batch == -1 else f"{-batch} sequences"
     ratio = found[fastest] / found[slowest]
+    if len(found) == 1:
+        return f"After {context:,} tokens, {sequences}: {fastest} gives {found[fastest]:,.0f} tokens per second"
     return f"After {context:,} tokens, {sequences}: {fastest} is {ratio:.1f} times as fast as {slowest}"
 
 
