@@ -1,8 +1,11 @@
 """docs/backends.md says what the code does."""
 
+import pytest
+
 from docs.tools.backend_tables import PAGE, page, shared
 
 
+@pytest.mark.slow  # tilings of all GPUs and sizes are solved for
 def test_the_page_is_up_to_date():
     assert PAGE.read_text() == page(), "python -m docs.tools.backend_tables writes it anew"
 
