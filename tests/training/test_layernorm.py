@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM
 from scripts.train import train
 from training.export import export
 
-CELLS = pytest.mark.parametrize("cell", ["layernorm_lstm", "layernorm_gru"])
+SLOW = pytest.param("layernorm_lstm", marks=pytest.mark.slow)
+CELLS = pytest.mark.parametrize("cell", [SLOW, "layernorm_gru"])
 
 
 @CELLS

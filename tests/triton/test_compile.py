@@ -76,7 +76,9 @@ LONG = pytest.param(get_cell("layernorm_lstm"), marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("target", [NVIDIA["H100"], AMD], ids=["H100", "AMD"])
-@pytest.mark.parametrize("cell", [LONG, get_cell("layernorm_gru"), COMPETING], ids=cell_name)
+@pytest.mark.parametrize(
+    "cell", [LONG, pytest.param(get_cell("layernorm_gru"), marks=pytest.mark.slow), COMPETING], ids=cell_name
+)
 def test_reductions_over_units(cell, target):
     """In heads that fill their block, and such that do not."""
     for direction, D in (("forward", 64), ("backward", 48)):
@@ -84,6 +86,7 @@ def test_reductions_over_units(cell, target):
         assert kernel.metadata.shared <= 200 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cell", "D", "dtype"),
     [("A100", LSTM, 128, torch.float16), ("H100", SLSTM, 128, torch.bfloat16), ("RTX 4090", LSTM, 64, torch.float32)],
