@@ -10,6 +10,7 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 SignalHandler = Callable[[int, Any], None]

@@ -3,16 +3,15 @@
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Module
 
 from models.loss import CHUNK
+from training._compat import FakeTensorMode
 from training.config_checks import import_targets
 
 OPTIMIZER = 8  # bytes per parameter: AdamW's two moments in float32
-LOSS = (
-    14  # bytes per logit of a chunk: its product in half precision, three float32 stages of its gradient, not compiled
-)
+# Bytes per logit of a chunk, not compiled: its product in half precision, and three float32 stages of its gradient.
+LOSS = 14
 GIB = 2**30
 
 
