@@ -116,8 +116,6 @@ struct Fragments {
 #pragma unroll
     for (int half = 0; half < 2; half++) {  // columns 2j, 2j + 1 and 2j + 8, 2j + 9 of the fragment, j = lane_in_quad
       int column = 2 * coord.lane_in_quad + half * 8;
-      // Where the compiler knows which columns are padding, it makes their zeros anew in every step.
-      if (BLOCKS == 1 && D % 16) column = __shfl_xor_sync(~0u, column, 0);
       Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
       if constexpr (TRANSPOSED) {
         ::load(even, tile(i, column, 2 * coord.quad));
