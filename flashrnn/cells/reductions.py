@@ -5,8 +5,8 @@ of their own, which the recorder writes down, and so are the reductions in their
 
 `layer_norm` and `rms_norm` reduce once: all that they need of other units is independent of each other, so that kernels
 get it in one exchange. The variance is a reduction of its own, because a sum of squares, less the square of the mean,
-cancels in float32: kernels go over the units twice where these are at hand, and else combine means and squared
-deviations of groups of units, which is as accurate.
+cancels in float32: kernels go over the units twice where these are at hand, and else add up deviations from one of the
+numbers, and their squares.
 """
 
 from collections.abc import Callable
