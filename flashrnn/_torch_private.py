@@ -3,7 +3,9 @@
 Each has a public substitute for a PyTorch that no longer has it. A substitute gives the same results, more slowly.
 """
 
+import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import CDLL, c_uint, c_void_p
@@ -93,7 +95,9 @@ def onednn_computes(dtype: torch.dtype) -> bool:
 
 
 _cudnn_rnn: Callable | None = getattr(torch, "_cudnn_rnn", None)
-_in_one_piece: Callable | None = getattr(torch, "_cudnn_rnn_flatten_weight", None)
+warnings.filterwarnings(  # it tells users of nn.LSTM what to call; here the copies are meant
+    "ignore", "RNN module weights are not part of single contiguous", UserWarning, re.escape(__name__)
+)
 
 
 def cudnn_rnn(
@@ -109,7 +113,7 @@ def cudnn_rnn(
     training: bool,
 ) -> tuple[Tensor, ...] | None:
     """Return output and last states h and c of PyTorch's recurrent networks as cuDNN computes them, differentiable with
-    `training`; None without the private interfaces. The public ones warn of weights that are not in one piece.
+    `training`; None without the private interface. It copies the weights into one piece of memory.
 
     Args:
         mode: cudnnRNNMode_t.
@@ -122,16 +126,12 @@ def cudnn_rnn(
         bidirectional: the network is.
         training: there will be a backward pass.
     """
-    if _cudnn_rnn is None or _in_one_piece is None:
+    if _cudnn_rnn is None:
         return None
     h, c = initial if len(initial) == 2 else (*initial, None)
     per_direction = len(weights) // (num_layers * (1 + bidirectional))
-    with torch.no_grad():  # the weights given become views of the piece: copies of the caller's
-        copies = [weight.clone() for weight in weights]
-        layers = mode, hidden_size, 0, num_layers, batch_first, bidirectional
-        piece = _in_one_piece(copies, per_direction, x.shape[-1], *layers)
     network = mode, hidden_size, 0, num_layers, batch_first, 0.0, training, bidirectional
-    out, h, c, *_ = _cudnn_rnn(x, weights, per_direction, piece, h, c, *network, (), None)
+    out, h, c, *_ = _cudnn_rnn(x, weights, per_direction, None, h, c, *network, (), None)
     return out, h, c
 
 

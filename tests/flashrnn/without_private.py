@@ -151,7 +151,6 @@ CASES = {
     "get_eval_frame_callback": (lacking(eval_frame, "get_eval_frame_callback"), check_compiled),
     "_dynamo_marked_constant": (nullcontext(), check_mark),
     "_cudnn_rnn": (lacking(torch, "_cudnn_rnn"), check_cudnn),
-    "_cudnn_rnn_flatten_weight": (lacking(torch, "_cudnn_rnn_flatten_weight"), check_cudnn),
     "GOMP_parallel": (lacking(torch._C, "__file__"), check_openmp),
     "decomposition_table": (nullcontext(), check_decompositions),
     "TorchDispatchMode": (lacking(torch.utils._python_dispatch, "TorchDispatchMode"), check_untraceable),
