@@ -83,26 +83,24 @@ class TokenClock(BaseStreamer):
 def rows(models: Sequence[str] | None, contexts: Sequence[int] | None, before: Sequence[dict]) -> Iterator[dict]:
     """Greedy generate() after random tokens by models with random weights. ms_per_token: of a step that appends a token
     to every sequence; tokens_per_s: of all sequences together. first_token_s: reading the context and choosing the
-    first token. first_call_s: of the first call for these sizes, which compiles. peak_mib: of memory beside the
-    weights; cache_mib: of the cache. reading_ms: of reading once the weights that a token needs, at the bandwidth of a
-    copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16; on a CPU 4 blocks of width 256 in float32, processor
-    time of one thread."""
+    first token. first_call_s: of the first call of a model, which compiles what its process has not compiled before.
+    peak_mib: of memory beside the weights; cache_mib: of the cache. reading_ms: of reading once the weights that a
+    token needs, at the bandwidth of a copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16; on a CPU 4 blocks
+    of width 256 in float32, processor time of one thread."""
     gpu = torch.cuda.is_available()
     if not gpu:
         torch.set_num_threads(1)
     bandwidth = _bandwidth() if gpu else None
     measured = {Case(row["model"], row["batch"], row["context"]): row for row in before}
-    name, model = None, None
     for case in cases(gpu, models, contexts):
         if case in measured:
             yield measured[case]
             continue
-        if case.model != name:
-            del model
-            gc.collect()
-            name, model = case.model, build(case.model, gpu)
+        gc.collect()
         try:
-            yield case._asdict() | measure(model, case, bandwidth)
+            yield case._asdict() | measure(
+                case, bandwidth
+            )  # of a model of its own, which has no buffers of other cases
         except torch.OutOfMemoryError:
             yield case._asdict() | {"error": "out of memory"}
 
@@ -135,8 +133,15 @@ def _llama_config(sizes: dict[str, int], heads: int) -> LlamaConfig:
     )
 
 
-def measure(model: PreTrainedModel, case: Case, bandwidth: float | None) -> dict:
-    """Return time and memory of generating; `bandwidth` in bytes per second."""
+def measure(case: Case, bandwidth: float | None) -> dict:
+    """Return time and memory of generating, by a model of its own: one keeps buffers of several cases.
+
+    Args:
+        case: what is generated.
+        bandwidth: of a GPU's memory, in bytes per second; None on a CPU.
+    """
+    before = torch.cuda.memory_allocated() if bandwidth else 0
+    model = build(case.model, bool(bandwidth))
     clock = TokenClock(time.perf_counter if bandwidth else time.process_time)
     prompt = torch.randint(model.config.vocab_size, (case.batch, case.context), device=model.device)
     options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
@@ -159,7 +164,7 @@ def measure(model: PreTrainedModel, case: Case, bandwidth: float | None) -> dict
     row |= {"first_token_s": round(read, 4), "first_call_s": round(first_call, 2)}
     if bandwidth:
         embedding = model.get_input_embeddings().weight.nbytes  # of which a token needs a row
-        row["peak_mib"] = round((torch.cuda.max_memory_allocated() - weights) / 2**20, 1)
+        row["peak_mib"] = round((torch.cuda.max_memory_allocated() - before - weights) / 2**20, 1)
         row["reading_ms"] = round(1000 * (weights - embedding) / bandwidth, 4)
     else:
         row["cache_mib"] = round(output.past_key_values.nbytes / 2**20, 4)

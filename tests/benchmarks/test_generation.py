@@ -46,7 +46,7 @@ def test_memory_and_speed_by_context(run, tmp_path):
 def test_a_run_that_was_broken_off_goes_on(run, monkeypatch):
     measured = []
 
-    def measure(model, case, bandwidth):
+    def measure(case, bandwidth):
         measured.append(case)
         if len(measured) == 3:
             raise KeyboardInterrupt
