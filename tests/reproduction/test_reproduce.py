@@ -16,7 +16,7 @@ import yaml
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from benchmarks import RESULTS, layers_page, sweep_page
+from benchmarks import RESULTS, generation_page, layers_page, sweep_page
 from benchmarks.commands import COMMANDS
 from reproduction import (
     ENTRIES,
@@ -649,7 +649,7 @@ def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machi
         throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
 
 
-WRITERS = {"sweep": sweep_page.write, "layers": layers_page.write}
+WRITERS = {"sweep": sweep_page.write, "layers": layers_page.write, "generation": generation_page.write}
 OF_BENCHMARKS = {page for page in RESULTS.glob("*/*.md") if page.stem in WRITERS}
 
 
