@@ -76,7 +76,7 @@ class TestCheckBeforeTiming:
 
 @pytest.mark.parametrize("in_a_row", [False, True])
 def test_measure_runs_forward_or_all_gradients(in_a_row, monkeypatch):
-    monkeypatch.setattr(timing, "_device_ms", lambda run, repetitions: run())
+    monkeypatch.setattr(timing, "device_ms", lambda run, repetitions: run())
     monkeypatch.setattr(timing, "_consecutive_ms", lambda run, calls: [run()] * calls)
     monkeypatch.setattr(timing, "quantiles", lambda results: results[0] if in_a_row else results)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
