@@ -83,7 +83,7 @@ def _tokenising(datamodule: "Text", processes: int, seconds: Path) -> dict:
     for number in range(ROUNDS):
         file = seconds.with_suffix(f".{number}")
         start = time.process_time()
-        chunks = encode_in_order(datamodule.recipe.chunks(None), _Beside(datamodule.tokenizer, file), processes)
+        chunks = encode_in_order(datamodule.recipe.whole().chunks(None), _Beside(datamodule.tokenizer, file), processes)
         tokens = sum(len(encoded.tokens) for _, encoded in chunks)
         here = time.process_time() - start
         bare, own = (sum(found) for found in zip(*(map(float, line.split()) for line in file.open()), strict=True))

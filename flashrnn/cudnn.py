@@ -74,6 +74,8 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         x: [T, B, features], or [B, T, features] if it is batch_first.
         states: of the caller.
     """
+    if type(x) not in PLAIN or torch.compiler.is_compiling():  # sizes may be symbols
+        return None
     batch, training = x.shape[0 if network.batch_first else 1], torch.is_grad_enabled()
     if not _is_faster(network, batch, x.dtype, training) or not x.numel() or not _may_run(x):
         return None
@@ -120,7 +122,7 @@ def _is_faster(network: nn.Module, batch: int, dtype: torch.dtype, training: boo
 def _may_run(x: Tensor) -> bool:
     """Return whether PyTorch may use cuDNN, in the precision that the settings for matrix products allow."""
     backend = torch.backends.cudnn
-    if type(x) not in PLAIN or not (backend.enabled and backend.is_available()):
+    if not (backend.enabled and backend.is_available()):
         return False
     if not autograd_alone() or torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"):
         return False
