@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from flashrnn._torch_private import constant_when_compiled
 from flashrnn.cells import Cell, cell_of_key
 from flashrnn.cpu.backend import NUMBA_IS_MISSING, CpuFused
 from flashrnn.cuda.resident.backend import CudaFused
@@ -175,6 +176,25 @@ def _warn_of_missing_numba() -> None:
     warnings.warn(
         "flashrnn runs several times faster on the CPU with numba: pip install numba", RuntimeWarning, stacklevel=4
     )
+
+
+@constant_when_compiled
+def padding(
+    name: str, cell: str, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, training: bool
+) -> int:
+    """Return the units to add to every head so that the fastest backend of that name serves the problem; mostly 0."""
+    if torch.compiler.is_dynamo_compiling():  # which has not taken this for a constant
+        return 0
+    if head_dim % 2 == 0 or device.type != "cuda" or name not in ("auto", CudaFused.name):
+        return 0
+    tf32 = tf32_allowed(dtype, device)
+    return units_to_add(Problem(cell_of_key(cell), heads, head_dim, dtype, device, training, reset=False, tf32=tf32))
+
+
+@lru_cache(maxsize=4096)
+def units_to_add(problem: Problem) -> int:
+    """Return `padding` for "auto" on the problem's GPU."""
+    return CudaFused().padding(problem) if problem.head_dim % 2 else 0
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn._torch_private import autograd_alone
-from flashrnn.dispatch import no_autocast, run_forward
+from flashrnn.dispatch import no_autocast, padding, run_forward
 from flashrnn.eager import as_dtype, cast, recurrence_gradients
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
@@ -57,17 +57,19 @@ def _is_plain(x) -> bool:
 
 
 def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether a layer is as FlashRNN has made it, where x is, and computes as x asks for.
+    """Return whether a layer is as FlashRNN has made it, where x is, computes as x asks for, and needs no padding.
 
     Backend `vanilla` is for derivatives that this does not have.
     """
     if not without_hooks(product, recurrent) or recurrent.backend == Reference.name:
         return False
-    return all(
-        weight is None
-        or (type(weight) in PLAIN and weight.device == x.device and dtype_under_autocast(weight) == dtype)
-        for weight in (product.weight, recurrent.R, recurrent.b)
-    )
+    for weight in (product.weight, recurrent.R, recurrent.b):
+        if weight is not None and not (
+            type(weight) in PLAIN and weight.device == x.device and dtype_under_autocast(weight) == dtype
+        ):
+            return False
+    sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()
+    return not padding(recurrent.backend, recurrent.cell.key, *sizes)
 
 
 def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:

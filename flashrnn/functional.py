@@ -1,11 +1,16 @@
 """The recurrence as a function of tensors: checks its input, then runs it eagerly or as an operator."""
 
+from functools import partial
+from operator import index
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flashrnn import eager, loop, op
 from flashrnn.cells import Cell, get_cell
-from flashrnn.dispatch import check_backend
+from flashrnn.dispatch import check_backend, padding
+from flashrnn.memory_format import in_format, is_time_major
 from flashrnn.problem import Inputs, state_dtype
 from flashrnn.sequences import Documents, of_cu_seqlens
 
@@ -78,6 +83,8 @@ def flashrnn(
     inputs = Inputs(Wx, R, b, states, reset)
     if Wx.shape[0] == 0:
         run = _nothing
+    elif Wx.shape[-1] % 2 and (units := _padding(backend, cell, Wx, dtype)):
+        run = partial(_padded, units)
     elif eager.serves(inputs):
         run = eager.recurrence
     else:
@@ -96,6 +103,27 @@ def _side_by_side(
     every = [tuple(documents.gather(state, backward=False) for state in states) for states in every]
     h = every[0][0] if every else documents.gather(h, backward=False)
     return h, last, *every
+
+
+def _padding(backend: str, cell: Cell, Wx: Tensor, dtype: torch.dtype) -> int:
+    # A compiler may have symbols for sizes, which `padding` cannot take, nor does `int` resolve them.
+    N, D = index(Wx.shape[3]), index(Wx.shape[4])
+    return padding(backend, cell.key, N, D, dtype, Wx.device, torch.is_grad_enabled())
+
+
+def _padded(
+    units: int, cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Run heads of an odd size with `units` more, which are zero wherever they could meet the others."""
+    Wx, R, b, states, reset = inputs
+    D, wider = Wx.shape[-1], (0, units)
+    rows = pad(Wx.transpose(0, 1), wider).transpose(0, 1) if is_time_major(Wx) else pad(Wx, wider)
+    states = None if states is None else pad(states, wider)
+    matrices, biases = pad(R, (0, units, 0, units)), pad(b, wider)
+    outputs = flashrnn(rows, matrices, biases, states, cell, backend, dtype, reset, return_states=return_states)
+    h, last, *every = outputs
+    others = every[0][1:] if every else ()
+    return in_format(h[..., :D], h), last[..., :D].contiguous(), tuple(in_format(x[..., :D], h) for x in others)
 
 
 def _nothing(

@@ -10,7 +10,7 @@ from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.dispatch import BACKENDS, UnsupportedProblem, choose
+from flashrnn.dispatch import BACKENDS, UnsupportedProblem, choose, units_to_add
 from flashrnn.gpu import Gpu
 from flashrnn.problem import Problem, dtype_name
 
@@ -100,7 +100,7 @@ def auto_backend(
     """
     device = torch.device("cuda" if gpu else "cpu")
     problem = Problem(get_cell(function), heads, head_dim, dtype, device, training, reset, gpu)
-    return choose("auto", problem).name
+    return choose("auto", problem._replace(head_dim=head_dim + units_to_add(problem))).name
 
 
 def explain(
@@ -131,6 +131,8 @@ def explain(
     """
     cell, device = get_cell(function), torch.device("cuda" if gpu else "cpu")
     problem = Problem(cell, heads, head_dim, dtype, device, training, reset, gpu)
+    units = units_to_add(problem) if backend in ("auto", CudaFused.name) else 0
+    problem = problem._replace(head_dim=head_dim + units)
     lines = [
         f"{cell.name}, {heads} x {head_dim}, {batch} sequences, {dtype_name(dtype)}, {gpu.name if gpu else 'CPU'}:"
     ]
@@ -139,7 +141,7 @@ def explain(
             continue
         reason = candidate.unsupported_reason(problem)
         if reason is None:
-            lines.append(f"{candidate.name} runs it")
+            lines.append(f"{candidate.name} runs it" + (f", with heads padded by {units}" if units else ""))
             if candidate.name == CudaFused.name:
                 lines += [f"  {way}: {_first_plan(way, problem, batch)}" for way in problem.directions]
             break

@@ -21,7 +21,7 @@ from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import tiling as streaming
 from flashrnn.cuda.streaming.backend import Cuda, compile_kernel
-from flashrnn.dispatch import choose
+from flashrnn.dispatch import choose, units_to_add
 from flashrnn.gpu import named_gpu, nvidia_gpu
 from flashrnn.problem import Problem, aux_dtype, state_dtype, tf32_allowed
 
@@ -78,6 +78,8 @@ def warmup(
     tf32 = tf32_allowed(dtype, device)
     assumed = named_gpu(gpu) if gpu else nvidia_gpu(device)
     problem = Problem(cell, heads, head_dim, dtype, device, training, reset, assumed, tf32)
+    if backend in ("auto", CudaFused.name):
+        problem = problem._replace(head_dim=head_dim + units_to_add(problem))
     chosen = choose(backend, problem)
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     kernels = {name: compile_ for size in batches for name, compile_ in _kernels(chosen.name, problem, size)}

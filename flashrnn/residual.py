@@ -4,18 +4,17 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.memory_format import empty_in_format, in_format
 from flashrnn.products import varying
 
-GateFormat = Literal["GND", "NGD", "NDG", "NDG1", "PNDG", "NDV", "NDV1"]
+GateFormat = Literal["GND", "NGD", "NDG", "PNDG", "NDV"]
 """The axes of one step's gates in memory, the outermost first.
 
 G are the gates in the cell's order, N the heads, D the units of a head. P are G pieces, into which the units of a head
 are cut: what one piece of a head takes lies where a gate of that head lies in format GND. V are the gates that vary, in
-the cell's order: others are the biases b. 1 is one unit of padding after each head.
+the cell's order: others are the biases b.
 """
 
 
@@ -61,9 +60,9 @@ def empty_gates(cell: Cell, Wx: Tensor, training: bool, gate_format: GateFormat)
     """Return an empty tensor [B, T, *the axes of `gate_format`], without time steps if there is no training."""
     G, (N, D) = len(cell.gates), Wx.shape[3:]
     V = len(varying(cell))
-    D += gate_format.endswith("1")
-    shapes = {"GND": (G, N, D), "NGD": (N, G, D), "NDG": (N, D, G), "PNDG": (G, N, D // G, G), "NDV": (N, D, V)}
-    inner = shapes[gate_format.removesuffix("1")]
+    inner = {"GND": (G, N, D), "NGD": (N, G, D), "NDG": (N, D, G), "PNDG": (G, N, D // G, G), "NDV": (N, D, V)}[
+        gate_format
+    ]
     return empty_in_format(Wx, *inner, steps=None if training else 0, dtype=residual_dtype(Wx.dtype))
 
 
@@ -75,8 +74,6 @@ def converted(gates: Tensor, given: GateFormat, wanted: GateFormat, cell: Cell, 
     if wanted == "PNDG":
         pieces = by_gate.unflatten(4, (by_gate.shape[2], -1))  # [B, T, G, N, P, D/P]
         return in_format(pieces.permute(0, 1, 4, 3, 5, 2), gates)
-    if wanted.endswith("1"):
-        by_gate, wanted = pad(by_gate, (0, 1)), wanted.removesuffix("1")
     if wanted == "NDV":
         by_gate = by_gate[:, :, [cell.gates.index(gate) for gate in varying(cell)]]
     axes = {"GND": (2, 3, 4), "NGD": (3, 2, 4), "NDG": (3, 4, 2), "NDV": (3, 4, 2)}[wanted]
@@ -85,9 +82,6 @@ def converted(gates: Tensor, given: GateFormat, wanted: GateFormat, cell: Cell, 
 
 def as_gnd(gates: Tensor, given: GateFormat, cell: Cell, b: Tensor | None) -> Tensor:
     """Return gates as [B, T, G, N, D], a view if there is one."""
-    if given.endswith("1"):
-        inner = gates[:, :, :, :-1]
-        return as_gnd(inner, given.removesuffix("1"), cell, b)
     if given == "NDV":
         all_gates = saturated(b, gates.dtype).expand(*gates.shape[:2], *b.shape).clone()
         all_gates[:, :, [cell.gates.index(gate) for gate in varying(cell)]] = gates.permute(0, 1, 4, 2, 3)

@@ -136,7 +136,7 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
         of.writes("h", "scalar", B, T, N, D),
         of.writes("aux", "aux_number", S - 1, B, T, N, D),
         of.writes("last", "float", S, B, N, D),
-        of.writes("gates", "gate", B, T, N, D + D % 2, len(varying(spec.cell))),
+        of.writes("gates", "gate", B, T, N, D, len(varying(spec.cell))),
         Parameter("workspace", "uint4*", torch.uint8),
         Parameter("launch", "u64"),
         *_OF_FUSED,
@@ -146,12 +146,6 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
 def _fused_backward(spec: KernelSpec) -> Parameters:
     of, (S, G, GI, GR, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
     of_states, V = range(S - 1) if spec.variant.d_aux else (), len(varying(spec.cell))
-    wide, written_wide = spec.of_weight_gradient.head_dim, ()
-    if wide > D:
-        written_wide = (
-            of.writes("wide_d_x", "scalar", B, T, GI, N, wide),
-            of.writes("wide_d_u", "scalar", B, T, GU, N, wide),
-        )
     return (
         of.reads("R", "scalar", GR, N, D, D),
         *([of.reads("bias", "float", G, N, D)] if V < G else []),  # gates that are not stored
@@ -160,20 +154,18 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
         of.reads("h", "scalar", B, T, N, D),
         of.reads("aux", "aux_number", S - 1, B, T, N, D),
         of.reads("first_aux", "aux_number", S - 1, B, N, D),
-        of.shares("gates", "const gate", B, T, N, D + D % 2, V),
+        of.shares("gates", "const gate", B, T, N, D, V),
         of.reads("d_h", "scalar", B, T, N, D),
         *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
         of.reads("d_last", "float", S, B, N, D),
         of.shares("d_x", "scalar", B, T, GI, N, D),  # may have the memory of gates
         of.writes("d_u", "scalar", B, T, GU, N, D),
-        *written_wide,
         of.writes("d_bias", "float"),
         of.writes("d_initial", "float", S, B, N, D),
         Parameter("progress", "u32*", torch.int32),
         Parameter("workspace", "u64*", torch.uint8),
         Parameter("launch", "u64"),
         *_OF_FUSED,
-        *(_numbers("wide_step") if wide > D else ()),
     )
 
 

@@ -28,8 +28,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """Everything that a kernel and its tiling depend on. Kernels for d_R have the spec of their backward, by its
-    `of_weight_gradient`."""
+    """Everything that a kernel and its tiling depend on. Kernels for d_R have the spec of their backward."""
 
     direction: str  # "forward" or "backward"
     cell: Cell
@@ -49,11 +48,6 @@ class KernelSpec:
     def of_all_variants(self) -> "KernelSpec":
         """Return a spec that all specs with the same tilings have in common."""
         return replace(self, variant=Variant(tf32=self.variant.tf32))
-
-    @property
-    def of_weight_gradient(self) -> "KernelSpec":
-        """Return the spec of kernels for d_R, which copy words: odd heads are padded to a multiple of 8 units."""
-        return replace(self, head_dim=-(-self.head_dim // 8) * 8) if self.head_dim % 2 else self
 
     def __str__(self) -> str:
         sizes = f"{self.heads} x {self.head_dim}, batch {self.batch}"

@@ -16,11 +16,9 @@ THREADS = 128
 
 
 def sum_of_partials(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum over the first axis of `partial`, float32 and contiguous, in `dtype`."""
+    """Return the sum over the first axis of `partial`, float32 and contiguous, an even number of sums, in `dtype`."""
     if partial.shape[0] == 1 and partial.dtype == dtype:
         return partial[0]
-    if partial[0].numel() % 2:  # rows are not aligned for the kernel, which adds up pairs
-        return partial.sum(0).to(dtype)
     total = partial.new_empty(partial.shape[1:], dtype=dtype)
     pairs = total.numel() // 2
     arguments = {"partial": partial, "total": total, "partials": partial.shape[0], "pairs": pairs}

@@ -8,12 +8,12 @@ import torch
 from torch.nn import functional as F
 
 import flashrnn
-from flashrnn import Cell, FlashRNN, UnsupportedProblem
+from flashrnn import Cell, FlashRNN, UnsupportedProblem, get_cell
 from flashrnn.cells.graph import REDUCTIONS, UntraceableCell
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.reductions import variance
 from flashrnn.cells.trace import trace
-from flashrnn.dispatch import choose
+from flashrnn.dispatch import choose, units_to_add
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
 from tests.problems import CELLS, NORMALISED, NORMALISED_LSTM, cell_name, plain_loop, random_inputs, results
@@ -161,6 +161,13 @@ def test_backends_that_cannot_reduce_say_so():
     with pytest.raises(UnsupportedProblem, match="'normalised_lstm' reduces"):
         choose("cuda", problem("cuda")._replace(assumed_gpu=named_gpu("H100")))
     assert choose("auto", problem("cpu")).name == "cpu_fused"
+
+
+def test_heads_are_not_padded():
+    """The padding would be among the units."""
+    on_gpu = problem("cuda", 33, torch.bfloat16)._replace(assumed_gpu=named_gpu("H100"))
+    assert units_to_add(on_gpu._replace(cell=get_cell("lstm"))) == 7
+    assert units_to_add(on_gpu) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

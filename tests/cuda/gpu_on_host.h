@@ -135,15 +135,6 @@ inline void load(PairOf<float>& pair, const scalar* from) {
 }
 template <class S>
 inline void load(PairOf<S>& pair, const scalar* from) { pair.word = from ? *reinterpret_cast<const u32*>(from) : 0; }
-inline void load(PairOf<float>& pair, const scalar* from, bool first, bool second) {
-  auto* floats = reinterpret_cast<const float*>(from);
-  pair = {first ? floats[0] : 0, second ? floats[1] : 0};
-}
-template <class S>
-inline void load(PairOf<S>& pair, const scalar* from, bool first, bool second) {
-  auto* halves = reinterpret_cast<const u16*>(from);
-  pair.word = (first ? halves[0] : 0) | u32(second ? halves[1] : 0) << 16;
-}
 template <class T>
 inline void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes); }
 template <class T>
@@ -319,25 +310,21 @@ inline void load_two_matrices(u32& r0, u32& r1, u32 address) {
 
 struct Copy {
   u32 to;
-  const u16* from;
-  int bytes, valid;  // the first `valid` are copied, the others become zero
+  const u32* from;
+  int bytes;
   void perform() const {
-    for (int i = 0; i < bytes / 2; i++) *own<u16>(to + 2 * i) = 2 * i < valid ? from[i] : 0;
+    for (int i = 0; i < bytes / 4; i++) *own<u32>(to + 4 * i) = from ? from[i] : 0;
   }
 };
 inline thread_local std::vector<Copy> open_copies;
 inline thread_local std::deque<std::vector<Copy>> committed;
-inline void copy_async(const Copy& copy) {
-  CHECK(copy.to % copy.bytes == 0 && (!copy.valid || reinterpret_cast<u64>(copy.from) % copy.bytes == 0));
+template <int SIZE>
+inline void copy_async(u32 to, const void* from, bool valid) {
+  CHECK(!valid || reinterpret_cast<u64>(from) % SIZE == 0);
+  const Copy copy{to, valid ? static_cast<const u32*>(from) : nullptr, SIZE};
   if (draw() % 2) copy.perform();
   else open_copies.push_back(copy);
 }
-template <int SIZE>
-inline void copy_async(u32 to, const void* from, bool valid) {
-  copy_async({to, static_cast<const u16*>(from), SIZE, valid ? SIZE : 0});
-}
-template <int SIZE>
-inline void copy_async_part(u32 to, const void* from, int bytes) { copy_async({to, static_cast<const u16*>(from), SIZE, bytes}); }
 inline void copy_commit() { committed.push_back(std::exchange(open_copies, {})); }
 template <int PENDING>
 inline void copy_wait() {

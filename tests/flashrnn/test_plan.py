@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
-from flashrnn import FlashRNN, UnsupportedProblem, get_cell
+from flashrnn import Cell, FlashRNN, UnsupportedProblem, get_cell
 from flashrnn.__main__ import main
 from flashrnn.cuda.resident.tiling import tilings
 from flashrnn.cuda.spec import KernelSpec
@@ -44,10 +44,12 @@ def test_the_backend_of_a_cpu_and_of_a_gpu():
     assert auto_backend("lstm", 1, 64, torch.bfloat16, None) == "cpu_fused"
 
 
-def test_heads_of_odd_size_have_the_backend_of_others():
+def test_heads_of_odd_size_are_planned_with_the_units_that_a_call_adds():
     h100 = named_gpu("H100")
     assert auto_backend("lstm", 1, 1001, torch.bfloat16, h100) == "cuda_fused"
     assert auto_backend("lstm", 1, 4001, torch.bfloat16, h100) == "cuda"
+    infinite = Cell("infinite", lambda f, h: h * torch.log(f), states=("h",))  # where f is zero, as in padding
+    assert auto_backend(infinite, 1, 1001, torch.bfloat16, h100) == "cuda"
     assert auto_backend("lstm", 1, 63, torch.float64, None) == "cpu_fused"
 
 
@@ -77,7 +79,7 @@ def test_a_network_explains_its_calls():
 class TestCommandLine:
     def test_explains(self, capsys):
         assert main(["explain", "--heads", "1", "--head-dim", "1001", "--batch", "16", "--gpu", "H100"]) == 0
-        assert "cuda_fused runs it" in capsys.readouterr().out
+        assert "cuda_fused runs it, with heads padded by 7" in capsys.readouterr().out
 
     def run(self, *more):
         return main(["tilings", "--heads", "1", "--head-dim", "768", "--batch", "16", *more])

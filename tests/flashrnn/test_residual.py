@@ -64,7 +64,7 @@ def test_gates_of_a_unit_lie_where_the_name_of_the_format_says(time_major):
     by_gate = torch.randn(2, 3, 4, 2, 8)
     by_gate = in_format(by_gate, inputs_of(cell, time_major).Wx)
     values = by_gate[1, 2, 3, 1, 5]  # of gate 3 of head 1's unit 5, which is unit 1 of 2 in piece 2 of 4
-    places = {"GND": (3, 1, 5), "NGD": (1, 3, 5), "NDG": (1, 5, 3), "NDG1": (1, 5, 3), "PNDG": (2, 1, 1, 3)}
+    places = {"GND": (3, 1, 5), "NGD": (1, 3, 5), "NDG": (1, 5, 3), "PNDG": (2, 1, 1, 3)}
     for given, place in places.items():
         gates = converted(by_gate, "GND", given, cell, None)
         assert gates[1, 2, *place] == values

@@ -90,14 +90,16 @@ def check_stream() -> None:
 
 
 def check_mark() -> None:
-    """A compiler that does not know the mark runs what it marks outside of its graph."""
-    from flashrnn import flashrnn, get_cell, op
-    from tests.problems import random_inputs
+    """A compiler that does not know the mark adds no units to a head, where it cannot ask the solver."""
+    from flashrnn import dispatch, get_cell
 
-    del op._gate_format._dynamo_marked_constant
-    inputs = random_inputs(get_cell("lstm"), 2, 3, 1, 4)
-    compiled = torch.compile(flashrnn, backend="aot_eager")
-    assert torch.equal(compiled(*inputs)[0], flashrnn(*inputs)[0])
+    del dispatch.padding._dynamo_marked_constant
+    key, gpu = get_cell("lstm").key, torch.device("cuda")
+
+    def plus_padding(x: torch.Tensor) -> torch.Tensor:
+        return x + dispatch.padding("auto", key, 1, 63, torch.bfloat16, gpu, True)
+
+    assert torch.compile(plus_padding, fullgraph=True, backend="eager")(torch.ones(())) == 1
 
 
 def check_cudnn() -> None:

@@ -121,9 +121,10 @@ DEVICE void load_four_transposed(u32 (&r)[4], u32 address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
-// Starts a copy of BYTES (4, 8 or 16) from global to shared memory. The first `bytes` of them are copied, the others become zero.
+// Starts a copy of BYTES (4, 8 or 16) from global to shared memory; copies zeros if not `valid`.
 template <int BYTES>
-DEVICE void copy_async_part(u32 to, const void* from, int bytes) {
+DEVICE void copy_async(u32 to, const void* from, bool valid) {
+  int bytes = valid ? BYTES : 0;
   if constexpr (BYTES == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   } else {
@@ -131,8 +132,6 @@ DEVICE void copy_async_part(u32 to, const void* from, int bytes) {
                  ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
   }
 }
-template <int BYTES>
-DEVICE void copy_async(u32 to, const void* from, bool valid) { copy_async_part<BYTES>(to, from, valid ? BYTES : 0); }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
@@ -146,19 +145,6 @@ template <class S>
 DEVICE void load(PairOf<S>& pair, const scalar* from) {
   asm volatile("{.reg .pred p; setp.ne.u64 p, %1, 0; mov.u32 %0, 0; @p ld.global.nc.u32 %0, [%1];}"
                : "=r"(pair.word) : "l"(from));
-}
-
-// The same at any element's address; zeros for elements that do not exist.
-DEVICE void load(PairOf<float>& pair, const scalar* from, bool first, bool second) {
-  asm volatile("{.reg .pred p, q; setp.ne.u32 p, %3, 0; setp.ne.u32 q, %4, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;\n"
-               "@p ld.global.nc.f32 %0, [%2]; @q ld.global.nc.f32 %1, [%2 + 4];}"
-               : "=&f"(pair.low), "=&f"(pair.high) : "l"(from), "r"(int(first)), "r"(int(second)));
-}
-template <class S>
-DEVICE void load(PairOf<S>& pair, const scalar* from, bool first, bool second) {
-  asm volatile("{.reg .pred p, q; .reg .b16 a, b; setp.ne.u32 p, %2, 0; setp.ne.u32 q, %3, 0; mov.b16 a, 0; mov.b16 b, 0;\n"
-               "@p ld.global.nc.b16 a, [%1]; @q ld.global.nc.b16 b, [%1 + 2]; mov.b32 %0, {a, b};}"
-               : "=r"(pair.word) : "l"(from), "r"(int(first)), "r"(int(second)));
 }
 
 template <class T>

@@ -22,6 +22,7 @@ from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS, ConcurrentG
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
 from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
@@ -45,12 +46,21 @@ class CudaFused:
     def unsupported_reason(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
-        if problem.head_dim % 2 and trace(problem.cell).reduces:
-            return f"head sizes of a cell that reduces over the units of a head must be even, got {problem.head_dim}"
+        if problem.head_dim % 2:
+            return f"head sizes must be even, got {problem.head_dim}"
         for spec in specs_of(problem):
             if reason := tiling.infeasible(spec):
                 return f"{spec.direction} does not fit on the chip: {reason.summary}"
         return None
+
+    def padding(self, problem: Problem) -> int:
+        """Return how many units to add to a head of odd size, so that rows are aligned for copies of 16 bytes; 0 where
+        that is not supported, or where the padding would not stay finite."""
+        units = -problem.head_dim % 8
+        wider = problem._replace(head_dim=problem.head_dim + units)
+        if self.unsupported_reason(wider) or trace(problem.cell).reduces:  # which would see the added units
+            return 0
+        return units if finite_at_zero(problem.cell) else 0
 
     def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
         return gate_format(cell, head_dim, dtype)
@@ -93,13 +103,11 @@ class CudaFused:
         d_states = empty_states(cell, h)
         d_b = d_states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
         first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
-        summed = _weight_gradient_inputs(plan.spec, d_Wx, d_u, h, states)
-        wide = {} if summed[0] is d_Wx else {"wide_d_x": summed[0], "wide_d_u": summed[1]}
         concurrent = None
         if plan.overlapped:
             blocks = producers(plan.spec, plan.tiling)
-            concurrent = ConcurrentGradient(plan.of_weight_gradient, plan.overlapped, blocks, *summed[2:], reset)
-        constants = {"bias": residual.b.to(d_states.dtype).contiguous()} if gate_format.startswith("NDV") else {}
+            concurrent = ConcurrentGradient(plan.spec, plan.overlapped, blocks, h, states, reset)
+        constants = {"bias": residual.b.to(d_states.dtype).contiguous()} if gate_format == "NDV" else {}
         arguments = {
             "R": R.contiguous(),
             **constants,
@@ -114,14 +122,12 @@ class CudaFused:
             "d_last": contiguous(grads.last),
             "d_x": d_Wx,
             "d_u": d_u,
-            **wide,
             "d_bias": d_b,
             "d_initial": d_states,
             "progress": concurrent.progress if concurrent else None,
         }
         plan.launch(arguments, h.device)
-        d_R = concurrent(*summed[:2]) if concurrent else weight_gradient(plan.of_weight_gradient, *summed, reset)
-        d_R = d_R[..., :D, :D].contiguous()
+        d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(plan.spec, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, sum_of_partials(d_b, residual.b_dtype or d_b.dtype), d_states)
 
 
@@ -133,7 +139,6 @@ class _Plan:
     tiling: Tiling
     launches: tuple[tuple[int, Launch], ...]  # with the number of groups
     workspace: int  # bytes in global memory that a group exchanges through
-    of_weight_gradient: KernelSpec
     overlapped: concurrent_gradient.Tiling | None = None  # of d_R, if its kernel overlaps with the loop
 
     def launch(self, arguments: dict[str, Argument], device: torch.device) -> None:
@@ -175,23 +180,18 @@ def _plan(
     launches = [
         (groups, kernel.with_known(first_group=first, **sizes)) for first, groups in kernel.waves(tiling.batches(B) * N)
     ]
-    return _Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), spec.of_weight_gradient, overlapped)
+    return _Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped)
 
 
 def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
     """Return the bytes between time steps of Wx, h, aux and gates."""
     cell, aux, unit = spec.cell, spec.variant.aux, row_t * spec.heads * spec.head_dim
-    padding = row_t * spec.heads if gate_format(cell, spec.head_dim, spec.dtype).endswith("1") else 0
-    steps = {
+    return {
         "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
         "h_step": unit * spec.dtype.itemsize,
         "aux_step": unit * aux.itemsize if aux else 0,
-        "gates_step": (unit + padding) * len(varying(cell)) * residual_dtype(spec.dtype).itemsize,
+        "gates_step": unit * len(varying(cell)) * residual_dtype(spec.dtype).itemsize,
     }
-    wide = spec.of_weight_gradient.head_dim
-    if spec.direction == "backward" and wide > spec.head_dim:
-        steps["wide_step"] = row_t * spec.heads * wide * spec.dtype.itemsize
-    return steps
 
 
 def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
@@ -215,11 +215,11 @@ def _backward_kernel(
     counting = counting_chunks(spec, steps)
     if counting.variant.counts_chunks:
         kernel, loop = _kernel(choose, counting, device)
-        overlapped = concurrent_gradient.overlapped(spec.of_weight_gradient, producers(spec, loop))
+        overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
         if overlapped and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
             return kernel, loop, overlapped
     kernel, loop = _kernel(choose, spec, device)
-    prepare_weight_gradient(spec.of_weight_gradient, device)
+    prepare_weight_gradient(spec, device)
     return kernel, loop, None
 
 
@@ -228,7 +228,7 @@ def counting_chunks(spec: KernelSpec, steps: int) -> KernelSpec:
     if steps < FEWEST_STEPS:
         return spec
     likely = tiling.best(bucket(spec.of_all_variants, tiling.SOLVER))  # unless another one is tuned or spills less
-    overlapped = concurrent_gradient.overlapped(spec.of_weight_gradient, producers(spec, likely))
+    overlapped = concurrent_gradient.overlapped(spec, producers(spec, likely))
     return replace(spec, variant=replace(spec.variant, counts_chunks=overlapped is not None))
 
 
@@ -246,26 +246,6 @@ def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel
 @cache
 def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
     return choose(spec)
-
-
-def _weight_gradient_inputs(
-    spec: KernelSpec, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return what d_R is summed from: gradients of the gates, h and the initial states.
-
-    Odd heads are padded there: the backward writes the gradients a second time, and h is copied. Nothing clears the
-    padding, because it reaches no more of d_R than its own rows and columns.
-    """
-    N, D, wide = *h.shape[2:], spec.of_weight_gradient.head_dim
-    if wide == D:
-        return d_Wx, d_u, h, states
-    gradients = (empty_in_format(h, x.shape[2], N, wide) for x in (d_Wx, d_u))
-    rows = empty_in_format(h, N, wide)
-    rows[..., :D] = h
-    first = None if states is None else states.new_empty(1, *states.shape[1:3], wide)
-    if first is not None:
-        first[..., :D] = states[:1]
-    return *gradients, rows, first
 
 
 def _or_zeros(states: Tensor | None, like: Tensor) -> Tensor:

@@ -15,12 +15,7 @@ from flashrnn.cuda.spec import KernelSpec
 logger = logging.getLogger("flashrnn")
 
 _ATTEMPTS = 6  # tilings that are compiled before the one of them that spills least is taken
-
-
-def may_spill(spec: KernelSpec) -> int:
-    """Return how many bytes of a thread's registers may spill while R is loaded, before the time loop: more where its
-    elements are loaded one by one."""
-    return 640 if spec.head_dim % 2 else 168
+SPILLED = 168  # bytes of a thread's registers that may spill while R is loaded, before the time loop
 
 
 def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
@@ -42,7 +37,7 @@ def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
         if any(_needs_as_many_registers(choice, other) for _, other in tried):
             continue
         tried.append((compile_tiling(spec, choice), choice))
-        if tried[-1][0].spilled <= may_spill(spec) or len(tried) == _ATTEMPTS:
+        if tried[-1][0].spilled <= SPILLED or len(tried) == _ATTEMPTS:
             break
     binary, choice = min(tried, key=lambda candidate: candidate[0].spilled)
     logger.info("%s: %s, compiled %d", spec, choice, len(tried))

@@ -17,12 +17,9 @@ def gate_format(cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
     """Return the format of a head's gates for the backward: PNDG if no copy of a thread crosses the end of a piece.
 
     The pieces have the memory of the gradients of the head's inputs, so that a backward may write these over the gates.
-    NDV if there are gates with a bias alone, which are not stored. Heads of odd size have a unit of padding.
+    NDV if there are gates with a bias alone, which are not stored.
     """
-    constants = len(varying(cell)) < len(cell.gates)
-    if head_dim % 2:
-        return "NDV1" if constants else "NDG1"
-    if constants:
+    if len(varying(cell)) < len(cell.gates):
         return "NDV"
     whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0
     return "PNDG" if whole and cell.input_gates == cell.gates and dtype.itemsize == 2 else "NDG"
@@ -53,7 +50,5 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     parameters = fused(spec)
     d_aux = [one.name for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
-    names = {one.name for one in parameters}
-    bias = "#define BIAS bias" if "bias" in names else ""
-    wide = [f"#define {name.upper()} {name if name in names else 0}" for name in ("wide_d_x", "wide_d_u", "wide_step")]
-    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, bias, *wide))
+    bias = "#define BIAS bias" if any(one.name == "bias" for one in parameters) else ""
+    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, bias))

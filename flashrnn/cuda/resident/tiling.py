@@ -339,12 +339,6 @@ def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
     return tiling.register_fragments * 4 + 38 + 8 * spec.splits + 4 * (sums * tiling.batch_tiles) + values + slack
 
 
-def _unit_bytes(head_dim: int, size: int, numbers: int = 1) -> int:
-    """Return the bytes of a unit in a row of a tile, as `pitch` in resident/kernels/tiles.cuh has them."""
-    aligned = head_dim * numbers * size % 8 == 0
-    return (numbers | 1) * size + (0 if aligned or numbers % 2 == 0 else 1)
-
-
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
     """Dynamic shared memory of a block."""
     return _shared_bytes(spec, tiling).evaluate({})
@@ -359,14 +353,15 @@ def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
     several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
     sums = several_warps * warps * _lane_cells(spec, tiling) * 128  # of one gate
     if spec.direction == "forward":
-        operand, row = splits * tiling.padded * seqs * 2, len(cell.input_gates) * _unit_bytes(spec.head_dim, size)
+        operand, row = splits * tiling.padded * seqs * 2, len(cell.input_gates) * size
         exchange = gates * sums + several_blocks * (splits * units * seqs * 2)
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = splits * gates * units * seqs * 2
-        wide = spec.head_dim + spec.head_dim % 2  # as GATE_HEAD in resident/kernels/tiles.cuh
-        stored_gates = _unit_bytes(wide, residual_dtype(spec.dtype).itemsize, len(varying(cell)))
-        row = stored_gates + (1 + uses_h) * _unit_bytes(spec.head_dim, size) + others * _unit_bytes(spec.head_dim, 4)
+        stored_gates = (len(varying(cell)) | 1) * residual_dtype(
+            spec.dtype
+        ).itemsize  # rows: an odd number of units apart
+        row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = (
             sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size) + (1 - several_blocks) * sums
         )

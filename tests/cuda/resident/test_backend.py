@@ -24,16 +24,17 @@ def reason(**changes) -> str | None:
 
 def test_a_problem_that_is_served():
     assert reason() is None
-    assert reason(dtype=torch.float16, head_dim=21, heads=1) is None
+    assert reason(dtype=torch.float16, head_dim=22, heads=1) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"device": torch.device("cpu")}, "it runs on CUDA GPUs, not on cpu"),
+        ({"head_dim": 63}, "head sizes must be even, got 63"),
         ({"dtype": torch.float64}, "it computes in bfloat16, float16 and float32, not in torch.float64"),
     ],
-    ids=["device", "dtype"],
+    ids=["device", "head size", "dtype"],
 )
 def test_reasons_of_the_problem(changes, expected):
     assert reason(**changes) == expected

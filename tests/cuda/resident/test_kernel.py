@@ -10,7 +10,7 @@ import torch
 from flashrnn import get_cell
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.resident import kernel
-from flashrnn.cuda.resident.kernel import compile_best, may_spill
+from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
@@ -54,8 +54,8 @@ def with_registers(choice: Tiling, register_fragments: int) -> Tiling:
 
 def test_the_first_that_does_not_spill_is_taken(compile_):
     assert compile_([(WIDE, 0), (OTHER, 0)]) == (WIDE, 1)
-    assert compile_([(WIDE, may_spill(SPEC)), (OTHER, 0)]) == (WIDE, 1)
-    assert compile_([(WIDE, may_spill(SPEC) + 1), (OTHER, 0)]) == (OTHER, 2)
+    assert compile_([(WIDE, SPILLED), (OTHER, 0)]) == (WIDE, 1)
+    assert compile_([(WIDE, SPILLED + 1), (OTHER, 0)]) == (OTHER, 2)
 
 
 def test_what_would_spill_as_well_is_not_compiled(compile_):

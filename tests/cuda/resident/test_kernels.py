@@ -9,7 +9,7 @@ import torch
 
 from flashrnn import get_cell
 from flashrnn.cuda.build import Binary
-from flashrnn.cuda.resident.kernel import compile_best
+from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, cell_name
@@ -60,8 +60,8 @@ def test_counting_chunks_takes_no_registers(cell):
     assert_spills_before_the_loop(compiled("backward", cell, 768, variant=COUNTING), loads=4)
 
 
-def assert_spills_before_the_loop(binary: Binary, loads: int, spilled: int = 168) -> None:
-    assert binary.spilled <= spilled
+def assert_spills_before_the_loop(binary: Binary, loads: int) -> None:
+    assert binary.spilled <= SPILLED
     operations = machine_operations(binary.code)
     products = [k for k, operation in enumerate(operations) if operation == MMA]
     loop = operations[products[0] : products[-1]]
@@ -118,12 +118,6 @@ def test_cells_of_users(direction, cell):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_head_sizes_off_the_tiles(direction, head_dim):
     assert compiled(direction, "gru", head_dim).spilled == 0
-
-
-@pytest.mark.parametrize("head_dim", [63, pytest.param(767, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_heads_of_odd_size_spill_before_the_time_loop_alone(direction, head_dim):
-    assert_spills_before_the_loop(compiled(direction, "lstm", head_dim), loads=4, spilled=640)
 
 
 # Operation codes: the lower 12 bits of an instruction's 16 bytes, the same from sm_80 to sm_100.

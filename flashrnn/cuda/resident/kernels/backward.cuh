@@ -13,7 +13,7 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
     int in_chunk = i % (M_CHUNK * K_TILES), m = i / (M_CHUNK * K_TILES) * M_CHUNK + in_chunk % M_CHUNK;
     int k = (BLOCKS == 1 ? coord.k_slice * K_TILES : 0) * 16 + in_chunk / M_CHUNK * 16 + row, from = coord.rank * UNITS + k % UNITS;
     int to = ((BLOCKS == 1 ? coord.unit_tile : coord.warp * M_TILES) + m) * 16 + column;
-    return Element{from < D && to < D ? R + ((k / UNITS * HEADS + coord.head) * D + from) * D + to : nullptr};
+    return from < D && to < D ? R + ((k / UNITS * HEADS + coord.head) * D + from) * D + to : nullptr;
   });
 }
 
@@ -209,34 +209,9 @@ DEVICE void store_d_initial(float* d_initial, float (&d_state)[STATES][CELLS], c
       if (cells.valid[q]) d_initial[cells.state_index(i, q, B)] = d_state[i][q];
 }
 
-// With an odd D, the gates' gradients once more, in rows of WIDE units, which the kernels of d_R can copy.
-constexpr int WIDE = (D + 7) / 8 * 8;
-constexpr i64 WIDE_ROW = i64(HEADS) * WIDE;
-struct WideResults {
-  scalar *x_to[PAIRS], *u_to[PAIRS];
-  DEVICE void start(scalar* d_x, scalar* d_u, i64 row_b, i64 row_t, i64 T, const LaneCells& cells, const ThreadCoord& coord) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
-      const i64 row = cells.sequence[p * PAIR] * row_b + T * row_t, element = coord.head * WIDE + coord.unit(p * PAIR);
-      x_to[p] = d_x + row * GI * WIDE_ROW + element, u_to[p] = d_u + row * GU * WIDE_ROW + element;
-      asm_fence(x_to[p]), asm_fence(u_to[p]);
-    }
-  }
-  DEVICE void store(const StoredCells (&d_gate)[GATES], const bool (&valid)[CELLS], i64 step) {
-#pragma unroll
-    for (int j = 0; j < GATES; j++) {
-      if (INPUT_OF[j] >= 0) d_gate[j].store_pairs(x_to, INPUT_OF[j] * WIDE_ROW, valid);
-      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_pairs(u_to, RECURRENT_ONLY_OF[j] * WIDE_ROW, valid);
-    }
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) advance(x_to[p], -GI * step), advance(u_to[p], -GU * step);
-  }
-};
-
 // Results of a step. They are stored after the next step has begun its product.
 struct Results {
   scalar *x_to[PAIRS], *u_to[PAIRS];
-  WideResults wide;
   bool to_store[CELLS] = {};  // none before the first step
   DEVICE void start(scalar* d_x, scalar* d_u, i64 row_b, i64 row_t, i64 T, const LaneCells& cells) {
 #pragma unroll
@@ -254,7 +229,6 @@ struct Results {
     }
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) advance(x_to[p], -strides.x), advance(u_to[p], -GU * strides.h);
-    if (D % 2) wide.store(d_gate, to_store, strides.wide);
   }
 };
 
@@ -262,7 +236,7 @@ struct Results {
 // gradients of its gates, and their product with R for the step before it. `stage` holds the step's inputs.
 DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const SharedMemory& shared, const Weights& weights,
                           const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
-                          const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs, StepShifts& shifts,
+                          const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
                           AuxGradients& aux_gradients, ResetMask& resets, StoredCells (&d_gate)[GATES], Results& results,
                           const u32 (&gate_operand)[PAIRS],
                           const Exchange& exchange, const UnitReductions& units, const StepStrides& strides, const ThreadCoord& coord) {
@@ -271,8 +245,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
   float constants[CONSTANTS + 1][PAIR], g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
   if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, shared.gates, exchange, coord);
   aux_gradients.load(t - 1, cells.valid);
-  read_step(g, given, old, tile, first_h, t == 0, shifts, coord);
-  shifts.advance(t - 1, inputs, cells);
+  read_step(g, given, old, tile, first_h, t == 0, coord);
   read_constants(constants, shared.constants, coord);
   results.store(d_gate, strides);
   inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
@@ -327,7 +300,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
 
 // PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as in aux; d_h and, with HAS_D_AUX, d_aux_0 and so on of
 // the other states (null: zero), d_last (null: zero) -> d_x, which with GATES_IN_PIECES, but not GRID, may have the memory of
-// gates; d_u; d_bias [batch tiles, GATES, N, D]; d_initial. With an odd D also wide_d_x and wide_d_u: see WideResults.
+// gates; d_u; d_bias [batch tiles, GATES, N, D]; d_initial.
 // With GRID, `workspace` has the partial sums of every group of the launch, and after them the words of their GridBarrier.
 // With COUNT_CHUNKS, every block adds one to the word in `progress` of each finished chunk (chunks.cuh) except the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -337,7 +310,7 @@ flashrnn_backward(PARAMETERS) {
   const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B);
   const int steps = static_cast<int>(T);
-  const StepStrides strides{x_step, h_step, aux_step, gates_step, WIDE_STEP};
+  const StepStrides strides{x_step, h_step, aux_step, gates_step};
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
 
   // Prologue: R, the gradients of the last states and the first inputs are loaded; then all blocks of the group are ready.
@@ -378,9 +351,6 @@ flashrnn_backward(PARAMETERS) {
   Results results;
   u32 gate_operand[PAIRS];
   results.start(d_x, d_u, row_b, row_t, T, cells);
-  if (D % 2) results.wide.start(WIDE_D_X, WIDE_D_U, row_b, row_t, T, cells, coord);
-  StepShifts shifts;
-  shifts.start(next_inputs, cells);
   operand_addresses(gate_operand, shared_address(shared.gates), coord.rank * UNITS, coord);
   const float* const d_aux[] = D_AUX_ARRAY;
   AuxGradients aux_gradients(d_aux, row_b, (T - 1) * row_t, cells.element, cells.sequence, row_t * ROW * 4);
@@ -393,7 +363,7 @@ flashrnn_backward(PARAMETERS) {
     end += COUNT_CHUNKS ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
     do
-      step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs, shifts,
+      step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
                     aux_gradients, resets, d_gate, results, gate_operand, exchange, units, strides, coord);
     while (++units.step, ++step < stop);
     if (COUNT_CHUNKS && end < steps && threadIdx.x == 0) signal(progress);

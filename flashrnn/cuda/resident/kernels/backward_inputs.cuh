@@ -21,14 +21,13 @@ struct StepInputs {
   const ThreadCoord& coord;
   const u32 tile;
   const i64 head;
-  TileLoader<sizeof(gate), 1, GATE_ROW * STORED * sizeof(gate), STORED, GATES_IN_PIECES, GATE_HEAD> gates;
-  TileLoader<BYTES, 1, ROW * BYTES> d_h, h;
-  TileLoader<sizeof(aux_number), 1, ROW * sizeof(aux_number)> aux[STATES];
+  TileLoader<sizeof(gate), 1, 0, STORED, GATES_IN_PIECES> gates;
+  TileLoader<BYTES, 1, 0> d_h, h;
+  TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
 
   DEVICE StepInputs(u32 tile, const StepRows& from, const ThreadCoord& coord)
       : from(from), coord(coord), tile(tile), head(coord.head * D) {
-    const i64 gates_of_head = GATES_IN_PIECES ? head : coord.head * (GATE_HEAD * STORED);
-    gates.start(tile, coord, [&](i64 n) { return from.gates + from.last_row(n, 0) * GATE_ROW * STORED + gates_of_head; });
+    gates.start(tile, coord, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * STORED + head * (GATES_IN_PIECES ? 1 : STORED); });
     d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
     h.start(tile + H_TILE, coord, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
@@ -54,58 +53,27 @@ struct StepInputs {
   }
 };
 
-// Where these rows begin in shared memory, of the step that is read next: from the last step to the first.
-struct StepShifts {
-  RowShifts<sizeof(gate), GATE_ROW * STORED, STORED, GATE_HEAD> gates;
-  RowShifts<BYTES, ROW> d_h;
-  RowShifts<sizeof(aux_number), ROW> aux;  // of state 1
-  i64 row_t, state_rows;                   // rows from step to step, and of aux from state to state
-  DEVICE void start(const StepInputs& inputs, const LaneCells& cells) {
-    const StepRows& from = inputs.from;
-    gates.start(cells, inputs.coord.head * (GATE_HEAD * STORED), [&](i64 n) { return from.last_row(n, 0); });
-    d_h.start(cells, inputs.head, [&](i64 n) { return from.last_row(n, 0); });
-    row_t = from.row_t;
-    start_aux(inputs, cells, from.T == 1);
-  }
-  DEVICE void start_aux(const StepInputs& inputs, const LaneCells& cells, bool first_step) {
-    const StepRows& from = inputs.from;
-    aux.start(cells, inputs.head, [&](i64 n) { return first_step ? n : from.last_row(n, 1); });
-    state_rows = first_step ? from.B : from.B * from.T;
-  }
-  // Moves on to step t.
-  DEVICE void advance(int t, const StepInputs& inputs, const LaneCells& cells) {
-    const StepStrides& step = inputs.from.step;
-    gates.advance(-step.gates), d_h.advance(-step.h), aux.advance(-step.aux);
-    if (STATES > 1 && !aux.ALIGNED && t == 0) start_aux(inputs, cells, true);
-  }
-  DEVICE int of_h(int p) const { return d_h.of(p, -row_t * ROW); }
-  DEVICE int of_aux(int i, int p) const { return aux.of(p, (i - 1) * state_rows * ROW); }
-};
-
-DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const StepShifts& shifts, const ThreadCoord& coord) {
+DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const ThreadCoord& coord) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     ResidualGates gates;
-    const gate* row = tile + tile_row(coord.sequence(p * PAIR), shifts.gates.ALIGNED) * GATE_PITCH + shifts.gates.of(p);
-    gates.load(row + (coord.unit(p * PAIR) - coord.tile_unit) * STORED);
+    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.tile_unit) * STORED);
     gates.get(g[p]);
   }
 }
 
 // Reads what StepInputs has copied of a step: its gates, d_h, and the states before it.
 DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], float (&old)[STATES][CELLS], const char* tile,
-                      const float (&first_h)[CELLS], bool first, const StepShifts& shifts, const ThreadCoord& coord) {
+                      const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
   if (!coord.has_cells()) return;
   const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
-  read_gates(g, reinterpret_cast<const gate*>(tile), shifts, coord);
-  read_cells(given, rows, 0, coord, [&](int p) { return shifts.d_h.of(p); });
+  read_gates(g, reinterpret_cast<const gate*>(tile), coord);
+  read_cells(given, rows, 0, coord);
 #pragma unroll
-  for (int i = 1; i < STATES; i++) {
-    const auto* state = reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES);
-    read_cells(old[i], state, 0, coord, [&](int p) { return shifts.of_aux(i, p); });
-  }
+  for (int i = 1; i < STATES; i++)
+    read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, coord);
   if constexpr (USES_H) {
-    read_cells(old[0], rows, 1, coord, [&](int p) { return shifts.of_h(p); });
+    read_cells(old[0], rows, 1, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) old[0][q] = first ? first_h[q] : old[0][q];  // a branch would split the loop
   }
@@ -144,13 +112,11 @@ struct AuxGradients {
 #pragma unroll
       for (int p = 0; p < PAIRS; p++) {
         if (!from[i][p] || !valid[p * PAIR]) continue;
-        if constexpr (ALIGNED_PAIRS) {
+        if constexpr (PAIR == 2) {
           const float2 pair = *reinterpret_cast<const float2*>(from[i][p]);
           next[i][2 * p] = pair.x, next[i][2 * p + 1] = pair.y;
         } else {
-#pragma unroll
-          for (int k = 0; k < PAIR; k++)
-            if (valid[p * PAIR + k]) next[i][p * PAIR + k] = reinterpret_cast<const float*>(from[i][p])[k];
+          next[i][p] = *reinterpret_cast<const float*>(from[i][p]);
         }
         from[i][p] -= step;
         if (t >= AHEAD) prefetch(from[i][p] - (AHEAD - 1) * step);

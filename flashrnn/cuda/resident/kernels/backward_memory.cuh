@@ -13,8 +13,8 @@ using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
 constexpr int SPLIT_BYTES = GR * UNITS * SEQS * 2;
 constexpr int GATE_BYTES = SPLITS * SPLIT_BYTES;                          // dg of a step, for the product
-constexpr int STATE_ROW_BYTES = SEQS * pitch(4, 1) * 4;                   // 16 units of a state, if it is in float
-constexpr int GATE_PITCH = pitch(sizeof(gate), STORED, GATE_HEAD);
+constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state, if it is in float
+constexpr int GATE_PITCH = pitch(STORED);
 constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // after the gates of a unit tile
 constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
 constexpr int INPUT_BYTES = UNIT_TILES * (AUX_TILE + (STATES - 1) * STATE_ROW_BYTES);  // of a step

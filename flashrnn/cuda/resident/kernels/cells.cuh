@@ -24,46 +24,17 @@ DEVICE float2 to_pair(const float* from) { return *reinterpret_cast<const float2
 DEVICE float2 to_pair(const __half* from) { return unpack_halves(*reinterpret_cast<const u32*>(from)); }
 DEVICE float2 to_pair(const __nv_bfloat16* from) { return unpack_bfloats(*reinterpret_cast<const u32*>(from)); }
 
-// A lane's two units are neighbours in memory, but with an odd D not at a multiple of their size.
-constexpr bool ALIGNED_PAIRS = PAIR == 2 && D % 2 == 0;
-
-// Where the lane's rows begin in a tile that a TileLoader has filled, in elements of ELEMENT bytes after the begin of a vector. A
-// row of all heads has ROW_ELEMENTS elements.
-template <int ELEMENT, i64 ROW_ELEMENTS, int NUMBERS = 1, int HEAD = D>
-struct RowShifts {
-  static constexpr int VECTOR = vector_bytes(ROW_ELEMENTS * ELEMENT);
-  static constexpr bool ALIGNED = aligned_rows(ELEMENT, NUMBERS, HEAD), CONSTANT = ROW_ELEMENTS * ELEMENT % VECTOR == 0;
-  u32 index[PAIRS];  // of the head's first element in the pair's row
-  // row(n) is the number of the row of the batch's sequence n; the head begins at element `head` of it.
-  template <class Row>
-  DEVICE void start(const LaneCells& cells, i64 head, Row row) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) index[p] = static_cast<u32>((CONSTANT ? 0 : row(cells.sequence[p * PAIR]) * ROW_ELEMENTS) + head);
-  }
-  // Moves on by `bytes`, a number of rows.
-  DEVICE void advance(i64 bytes) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++)
-      if (!CONSTANT) index[p] += static_cast<u32>(bytes) / ELEMENT;
-  }
-  // Return the shift of pair p, `further` elements on.
-  DEVICE int of(int p, i64 further = 0) const { return ALIGNED ? 0 : (index[p] + static_cast<u32>(further)) % (VECTOR / ELEMENT); }
-};
-
-// Loads one value per cell of the lane, from row `row` of a tile that a TileLoader has filled; shift(p) is that of pair p.
-template <class T, class Shift>
-DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord, Shift shift) {
+// Loads one value per cell of the lane, from row `row` of a tile that a TileLoader has filled.
+template <class T>
+DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    const int n = tile_row(coord.sequence(p * PAIR), aligned_rows(sizeof(T), 1));
-    const T* from = tile + (row * SEQS + n) * pitch(sizeof(T), 1) + coord.unit(p * PAIR) - coord.tile_unit;
-    from += shift(p);
-    if constexpr (ALIGNED_PAIRS) {
+    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 + coord.unit(p * PAIR) - coord.tile_unit;
+    if constexpr (PAIR == 2) {
       float2 pair = to_pair(from);
       v[2 * p] = pair.x, v[2 * p + 1] = pair.y;
     } else {
-#pragma unroll
-      for (int k = 0; k < PAIR; k++) v[p * PAIR + k] = float(from[k]);
+      v[p] = float(*from);
     }
   }
 }
@@ -76,12 +47,10 @@ DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offs
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     T* at = to[p] + offset;
-    if constexpr (ALIGNED_PAIRS) {
+    if constexpr (PAIR == 2) {
       if (valid[2 * p]) store_pair(at, v[2 * p], v[2 * p + 1]);
     } else {
-#pragma unroll
-      for (int k = 0; k < PAIR; k++)
-        if (valid[p * PAIR + k]) to_gate(at[k], v[p * PAIR + k]);
+      if (valid[p]) to_gate(*at, v[p]);
     }
   }
 }
@@ -103,21 +72,14 @@ struct RoundedCells {
     }
   }
   DEVICE void store_global(S* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) const {
-    if constexpr (ALIGNED_PAIRS) return store_pairs(to, offset, valid);
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++)
-#pragma unroll
-      for (int k = 0; k < PAIR; k++)
-        if (valid[p * PAIR + k]) reinterpret_cast<u16*>(to[p] + offset)[k] = static_cast<u16>(pairs[p] >> 16 * k);
-  }
-  // The same for rows of an even number of units, in which a pair may end with one unit of padding.
-  DEVICE void store_pairs(S* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) const {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
       S* at = to[p] + offset;
-      if (!valid[p * PAIR]) continue;
-      if constexpr (PAIR == 2) *reinterpret_cast<u32*>(at) = pairs[p];
-      else *reinterpret_cast<u16*>(at) = static_cast<u16>(pairs[p]);
+      if constexpr (PAIR == 2) {
+        if (valid[2 * p]) *reinterpret_cast<u32*>(at) = pairs[p];
+      } else {
+        if (valid[p]) *reinterpret_cast<u16*>(at) = static_cast<u16>(pairs[p]);
+      }
     }
   }
 };
@@ -136,14 +98,6 @@ struct RoundedCells<float> {
   DEVICE void store_global(float* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) const {
     store_cells(values, to, offset, valid);
   }
-  DEVICE void store_pairs(float* const (&to)[PAIRS], i64 offset, const bool (&valid)[CELLS]) const {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) {
-      if (!valid[p * PAIR]) continue;
-      if constexpr (PAIR == 2) store_pair(to[p] + offset, values[2 * p], values[2 * p + 1]);
-      else to[p][offset] = values[p];
-    }
-  }
 };
 using StoredCells = RoundedCells<scalar>;
 
@@ -153,7 +107,6 @@ using StoredCells = RoundedCells<scalar>;
 // gradients of its inputs may be written over them: when a block writes those of a step, all blocks of its cluster have loaded
 // the gates. (So have the blocks of a grid, but nothing orders their reads before this block's writes.)
 constexpr int PAIR_GATES = PAIR * STORED;
-// A head of odd size has one unit more in a row, formats NDG1 and NDV1: so pairs are aligned.
 static_assert(!GATES_IN_PIECES || (D % 8 == 0 && D % PAIR_GATES == 0 && GATES == GI));
 constexpr bool WHOLE_WORDS = PAIR_GATES * sizeof(gate) % 4 == 0;
 constexpr int PAIR_WORDS = (PAIR_GATES * sizeof(gate) + 3) / 4;

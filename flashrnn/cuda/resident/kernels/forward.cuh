@@ -119,9 +119,7 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
     int gate = i % GR, segment = i / GR / SEGMENT_TILES, unit = coord.tile_unit + row;
     int k = unit_at(((segment * K_SLICES + coord.k_slice) * SEGMENT_TILES + i / GR % SEGMENT_TILES) * 16 + column, coord);
-    const bool exists = unit < D && k < D;
-    if constexpr (D % 2) return Element{R + ((gate * HEADS + coord.head) * D + unit) * D + k, exists};
-    else return Element{exists ? R + ((gate * HEADS + coord.head) * D + unit) * D + k : nullptr};
+    return unit < D && k < D ? R + ((gate * HEADS + coord.head) * D + unit) * D + k : nullptr;
   });
 }
 
@@ -260,12 +258,11 @@ DEVICE void load_input(InputLoader& loader, int t, int stage, int steps, i64 ste
   if (t < steps) loader.load(stage * INPUT_BYTES, step_bytes);
   copy_commit();
 }
-using InputShifts = RowShifts<BYTES, GI * ROW>;
-DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const InputShifts& shifts, const ThreadCoord& coord) {
+DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
   const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.unit_tile * GI * ROW_BYTES);
 #pragma unroll
   for (int j = 0; j < GI; j++)
-    if (coord.has_cells()) read_cells(v[j], tile, j, coord, [&](int p) { return shifts.of(p, j * ROW); });
+    if (coord.has_cells()) read_cells(v[j], tile, j, coord);
 }
 
 // Results of a step. They are stored after the next step has begun its product, which waits for nothing but h.
@@ -283,7 +280,6 @@ struct Results {
     for (int p = 0; p < PAIRS; p++) {
       i64 at = (cells.sequence[p * PAIR] * row_b - row_t) * ROW + cells.element[p * PAIR];  // one step before the first
       h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * STORED;
-      if (D % 2) gates_to[p] += (cells.sequence[p * PAIR] * row_b - row_t) * (GATE_ROW - ROW) * STORED + coord.head * STORED;
       if constexpr (GATES_IN_PIECES) {
         const int number = coord.unit(p * PAIR) * GATES;
         gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
@@ -342,7 +338,7 @@ DEVICE void expect_h(u32 barriers, int buffer) {
 // `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
 DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
                          float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], ResetMask& resets, InputLoader& loader,
-                         InputShifts& input_shifts, Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
+                         Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
                          const StepStrides& strides, const ThreadCoord& coord) {
   const int next = t + 1 & 1;
   const bool exchange = BLOCKS > 1 && t + 1 < steps;
@@ -353,8 +349,7 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   begin_sums(c, b);
   multiply(c, weights, shared_address(shared.h), shared.barriers, t, coord);
   float v[GI][CELLS];
-  read_input(v, shared.inputs + stage * INPUT_BYTES, input_shifts, coord);
-  input_shifts.advance(strides.x);
+  read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
   results.store(s, strides);
   load_input(loader, t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, strides.x);
   reduce_slices<GR>(u, c, shared.sums, coord);
@@ -423,8 +418,6 @@ flashrnn_forward(PARAMETERS) {
   InputLoader loader;
   loader.start(shared_address(shared.inputs) + coord.unit_tile * GI * ROW_BYTES, coord,
                [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
-  InputShifts input_shifts;
-  input_shifts.start(cells, coord.head * D, [&](i64 n) { return n * row_b; });
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) load_input(loader, i, i, steps, strides.x);
   copy_wait<STAGES - 2>();
@@ -444,7 +437,7 @@ flashrnn_forward(PARAMETERS) {
 
   int stage = 0;
   for (int t = 0; t < steps; t++, units.step++)
-    step_forward(t, stage, steps, shared, weights, cells, s, b, resets, loader, input_shifts, results, h_operand, ring, units, strides, coord);
+    step_forward(t, stage, steps, shared, weights, cells, s, b, resets, loader, results, h_operand, ring, units, strides, coord);
 
   // Epilogue: the last results; no block ends while others may still send to it.
   results.store(s, strides);

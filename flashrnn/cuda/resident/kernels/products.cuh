@@ -2,15 +2,6 @@
 #pragma once
 #include "resident/kernels/cells.cuh"
 
-// An element of R; outside of R it does not exist.
-struct Element {
-  const scalar* address;
-  bool exists;
-  DEVICE Element(const scalar* or_null) : address(or_null), exists(or_null != nullptr) {}
-  DEVICE Element(const scalar* address, bool exists) : address(address), exists(exists) {}
-  DEVICE const scalar* or_null() const { return exists ? address : nullptr; }
-};
-
 // Left-operand fragments of mma that stay on the chip for the whole time loop: some in registers, the rest in shared memory.
 // Tile i of a warp is a 16 x 16 tile of R, or of R transposed, in SPLITS fragments; row r is unit 2r, row r + 8 unit 2r + 1.
 template <int TILES, int IN_REGISTERS, bool TRANSPOSED>
@@ -24,7 +15,7 @@ struct Fragments {
   u32 shared;  // address of this lane's part
 
   // Loads R, in part by asynchronous copies, for which the warp has to wait.
-  // tile(i, row, column) is the Element (row, column) of R's tile i. With an even D, rows begin at multiples of two elements.
+  // tile(i, row, column) points at elements (row, column) and (row, column + 1) of R's tile i; null outside R.
   template <class Tile>
   DEVICE void load(char* memory, const scalar* R, const ThreadCoord& coord, Tile tile) {
     const u32 own = shared_address(memory) + coord.warp * SHARED;
@@ -35,7 +26,7 @@ struct Fragments {
       copy_rows(to, 0, IN_SHARED, R, coord, tile, [](int f) { return f * TOTAL / FRAGMENTS; });
     } else {
       shared = own + coord.lane * 16;
-      if constexpr (TRANSPOSED || SPLITS > 1 || D % 2) load_shared(coord, tile);
+      if constexpr (TRANSPOSED || SPLITS > 1) load_shared(coord, tile);
       else copy_shared(R, coord, tile);
     }
     if (STAGED) return;
@@ -67,7 +58,7 @@ struct Fragments {
     const int row = coord.lane / 2;
 #pragma unroll 1
     for (int k = 0; k < count; k++) {
-      const scalar* from = tile(index(first + k), row % 8 * 2 + row / 8, coord.lane % 2 * 8).or_null();
+      const scalar* from = tile(index(first + k), row % 8 * 2 + row / 8, coord.lane % 2 * 8);
       copy_async<16>(to + k * 512, from ? from : R, from);
     }
   }
@@ -94,7 +85,7 @@ struct Fragments {
       const int i = f * TOTAL / FRAGMENTS;
 #pragma unroll
       for (int r = 0; r < 4; r++) {
-        const scalar* from = tile(i, 2 * coord.quad + r % 2, 2 * coord.lane_in_quad + r / 2 * 8).or_null();
+        const scalar* from = tile(i, 2 * coord.quad + r % 2, 2 * coord.lane_in_quad + r / 2 * 8);
         copy_async<4>(shared + f * 512 + r * 4, from ? from : R, from);
       }
     }
@@ -102,7 +93,7 @@ struct Fragments {
   // Through registers. Unrolled where R is transposed: otherwise the compiler recomputes addresses in every time step.
   template <class Tile>
   DEVICE void load_shared(const ThreadCoord& coord, Tile tile) {
-    constexpr int AT_ONCE = D % 2 && !TRANSPOSED ? 2 : 8, UNROLLED = TRANSPOSED ? FRAGMENTS : 1;
+    constexpr int AT_ONCE = 8, UNROLLED = TRANSPOSED ? FRAGMENTS : 1;
 #pragma unroll UNROLLED
     for (int first = 0; first < IN_SHARED; first += AT_ONCE) {
       Pair pairs[AT_ONCE][4];
@@ -127,20 +118,14 @@ struct Fragments {
       int column = 2 * coord.lane_in_quad + half * 8;
       Pair &even = pairs[2 * half], &odd = pairs[2 * half + 1];
       if constexpr (TRANSPOSED) {
-        read_pair(even, i, column, 2 * coord.quad, tile);
-        read_pair(odd, i, column + 1, 2 * coord.quad, tile);
+        ::load(even, tile(i, column, 2 * coord.quad));
+        ::load(odd, tile(i, column + 1, 2 * coord.quad));
         transpose(even, odd);
       } else {
-        read_pair(even, i, 2 * coord.quad, column, tile);
-        read_pair(odd, i, 2 * coord.quad + 1, column, tile);
+        ::load(even, tile(i, 2 * coord.quad, column));
+        ::load(odd, tile(i, 2 * coord.quad + 1, column));
       }
     }
-  }
-  template <class Tile>
-  static DEVICE void read_pair(Pair& pair, int i, int row, int column, Tile tile) {
-    const Element from = tile(i, row, column);
-    if constexpr (D % 2) ::load(pair, from.address, from.exists, tile(i, row, column + 1).exists);
-    else ::load(pair, from.or_null());
   }
   static DEVICE void next_splits(u32 (&value)[4], Pair (&pairs)[4]) {
 #pragma unroll

@@ -23,14 +23,15 @@ constexpr int LANE_CELLS = 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragm
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
 constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
+constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
-static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && PADDED >= D);
+static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
 static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 
 // Bytes from one time step to the next in each tensor. They are arguments of the kernels because the loop does not recompute
 // what is in constant memory.
 struct StepStrides {
-  i64 x, h, aux, gates, wide;
+  i64 x, h, aux, gates;
 };
 
 // Return the tile of eight sequences that a cell is in, and whether it is of the second of the lane's two there.
@@ -67,25 +68,12 @@ struct ThreadCoord {
 };
 
 // Return the row of a sequence in a tile with one row of 16 units for each. The two sequences of a lane are 4 rows apart, so
-// that the lanes of a warp access different banks; where rows have room for 16 bytes more, so they do in order.
-DEVICE constexpr int tile_row(int sequence, bool aligned = true) {
-  return aligned ? sequence / 8 * 8 + sequence % 8 / 2 + sequence % 2 * 4 : sequence;
-}
+// that the lanes of a warp access different banks.
+DEVICE constexpr int tile_row(int sequence) { return sequence / 8 * 8 + sequence % 8 / 2 + sequence % 2 * 4; }
 
-// The units of a head, and of all, in a row of the gates for the backward.
-constexpr int GATE_HEAD = D + D % 2;
-constexpr i64 GATE_ROW = i64(HEADS) * GATE_HEAD;
-
-// Return whether rows of heads of `head` units in global memory, with `numbers` elements of `bytes` bytes for each unit, begin at
-// multiples of 8 bytes: then they are copied in pieces of as many or more.
-DEVICE constexpr bool aligned_rows(int bytes, int numbers, int head = D) { return head * numbers * bytes % 8 == 0; }
-
-// Return how many elements there are between two rows of a tile: an odd multiple of 32 or 64 bytes, for the same reason; where rows
-// are not aligned, there is room for 16 bytes more.
-DEVICE constexpr int pitch(int bytes, int numbers, int head = D) {
-  return 16 * (numbers | 1) + (aligned_rows(bytes, numbers, head) || numbers % 2 == 0 ? 0 : 16 / bytes);
-}
-constexpr int ROW_BYTES = SEQS * pitch(BYTES, 1) * BYTES;  // 16 units of all sequences
+// Return how many numbers there are between two such rows, with `numbers` for each unit: an odd multiple of 32 or 64 bytes,
+// for the same reason.
+DEVICE constexpr int pitch(int numbers) { return 16 * (numbers | 1); }
 
 // Return the index of number i of a head in a row [pieces][HEADS][D], from the head's first unit on: gates in format PNDG.
 DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
@@ -96,11 +84,11 @@ DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * SEQS + sequen
 // Copies a tile of every step: ROWS x SEQS rows of the unit tile's 16 units, with NUMBERS of ELEMENT (2 or 4) bytes for each.
 // In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows are ROW_STRIDE bytes apart. IN_PIECES:
 // there, the head's numbers have the order of `in_pieces`.
-template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS = 1, bool IN_PIECES = false, int HEAD = D,
-          bool ALIGNED = aligned_rows(ELEMENT, NUMBERS, HEAD)>
+template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS = 1, bool IN_PIECES = false>
 struct TileLoader {
-  static constexpr int PITCH = pitch(ELEMENT, NUMBERS, HEAD);
-  static constexpr int WIDTH = (HEAD * NUMBERS * ELEMENT % 16 == 0 ? 16 : 8) / ELEMENT;  // numbers of a copy
+  static constexpr int PITCH = pitch(NUMBERS);
+  static constexpr int ALIGNED = D * NUMBERS % 8 == 0 ? 8 : D * NUMBERS % 4 == 0 ? 4 : 2;
+  static constexpr int WIDTH = ELEMENT == 4 && ALIGNED > 4 ? 4 : ALIGNED;               // numbers of a copy
   static constexpr int LENGTH = 16 * NUMBERS;                                           // of a sequence
   static constexpr int PER_ROW = SEQS / SPREAD * LENGTH / WIDTH;                        // copies
   static constexpr int TOGETHER = PER_ROW < TILE_THREADS ? TILE_THREADS / PER_ROW : 1;  // rows
@@ -118,9 +106,8 @@ struct TileLoader {
     for (int i = 0; i < COPIES; i++) {
       int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;  // two threads may make the same copy
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH) * SPREAD;
-      valid[i] = coord.tile_unit * NUMBERS + column < HEAD * NUMBERS && coord.has_sequence(sequence);
-      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.of_batch(sequence) : 0));
-      if (ROWS > 1) from[i] += first_row * ROW_STRIDE;
+      valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
+      from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.of_batch(sequence) : 0)) + first_row * ROW_STRIDE;
       const int number = coord.tile_unit * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
@@ -134,50 +121,6 @@ struct TileLoader {
       for (int row = 0; row < ROWS; row += TOGETHER)
         if (ROWS % TOGETHER == 0 || row + first_row < ROWS)
           copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i]);
-      from[i] += step;
-    }
-  }
-};
-
-// The same where rows are not aligned. A row in shared memory consists of the vectors that hold the unit tile's numbers, each from
-// an aligned address, without what follows the head's. So it begins as many bytes after a vector's as in global memory: RowShifts
-// says how many. Where steps are a multiple of 8 bytes apart but not of 16, vectors have 8 bytes, because then each thread's copies
-// are the same in all steps.
-constexpr int vector_bytes(i64 step_bytes) { return step_bytes % 16 == 8 ? 8 : 16; }
-
-template <int ELEMENT, int ROWS, i64 ROW_STRIDE, int NUMBERS, int HEAD>
-struct TileLoader<ELEMENT, ROWS, ROW_STRIDE, NUMBERS, false, HEAD, false> {
-  static constexpr int PITCH = pitch(ELEMENT, NUMBERS, HEAD), VECTOR = vector_bytes(ROWS * ROW_STRIDE);
-  static constexpr bool CONSTANT = ROWS * ROW_STRIDE % VECTOR == 0;  // over the steps
-  static constexpr int VECTORS = 16 * NUMBERS * ELEMENT / VECTOR + 1;  // of a sequence
-  static constexpr int ALL = ROWS * (SEQS / SPREAD) * VECTORS, COPIES = (ALL + TILE_THREADS - 1) / TILE_THREADS;
-  const char* from[COPIES];
-  u32 to[COPIES];
-  int left[COPIES];  // bytes of the head's row from there on, if any; CONSTANT: bytes to copy
-  bool makes_last;   // of the thread's copies
-
-  template <class First>
-  DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
-    makes_last = (COPIES - 1) * TILE_THREADS + coord.tile_thread < ALL;
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
-      const int copy = i * TILE_THREADS + coord.tile_thread;
-      const int vector = copy % VECTORS, sequence = copy / VECTORS % (SEQS / SPREAD) * SPREAD, row = copy / VECTORS / (SEQS / SPREAD) % ROWS;
-      const bool exists = coord.has_sequence(sequence) && coord.tile_unit < D;
-      const int offset = exists ? coord.tile_unit * NUMBERS * ELEMENT + VECTOR * vector : 0;
-      left[i] = exists ? HEAD * NUMBERS * ELEMENT - offset : -VECTOR;
-      from[i] = reinterpret_cast<const char*>(first(exists ? coord.of_batch(sequence) : 0)) + row * ROW_STRIDE + offset;
-      to[i] = tile + (row * SEQS + tile_row(sequence, false)) * PITCH * ELEMENT + VECTOR * vector;
-      if (CONSTANT) left[i] = bytes(i), from[i] -= before(i);
-    }
-  }
-  DEVICE int before(int i) const { return reinterpret_cast<size_t>(from[i]) % VECTOR; }
-  DEVICE int bytes(int i) const { return min(max(left[i] + before(i), 0), VECTOR); }
-  DEVICE void load(u32 offset, i64 step) {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
-      if (i + 1 < COPIES || ALL % TILE_THREADS == 0 || makes_last)
-        copy_async_part<VECTOR>(to[i] + offset, CONSTANT ? from[i] : from[i] - before(i), CONSTANT ? left[i] : bytes(i));
       from[i] += step;
     }
   }
