@@ -102,6 +102,7 @@ def manifests(folder):
     return [file.read_text() for file in folder.glob("*/manifest.json")]
 
 
+@pytest.mark.slow
 def test_training_finds_what_was_prepared_and_prepares_what_was_not(overrides, tmp_path, monkeypatch):
     command = [sys.executable, "-m", "scripts.prepare_data", *overrides]
     ended = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)

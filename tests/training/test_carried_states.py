@@ -56,7 +56,7 @@ def test_a_lane_is_read_as_one_sequence(model, tiny_config):
     assert evaluate(config.run_dir, "data.stateful=false")["perplexity"] != pytest.approx(whole, rel=1e-4)
 
 
-@pytest.mark.parametrize("model", ["lstm", "hybrid"])
+@pytest.mark.parametrize("model", ["lstm", pytest.param("hybrid", marks=pytest.mark.slow)])
 def test_accumulated_batches_have_lanes_of_their_own(model, tiny_config):
     """A step of two batches of 2 is a step of one batch of 4."""
     configs = [
@@ -68,7 +68,7 @@ def test_accumulated_batches_have_lanes_of_their_own(model, tiny_config):
     assert_alike(weights(two.run_dir), weights(one.run_dir))
 
 
-@pytest.mark.parametrize("model", ["lstm", "hybrid"])
+@pytest.mark.parametrize("model", ["lstm", pytest.param("hybrid", marks=pytest.mark.slow)])
 def test_resumes_exactly_with_its_states(model, tiny_config):
     """Amid lanes, from other accumulated batches too; and the states matter: without them the losses are others."""
     arguments = [*STATEFUL, *MODELS[model], *PARTS]

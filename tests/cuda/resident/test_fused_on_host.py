@@ -147,14 +147,27 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         ),
         (Case(COMPETING, B=9, T=3, N=1, D=32), torch.float32, tiled(2, 2, 2, 16, 1), tiled(2, 1, 1, 8, 1)),
         (Case(LAYERNORM_LSTM, B=7, T=4, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 4, 1), tiled(2, 2, 2, 8, 1)),
-        (Case(LAYERNORM_LSTM, B=5, T=4, N=1, D=60), torch.float32, tiled(2, 1, 1, 4, 2), tiled(1, 2, 1, 6, 4)),
+        pytest.param(
+            Case(LAYERNORM_LSTM, B=5, T=4, N=1, D=60),
+            torch.float32,
+            tiled(2, 1, 1, 4, 2),
+            tiled(1, 2, 1, 6, 4),
+            marks=pytest.mark.slow,
+        ),
         (Case(COMPETING, B=3, T=5, N=1, D=30, reset=True), torch.float32, tiled(1, 2, 1, 8, 2), tiled(1, 1, 1, 2, 2)),
-        (Case(NORMALISED_STATE, B=9, T=5, N=1, D=144), torch.float16, tiled(1, 1, 2, 10, 9), tiled(1, 1, 1, 8, 9)),
-        (
+        pytest.param(
+            Case(NORMALISED_STATE, B=9, T=5, N=1, D=144),
+            torch.float16,
+            tiled(1, 1, 2, 10, 9),
+            tiled(1, 1, 1, 8, 9),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             Case(LAYERNORM_LSTM, B=9, T=3, N=1, D=60),
             torch.bfloat16,
             tiled(1, 2, 1, 8, 4, grid=True),
             tiled(1, 4, 2, 16, 4, grid=True),
+            marks=pytest.mark.slow,
         ),
         (
             Case(COMPETING, B=3, T=5, N=1, D=30, reset=True),
