@@ -72,6 +72,8 @@ def reduced(arguments, needs_many):
             other_data = not {"data=successors", "data=instructions"}.isdisjoint(rest)
             small = [o for o in SMALL[experiment] if not (other_data and o.startswith("data."))]
             return [module, *rest, *([] if of_its_own else [*small, *STEPS]), *(GOES_ON if goes_on else [])]
+        case "scripts.evaluate":
+            return [module, *(re.sub(r"(eval_length|eval_context)=\d+", r"\1=128", argument) for argument in rest)]
         case "scripts.prepare_data":
             return [module, *rest, *(TEXT if rest else CONFIG_ALONE)]
         case "scripts.generate":
