@@ -18,21 +18,27 @@ def _cache_of_its_own(tmp_path_factory):
 
 
 @pytest.fixture
-def interpreted():
-    """Triton's kernels run in its interpreter, on the CPU, as under TRITON_INTERPRET=1."""
-    import triton
-
+def other_backends():
+    """Lets a test change what backends serve: nobody remembers answers from before the test, or from it."""
     from flashrnn import dispatch
 
-    def forget():  # what was answered about the same problems with the other setting
+    def forget():
         dispatch._refusal.cache_clear()
         dispatch._choose.cache_clear()
 
     forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def interpreted(other_backends):
+    """Triton's kernels run in its interpreter, on the CPU, as under TRITON_INTERPRET=1."""
+    import triton
+
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.interpret = True
         yield
-    forget()
 
 
 @pytest.fixture

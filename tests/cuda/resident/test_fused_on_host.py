@@ -63,7 +63,7 @@ class Counting(HostKernel):
 
 
 @pytest.fixture
-def on_host(monkeypatch, tmp_path_factory):
+def on_host(monkeypatch, tmp_path_factory, other_backends):
     """Lets backend `cuda_fused` run on the processor with these tilings; `watched`: its loop counts chunks."""
 
     def use(tilings: dict[str, Tiling], watched: bool = False) -> None:

@@ -28,7 +28,7 @@ TRAINING = Variant(aux=torch.float16, training=True)
 
 
 @pytest.fixture
-def on_host(monkeypatch, tmp_path_factory):
+def on_host(monkeypatch, tmp_path_factory, other_backends):
     """Lets backend `cuda` run on the processor with the tilings given, `at_once` blocks at a time."""
 
     def use(tilings: dict[str, Tiling], at_once: int) -> None:
