@@ -1,6 +1,6 @@
-"""Every interface of PyTorch that this package uses and PyTorch does not promise to keep.
+"""All private interfaces of PyTorch that this package uses.
 
-Each has a public substitute for a PyTorch that no longer has it. A substitute gives the same results, more slowly.
+Each has a public substitute, for a PyTorch version without it, that gives the same results more slowly.
 """
 
 import re
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def _perhaps_transformed() -> bool:
-    """Substitute: yes, for PyTorch cannot be asked; but a compiler has resolved what torch.func does."""
+    """Substitute: assume a transformation, except in compiled code, where the compiler has resolved it."""
     return not torch.compiler.is_compiling()
 
 
@@ -28,15 +28,15 @@ OpOverload = type(torch.ops.aten.add.Tensor)
 """The class of PyTorch's operators."""
 
 transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", _perhaps_transformed)
-"""Return whether torch.func is at work. It does not see the gradients that are registered with operators."""
+"""Return whether a transformation of torch.func is active. Those do not see gradients registered with operators."""
 
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
 
 
 def autograd_alone() -> bool:
-    """Return whether nothing but autograd looks at a call: no compiler, transformation, dispatch mode, tracer or
-    forward-mode derivative. Without the private interfaces the answer is no, and calls run as operators."""
+    """Return whether autograd alone observes a call: no compiler, transformation, dispatch mode, tracer or forward-mode
+    derivative. Without the private interfaces the answer is no, and calls run as operators."""
     return not (
         torch.compiler.is_compiling()
         or transforms_active()
@@ -64,17 +64,17 @@ except ImportError:
 
 
 def dynamo_at_work() -> bool:
-    """Return whether TorchDynamo looks at the Python functions that are called; it is not imported to find out."""
+    """Return whether TorchDynamo is compiling the functions that are called, without importing it."""
     if get_eval_frame_callback is None:
-        return "torch._dynamo" in sys.modules  # it may be
+        return "torch._dynamo" in sys.modules  # it may be compiling
     return get_eval_frame_callback() not in (None, False)
 
 
 def constant_when_compiled(function: F) -> F:
     """Mark a function whose result TorchDynamo takes as a constant instead of compiling the function.
 
-    As torch.compiler.assume_constant_result, which imports TorchDynamo and so takes seconds. A PyTorch that does not
-    know the mark compiles the function, which `torch.compiler.is_dynamo_compiling` tells it.
+    This is torch.compiler.assume_constant_result without the seconds that importing TorchDynamo takes. A PyTorch that
+    does not know the mark compiles the function; there torch.compiler.is_dynamo_compiling() is true.
     """
     function._dynamo_marked_constant = True
     return function
@@ -95,7 +95,7 @@ def onednn_computes(dtype: torch.dtype) -> bool:
 
 
 _cudnn_rnn: Callable | None = getattr(torch, "_cudnn_rnn", None)
-warnings.filterwarnings(  # it tells users of nn.LSTM what to call; here the copies are meant
+warnings.filterwarnings(  # the warning is for users of nn.LSTM; here the copies are intended
     "ignore", "RNN module weights are not part of single contiguous", UserWarning, re.escape(__name__)
 )
 
@@ -112,19 +112,21 @@ def cudnn_rnn(
     bidirectional: bool,
     training: bool,
 ) -> tuple[Tensor, ...] | None:
-    """Return output and last states h and c of PyTorch's recurrent networks as cuDNN computes them, differentiable with
-    `training`; None without the private interface. It copies the weights into one piece of memory.
+    """Run one of PyTorch's recurrent networks by cuDNN, which copies the weights into one piece of memory.
 
     Args:
         mode: cudnnRNNMode_t.
         x: the input.
-        weights: of each layer and direction, in PyTorch's order.
-        initial: h, and c if there is one, as cuDNN takes them.
+        weights: those of each layer and direction, in PyTorch's order.
+        initial: the initial h, and c if there is one, in the layout of nn.LSTM.
         hidden_size: units of a layer and direction.
-        num_layers: of the network.
+        num_layers: number of layers.
         batch_first: x is [B, T, features], not [T, B, features].
-        bidirectional: the network is.
-        training: there will be a backward pass.
+        bidirectional: the network has two directions.
+        training: a backward pass follows.
+
+    Returns:
+        The output and the last states h and c, differentiable with `training`. None without the private interface.
     """
     if _cudnn_rnn is None:
         return None
@@ -141,7 +143,7 @@ def openmp_parallel() -> Callable[[int, int, int, int], None] | None:
     https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html; LLVM's and Intel's have it too.
     """
     try:
-        parallel = CDLL(torch._C.__file__).GOMP_parallel  # of the libraries that this one needs
+        parallel = CDLL(torch._C.__file__).GOMP_parallel  # found in the libraries that this one loads
     except (AttributeError, OSError):
         return None
     parallel.argtypes, parallel.restype = [c_void_p, c_void_p, c_uint, c_uint], None
@@ -149,17 +151,19 @@ def openmp_parallel() -> Callable[[int, int, int, int], None] | None:
 
 
 def set_openmp_threads(count: int) -> None:
-    """Set how many threads PyTorch's operators take from now on if the calling thread runs them.
+    """Set the number of threads of PyTorch's operators that the calling thread runs from now on.
 
-    Without the OpenMP library that PyTorch uses there are no threads to start, and nothing to set.
+    A PyTorch without OpenMP starts no threads: then there is nothing to set.
     """
     with suppress(AttributeError, OSError):
-        CDLL(torch._C.__file__).omp_set_num_threads(count)  # of the libraries that this one needs
+        CDLL(torch._C.__file__).omp_set_num_threads(count)  # found in the libraries that this one loads
 
 
 def scan(step: Callable, initial: list[Any], given: list[Any]) -> tuple[Any, Any]:
-    """Return the last state, and the outputs of all steps, of `step(state, values) -> state, outputs` over the first
-    axis of `given`, as one operator of an exported program. Without the private interface steps are exported apart."""
+    """Run `step(state, values) -> state, outputs` over the first axis of `given`, and return last state and outputs.
+
+    In an exported program this is one operator. Without the private interface every step is exported.
+    """
     try:
         from torch._higher_order_ops import scan as run  # which imports TorchDynamo
     except ImportError:
@@ -168,7 +172,7 @@ def scan(step: Callable, initial: list[Any], given: list[Any]) -> tuple[Any, Any
 
 
 def unrolled(step: Callable, state: list[Any], given: list[Any]) -> tuple[Any, Any]:
-    """As `scan`, step after step."""
+    """As `scan`, one step after the other."""
     every = []
     for values in zip(*given, strict=True):
         state, outputs = step(state, list(values))
@@ -178,7 +182,7 @@ def unrolled(step: Callable, state: list[Any], given: list[Any]) -> tuple[Any, A
 
 @cache
 def decompositions() -> Mapping[Any, Callable]:
-    """Return PyTorch's operators that consist of simpler ones, each as a function of these."""
+    """Return PyTorch's composite operators, each as a function of simpler ones."""
     try:
         from torch._decomp import decomposition_table
     except ImportError:
@@ -191,7 +195,7 @@ try:
 except ImportError:
 
     class TorchDispatchMode:
-        """Substitute: cells are untraceable, and backend vanilla runs their steps as they are."""
+        """Substitute: cells cannot be traced, and backend `vanilla` runs their steps directly."""
 
         def __enter__(self) -> None:
             raise NotImplementedError("torch.utils._python_dispatch.TorchDispatchMode is missing in this version")

@@ -1,4 +1,4 @@
-"""The recurrence under torch.func.vmap: one call, with what is mapped over as more heads or as a larger batch."""
+"""The recurrence under torch.func.vmap: one call, with the mapped dimension folded into the heads or the batch."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,13 +10,13 @@ Dims = tuple[int | None, ...]
 
 
 def folded_forward(run: Callable[..., Results], size: int, dims: Dims, *arguments) -> tuple[Results, Dims]:
-    """Return the results of flashrnn::forward, mapped over, and which of their dimensions is the mapped one.
+    """Return the results of flashrnn::forward under vmap, and the mapped dimension of each.
 
     Args:
-        run: the operator, with its arguments.
-        size: of the dimension that is mapped over.
-        dims: which one that is in each argument; None: in none.
-        arguments: of the operator.
+        run: the operator.
+        size: size of the mapped dimension.
+        dims: the mapped dimension of each argument, or None.
+        arguments: those of the operator.
     """
     inputs, options = arguments[:5], arguments[5:]
     reset, N, B, gate_format = dims[4], _size(arguments[0], dims[0], 3), _size(arguments[0], dims[0], 0), options[-1]
@@ -33,8 +33,10 @@ def folded_forward(run: Callable[..., Results], size: int, dims: Dims, *argument
 
 
 def folded_backward(run: Callable[..., Results], size: int, dims: Dims, *arguments) -> tuple[Results, Dims]:
-    """Return the results of flashrnn::backward, as `folded_forward` does. Each has its own gradients of the weights,
-    also where all have the same weights."""
+    """Return the results of flashrnn::backward, as `folded_forward` does.
+
+    Each mapped call has gradients of the weights of its own, even if all share the weights.
+    """
     *tensors, gate_format, cell, backend, b = arguments
     if dims[5] is not None:
         return _one_by_one(run, size, dims, *arguments)
@@ -45,17 +47,17 @@ def folded_backward(run: Callable[..., Results], size: int, dims: Dims, *argumen
 
 
 def _heads_axis(gate_format: str) -> int:
-    """Return which axis of gates [B, T, *the axes of the format] is that of the heads."""
+    """Return the axis of the heads in gates [B, T, *the axes of the format]."""
     return 2 + gate_format.index("N")
 
 
 def _size(x: Tensor, dim: int | None, axis: int) -> int:
-    """Return the size of an axis of x, counted without the mapped dimension."""
+    """Return the size of an axis of x; axes are counted without the mapped dimension."""
     return x.shape[axis + (dim is not None and dim <= axis)]
 
 
 def _folded(size: int, dims: Dims, tensors: Sequence[Tensor | None], into: Dims) -> list[Tensor | None]:
-    """Return tensors whose mapped dimension, or one that repeats them, is the outer part of the axis `into`."""
+    """Return the tensors with the mapped dimension as the outer part of axis `into`; repeat those without one."""
     return [
         x if x is None or axis is None else _with(x, dim, size, axis).flatten(axis, axis + 1)
         for x, dim, axis in zip(tensors, dims[: len(tensors)], into, strict=True)

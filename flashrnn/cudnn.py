@@ -1,7 +1,7 @@
-"""LSTMs and GRUs on a GPU by nn.LSTM's and nn.GRU's own kernels, those of cuDNN, where they are faster.
+"""LSTMs and GRUs on a GPU by cuDNN, as nn.LSTM and nn.GRU run, for sizes where cuDNN is faster.
 
-They multiply by R with one matrix product per time step, which takes at least 8 µs. Where a step has so much to compute
-that this does not matter, they reach more of the tensor cores' speed than kernels that keep R on the chip.
+cuDNN runs one matrix product per time step, which takes at least 8 µs. Where the product is large enough to hide that,
+it reaches more of the tensor cores' speed than kernels that keep R on the chip.
 """
 
 import logging
@@ -25,10 +25,10 @@ _MODES = {LSTM: 2, GRU: 3}  # cudnnRNNMode_t
 
 
 class From(NamedTuple):
-    """From where on cuDNN is faster."""
+    """The smallest problem for which cuDNN is faster."""
 
     size: int  # units of a layer
-    work: int  # sequences times units²: multiplications by a gate's matrix in a step
+    work: int  # sequences times units², the multiplications by one gate's matrix in a step
 
 
 _FASTER = {
@@ -41,8 +41,8 @@ _FASTER = {
     ("tf32", GRU, False): From(512, 2**28),
     ("tf32", GRU, True): From(1024, 2**28),
 }
-"""By precision, cell, and whether there is a backward pass; as measured on an H100 with cuDNN 9.19 (docs/backends.md).
-In float32 without TF32 it is never faster."""
+"""By precision, cell and whether there is a backward pass, measured on an H100 with cuDNN 9.19 (docs/backends.md).
+cuDNN is never faster in float32 without TF32."""
 _LEAST = min(start.work for start in _FASTER.values())
 
 
@@ -50,9 +50,9 @@ _LEAST = min(start.work for start in _FASTER.values())
 def is_faster(
     cell: Cell, size: int, batch: int, dtype: torch.dtype, tf32: bool, training: bool, gpu: Gpu | None
 ) -> bool:
-    """Return whether cuDNN is the faster for layers of `size` units in one head; the first yes is logged.
+    """Return whether cuDNN is faster for layers of `size` units in one head, and log the first time that it is.
 
-    Nobody has measured it on other GPUs than those of Hopper's generation: there the answer is no.
+    The answer is no on GPUs of other generations than Hopper, where it has not been measured.
     """
     precision = "tf32" if tf32 else "half" if dtype in (torch.float16, torch.bfloat16) else None
     start = _FASTER.get((precision, cell, training))
@@ -66,13 +66,16 @@ def is_faster(
 
 
 def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
-    """Return what a FlashRNN returns for a batch of sequences; None where cuDNN does not serve it or is not the faster,
-    or where an argument is wrong.
+    """Run a FlashRNN on a batch of sequences by cuDNN.
 
     Args:
         network: a FlashRNN.
-        x: [T, B, features], or [B, T, features] if it is batch_first.
-        states: of the caller.
+        x: [T, B, features], or [B, T, features] if the network is batch_first.
+        states: the caller's initial states.
+
+    Returns:
+        The results of `FlashRNN.forward`. None if cuDNN does not serve the call or is not faster, and if an argument
+        is wrong: the caller finds the error.
     """
     if type(x) not in PLAIN or torch.compiler.is_compiling():  # sizes may be symbols
         return None
@@ -104,14 +107,14 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
 
 
 def explain(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> str:
-    """Return what `FlashRNN.explain` adds to what it says of backends."""
+    """Return the line that `FlashRNN.explain` adds where cuDNN runs the call."""
     if network.recurrent_l0.backend != "auto" or not _is_faster(network, batch, dtype, training):
         return ""
-    return "\nbefore all of these cuDNN, for a batch of whole sequences: it is faster from such sizes on"
+    return "\ninstead, cuDNN runs batches of whole sequences: it is faster at this size"
 
 
 def _is_faster(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> bool:
-    if batch * network.hidden_size**2 < _LEAST:  # which takes the least time to find out
+    if batch * network.hidden_size**2 < _LEAST:  # the check that takes the least time
         return False
     cell, device = network.cell, network.recurrent_l0.R.device
     if cell not in _MODES or network.num_heads != 1 or network.proj_size or (gpu := nvidia_gpu(device)) is None:

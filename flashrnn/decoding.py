@@ -1,7 +1,7 @@
-"""One token after another through a language model of residual recurrent blocks, each in one launch on an NVIDIA GPU.
+"""Decoding with a language model of residual recurrent blocks on an NVIDIA GPU: one kernel launch per token.
 
-At small batches the time of a step is that of reading the weights once. A kernel for each layer would wait for the one
-before it with nothing to read; here one kernel computes all of them, and reads the weights of the next ones meanwhile.
+At small batches a step takes as long as reading the weights once. Kernels of one layer each would wait for the layer
+before without reading anything. One kernel for all layers reads the weights of the next layer while it waits.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class ResidualBlock(NamedTuple):
-    """Weights of a block, of one dtype and contiguous, and its state. The layer norms have no biases and eps 1e-5:
+    """The weights of a block, of one dtype and contiguous, and its states. Layer norms have no biases and eps 1e-5:
 
-    x = x + head_norm * norm(recurrence(gates @ (mixer_norm * norm(x))))  # the outer norm is one of each head
+    x = x + head_norm * norm(recurrence(gates @ (mixer_norm * norm(x))))  # the outer norm is one per head
     x = x + down @ gelu(up @ (mlp_norm * norm(x)))
     """
 
@@ -77,10 +77,10 @@ def unsupported_reason(model: ResidualModel) -> str | None:
 
 
 class ModelStep:
-    """Steps of a model for the sequences of its states.
+    """A function that runs one step of a model for all sequences of its states.
 
     Args:
-        model: one for which `unsupported_reason` returns None. Its weights may change in place.
+        model: a model for which `unsupported_reason` returns None. Its weights may change in place.
     """
 
     def __init__(self, model: ResidualModel) -> None:
@@ -120,11 +120,11 @@ class ModelStep:
 
         Args:
             tokens: int64 [B].
-            logits: [B, C], of the weights' dtype: the result is written there, unless it is None.
-            chosen: int64 [B], may be `tokens`: the index of the largest logit is written there, unless it is None; of
-                equal ones the smallest index.
-            history: int64 [H, B], or None: what is chosen is written to its row `cursor`, too.
-            cursor: int64 [1], which moves on by one.
+            logits: [B, C], of the weights' dtype, or None: the logits are written there.
+            chosen: int64 [B], or None; may be `tokens`: the index of the largest logit is written there, the smallest
+                index of equal logits.
+            history: int64 [H, B], or None: the chosen tokens are also written to its row `cursor`.
+            cursor: int64 [1], which increases by one.
         """
         results = {"logits": logits, "chosen": chosen, "history": history, "cursor": cursor}
         self._launch(self._blocks, self._fixed | {"tokens": tokens} | results)
@@ -135,18 +135,18 @@ def unsupported_add_norm(x: Tensor, head_dim: int) -> str | None:
     if x.device.type != "cuda" or torch.version.hip:
         return f"it runs on NVIDIA GPUs, not on {x.device.type}"
     if x.dtype not in _DTYPES:
-        return f"it computes no {x.dtype}"
+        return f"it does not compute in {x.dtype}"
     return unsupported_norms(x.shape[-1], head_dim)
 
 
 def add_norm(x: Tensor, update: Tensor, weight: Tensor, head_weight: Tensor | None, head_dim: int) -> Tensor:
-    """Add to x, in place, and return its layer norm times weight; eps is 1e-5. Without gradients.
+    """Add an update to x in place, and return the layer norm of x times `weight`; eps is 1e-5. No gradients.
 
     Args:
         x: [..., N D], contiguous, for which `unsupported_add_norm` returns None.
         update: [..., N D], of the same dtype, contiguous.
         weight: [N D].
-        head_weight: [N D]: the update is the layer norm of each head of `update` times this, unless it is None.
+        head_weight: [N D], or None: if given, the layer norm of each head of `update`, times this, is added.
         head_dim: D.
     """
     width = x.shape[-1]

@@ -1,7 +1,7 @@
-"""Both directions of a layer on a GPU in one recurrence, whose heads are those of one direction and then of the other.
+"""Both directions of a bidirectional layer as one recurrence on a GPU, with twice the heads.
 
-One direction of a small batch leaves multiprocessors idle. Two kernels on two streams would not use them: a tiling is
-chosen for a kernel that has the GPU to itself.
+One direction of a small batch leaves multiprocessors idle. Two kernels on two streams would not use them, because a
+tiling is chosen for a kernel that has the GPU to itself.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,24 @@ from flashrnn.problem import Problem, tf32_allowed
 from flashrnn.sequences import SideBySide, Whole
 from flashrnn.stepping import without_hooks
 
-_WORTH = 0.9  # of the time of one direction after the other: copies that bring both together take up to a tenth
+_WORTH = 0.9  # largest share of the time of both directions in turn: the copies around a joint call take up to a tenth
 
 
 def at_once(
     network: nn.Module, layer: int, x: Tensor, states: list[Tensor] | None, rows: Whole | SideBySide
 ) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Return the outputs of both directions, in the layout of x, and their last states; None where this does not serve
-    the layer or is not the faster.
+    """Run both directions of a layer in one call.
 
     Args:
         network: a bidirectional FlashRNN.
-        layer: its number.
-        x: as `rows` takes it.
-        states: the initial ones of each direction, or None.
-        rows: where the sequences lie.
+        layer: the number of the layer.
+        x: the layer's input, as `rows` takes it.
+        states: the initial states of each direction, or None.
+        rows: the layout of the sequences.
+
+    Returns:
+        The outputs of both directions, in the layout of x, and their last states. None if this does not serve the
+        layer, or is not faster than one direction after the other.
     """
     modules = [
         (network._modules[f"input_l{layer}{suffix}"], network._modules[f"recurrent_l{layer}{suffix}"])
@@ -64,14 +67,17 @@ def at_once(
 
 
 def _products(given: Sequence[Tensor], weights: Sequence[Tensor], gates: int, dtype: torch.dtype) -> Tensor:
-    """Return the input products [B, T, gates, 2, H] of both directions, in the memory format of what is given."""
+    """Return the input products [B, T, gates, 2, H] of both directions, in the memory format of the inputs."""
     if given[0].is_contiguous():
         return _Products.apply(gates, dtype, *given, *weights)
     return _Products.apply(gates, dtype, *(x.transpose(0, 1) for x in given), *weights).transpose(0, 1)
 
 
 class _Products(torch.autograd.Function):
-    """Products of both directions, written where the recurrence reads them: a copy would take as long as they do."""
+    """The input products of both directions, written where the recurrence reads them.
+
+    A copy would take as long as the products.
+    """
 
     @staticmethod
     def forward(ctx, gates, dtype, *given):
@@ -116,7 +122,7 @@ def problem(network: nn.Module, dtype: torch.dtype, training: bool, reset: bool)
 
 
 def is_faster(problem: Problem, batch: int, backend: str) -> bool:
-    """Return whether `cuda_fused` should run both directions at once in less time than one after the other.
+    """Return whether `cuda_fused` is expected to run both directions at once in less time than one after the other.
 
     Args:
         problem: of one direction.
@@ -131,8 +137,7 @@ def is_faster(problem: Problem, batch: int, backend: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _cycles(problem: Problem, batch: int) -> float | None:
-    """Return the clock cycles that a time step of the whole batch should take; None where `cuda_fused` does not serve
-    the problem."""
+    """Return the expected clock cycles of a time step of the whole batch; None if `cuda_fused` does not serve it."""
     if problem.gpu is None or CudaFused().unsupported_reason(problem) is not None:
         return None
     sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu

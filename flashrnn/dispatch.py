@@ -1,4 +1,4 @@
-"""From a problem to the backend that serves it, or to the reasons why none does."""
+"""The choice of a backend for a problem, and the reasons where none serves it."""
 
 import logging
 import warnings
@@ -45,21 +45,21 @@ def backends() -> tuple[str, ...]:
 
 
 def check_backend(name: str) -> str:
-    """Return `name` if it is `auto` or a backend's name; raises ValueError otherwise."""
+    """Return `name` if it is "auto" or a backend's name; raise ValueError otherwise."""
     if name != "auto" and name not in backends():
         raise ValueError(f"unknown backend {name!r}; allowed: auto, {', '.join(backends())}")
     return name
 
 
 def choose(name: str, problem: Problem) -> Backend:
-    """Return the backend of that name, or for `auto` the first that serves the problem.
+    """Return the backend of that name, or for "auto" the first one that serves the problem.
 
-    Raises UnsupportedProblem with the backend's own reason if a backend was named that does not serve the problem.
+    Raises UnsupportedProblem, with the backend's reason, if the named backend does not serve the problem.
     """
     return _choose(BACKENDS, name, problem)
 
 
-@lru_cache(maxsize=4096)  # an answer can take as long as a short kernel
+@lru_cache(maxsize=4096)  # an answer can take as long as a short kernel runs
 def _refusal(backend: Backend, problem: Problem) -> str | None:
     return backend.unsupported_reason(problem)
 
@@ -81,11 +81,12 @@ def _choose(candidates: tuple[Backend, ...], name: str, problem: Problem) -> Bac
 def run_forward(
     name: str, cell: Cell, inputs: Inputs, all_states: bool, training: bool
 ) -> tuple[Backend, States, Tensor]:
-    """Run the forward of the backend of that name; return the backend and the results.
+    """Run the forward pass by the backend of that name; return the backend, the states and the gates.
 
-    "auto" is the first that serves the problem and whose kernels can be made: a warning says why others are not taken.
+    "auto" takes the first backend that serves the problem and whose kernels can be made. A warning says why it skips
+    one.
 
-    Raises KernelUnavailable if the backend was named.
+    Raises KernelUnavailable if the kernels of a named backend cannot be made.
     """
     problem, aux = _problem(cell, inputs.Wx, inputs.reset, training), aux_dtype(cell, inputs.Wx.dtype, all_states)
     while True:
@@ -104,10 +105,10 @@ def run_forward(
 def run_backward(
     name: str, cell: Cell, residual: Residual, grads: StateGradients, taken: Backend | None = None
 ) -> Gradients:
-    """Return the gradients by the backend that the forward of a call of backend `name` has `taken`.
+    """Return the gradients, computed by the backend `taken` that ran the forward pass.
 
-    An operator is not told of it. There, and where PyTorch's setting for TF32 has changed since so that `taken` does
-    not serve the problem any more, the backend is chosen as for a forward.
+    The backend is chosen again, as for a forward pass of backend `name`, in two cases: an operator does not know which
+    backend ran its forward, and `taken` no longer serves the problem if PyTorch's setting for TF32 has changed.
     """
     if taken is None or not _still_serves(taken, cell, residual):
         problem = _problem(cell, residual.h, residual.reset, training=True)
@@ -122,10 +123,10 @@ def _still_serves(taken: Backend, cell: Cell, residual: Residual) -> bool:
 
 
 def operator_gate_format(name: str, cell: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> GateFormat:
-    """Return the format in which the operator's forward has to return gates, whichever backend `auto` takes.
+    """Return the format in which the operator's forward returns gates, whichever backend "auto" takes.
 
-    A compiler must know it before the call runs. It is the format of the backend that `auto` prefers on such a device.
-    The gates of others are converted.
+    A compiler must know it before the call runs. It is the format of the backend that "auto" prefers on such a device;
+    the gates of other backends are converted.
     """
     if name != "auto":
         backend = next(backend for backend in BACKENDS if backend.name == name)
@@ -137,7 +138,7 @@ def operator_gate_format(name: str, cell: str, head_dim: int, dtype: torch.dtype
 
 
 def _problem(cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Problem:
-    """Return the problem of a call with such `rows` [B, T, ..., N, D]."""
+    """Return the problem of a call with `rows` [B, T, ..., N, D]."""
     tf32, (N, D) = tf32_allowed(rows.dtype, rows.device), rows.shape[-2:]
     return Problem(cell, N, D, rows.dtype, rows.device, training, reset is not None, tf32=tf32)
 
@@ -148,25 +149,25 @@ def _choose_for(name: str, problem: Problem, rows: Tensor, aux: torch.dtype) -> 
     return choose(name, problem)
 
 
-_FAILED: dict[tuple, set[Backend]] = {}  # by `_kernels_key`, backends whose kernels could not be made
+_FAILED: dict[tuple, set[Backend]] = {}  # for each `_kernels_key`, the backends whose kernels could not be made
 
 
 def _kernels_key(problem: Problem, rows: Tensor, aux: torch.dtype) -> tuple:
-    """Return what the forward and the backward of a call have in common; their settings for TF32 may differ."""
+    """Return what the forward and the backward pass of a call have in common; their settings for TF32 may differ."""
     return problem._replace(tf32=False), rows.shape[0], aux
 
 
 @cache
 def _warn_of_fallback(backend: str, reason: str) -> None:
     warnings.warn(
-        f"backend {backend!r} is not available, so that 'auto' takes the next one, which may be slower: {reason}",
+        f"backend {backend!r} is not available; 'auto' takes the next one, which may be slower: {reason}",
         RuntimeWarning,
         stacklevel=4,
     )
 
 
 def _warn_if_slow(problem: Problem) -> None:
-    """Say once what to install where a package is all that is missing for a faster backend."""
+    """Say once what to install if a missing package is the only reason for a slow backend."""
     if _refusal(CPU_FUSED, problem) == NUMBA_IS_MISSING:
         _warn_of_missing_numba()
 
@@ -182,8 +183,8 @@ def _warn_of_missing_numba() -> None:
 def padding(
     name: str, cell: str, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, training: bool
 ) -> int:
-    """Return the units to add to every head so that the fastest backend of that name serves the problem; mostly 0."""
-    if torch.compiler.is_dynamo_compiling():  # which has not taken this for a constant
+    """Return the units to add to every head so that `cuda_fused` serves a head of odd size; 0 where that is no help."""
+    if torch.compiler.is_dynamo_compiling():  # a PyTorch that does not take the result as a constant
         return 0
     if head_dim % 2 == 0 or device.type != "cuda" or name not in ("auto", CudaFused.name):
         return 0
@@ -193,12 +194,12 @@ def padding(
 
 @lru_cache(maxsize=4096)
 def units_to_add(problem: Problem) -> int:
-    """Return `padding` for "auto" on the problem's GPU."""
+    """Return `padding` for backend "auto" on the problem's GPU."""
     return CudaFused().padding(problem) if problem.head_dim % 2 else 0
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager:
-    """Return a context without autocast: inputs are already in the dtypes of the computation."""
+    """Return a context in which autocast is off: inputs already have the dtypes of the computation."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 

@@ -1,6 +1,6 @@
 """The recurrence outside of compilers and transformations: one autograd function around the backends.
 
-A call takes a third of the host's time that it takes as an operator of torch.library.
+The host needs a third of the time that a call as an operator of torch.library takes.
 """
 
 import torch
@@ -44,7 +44,7 @@ def cast(dtype: torch.dtype, Wx: Tensor, R: Tensor, b: Tensor, states: Tensor | 
 
 
 def as_dtype(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return x in `dtype`. A call of `to` that changes nothing would take as long as an allocation."""
+    """Return x in `dtype`. A call of `to` that changes nothing takes as long as an allocation."""
     return x if x is None or x.dtype == dtype else x.to(dtype)
 
 
@@ -67,7 +67,7 @@ class _Recurrence(torch.autograd.Function):
         R, b, states, reset, h, gates, *saved = ctx.saved_tensors
         if backend == Reference.name:
             saved, again = saved[:-4], saved[-4:]
-            if torch.is_grad_enabled() and not transforms_active():  # the gradients are to be differentiated
+            if torch.is_grad_enabled() and not transforms_active():  # the gradients will be differentiated
                 arguments = cell, backend, h.dtype, return_states, Inputs(*again, reset)
                 return *loop.gradients(*arguments, [d_h, d_last, *d_others]), *(None,) * 5
         aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]

@@ -1,7 +1,7 @@
 """A layer outside of compilers and transformations: input product and recurrence as one autograd function.
 
-As modules they are ten operators with gradients of their own, which keep the host busy for longer than a short sequence
-keeps a GPU.
+As modules they are ten operators with gradients of their own. For a short sequence these keep the host busy for longer
+than the GPU.
 """
 
 import torch
@@ -18,14 +18,17 @@ from flashrnn.stepping import without_hooks
 
 
 def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-    """Return what a FlashRNN returns for a batch of sequences; None where this does not serve it, or where an argument
-    is wrong.
+    """Run a FlashRNN on a batch of sequences, one autograd function per layer.
 
     Args:
         network: a FlashRNN.
-        x: [T, B, features], or [B, T, features] if it is batch_first.
-        states: of the caller.
-        reset: [B, T] or None.
+        x: [T, B, features], or [B, T, features] if the network is batch_first.
+        states: the caller's initial states.
+        reset: [B, T], or None.
+
+    Returns:
+        The results of `FlashRNN.forward`. None if this does not serve the call, and if an argument is wrong: the caller
+        finds the error.
     """
     if network.bidirectional or network.proj_size or not (_is_plain(x) and x.numel() and autograd_alone()):
         return None
@@ -57,9 +60,9 @@ def _is_plain(x) -> bool:
 
 
 def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether a layer is as FlashRNN has made it, where x is, computes as x asks for, and needs no padding.
+    """Return whether this serves a layer: no hooks, weights on the device and in the dtype of x, heads without padding.
 
-    Backend `vanilla` is for derivatives that this does not have.
+    It does not serve backend `vanilla`, which has derivatives that this does not have.
     """
     if not without_hooks(product, recurrent) or recurrent.backend == Reference.name:
         return False
@@ -84,7 +87,7 @@ def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
 
 
 def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, states, reset) -> tuple[Tensor, ...]:
-    """Return the output in the layout of x, and for each state the last one [1, B, H]."""
+    """Return the output in the layout of x, and the last one [1, B, H] of each state."""
     given = x, W, recurrent.R, recurrent.b, states
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
         return _Layer.apply(batch_first, recurrent, dtype, reset, *given)
@@ -106,13 +109,13 @@ def _inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset,
 
 
 def _rows(x: Tensor) -> tuple[Tensor, bool]:
-    """Return x with the axes of batch and time as they lie in memory, and whether they had to be swapped."""
+    """Return x with batch and time in the order of memory, and whether they had to be swapped."""
     swapped = not x.is_contiguous()
     return x.transpose(0, 1) if swapped else x, swapped
 
 
 def _results(batch_first: bool, h: Tensor, last: Tensor) -> tuple[Tensor, ...]:
-    """Return h [B, T, N, D] in the layout of the caller, which is no view, and last states with memory of their own."""
+    """Return h [B, T, N, D] in the layout of the caller, not as a view, and last states with memory of their own."""
     h = h if batch_first else h.transpose(0, 1)
     size, stride = (*h.shape[:2], h.shape[2] * h.shape[3]), (*h.stride()[:2], 1)
     out = h.new_empty(0).set_(h.untyped_storage(), h.storage_offset(), size, stride)
@@ -158,8 +161,8 @@ class _Layer(torch.autograd.Function):
 
 
 def _by_heads(x: Tensor | None, R: Tensor, batch_first: bool) -> Tensor | None:
-    """Return x of the caller's layout as [B, T, N, D]."""
+    """Return x, in the caller's layout, as [B, T, N, D]."""
     if x is None:
         return None
-    x = x.view(*x.shape[:2], *R.shape[1:3])  # unflatten is not for batched gradients
+    x = x.view(*x.shape[:2], *R.shape[1:3])  # unflatten does not support batched gradients
     return x if batch_first else x.transpose(0, 1)

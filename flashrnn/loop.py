@@ -1,4 +1,4 @@
-"""The recurrence as plain PyTorch operators: for derivatives of every order and mode, and for formats such as ONNX."""
+"""The recurrence as plain PyTorch operators, for derivatives of every order and mode and for export to ONNX."""
 
 from collections.abc import Iterable
 
@@ -14,8 +14,10 @@ from flashrnn.reference import Reference
 
 
 def serves(backend: str, inputs: Inputs) -> bool:
-    """Whether a call is to consist of PyTorch's operators: always for ONNX, and for what the hand-written backward of
-    backend `vanilla` has not."""
+    """Return whether the call runs as PyTorch's operators.
+
+    It does in an export to ONNX, and for derivatives that the hand-written backward of backend `vanilla` does not have.
+    """
     if torch.compiler.is_compiling():
         return exported_to_onnx()
     return backend == Reference.name and (transforms_active() or has_tangents(inputs))
@@ -38,8 +40,8 @@ def recurrence(
     """Return h, the last states and, if `return_states`, the other states of every step, as `vanilla` does."""
     Wx, R, b, states, reset = inputs
     wide, (N, D) = state_dtype(dtype), R.shape[1:3]
-    # All that `scan` exports to ONNX with sizes that vary: no axis of one head, no operator in a step that is told a
-    # size of the batch, as `expand` is, no layout that depends on it, and no two tensors in one memory.
+    # `scan` exports to ONNX with variable sizes only if there is no axis for a single head, no operator in a step that
+    # takes the batch size as an argument (`expand`), no memory format that depends on it, and no aliasing.
     product, heads = (torch.mm, 0) if N == 1 else (torch.bmm, slice(None))
     matrix = R.to(dtype).to(wide).permute(1, 3, 0, 2).flatten(2)[heads]  # [N, D, Gr*D]
     inputs_of = dict(zip(cell.input_gates, Wx.to(dtype).to(wide).permute(2, 1, 3, 0, 4)[:, :, heads], strict=True))
@@ -81,16 +83,18 @@ def recurrence(
 
 
 def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return copies, because a step may work in place."""
+    """Return copies, because a cell's step may change its arguments in place."""
     return [x.clone(memory_format=torch.contiguous_format) for x in tensors]
 
 
 def gradients(
     cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs, d_outputs: list[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return the gradients of the inputs but `reset`, which can be differentiated, from those of h, the last states and
-    the others of every step."""
-    # aliases: how the inputs depend on each other is not asked
+    """Return the gradients of all inputs but `reset`; they can be differentiated again.
+
+    `d_outputs` are the gradients of h, of the last states and of the other states after every step.
+    """
+    # aliases, so that autograd does not follow one input into another
     aliases = [None if x is None else x.view_as(x) for x in inputs[:4]]
     h, last, others = recurrence(cell, backend, dtype, return_states, Inputs(*aliases, inputs.reset))
     given = [(out, d) for out, d in zip((h, last, *others), d_outputs, strict=True) if d is not None]

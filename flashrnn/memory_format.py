@@ -10,8 +10,7 @@ def is_time_major(x: Tensor) -> bool:
 
 
 def batch_time_strides(x: Tensor) -> tuple[int, int]:
-    """Return the distances in memory of two sequences and of two time steps, in rows: a row is all that x [B, T, ...]
-    has for one step of one sequence."""
+    """Return the strides of batch and time of x [B, T, ...], in rows: a row is one step of one sequence."""
     B, T = x.shape[:2]
     return (1, B) if is_time_major(x) else (T, 1)
 
@@ -19,7 +18,7 @@ def batch_time_strides(x: Tensor) -> tuple[int, int]:
 def empty_in_format(like: Tensor, *inner: int, steps: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Return an empty tensor [B, steps, *inner] in the memory format of `like` [B, T, ...].
 
-    It has T steps and the dtype of `like` where these are not given.
+    The defaults are T steps and the dtype of `like`.
     """
     B, T = like.shape[:2]
     T = T if steps is None else steps
@@ -29,17 +28,17 @@ def empty_in_format(like: Tensor, *inner: int, steps: int | None = None, dtype: 
 
 
 def in_format(x: Tensor, like: Tensor) -> Tensor:
-    """Return x [B, T, ...], dense and in the memory format of `like`: x itself if it is so already."""
+    """Return x [B, T, ...], dense and in the memory format of `like`; x itself if it already is."""
     return x.transpose(0, 1).contiguous().transpose(0, 1) if is_time_major(like) else x.contiguous()
 
 
 def aux_in_format(aux: Tensor, like: Tensor) -> Tensor:
-    """Return aux [S-1, B, T, ...] with each of its states as `in_format` gives it."""
+    """Return aux [S-1, B, T, ...] with each of its states as `in_format` returns it."""
     return aux.transpose(1, 2).contiguous().transpose(1, 2) if is_time_major(like) else aux.contiguous()
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return x, or a copy where its memory does not begin at a multiple of 16 bytes."""
+    """Return x, or a copy if its address is not a multiple of 16 bytes."""
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 

@@ -1,8 +1,8 @@
-"""Networks on the CPU by nn.LSTM's and nn.GRU's own kernels, those of oneDNN, where no other is faster.
+"""LSTMs and GRUs on the CPU by oneDNN, as nn.LSTM and nn.GRU run, where oneDNN is at least as fast.
 
-In float32 they and `cpu_fused` compute with nearly all that a processor can, but for an LSTM oneDNN also computes the
-input products faster. In bfloat16 it has instructions that `cpu_fused` has not. For a GRU PyTorch calls it anew for a
-product, and runs the rest of a step as several operators.
+In float32, oneDNN and `cpu_fused` both come close to the peak of a processor, but oneDNN also computes the input
+products of an LSTM faster. In bfloat16 oneDNN uses matrix instructions that `cpu_fused` does not have. For a GRU,
+PyTorch calls oneDNN for each product and runs the rest of a step as several operators.
 """
 
 import torch
@@ -16,17 +16,20 @@ from flashrnn.stepping import as_made, is_plain
 from flashrnn.torch_networks import weights_of
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_MUCH = 2**21  # numbers of h times those of a unit's row of R in a step: from here on nn.GRU is faster in bfloat16
+_GRU_WORK = 2**21  # sequences times units² from which nn.GRU is faster in bfloat16
 
 
 def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
-    """Return what a FlashRNN returns for x, a batch of sequences; None where oneDNN does not serve it or is not asked
-    for, or where an argument is wrong.
+    """Run a FlashRNN on a batch of sequences by oneDNN.
 
     Args:
         network: a FlashRNN.
-        x: [T, B, features], or [B, T, features] if it is batch_first.
-        states: of the caller.
+        x: [T, B, features], or [B, T, features] if the network is batch_first.
+        states: the caller's initial states.
+
+    Returns:
+        The results of `FlashRNN.forward`. None if oneDNN does not serve the call, is not faster or another backend is
+        named, and if an argument is wrong: the caller finds the error.
     """
     if not is_plain(x, x.dtype) or network.num_heads != 1 or network.proj_size or x.dtype not in _DTYPES:
         return None
@@ -55,17 +58,17 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
 
 
 def _is_faster(network: nn.Module, x: Tensor) -> bool:
-    """Return whether it is for a batch of sequences; for others than LSTMs by what was measured, docs/backends.md."""
+    """Return whether oneDNN is faster for a batch of sequences x, as measured: see docs/backends.md."""
     if network.cell is LSTM:
         return True
     if network.cell is not GRU or x.dtype != torch.bfloat16:
         return False
     B, T = x.shape[:2] if network.batch_first else x.shape[1::-1]
-    return T == 1 or B * network.hidden_size**2 >= _MUCH
+    return T == 1 or B * network.hidden_size**2 >= _GRU_WORK
 
 
 def _weights(network: nn.Module, x: Tensor) -> list[Tensor] | None:
-    """Return the weights in PyTorch's order."""
+    """Return the weights in PyTorch's order; None if they are not plain tensors or do not fit x."""
     weights, modules = [], network._modules
     for name in network.directions():
         recurrent = modules[f"recurrent_{name}"]

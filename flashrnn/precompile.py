@@ -1,4 +1,4 @@
-"""Kernels compiled before a run needs them, on this machine or, by the name of its GPU, for another one."""
+"""Compilation of kernels ahead of a run, for this machine or for a GPU given by its name."""
 
 import os
 import time
@@ -48,23 +48,23 @@ def warmup(
     gpu: str | None = None,
     progress: Callable[[Compiled], None] | None = None,
 ) -> str:
-    """Compile all kernels that calls of these sizes will need, and store them in the cache folder.
+    """Compile all kernels that calls of these sizes need, and store them in the cache folder.
 
-    Later processes load them in milliseconds. Those are the kernels of the backends `cuda_fused`, `cuda` and
-    `cpu_fused`. `vanilla` has none, and Triton compiles those of `triton_fused` at the first call.
+    Later processes load them in milliseconds. This serves the backends `cuda_fused`, `cuda` and `cpu_fused`. `vanilla`
+    has no kernels, and Triton compiles those of `triton_fused` at the first call.
 
     Args:
         function: a registered cell's name, or a `flashrnn.Cell`.
         heads: number of heads.
         head_dim: size of a head.
-        batch: number of sequences of a call, or of several calls.
+        batch: number of sequences of a call, or a list of such numbers.
         dtype: of the computation.
-        training: there will be backward passes.
-        reset: calls are given a `reset` mask, or packed documents.
+        training: backward passes follow.
+        reset: calls have a `reset` mask or packed documents.
         backend: a backend's name, or "auto".
-        gpu: the name of a GPU that need not be there, from `python -m flashrnn limits`; by default this machine's first
-            GPU, or its CPU if it has none.
-        progress: called with a `Compiled` when a kernel is there.
+        gpu: a GPU's name from `python -m flashrnn limits`, which need not be in this machine; by default this machine's
+            first GPU, or its CPU if it has none.
+        progress: called with a `Compiled` after each kernel.
 
     Returns:
         The name of the backend whose kernels were compiled.
@@ -104,7 +104,7 @@ def _timed(compile_: Callable[[], object]) -> float:
 
 
 Kernels = Iterator[tuple[str, Callable[[], object]]]
-"""What is compiled, and the function that does it."""
+"""The name of each kernel, and the function that compiles it."""
 
 
 def _kernels(backend: str, problem: Problem, batch: int) -> Kernels:
@@ -164,7 +164,7 @@ def _streaming(problem: Problem, batch: int) -> Kernels:
 
 
 def _gradients(problem: Problem, spec: KernelSpec) -> Kernels:
-    """Return the kernels after the loop of a backward."""
+    """Yield the kernels that run after the time loop of a backward pass."""
     if weight_gradient.has_kernel(spec):
         yield f"d_R of {problem.cell.name}", partial(weight_gradient.compile_kernel, replace(spec, batch=1))
     for dtype in sorted({problem.dtype, state_dtype(problem.dtype)}, key=str):

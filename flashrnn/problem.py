@@ -1,4 +1,4 @@
-"""What a backend is asked to do, and what it gives back."""
+"""The interface of a backend: problems, inputs and results."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,25 +13,25 @@ from flashrnn.memory_format import is_time_major
 from flashrnn.residual import GateFormat, Residual, residual_dtype
 
 PLAIN = (Tensor, nn.Parameter)
-"""The classes of tensors that nobody but autograd looks at."""
+"""The classes of tensors without behaviour of their own: a subclass may override operators."""
 
 
 class Problem(NamedTuple):
-    """Everything that decides whether, and how well, a backend serves a call."""
+    """Everything that decides whether and how fast a backend serves a call."""
 
     cell: Cell
     heads: int
     head_dim: int
     dtype: torch.dtype  # of Wx, R and h
     device: torch.device
-    training: bool  # there is a residual for a backward pass
+    training: bool  # a backward pass follows
     reset: bool  # states return to zero at document boundaries
-    assumed_gpu: Gpu | None = None  # asked about in place of the one that `device` is
+    assumed_gpu: Gpu | None = None  # the GPU to plan for, instead of the one of `device`
     tf32: bool = False  # see `tf32_allowed`
 
     @property
     def gpu(self) -> Gpu | None:
-        """Return the NVIDIA GPU that serves the call; None if it is another device."""
+        """Return the NVIDIA GPU that runs the call; None on another device."""
         return self.assumed_gpu or nvidia_gpu(self.device)
 
     @property
@@ -54,12 +54,12 @@ class Problem(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a backend computes from, checked; shapes of `flashrnn.flashrnn`."""
+    """The checked inputs of a backend, with the shapes of `flashrnn.flashrnn`."""
 
-    Wx: Tensor  # [B, T, Gi, N, D], maybe with batch and time swapped in memory
+    Wx: Tensor  # [B, T, Gi, N, D], batch-major or time-major in memory
     R: Tensor  # [Gr, N, D, D], dtype of Wx
     b: Tensor  # [G, N, D], dtype of Wx or state dtype
-    states: Tensor | None  # [S, B, N, D], state dtype, as the caller gave them: see `initial_states`; None: zeros
+    states: Tensor | None  # [S, B, N, D], state dtype, from the caller: see `initial_states`; None: zeros
     reset: Tensor | None  # [B, T] bool
 
 
@@ -72,7 +72,7 @@ class States(NamedTuple):
 
 
 class StateGradients(NamedTuple):
-    """Gradients of `States`; None where nobody asked for one."""
+    """Gradients of `States`; None where there is none."""
 
     h: Tensor | None
     aux: tuple[Tensor | None, ...]  # S-1 times [B, T, N, D], in any memory format
@@ -85,7 +85,7 @@ class StateGradients(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Results of the backward pass, in the shapes and dtypes of the inputs; that of b may be in state dtype."""
+    """Results of the backward pass, with the shapes and dtypes of the inputs; b's may be in state dtype."""
 
     Wx: Tensor
     R: Tensor
@@ -94,17 +94,17 @@ class Gradients(NamedTuple):
 
 
 class KernelUnavailable(RuntimeError):
-    """A backend serves the problem, but its kernels cannot be compiled on this machine, or do not fit on its GPU."""
+    """A backend serves the problem, but its kernels cannot be compiled on this machine or do not fit on its GPU."""
 
 
 @contextmanager
 def making_kernels(failure: str) -> Iterator[None]:
-    """Raise KernelUnavailable, which says `failure` and why, for any error but that there is no memory left."""
+    """Turn any error but that of lack of memory into KernelUnavailable, whose message is `failure` and the reason."""
     try:
         yield
     except (KernelUnavailable, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # compilers and drivers have many
+    except Exception as error:  # compilers and drivers raise many kinds
         raise KernelUnavailable(f"{failure}: {error}") from error
 
 
@@ -114,7 +114,7 @@ class Backend(Protocol):
     name: str
 
     def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
-        """Return the format in which `forward` writes gates, and in which `backward` need not convert them."""
+        """Return the format in which `forward` writes gates and `backward` reads them without conversion."""
 
     def unsupported_reason(self, problem: Problem) -> str | None:
         """Return why this backend does not serve the problem; None if it does."""
@@ -122,8 +122,8 @@ class Backend(Protocol):
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         """Return the states, and the gates for the residual, as `empty_aux` and `empty_gates` make them.
 
-        Raises KernelUnavailable before it computes anything. With `training` it also looks for what `backward` needs,
-        as far as that may be missing where the forward has all: a backward does not take another backend.
+        Raises KernelUnavailable before it computes anything. With `training` that includes what may be missing for
+        `backward` alone, because a backward pass does not change to another backend.
         """
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
@@ -131,15 +131,15 @@ class Backend(Protocol):
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as people write it: bfloat16."""
+    """Return the name of a dtype without its module: bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 def tf32_allowed(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether products of `dtype` may be as coarse as TF32: PyTorch's setting for its own products, now.
+    """Return whether PyTorch's setting for matrix products allows TF32 for `dtype` on `device`.
 
-    `torch.backends.cuda.matmul.fp32_precision` shows what any of PyTorch's ways to set it has set; `allow_tf32` raises
-    where the older and the newer ones are mixed.
+    `torch.backends.cuda.matmul.fp32_precision` reflects every way to set it. `allow_tf32` raises where a program mixes
+    the older and the newer settings.
     """
     if dtype != torch.float32 or device.type != "cuda":
         return False
@@ -162,8 +162,10 @@ def aux_gradient(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> Tens
 
 
 def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
-    """Return the states [S, B, N, D] before the first of `rows` [B, T, ..., N, D], contiguous: zeros for None, and h
-    rounded to the dtype of `rows`, which it has at every step."""
+    """Return the states [S, B, N, D] before the first step of `rows` [B, T, ..., N, D], contiguous.
+
+    They are zeros if `states` is None. h is rounded to the dtype of `rows`, as it is after every step.
+    """
     if states is None:
         return empty_states(cell, rows).zero_()
     if states.dtype == rows.dtype:
@@ -174,9 +176,9 @@ def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:
-    """Return the dtype of the states after the first, of every step.
+    """Return the dtype in which the states but h are kept after every step.
 
-    It is the state dtype, but `residual_dtype` where the cell allows it and they are not among the results.
+    It is the state dtype, or `residual_dtype` if the cell allows it and they are not among the results.
     """
     return residual_dtype(dtype) if cell.float16_states and not all_states else state_dtype(dtype)
 
@@ -188,7 +190,7 @@ def empty_states(cell: Cell, rows: Tensor) -> Tensor:
 
 
 def empty_aux(cell: Cell, Wx: Tensor, all_states: bool, training: bool) -> Tensor:
-    """Return an empty tensor [S-1, B, T, N, D] for the states after the first; T = 0 if nobody needs them."""
+    """Return an empty tensor [S-1, B, T, N, D] for the states but h; T = 0 if nobody needs them."""
     B, T, _, N, D = Wx.shape
     dtype = aux_dtype(cell, Wx.dtype, all_states)
     shape = (len(cell.states) - 1, T if all_states or training else 0)

@@ -1,4 +1,4 @@
-"""What fused backends do after the time loop of the backward: d_R as one product over all steps."""
+"""The gradient of R after the time loop of a backward pass: one matrix product over all steps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,23 +10,23 @@ from flashrnn.memory_format import empty_in_format, is_time_major
 
 
 def recurrent_only(cell: Cell) -> tuple[str, ...]:
-    """Return the recurrent-only gates. They have no input, so that their gradients are not in d_Wx."""
+    """Return the recurrent gates that have no input, whose gradients are not in d_Wx."""
     return tuple(gate for gate in cell.recurrent_gates if gate not in cell.input_gates)
 
 
 def varying(cell: Cell) -> tuple[str, ...]:
-    """Return the gates with an input or a recurrent part. Others are the same at every step: their biases."""
+    """Return the gates with an input or a recurrent part. The others equal their biases at every step."""
     found = [gate for gate in cell.gates if gate in cell.input_gates or gate in cell.recurrent_gates]
-    return tuple(found)  # of a list: compilers of fake kernels refuse generators
+    return tuple(found)  # from a list: compilers of fake kernels refuse generators
 
 
 def constant(cell: Cell) -> tuple[str, ...]:
-    """Return the others."""
+    """Return the gates that are not `varying`."""
     return tuple(gate for gate in cell.gates if gate not in varying(cell))
 
 
 def places(gates: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the index of each gate among `names`, -1 for those that are not there."""
+    """Return the index of each gate in `names`, or -1 for a gate that is not among them."""
     return tuple(names.index(gate) if gate in names else -1 for gate in gates)
 
 
@@ -36,15 +36,22 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def previous_h(h: Tensor, initial: Tensor | float, reset: Tensor | None) -> Tensor:
-    """Return h before every step, [B, T, N, D] in the memory order of h."""
+    """Return h before every step, [B, T, N, D], in the memory format of h."""
     before = empty_in_format(h, *h.shape[2:])
     write_previous(before, h, initial, reset, slice(0, h.shape[1]))
     return before
 
 
 def write_previous(out: Tensor, state: Tensor, initial: Tensor | float, reset: Tensor | None, steps: slice) -> None:
-    """Write to `out` [B, len(steps), N, D] a state before each of `steps`, from that after every step [B, T, N, D] and
-    that before the first one [B, N, D]; zeros where `reset` [B, T] is set."""
+    """Write a state before each of `steps` to `out` [B, len(steps), N, D]; zeros where `reset` [B, T] is set.
+
+    Args:
+        out: the result.
+        state: [B, T, N, D] the state after every step.
+        initial: [B, N, D] the state before the first step.
+        reset: the mask, or None.
+        steps: which steps.
+    """
     first = int(steps.start == 0)
     if first:
         out[:, 0] = initial
@@ -56,7 +63,7 @@ def write_previous(out: Tensor, state: Tensor, initial: Tensor | float, reset: T
 def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
     """Return views of the gradients of the recurrent gates: [N, B*T, D] for each gate.
 
-    Where they are adjacent in memory (one head), it is a single view [1, B*T, Gr*D] of all.
+    With one head the gates are adjacent in memory: the result is then a single view [1, B*T, Gr*D].
     """
     only = recurrent_only(cell)
     if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
@@ -78,8 +85,7 @@ def weight_gradient_of_states(
 ) -> Tensor:
     """Return d_R as `weight_gradient`, from h after every step and the initial states, S times [B, N, D] or None.
 
-    h before a step is the row before that of the step, so h is read where it is; `previous_h` is made where `reset`
-    changes it.
+    h before a step is the row above that of the step, so h is read in place. Only a `reset` needs `previous_h`.
     """
     if reset is not None:
         return weight_gradient(cell, d_Wx, d_u, previous_h(h, 0 if states is None else states[0], reset))
@@ -91,12 +97,13 @@ def weight_gradient_of_states(
         d_R = _product(d_gates, first_steps, states[0].transpose(0, 1).to(h.dtype))
     if steps_outside:
         return _product(d_gates, slice(B, None), rows[:, :-B], d_R)
-    with _first_steps_cleared([x for x in (d_Wx, d_u) if x.shape[2]]):  # the last h of another sequence is before them
+    # the row above the first step of a sequence is the last h of another one
+    with _first_steps_cleared([x for x in (d_Wx, d_u) if x.shape[2]]):
         return _product(d_gates, slice(1, None), rows[:, :-1], d_R)
 
 
 def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
-    """Return the sum over these rows of d_gates [N, B*T, D] times h [N, as many, D]."""
+    """Return the sum over the rows `steps` of d_gates [N, B*T, D] times h [N, rows, D]."""
     N, _, width = d_gates[0].shape
     D, beta = h.shape[2], int(add_to is not None)
     d_R = h.new_empty(len(d_gates) * width // D, N, D, D) if add_to is None else add_to

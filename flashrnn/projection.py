@@ -1,4 +1,4 @@
-"""A recurrence whose recurrent matrix sees a projection of h, as nn.LSTM's `proj_size` makes it."""
+"""A recurrence whose recurrent matrix multiplies a projection of h, as in nn.LSTM with `proj_size`."""
 
 import torch
 from torch import Tensor, nn
@@ -9,18 +9,20 @@ from flashrnn.recurrence import Recurrence
 
 
 class ProjectedRecurrence(Recurrence):
-    """A `Recurrence` of one head that gives and takes o = P h in place of h, with P [proj_size, hidden_size].
+    """A `Recurrence` of one head that returns and takes o = P h in place of h, with P [proj_size, hidden_size].
 
-    R P is a recurrent matrix of the usual size, R (P h) = (R P) h, so that every backend serves it. Only an initial o,
-    of which nobody knows the h, has to be added to the first input, as R o.
+    Because R (P h) = (R P) h, every backend serves it with the recurrent matrix R P of the usual size. The h of an
+    initial o is not known: R o is added to the first input instead.
 
     Args:
         hidden_size: units of the cell.
         proj_size: features of o, fewer than hidden_size.
-        options: those of `Recurrence`.
+        device: of the parameters.
+        dtype: of the parameters; PyTorch's default one if None.
+        options: the others of `Recurrence`.
 
     Raises:
-        ValueError: the cell reads h beside R h, as a GRU does, or has a recurrent gate without an input.
+        ValueError: the cell reads h itself and not only R h, as a GRU does, or has a recurrent gate without an input.
     """
 
     def __init__(self, hidden_size: int, proj_size: int, *, device=None, dtype=None, **options):
@@ -34,7 +36,7 @@ class ProjectedRecurrence(Recurrence):
         if not set(self.cell.recurrent_gates) <= set(self.cell.input_gates):
             raise ValueError(f"proj_size needs an input at every recurrent gate; {self.cell.name!r} has gates without")
         if _reads_h(self.cell):
-            raise ValueError(f"proj_size is for cells that use h as R h alone, as an LSTM; {self.cell.name!r} does not")
+            raise ValueError(f"proj_size is for cells that read R h alone, as an LSTM does; {self.cell.name!r} reads h")
         gates, heads, units, _ = self.R.shape
         self.R = nn.Parameter(self.R.new_empty(gates, heads, units, proj_size))
         self.projection = nn.Linear(hidden_size, proj_size, bias=False, device=device, dtype=dtype)
@@ -56,8 +58,10 @@ class ProjectedRecurrence(Recurrence):
         reset: Tensor | None = None,
         return_states: bool = False,
     ) -> tuple:
-        """As `Recurrence.forward`, but for o [B, T, 1, proj_size] in place of h, and states that are tuples of tensors
-        [B, 1, proj_size or D]."""
+        """Run over a sequence as `Recurrence.forward` does, with o [B, T, 1, proj_size] in place of h.
+
+        States are tuples of tensors [B, 1, proj_size or D].
+        """
         if states is not None:
             o, *others = states
             Wx = self._with_initial(Wx, o, reset)

@@ -1,7 +1,7 @@
-"""The recurrence in plain PyTorch: any cell, dtype, device and size. The oracle of every other backend ("vanilla").
+"""Backend `vanilla`, the recurrence in plain PyTorch for any cell, dtype, device and size: the oracle of the others.
 
-The backward walks the time loop by hand, without an autograd graph: all that does not depend on later steps (the
-factors of the cell's gradient) is computed for many steps at once, the loop does the rest.
+The backward pass runs the time loop by hand, without an autograd graph. The factors of the cell's gradient, which do
+not depend on later steps, are computed for many steps at once.
 """
 
 import logging
@@ -32,7 +32,7 @@ from flashrnn.residual import GateFormat, Residual, as_gnd, empty_gates, saturat
 
 logger = logging.getLogger("flashrnn")
 
-_CHUNK = 2**16  # elements of a state whose gradient factors are held at once: few enough for a processor's cache
+_CHUNK = 2**16  # elements of a state whose gradient factors exist at once: they fit in a processor's cache
 
 
 class Reference:
@@ -61,7 +61,7 @@ class Reference:
                 if reset is not None:
                     state = [s.masked_fill(reset[:, t, None], 0.0) for s in state]
                 pre_t[..., : weight.shape[2]].baddbmm_(state[0], weight)
-                given = pre_t.clone() if training else pre_t  # a step may work in place
+                given = pre_t.clone() if training else pre_t  # a cell's step may change its arguments in place
                 state = _distinct(cell.update(packing.split(given), state))
                 state[0] = state[0].to(Wx.dtype).to(pre.dtype)
                 h[:, t] = state[0].transpose(0, 1)
@@ -103,7 +103,7 @@ class Reference:
 
 
 def _distinct(states: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the states as different tensors: a step that works in place could otherwise change two of them at once."""
+    """Return the states as distinct tensors: a step that works in place could otherwise change two of them at once."""
     return [s.clone() if any(s is other for other in states[:i]) else s for i, s in enumerate(states)]
 
 
@@ -115,7 +115,7 @@ def _chunks(h: Tensor) -> list[slice]:
 
 
 class _Packing:
-    """The packing of all gates in one axis, for the reference alone: [N, T, B, G*D], recurrent gates first."""
+    """The layout of this backend's gates: all in one axis, [N, T, B, G*D], the recurrent ones first."""
 
     def __init__(self, cell: Cell):
         self.cell = cell
@@ -166,15 +166,18 @@ class _Packing:
 
 
 def _as_slice(indices: list[int]) -> list[int] | slice:
-    """Return `indices` as a slice where they are consecutive, because slices need no copy."""
+    """Return `indices` as a slice if they are consecutive: indexing by a slice makes no copy."""
     consecutive = slice(indices[0], indices[0] + len(indices))
     return consecutive if indices == list(range(consecutive.start, consecutive.stop)) else indices
 
 
 @dataclass(frozen=True)
 class _Functions:
-    """A cell's gradient in two parts: factors of gates and states, then, from them and d_new, (d_gates in the order of
-    `_Packing`, d_states)."""
+    """A cell's gradient in two parts.
+
+    `factors` maps gates and states to the factors. `backward` maps these and the gradients of the new states to the
+    gradients of the gates, in the order of `_Packing`, and of the states.
+    """
 
     factors: Callable[..., tuple[Tensor, ...]]
     backward: Callable[..., tuple[list[Tensor], list[Tensor]]]
@@ -205,7 +208,7 @@ def _functions_of_step(cell: Cell, dtype: torch.dtype) -> _Functions:
     packing, gates = _Packing(cell), len(cell.gates)
 
     def update(*values):
-        values = [value.clone() for value in values]  # a step may work in place
+        values = [value.clone() for value in values]  # a cell's step may change its arguments in place
         return cell.update(values[:gates], values[gates:])
 
     def factors(*gates_and_states):

@@ -1,4 +1,4 @@
-"""What a training forward leaves for its backward."""
+"""The residual: what a forward pass in training saves for its backward pass."""
 
 from typing import Literal, NamedTuple
 
@@ -12,29 +12,29 @@ from flashrnn.products import varying
 GateFormat = Literal["GND", "NGD", "NDG", "PNDG", "NDV"]
 """The axes of one step's gates in memory, the outermost first.
 
-G are the gates in the cell's order, N the heads, D the units of a head. P are G pieces, into which the units of a head
-are cut: what one piece of a head takes lies where a gate of that head lies in format GND. V are the gates that vary, in
-the cell's order: others are the biases b.
+G are the gates in the cell's order, N the heads, D the units of a head. P are G pieces of a head's units: a piece lies
+where format GND has one gate of that head. V are the gates that vary with time, in the cell's order; the others equal
+the biases b.
 """
 
 
 class Residual(NamedTuple):
-    """Inputs, results and gates of a forward with `training`.
+    """The inputs, results and gates of a forward pass with `training`.
 
     The gates are the pre-activations, saturated to `residual_dtype`. Every backend writes and reads them in the format
-    that suits its kernels, and says which one that is by its `gate_format`. Those in another format it converts.
+    of its kernels, its `gate_format`, and converts gates in another format.
     """
 
     R: Tensor
-    states: Tensor | None  # the initial ones, as the forward had them
+    states: Tensor | None  # the initial states that the forward was given
     reset: Tensor | None
     h: Tensor  # [B, T, N, D], in the memory format of Wx, as aux and gates
     aux: Tensor  # [S-1, B, T, N, D]
     gates: Tensor  # [B, T, *the axes of gate_format]
     gate_format: GateFormat
-    donated: bool = False  # nobody reads gates after this backward pass, which may overwrite them
-    b_dtype: torch.dtype | None = None  # that the gradient of b should have; None: state dtype
-    b: Tensor | None = None  # [G, N, D], which format NDV needs
+    donated: bool = False  # the backward pass may overwrite the gates: nobody reads them after it
+    b_dtype: torch.dtype | None = None  # of the gradient of b; None: state dtype
+    b: Tensor | None = None  # [G, N, D], for format NDV
 
     def gates_in(self, wanted: GateFormat, cell: Cell) -> Tensor:
         """Return gates [B, T, *the axes of `wanted`], in the memory format of h."""
@@ -42,16 +42,16 @@ class Residual(NamedTuple):
 
 
 def residual_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of gates, and of states where a cell allows it, that are there for the backward alone.
+    """Return the dtype in which gates, and states where a cell allows it, are saved for the backward pass.
 
-    Of the half types it is float16. Its error, 2^-11 of a number, is that of an exponential gate of size 1. That of
-    bfloat16 would be eight times as much. Numbers beyond its range become its largest number.
+    It is float16 for both half types: its rounding error is an eighth of bfloat16's. Numbers beyond its range become
+    its largest number.
     """
     return torch.float16 if dtype == torch.bfloat16 else dtype
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in `dtype`; what is beyond its range becomes its largest number."""
+    """Return x in `dtype`; numbers beyond its range become its largest number."""
     largest = torch.finfo(dtype).max
     return x.to(dtype) if largest >= torch.finfo(x.dtype).max else x.clamp(-largest, largest).to(dtype)
 
@@ -67,7 +67,7 @@ def empty_gates(cell: Cell, Wx: Tensor, training: bool, gate_format: GateFormat)
 
 
 def converted(gates: Tensor, given: GateFormat, wanted: GateFormat, cell: Cell, b: Tensor | None) -> Tensor:
-    """Return gates of `cell` in another format, dense; in the same one they are not copied."""
+    """Return the gates of `cell` in format `wanted`, dense; not copied if they have that format."""
     if given == wanted:
         return gates
     by_gate = as_gnd(gates, given, cell, b)

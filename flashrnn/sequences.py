@@ -1,4 +1,4 @@
-"""Where the sequences of a call lie in a batch [B, T]: each a whole row, or those of different lengths side by side."""
+"""Layouts of sequences in a batch [B, T]: one sequence per row, or sequences of different lengths side by side."""
 
 import heapq
 from collections.abc import MutableMapping
@@ -13,7 +13,7 @@ from flashrnn._torch_private import current_stream
 
 
 class Whole:
-    """Every row of x [B, T, ...] is a sequence over all of its steps, or several if there is a `reset` mask [B, T]."""
+    """A batch [B, T, ...] without padding: each row is one sequence, or several where a `reset` mask [B, T] cuts it."""
 
     all_states = False
 
@@ -30,42 +30,45 @@ class Whole:
         return x.shape[0]
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
-        """Return x in the order in which a direction goes through it."""
+        """Return x in the order in which a direction reads it."""
         return x.flip(1) if backward else x
 
     def gather(self, h: Tensor, backward: bool) -> Tensor:
-        """Return the opposite of `spread`."""
+        """Undo `spread`."""
         return h.flip(1) if backward else h
 
     def resets(self, backward: bool) -> Tensor | None:
         """Return the mask in the order of `spread`."""
         if self._reset is None or not backward:
             return self._reset
-        first = self._reset.flip(1)  # a document starts right after the step that is its neighbour's first one
+        first = self._reset.flip(1)  # read backward, a document starts right after the first step of the next one
         return torch.cat([torch.zeros_like(first[:, :1]), first[:, :-1]], dim=1)
 
     def ends(self, h: Tensor, last, others: tuple[Tensor, ...], backward: bool):
         """Return the last states of the sequences: for each state a tensor [sequences, N, D].
 
-        `h` and, if `all_states`, `others` are the states of every step in the order of `spread`; `last` are those after
-        the last one.
+        Args:
+            h: the first state after every step, in the order of `spread`.
+            last: all states after the last step of the rows.
+            others: the other states after every step, if `all_states`.
+            backward: the direction.
         """
         return last
 
 
 class SideBySide:
-    """Sequences of different lengths in the rows of a batch, several in a row where that spares rows.
+    """Sequences of different lengths in the rows of a padded batch; a row may hold several short ones.
 
-    What comes before and after them is padding. Without initial states the rows end together, so that the last states
-    are those of the batch, and states are reset at every start; otherwise they begin together.
+    Without initial states all rows end at the same step, so the last states are those of the batch, and states are
+    reset where a sequence starts. With initial states all rows start at the same step.
 
     Args:
-        rows: for each row the numbers of its sequences.
-        lengths: of each sequence.
-        sequence, time: [steps] which sequence each step of the data is of, and which of its steps it is; where the data
-            is.
+        rows: the numbers of the sequences in each row.
+        lengths: the length of each sequence.
+        sequence: [steps] the number of the sequence that each step of the data belongs to, on the data's device.
+        time: [steps] the position of each step in its sequence, on the same device.
         initial: there are initial states; each row is one sequence.
-        reset: [B, T] more resets, by sequence and time.
+        reset: [B, T] further resets, by sequence and time.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class SideBySide:
 
     @property
     def all_states(self) -> bool:
-        """Return whether `ends` needs the states of all steps."""
+        """Return whether `ends` needs the states after every step."""
         return self._initial and self._padded
 
     @property
@@ -110,7 +113,10 @@ class SideBySide:
         return _Gather.apply(h.transpose(0, 1).flatten(0, 1), self._place(backward))
 
     def resets(self, backward: bool) -> Tensor | None:
-        """Return the reset mask [B, T]; True in the padding, where states could overflow and gradients become NaN."""
+        """Return the reset mask [B, T].
+
+        It is True in the padding: states could overflow there, and gradients become NaN.
+        """
         if backward not in self._masks:
             self._masks[backward] = self._mask(backward)
         return self._masks[backward]
@@ -124,7 +130,7 @@ class SideBySide:
         if not self._initial:
             reset.index_fill_(0, starts, True)
         if self._reset is not None:
-            # backward a document starts right after the step that is its neighbour's first one
+            # read backward, a document starts right after the first step of the next one
             time = self._time + 1 if backward else self._time
             within = time < self._lengths[self._sequence]
             given = self._reset[self._sequence, torch.where(within, time, 0)] & within
@@ -132,11 +138,11 @@ class SideBySide:
         return reset.view(self._steps, self._batch).T
 
     def _place(self, backward: bool) -> Tensor:
-        """Return [steps] where each step of the data lies in rows, on its device."""
+        """Return [steps] the place of each step of the data in the rows, as t * B + b."""
         return self._place_and_starts(backward)[0]
 
     def _place_and_starts(self, backward: bool) -> tuple[Tensor, Tensor]:
-        """t * B + b: [steps] of each step of the data, [sequences] of what a direction begins each sequence with."""
+        """Return the places of all steps of the data [steps], and of each sequence's first step [sequences]."""
         if backward not in self._places:
             starts = _moved(self._starts(backward), self._sequence.device)
             time = self._lengths[self._sequence] - 1 - self._time if backward else self._time
@@ -157,23 +163,24 @@ class SideBySide:
 
 
 def _moved(numbers: list[int] | Tensor, device: torch.device) -> Tensor:
-    """Return a few numbers on `device`, without waiting for it."""
-    return torch.as_tensor(numbers).to(device, non_blocking=True)  # the driver has copied them when it returns
+    """Copy a few numbers to `device` without waiting for it."""
+    # from pageable memory: the driver has copied the numbers when the call returns
+    return torch.as_tensor(numbers).to(device, non_blocking=True)
 
 
 def _numbered(sizes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return for each of `count` things in groups of these sizes the number of its group, and its number in it."""
+    """Return the group of each of `count` items in groups of these sizes, and the item's number in its group."""
     group = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes, output_size=count)
     return group, torch.arange(count, device=sizes.device) - (sizes.cumsum(0) - sizes)[group]
 
 
 def _placed(x: Tensor, place: Tensor, size: int) -> Tensor:
-    """Return zeros [size, ...] with x at different places."""
+    """Return zeros [size, ...] with x written at these places, which all differ."""
     return x.new_zeros(size, *x.shape[1:]).index_copy_(0, place, x)
 
 
 class _Gather(torch.autograd.Function):
-    """x[place], whose places differ: PyTorch's gradient would add up what needs a copy."""
+    """x[place] for places that all differ: its gradient is a copy, where PyTorch's would be a sum."""
 
     generate_vmap_rule = True
 
@@ -198,7 +205,7 @@ class _Gather(torch.autograd.Function):
 
 
 class Packed(SideBySide):
-    """The sequences of a PackedSequence, longest first; `reset` [B, T] has them in the order of its user."""
+    """The sequences of a PackedSequence, the longest first; `reset` [B, T] is in the order before packing."""
 
     def __init__(self, x: PackedSequence, initial: bool, reset: Tensor | None):
         B, sizes = int(x.batch_sizes[0]), x.batch_sizes
@@ -216,8 +223,11 @@ class Packed(SideBySide):
 
 
 class Documents(SideBySide):
-    """The documents of one sequence [1, T, ...]. Its last states are, as with resets in their place, those after the
-    last document, and backward those before the first: these end their rows."""
+    """The documents of one sequence [1, T, ...].
+
+    The last states are those after the last document, or in the backward direction after the first one. Each of these
+    ends its row.
+    """
 
     def __init__(self, lengths: list[int], device: torch.device):
         sequence, time = _numbered(_moved(lengths, device), sum(lengths))
@@ -236,8 +246,8 @@ class Documents(SideBySide):
 
 
 def _rows_of_documents(lengths: list[int]) -> list[list[int]]:
-    """Return rows no longer than the longest document, at most one of which is less than half full."""
-    rows, used = [], []  # `used`: a heap of the lengths of rows and their numbers
+    """Fill rows as long as the longest document, all but one of them at least half."""
+    rows, used = [], []  # `used` is a heap of (length, number) of the rows
     longest = max(lengths)
     for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         if used and used[0][0] + lengths[number] <= longest:
@@ -251,13 +261,14 @@ def _rows_of_documents(lengths: list[int]) -> list[list[int]]:
 
 
 def of_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> Whole | Documents:
-    """Return how the documents of x [1, T, ...] with cumulative lengths 0 = c_0 <= c_1 <= ... <= T are laid out.
+    """Return the layout of the documents of x [1, T, ...] with cumulative lengths 0 = c_0 <= c_1 <= ... <= T.
 
-    Side by side if that takes at most half of the time steps. A compiler has no lengths, and a CUDA graph may be run
-    with others: for these there is a mask. Reading them on a GPU waits for it, once for a tensor until it is changed.
+    Documents lie side by side if that at least halves the time steps; otherwise a reset mask separates them. Compiled
+    code and CUDA graphs always get the mask: a compiler does not know the lengths, and a graph may run with others.
+    Reading the lengths on a GPU waits for the GPU, once per tensor until the tensor changes.
 
     Raises:
-        ValueError, TypeError: x has several rows, or cu_seqlens are no cumulative lengths of its documents.
+        ValueError, TypeError: x has several rows, or cu_seqlens are not cumulative lengths of its documents.
     """
     if x.shape[0] != 1 or cu_seqlens.dim() != 1:
         raise ValueError(
@@ -273,20 +284,20 @@ def of_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> Whole | Documents:
 
 
 def _has_values(cu_seqlens: Tensor, x: Tensor) -> bool:
-    """Return whether every run of the call has the values of now: not in compiled code and captured CUDA graphs."""
+    """Return whether the call reads these values now: compiled code and captured CUDA graphs run with others later."""
     if torch.compiler.is_compiling() or cu_seqlens.device.type not in ("cpu", "cuda"):
         return False
     return not (x.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 _KNOWN: MutableMapping[Tensor, tuple] = WeakIdKeyDictionary()
-"""By cu_seqlens, which the layers of a model share: its version and what else the documents depend on, and these.
-Reading it on a GPU waits until the GPU has done all that it was asked to do."""
+"""The documents of each cu_seqlens and what they were made from. The layers of a model share the tensor, and reading it
+on a GPU waits until the GPU has finished all work before it."""
 
 
 def _documents(cu_seqlens: Tensor, steps: int, device: torch.device) -> Documents | None:
-    """Return the documents side by side, or None if that does not spare half of the time steps."""
-    if cu_seqlens.is_inference():  # which has no version
+    """Return the documents side by side, or None if that does not halve the time steps."""
+    if cu_seqlens.is_inference():  # an inference tensor has no version
         return _read(cu_seqlens, steps, device)
     stream = current_stream(device.index) if device.type == "cuda" else None
     given = cu_seqlens._version, steps, device, stream, torch.is_inference_mode_enabled()

@@ -1,6 +1,6 @@
-"""One time step of a network on the CPU: a call of the kernel per layer, with as little around it as there can be.
+"""One time step of a network on the CPU: one call of the kernel per layer, with as little overhead as possible.
 
-At a batch of one the kernel takes 5 µs; what a whole sequence does before it starts takes forty times as long.
+At a batch of one the kernel takes 5 µs. The preparations for a whole sequence take forty times as long.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from flashrnn.recurrence import Recurrence
 from flashrnn.residual import Residual
 
 _CPU = torch.device("cpu")
-_DTYPES = (torch.float32, torch.float64)  # those that states have, too
+_DTYPES = (torch.float32, torch.float64)  # in which states have the dtype of x
 
 
 class Layer(NamedTuple):
-    """What `step` takes of a layer."""
+    """The weights of a layer, as `step` takes them."""
 
     recurrent: Recurrence
     W: Tensor  # of the input product
@@ -37,14 +37,16 @@ class Layer(NamedTuple):
 def layers(
     modules: Sequence[tuple[nn.Module, nn.Module]], x: Tensor, states: Sequence[Tensor], reset: Tensor | None
 ) -> list[Layer] | None:
-    """Return what `step` takes of each layer, or None where it does not serve the call: the modules are no more what
-    FlashRNN has made them, their backend is not `cpu_fused`, not autograd alone looks at it, or an argument is wrong.
+    """Return the layers as `step` takes them, or None if `step` does not serve the call.
+
+    It does not if a module has hooks or parametrizations, if the backend is not `cpu_fused`, if something other than
+    autograd observes the call (a compiler, torch.func, a dispatch mode), or if an argument is wrong.
 
     Args:
-        modules: of each layer input product and recurrence.
+        modules: the input product and the recurrence of each layer.
         x: [B, features].
-        states: of each state of the cell [layers, B, H].
-        reset: [B] or None.
+        states: a tensor [layers, B, H] for each state of the cell.
+        reset: [B], or None.
     """
     if not autograd_alone() or torch.is_autocast_enabled("cpu") or x.dim() != 2 or x.dtype not in _DTYPES:
         return None
@@ -67,12 +69,12 @@ def layers(
 
 
 def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether x is a tensor of that dtype on the CPU, of no subclass."""
+    """Return whether x is a tensor of that dtype on the CPU and not of a subclass."""
     return type(x) in PLAIN and x.dtype == dtype and x.device == _CPU
 
 
 def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
-    """Return whether nothing but their weights decides what a layer's modules do."""
+    """Return whether a layer's modules have no hooks and no parametrizations, so that their weights say all."""
     if type(product) is not nn.Linear or type(recurrent) is not Recurrence:  # parametrizations change the class
         return False
     hooks = product._forward_pre_hooks or product._forward_hooks
@@ -81,7 +83,7 @@ def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
 
 
 def as_made(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> bool:
-    """Return whether nothing but their weights of that dtype on the CPU decides what a layer's modules do."""
+    """Return whether a layer's modules are `without_hooks` and their weights are of that dtype on the CPU."""
     if not without_hooks(product, recurrent):
         return False
     W, R, b = product._parameters.get("weight"), recurrent._parameters.get("R"), recurrent._parameters.get("b")
@@ -106,7 +108,7 @@ def _is_for_the_kernel(cell: Cell, backend: str, heads: int, head_dim: int, dtyp
             return False
         for direction in problem.directions:
             prepare(Sizes(direction, cell, 1, 1, heads, head_dim, False, dtype, 1))
-    except (ValueError, KernelUnavailable):  # which a whole sequence reports
+    except (ValueError, KernelUnavailable):  # the call of a whole sequence reports it
         return False
     return True
 
@@ -115,9 +117,9 @@ def step(layer: Layer, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
     """Return h [B, H] and the new states, each of the shape of the old one.
 
     Args:
-        layer: of `layers`.
+        layer: one of `layers`.
         x: [B, features].
-        states: of each state of the cell a tensor of B*H elements.
+        states: a tensor of B*H elements for each state of the cell.
         reset: [B] bool, or None.
     """
     recurrent, W, R, b = layer
@@ -180,7 +182,7 @@ def _backward(cell: Cell, d_h: Tensor | None, d_new, R: Tensor, reset, gates: Te
 
 
 def _by_operator(cell: Cell, d_h: Tensor | None, d_new, R: Tensor, reset, gates: Tensor, *states):
-    """As `_backward`, by the operator, which all that looks at it knows."""
+    """As `_backward`, by the operator, which torch.func and autograd with `create_graph` can see."""
     B, (_, N, D, _) = gates.shape[0], R.shape
     before = torch.stack([state.view(B, N, D) for state in states])
     h, aux, gates = before[0].unsqueeze(1), before[1:].unsqueeze(2), gates.view(B, 1, N, -1, D)

@@ -1,4 +1,4 @@
-"""PyTorch's recurrent networks and their weights, and the same in this package's layout."""
+"""Conversion between PyTorch's recurrent networks and FlashRNN, in both directions."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ _NETWORKS = {
     "elman": (nn.RNN, {"nonlinearity": "tanh"}),
     "elman_relu": (nn.RNN, {"nonlinearity": "relu"}),
 }
-"""By the name of the built-in cell: the class, and the options that say so."""
+"""The class and its options for each built-in cell that PyTorch has."""
 
 
 def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, backend: str):
@@ -52,12 +52,12 @@ def to_torch(layer) -> nn.LSTM | nn.GRU | nn.RNN:
 
 
 def has_counterpart(layer) -> bool:
-    """Return whether PyTorch has the network."""
+    """Return whether PyTorch has a network like `layer`."""
     return layer.cell.name in _NETWORKS and layer.num_heads == 1
 
 
 def convert_state_dict(layer, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
-    """Replace the entries of PyTorch's network in `state_dict` by those of `layer`, if there are any."""
+    """Replace the entries of a PyTorch network in `state_dict`, if there are any, by those of `layer`."""
     if not has_counterpart(layer):
         return
     for name in layer.directions():
@@ -80,12 +80,12 @@ def _parameters(layer, name: str) -> list[str]:
 
 
 def _fits(layer, weight_hh: Tensor) -> bool:
-    """Return whether it is of a network with as many gates, not of another cell."""
+    """Return whether the matrix is from a network with as many gates as `layer`, not from another cell."""
     return weight_hh.shape == (len(layer.cell.recurrent_gates) * layer.hidden_size, layer.output_size)
 
 
 def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries of our state_dict for one layer and direction."""
+    """Return the entries of FlashRNN's state_dict for one layer and direction, from those of PyTorch's."""
     matrices = theirs[f"weight_hh_{name}"].unflatten(0, (-1, layer.hidden_size))
     if layer.cell.name == "gru":
         matrices = matrices[[2, 0, 1]]  # ours: g, r, z
@@ -101,7 +101,7 @@ def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
-    """Return PyTorch's weights of one layer and direction, each with the parameter of ours that it is made of."""
+    """Return PyTorch's weights of one layer and direction, each with the parameter of `layer` that it is made from."""
     linear, recurrent = layer._modules[f"input_{name}"], layer._modules[f"recurrent_{name}"]
     matrices, gru = recurrent.R.squeeze(1), layer.cell.name == "gru"
     ordered = matrices.roll(-1, 0) if gru else matrices  # ours: g, r, z
@@ -122,7 +122,7 @@ def weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
 
 
 def _set_requires_grad(layer, name: str, module: nn.Module) -> None:
-    """Trained, or frozen, as what the parameters are made of."""
+    """Train a parameter if PyTorch's network trains one of the weights that it is made from; freeze it otherwise."""
     for parameter in {source for _, source in weights_of(layer, name).values()}:
         theirs = [p for p, (_, source) in weights_of(layer, name).items() if source is parameter]
         parameter.requires_grad_(any(getattr(module, p).requires_grad for p in theirs))

@@ -138,7 +138,7 @@ def test_precisions_that_differ_are_not_exchanged(monkeypatch):
 def test_explain_says_so(monkeypatch):
     monkeypatch.setattr(cudnn, "nvidia_gpu", lambda device: named_gpu("H100"))
     network = FlashRNN(16, 2048)
-    assert "before all of these cuDNN" in cudnn.explain(network, 1024, torch.float16, training=False)
+    assert "cuDNN runs" in cudnn.explain(network, 1024, torch.float16, training=False)
     assert cudnn.explain(network, 1, torch.float16, training=False) == ""
     network.recurrent_l0.backend = "cuda"
     assert cudnn.explain(network, 1024, torch.float16, training=False) == ""
