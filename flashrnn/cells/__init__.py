@@ -1,15 +1,15 @@
-"""Cells: what one time step of a recurrent network does to one unit, and all that is made of it.
+"""Cells: the step of a recurrent network for one unit, and everything that is derived from it.
 
-A cell is written once, here or by a user, as a few lines of PyTorch. Every backend is made from these lines:
-the reference calls them, the kernels are printed from their trace. The recurrence (arXiv 2412.07752, eq. 1-2) is
+A cell is written once, here or by a user, as a few lines of PyTorch. All backends use these lines: the reference calls
+them, and the kernels are printed from their trace. The recurrence (arXiv 2412.07752, eq. 1-2) is
 
     g_t^(j) = x_t^(j) + R^(j) s_{t-1}^(0) + b^(j)      for every gate j: input, recurrent matrix, bias
     s_t^(i) = P^(i)(g_t, s_{t-1})                      for every state i: the step P
 
-and a cell defines P, and which gates have an input part and which a recurrent one. P is element-wise but for reductions
-over the units of a head.
+and a cell defines P and which gates have an input part and which a recurrent one. P is element-wise except for
+reductions over the units of a head.
 
-The letters used everywhere in this package: B batch, T time, G gates, N heads, D head size, S states;
+Letters used everywhere in this package: B batch, T time, G gates, N heads, D head size, S states;
 Gi and Gr are the numbers of gates with an input and with a recurrent part.
 """
 

@@ -1,4 +1,4 @@
-"""What a cell's step must be: every backend computes it for one unit at a time, without Python in between."""
+"""Checks of a cell's step, which every backend computes for one unit at a time and without Python."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +19,10 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 
 def gates_of(cell: str, step: Callable, states: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the gates of a step: its parameters without a default, but for the last ones, which are its states.
+    """Return the gates of a step: its parameters without a default, except the last ones, which are its states.
 
     Raises:
-        ValueError: the names do not fit the signature, or traces use them. It names the `cell`.
+        ValueError: the names do not fit the signature, or are reserved for traces. The message names the `cell`.
     """
     signature = inspect.signature(step).parameters.values()
     parameters = tuple(one.name for one in signature if one.default is one.empty)  # others keep their defaults
@@ -44,13 +44,13 @@ def gates_of(cell: str, step: Callable, states: tuple[str, ...]) -> tuple[str, .
 
 
 def check_names(cell: str, kind: str, names: tuple[str, ...] | None) -> None:
-    """Raise ValueError for one name in place of a tuple of names."""
+    """Raise ValueError for a single string in place of a tuple of names."""
     if isinstance(names, str):
         raise ValueError(f"cell {cell!r}: {kind}={names!r} must be a tuple of names, as in ({names!r},)")
 
 
 def some_gates(cell: str, kind: str, names: Iterable[str] | None, gates: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the gates that are named, at least one, in the order of `gates`; None names all."""
+    """Return the named gates, at least one, in the order of `gates`; None names all."""
     names = gates if names is None else tuple(names)
     if not names:
         raise ValueError(f"cell {cell!r}: {kind}={names} must name at least one of the gates {gates}; None names all")
@@ -68,7 +68,7 @@ def example(gates: int, states: int) -> Example:
 
 
 def check_step(cell: str, update: Update, gates: int, states: int) -> None:
-    """Raise ValueError for what backends would compute otherwise than the step, or not at all."""
+    """Raise ValueError for a step that backends could not compute, or would compute differently."""
     values = example(gates, states)
     try:
         update(*([value.as_subclass(_Unknown) for value in group] for group in values))
@@ -84,7 +84,7 @@ def check_step(cell: str, update: Update, gates: int, states: int) -> None:
             f"cell {cell!r}: step uses a tensor that asks for gradients, which it would not get: what a step "
             "captures is a constant. Make it a gate of its bias alone (docs/tutorial_cell.md), or detach it"
         )
-    if all(_draws_random_numbers(update, values) for _ in range(3)):  # other threads may draw too, now and then
+    if all(_draws_random_numbers(update, values) for _ in range(3)):  # other threads may draw some in between
         raise ValueError(
             f"cell {cell!r}: step draws random numbers, and the backward pass would draw others: draw them "
             "before the recurrence and give them to the cell as a gate with an input part"
@@ -92,15 +92,17 @@ def check_step(cell: str, update: Update, gates: int, states: int) -> None:
     if not element_wise:
         raise ValueError(
             f"cell {cell!r}: step is not element-wise: a unit's new states must depend on that unit's gates "
-            "and states alone, so no torch.mean, softmax or indexing; of the head's other units it may see what "
-            "flashrnn.mean, sum, max, layer_norm and rms_norm give"
+            "and states alone, so no torch.mean, softmax or indexing; use flashrnn.mean, sum, max, layer_norm and "
+            "rms_norm to read the head's other units"
         )
 
 
 def _is_element_wise(update: Update, values: Example) -> bool:
-    """Whether every unit's new states are the same computed alone, with what reductions over all units had given; a
-    backend that takes the step as it is, such as vanilla, would mix units and sequences without a word."""
-    # Of another shape than the example, which a captured tensor may have, and in an order that sorting changes.
+    """Return whether a unit's new states are the same if it is computed alone, given the results of reductions.
+
+    Backend `vanilla`, which runs the step as it is, would otherwise mix units and sequences silently.
+    """
+    # another shape than the example's, which a captured tensor may have, and an order that sorting changes
     values = [[value.mT[[2, 0, 1]][:, [1, 3, 0, 2]] for value in group] for group in values]
     with _Reductions() as reductions:
         together = _updated(update, values)
@@ -117,13 +119,13 @@ def _is_element_wise(update: Update, values: Example) -> bool:
 
 
 class _Reductions(TorchFunctionMode):
-    """Within it a step's reductions are kept, or, if it is made `given_to` a unit, are those that were kept."""
+    """A mode that records the reductions of a step or, made by `given_to` a unit, replays the recorded ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self._kept: list[tuple[Tensor, Tensor]] = []  # operand and result
         self._unit: tuple[slice, ...] | None = None
-        self.operands: list[tuple[Tensor, Tensor]] = []  # of the unit: as it was kept, and as it was now
+        self.operands: list[tuple[Tensor, Tensor]] = []  # of the unit: recorded, and in the replay
 
     def given_to(self, unit: tuple[slice, ...]) -> "_Reductions":
         given = _Reductions()
@@ -138,7 +140,7 @@ class _Reductions(TorchFunctionMode):
             self._kept.append((x.clone(), function(x)))
             return self._kept[-1][1]
         operand, result = (kept.expand(3, 4)[self._unit] for kept in self._kept[len(self.operands)])
-        self.operands.append((operand, x.clone()))  # which the step may change
+        self.operands.append((operand, x.clone()))  # a copy, because the step may change x
         return result
 
 
@@ -149,16 +151,16 @@ def _draws_random_numbers(update: Update, values: Example) -> bool:
 
 
 def _updated(update: Update, values: Iterable[Iterable[Tensor]], unit: tuple[slice, ...] = ()) -> tuple[Tensor, ...]:
-    """Return the new states of an example, or of some of its units alone."""
-    return update(*([value[unit].clone() for value in group] for group in values))  # it may work in place
+    """Return the new states of an example, or of some of its units."""
+    return update(*([value[unit].clone() for value in group] for group in values))  # copies: it may work in place
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch's operators run on the calling thread alone in this context.
+    """Run PyTorch's operators on the calling thread alone in this context.
 
-    A process that has started OpenMP's threads cannot be forked, and importing this package is to start none.
-    `torch.set_num_threads` would also decide how many threads every other thread of the process has from then on.
+    A process that has started OpenMP's threads cannot be forked, so importing this package must not start them.
+    `torch.set_num_threads` would also change the number of threads for all other threads of the process.
     """
     threads = torch.get_num_threads()
     set_openmp_threads(1)
@@ -169,7 +171,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Unknown(Tensor):
-    """Return a tensor whose values Python cannot read. A meta tensor would do, but its operators import TorchDynamo."""
+    """A tensor whose values Python cannot read, as of a meta tensor, whose operators would import TorchDynamo."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):

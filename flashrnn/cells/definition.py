@@ -53,7 +53,7 @@ class Cell:
     recurrent_gates: tuple[str, ...] | None = None
     float16_states: bool = False
     gates: tuple[str, ...] = field(init=False)
-    key: str = field(init=False)  # what operators, which take no Python objects, know it by
+    key: str = field(init=False)  # names the cell in operators, which take no Python objects
 
     def __post_init__(self) -> None:
         for kind in ("states", "input_gates", "recurrent_gates"):
@@ -63,15 +63,15 @@ class Cell:
         set_field(self, "gates", gates_of(self.name, self.step, self.states))
         for kind in ("input_gates", "recurrent_gates"):
             set_field(self, kind, some_gates(self.name, kind, getattr(self, kind), self.gates))
-        with one_thread(), initial_modes():  # with gradients, because what a step captures may ask for them
+        with one_thread(), initial_modes():  # with gradients: a captured tensor may require them, which is an error
             check_step(self.name, self.update, len(self.gates), len(self.states))
             digest = _digest(self)
-        with _KEYS:  # two threads may make a cell each
+        with _KEYS:  # two threads may define cells at the same time
             set_field(self, "key", _unused_key(f"{self.name}@{digest}"))
             CELLS[self.key] = self
 
     def __deepcopy__(self, memo) -> "Cell":
-        return self  # copies of a layer share its cell, which cannot change, and with it all that was made from it
+        return self  # a cell cannot change: copies of a layer share it, its trace and its kernels
 
     def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
         """Run one step: return the new states of `gates`, in the order of `self.gates`, and `states`."""
@@ -91,7 +91,7 @@ _KEYS = lock_that_forks_wait_for()
 
 
 def _unused_key(first: str) -> str:
-    """Cells of one key by their definitions may differ where the digest does not look."""
+    """Return `first`, or a numbered key if another cell has it: the digest does not see every difference."""
     key, number = first, 1
     while key in CELLS:
         number += 1
@@ -100,8 +100,10 @@ def _unused_key(first: str) -> str:
 
 
 def _digest(cell: Cell) -> str:
-    """Of the names and of what the step computes, to the digits that all machines agree on: tells the cell from others
-    of its name in every process, which a step's code does not between versions of Python."""
+    """Return a digest of the cell's names and of results of its step, rounded to the digits that all machines share.
+
+    It is the same in every process. A digest of the step's code would change with the version of Python.
+    """
     values = example(len(cell.gates), len(cell.states))
     new = [state for size in (1, 30) for state in cell.update(*([size * x for x in group] for group in values))]
     digits = [f"{value:.4g}" if abs(value) > 1e-6 else "0" for value in torch.stack(new).flatten().tolist()]

@@ -1,5 +1,4 @@
-"""Scalar graphs: what a cell computes for one unit, as a list of operations on single numbers, and of reductions over
-all units of its head."""
+"""Scalar graphs: a cell's step for one unit, as operations on single numbers and reductions over the head's units."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +17,13 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "and": torch.logical_and, "or": torch.logical_or, "not": torch.logical_not,
     "where": lambda condition, a, b: torch.where(condition != 0, a, b),
 }  # fmt: skip
-"""Every operator a printer must know, and what it does to constants (a constant truth value is 0 or 1)."""
+"""Every operator that a printer must know, with its function of constants; a constant truth value is 0 or 1."""
 
 TRUTH = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})
-"""Operators whose result is a truth value, as `and`, `or`, `not` and the condition of `where` take it."""
+"""Operators whose result is a truth value, an operand of `and`, `or`, `not` and the condition of `where`."""
 
 REDUCTIONS = ("unit_sum", "unit_mean", "unit_max", "unit_variance")
-"""Operators that see the values of their operand in all units of the head, and give every unit the same."""
+"""Operators that read their operand in all units of the head; every unit gets the same result."""
 
 COMMUTATIVE = frozenset({"add", "mul", "max", "min", "eq", "ne", "and", "or"})
 

@@ -1,7 +1,7 @@
-"""Splits the gradient of a step, which is linear in the gradients of its new states.
+"""The gradient of a step, which is linear in the gradients ds_t of its new states, in two parts.
 
-One part are factors of gates and states alone, which a kernel computes before ds_t arrives (off the chain of
-dependent steps); the other are the few multiplications and additions that have to wait for ds_t.
+The factors depend on gates and states alone: a kernel computes them before ds_t arrives, off the chain of dependent
+steps. The few multiplications and additions that are left wait for ds_t.
 """
 
 from flashrnn.cells.definition import Cell
@@ -9,21 +9,21 @@ from flashrnn.cells.graph import Graph, UntraceableCell
 
 
 def split(cell: Cell, joint: Graph, cotangents: tuple[str, ...]) -> tuple[Graph, Graph]:
-    """Return `joint` as a graph of factors, free of cotangents, and a graph linear in the cotangents."""
+    """Split `joint` into a graph of factors, free of cotangents, and a graph that is linear in the cotangents."""
     linear = _Linear(cell, joint, cotangents)
     terms = {name: linear.term(index) for name, index in joint.outputs.items()}
     outputs = {name: linear.value(term) for name, term in terms.items()}
     return linear.primal.extract(linear.factors), linear.backward.extract(outputs)
 
 
-_Term = tuple[int, int] | None  # (node of the backward graph, factor of the primal graph), their product; None: zero
+_Term = tuple[int, int] | None  # the product of a node of the backward graph and one of the primal graph; None: zero
 
 
 class _Linear:
     """Rewrites a graph that is linear in its cotangents: every value is a sum of (node, factor) products.
 
-    Factors are multiplied with each other, not with cotangents, so that one multiplication per product is left to do
-    when the cotangents arrive.
+    Factors are multiplied with each other first, so that one multiplication per product is left when the cotangents
+    arrive.
     """
 
     def __init__(self, cell: Cell, joint: Graph, cotangents: tuple[str, ...]):

@@ -1,5 +1,5 @@
-"""PyTorch's element-wise operators: OPERATORS are those that scalar graphs have; PARTS are others, as functions of
-tensors, and what these functions do is recorded in place of the operator."""
+"""PyTorch's element-wise operators. Scalar graphs have those in OPERATORS; those in PARTS are recorded as functions of
+simpler ones."""
 
 import math
 from collections.abc import Callable
@@ -97,4 +97,4 @@ PARTS: dict[str, Callable[..., Tensor]] = {
     "acos": _acos, "atan2": _atan2, "hypot": _hypot, "ceil": _ceil, "trunc": _trunc, "remainder": _remainder,
     "div": _rounded_quotient,  # with a rounding mode; OPERATORS has it without
 }  # fmt: skip
-"""PyTorch's name -> the same of simpler operators."""
+"""PyTorch's name -> a function that computes the same by simpler operators."""

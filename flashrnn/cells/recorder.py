@@ -1,4 +1,4 @@
-"""Records what a step computes on single numbers, operator by operator, as a scalar graph."""
+"""Recording of a step on single numbers, operator by operator, as a scalar graph."""
 
 import inspect
 import linecache
@@ -22,13 +22,13 @@ def recorded(
     """Call a function of `inputs`, tensors without dimensions, and return the graph of its results, named `outputs`.
 
     Raises:
-        UntraceableCell: an operator of it has no scalar form, or it fails on such tensors.
+        UntraceableCell: an operator has no scalar form, or the function fails on such tensors.
     """
     recorder = _Recorder(cell)
     for name, value in inputs.items():
         recorder.record(value, recorder.graph.input(name))
     try:
-        # Of anomaly mode, the checks for NaN would be recorded, too.
+        # in anomaly mode the checks for NaN would be recorded too
         with torch.autograd.set_detect_anomaly(False), recorder:
             results = function()
     except UntraceableCell as error:
@@ -43,7 +43,7 @@ def recorded(
 
 
 def _line_of_step(cell: Cell, error: Exception) -> str:
-    """Return where in the step an error was raised, as the end of its message; nothing if it was in the gradient."""
+    """Return the line of the step that raised an error, as the end of a message; "" if the gradient raised it."""
     code = getattr(inspect.unwrap(cell.step), "__code__", None)
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code is code]
     if not lines:
@@ -69,21 +69,21 @@ def _in_parts(function: OpOverload, args: tuple, options: dict) -> Any:
         return PARTS[name](*args, **options)
     table = decompositions()
     if function in table:
-        # without what PyTorch wraps around it for the sake of dtypes, which imports SymPy
+        # without PyTorch's wrapper for dtypes, which imports SymPy
         return inspect.unwrap(table[function])(*args, **options)
     return function.decompose(*args, **options)
 
 
 class _Recorder(DispatchMode):
-    """Writes PyTorch's operators on 0-dimensional tensors down in a graph, those of the backward pass too."""
+    """Writes PyTorch's operators on 0-dimensional tensors to a graph, also those of the backward pass."""
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
         self.graph = Graph()
         self._cell = cell
-        # By the address of the number: views have that of what they view, and what is changed in place keeps its own.
+        # by the address of the number: a view shares that of its base, and a tensor changed in place keeps its own
         self._nodes: dict[int, int] = {}
-        self._recorded: list[Tensor] = []  # or their addresses would be used again
+        self._recorded: list[Tensor] = []  # kept alive, so that no other tensor gets their addresses
 
     def record(self, value: Tensor, node: int) -> None:
         self._nodes[value.data_ptr()] = node

@@ -1,12 +1,11 @@
-"""Reductions over the units of a head: what a cell's step may see of other units.
+"""Reductions over the units of a head, the only way for a cell's step to read other units.
 
-On tensors they go over the last axis. A trace sees one unit, as a tensor without dimensions; there they are operators
-of their own, which the recorder writes down, and so are the reductions in their gradients.
+On tensors they reduce the last axis. A trace has one unit, a 0-dimensional tensor: there they are operators of their
+own, which the recorder writes down, and so are the reductions in their gradients.
 
-`layer_norm` and `rms_norm` reduce once: all that they need of other units is independent of each other, so that kernels
-get it in one exchange. The variance is a reduction of its own, because a sum of squares, less the square of the mean,
-cancels in float32: kernels go over the units twice where these are at hand, and else add up deviations from one of the
-numbers, and their squares.
+The reductions of a `layer_norm` or `rms_norm` do not depend on each other, so kernels get them in one exchange. The
+variance is a reduction of its own because the mean square minus the squared mean cancels in float32. Kernels read the
+units twice where they hold them all; otherwise they sum deviations from one of the numbers, and their squares.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from flashrnn.cells.graph import REDUCTIONS
 
 
 def _reduction(over_units: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a reduction of the last axis, of which `over_units` leaves one element; the result has the shape of x."""
+    """Return a reduction by `over_units`, which leaves one element of the last axis; its result has the shape of x."""
 
     @wraps(over_units)
     def reduction(x: Tensor) -> Tensor:
@@ -37,7 +36,7 @@ def _reduction(over_units: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
 
 
 CALLED: set[Callable[[Tensor], Tensor]] = set()
-"""The reductions that are called as functions of one tensor."""
+"""The reductions that a step may call, each a function of one tensor."""
 
 
 @_reduction
@@ -54,9 +53,9 @@ def mean(x: Tensor) -> Tensor:
 
 @_reduction
 def max(x: Tensor) -> Tensor:
-    """Return the largest of a gate or state over the units of the head, for every unit: [..., D] -> [..., D].
+    """Return the maximum of a gate or state over the units of the head, for every unit: [..., D] -> [..., D].
 
-    Equally large units share its gradient.
+    Units that share the maximum share its gradient.
     """
     return x.amax(-1, keepdim=True)
 
@@ -68,23 +67,23 @@ def variance(x: Tensor) -> Tensor:
 
 
 def layer_norm(*values: Tensor, eps: float = 1e-5) -> Tensor | tuple[Tensor, ...]:
-    """Return gates or states of mean 0 and variance 1 over the units of the head (LayerNorm, arXiv 1607.06450).
+    """Normalise gates or states to mean 0 and variance 1 over the units of the head (LayerNorm, arXiv 1607.06450).
 
     Several values are normalised jointly, as one LayerNorm over their concatenation. Weights and biases are gates of
-    the cell, which have neither an input nor a recurrent part: `(1 + weight) * flashrnn.layer_norm(x) + bias`.
+    the cell with neither an input nor a recurrent part: `(1 + weight) * flashrnn.layer_norm(x) + bias`.
 
     Args:
-        values: gates, states or what was computed of them, each [..., D].
-        eps: what is added to the variance.
+        values: gates, states or tensors computed from them, each [..., D].
+        eps: added to the variance.
 
     Returns:
-        As many tensors [..., D] as `values`, in a tuple if they are several.
+        A tensor [..., D] for each of `values`, in a tuple if there are several.
     """
     return _one_or_all(_normalised(values, eps, centered=True))
 
 
 def rms_norm(*values: Tensor, eps: float = 1e-5) -> Tensor | tuple[Tensor, ...]:
-    """Return gates or states of mean square 1 over the units of the head (RMSNorm, arXiv 1910.07467).
+    """Normalise gates or states to mean square 1 over the units of the head (RMSNorm, arXiv 1910.07467).
 
     Arguments and results are those of `layer_norm`.
     """
@@ -104,9 +103,9 @@ def _average_and_scale(values: tuple[Tensor, ...], eps: float, centered: bool) -
     if len(values) == 1:
         average, squared = mean(values[0]), variance(values[0])
     else:
-        center = _average(values)  # of a unit: the variance is that of the centers, and the mean one around them
+        center = _average(values)  # over each unit's values: their variance is that of the centers plus that within
         average = mean(center)
-        deviations = [x - center.detach() for x in values]  # whose sum is 0, and so the gradient by the center
+        deviations = [x - center.detach() for x in values]  # they sum to 0, so the gradient by the center is 0
         squared = variance(center) + mean(_average([x * x for x in deviations]))
     return average, torch.rsqrt(squared + eps)
 
@@ -124,7 +123,7 @@ def _one_or_all(values) -> Tensor | tuple[Tensor, ...]:
 
 
 class _OfOneUnit(torch.autograd.Function):
-    """A reduction in a trace. Its gradient reduces over units again."""
+    """A reduction in a trace. Its gradient is again a reduction over units."""
 
     @staticmethod
     def forward(ctx, name: str, x: Tensor) -> Tensor:
@@ -146,8 +145,7 @@ class _OfOneUnit(torch.autograd.Function):
 
 
 class _NormOfOneUnit(torch.autograd.Function):
-    """A norm in a trace. Its gradient is that of LayerNorm, of the normalised values: fewer operations than the derived
-    one."""
+    """A norm in a trace, with LayerNorm's gradient by the normalised values: fewer operations than a derived one."""
 
     @staticmethod
     def forward(ctx, eps: float, centered: bool, *values: Tensor) -> tuple[Tensor, ...]:
@@ -169,7 +167,7 @@ def _unit(name: str, x: Tensor) -> Tensor:
     return getattr(torch.ops.flashrnn, name)(x)
 
 
-for _name in REDUCTIONS:  # of the one unit that a trace sees
+for _name in REDUCTIONS:  # their results for the single unit of a trace
     torch.library.define(f"flashrnn::{_name}", "(Tensor x) -> Tensor")
     _of_one = torch.zeros_like if _name == "unit_variance" else torch.clone
     torch.library.impl(f"flashrnn::{_name}", "CompositeExplicitAutograd", _of_one)

@@ -1,4 +1,4 @@
-"""The cells of a process: found by their names, by their keys, and by their definitions when they are unpickled."""
+"""The cells of a process, found by name, by key and, when they are unpickled, by definition."""
 
 import copyreg
 import warnings
@@ -14,8 +14,10 @@ _BUILT_IN: set[str] = set()
 
 
 def register(cell: Cell) -> Cell:
-    """Make `cell` known under its name to configs and `function="..."`; a later cell of that name wins, but for the
-    built-in ones, whose names stay theirs."""
+    """Make `cell` available to configs and `function="..."` under its name, and return it.
+
+    It replaces an earlier cell of that name. Names of built-in cells are taken: ValueError.
+    """
     if not isinstance(cell, Cell):
         raise TypeError(f"register takes a flashrnn.Cell, not {type(cell).__name__}")
     if "." in cell.name:
@@ -68,13 +70,13 @@ def cell_of_key(key: str) -> Cell:
         )
         return CELLS[first]
     raise ValueError(
-        f"no cell {key!r} here: a program that was exported with cell {key.partition('@')[0]!r} needs it, as it was "
-        "then; import the module that defines it first"
+        f"no cell {key!r}: a program exported with cell {key.partition('@')[0]!r} needs that cell, unchanged; import "
+        "the module that defines it first"
     )
 
 
 def _reduced(cell: Cell) -> tuple[Callable, tuple]:
-    """Return what pickle stores of a cell: its name where that finds it, else its definition."""
+    """Return what pickle stores for a cell: its name if that finds the cell, otherwise its definition."""
     by_name = _REGISTRY.get(cell.name) is cell and not _importable(cell.step)
     if by_name or cell.name in _BUILT_IN:
         return get_cell, (cell.name,)
@@ -85,7 +87,7 @@ copyreg.pickle(Cell, _reduced)
 
 
 def _importable(step: Callable) -> bool:
-    """Return whether pickle can name it; it cannot name lambdas and local functions."""
+    """Return whether pickle can store a step by name; it cannot for lambdas and local functions."""
     try:
         return resolve_name(f"{step.__module__}:{step.__qualname__}") is step
     except (AttributeError, ImportError, ValueError):
@@ -97,7 +99,7 @@ def _definition(cell: Cell) -> tuple:
 
 
 def _unpickled(*definition) -> Cell:
-    """Return the cell of that definition that this process has, with all that was made from it, or a new one."""
+    """Return this process's cell of that definition, with its trace and kernels, or a new one."""
     return next((cell for cell in CELLS.values() if _same(_definition(cell), definition)), None) or Cell(*definition)
 
 

@@ -1,4 +1,4 @@
-"""The scalar graphs of a cell, of which kernels are printed."""
+"""Traces: the scalar graphs of a cell, from which kernels are printed."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +19,12 @@ from flashrnn.forking import lock_that_forks_wait_for
 
 @dataclass(frozen=True)
 class Trace:
-    """A cell as scalar graphs. Inputs and outputs go by the names of gates and states.
+    """A cell as scalar graphs, whose inputs and outputs have the names of gates and states.
 
     forward: gates and previous states -> `new_<state>` for every state.
     factors: gates and previous states -> `factor<k>`.
     backward: `factor<k>` and `d_new_<state>` -> `d_<gate>` for every gate and `d_<state>` for every previous state.
-    gradient: gates, previous states and `d_new_<state>` -> the same, by fewer operations.
+    gradient: gates, previous states and `d_new_<state>` -> the same as `backward`, in fewer operations.
     """
 
     forward: Graph
@@ -34,21 +34,21 @@ class Trace:
 
     @property
     def reduces(self) -> bool:
-        """Return whether the step sees other units of its head."""
+        """Return whether the step reads other units of its head."""
         return self.forward.reduces
 
 
 def trace(cell: Cell, dtype: torch.dtype = torch.float32) -> Trace:
-    """Return the scalar graphs of `cell`; raise UntraceableCell naming the operator that has none.
+    """Return the scalar graphs of `cell`; raise UntraceableCell, which names the operator without a scalar form.
 
-    A step may choose its constants by the dtype of its numbers: it sees float64 for `dtype` float64, and float32 for
-    all others, in which half types are computed too.
+    A step may choose its constants by the dtype of its arguments. That is float64 for `dtype` float64 and float32 for
+    all others, because kernels compute in float32 for half types too.
     """
     return _traced(cell, torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 def untraceable(cell: Cell) -> str | None:
-    """Return why the cell has no scalar graphs, and so no printed kernels; None if it has."""
+    """Return why the cell has no scalar graphs, and hence no printed kernels; None if it has."""
     try:
         trace(cell)
     except UntraceableCell as reason:
@@ -57,7 +57,7 @@ def untraceable(cell: Cell) -> str | None:
 
 
 def not_element_wise(cell: Cell) -> str | None:
-    """Return why kernels that compute every unit alone cannot be printed of the cell; None if they can."""
+    """Return why kernels that compute every unit alone cannot serve the cell; None if they can."""
     if (reason := untraceable(cell)) or not trace(cell).reduces:
         return reason
     return (
@@ -68,14 +68,16 @@ def not_element_wise(cell: Cell) -> str | None:
 
 @cache
 def _traced(cell: Cell, dtype: torch.dtype) -> Trace:
-    """In a thread of its own, which starts without the modes of the caller: a trace is the same at inference and under
-    autocast, and within an operator of a compiled model, where PyTorch's tracing modes do not nest.
+    """Trace in a new thread, which does not have the caller's modes.
+
+    So a trace is the same in inference mode and under autocast, and works within an operator of a compiled model, where
+    PyTorch's tracing modes do not nest.
     """
     with _TRACING, ThreadPoolExecutor(1) as thread:
         return thread.submit(_make_trace, cell, dtype).result()
 
 
-_TRACING = lock_that_forks_wait_for()  # of PyTorch's tracing modes there is one count for all threads
+_TRACING = lock_that_forks_wait_for()  # all threads share PyTorch's count of tracing modes
 
 
 def _make_trace(cell: Cell, dtype: torch.dtype) -> Trace:
@@ -88,7 +90,7 @@ def _make_trace(cell: Cell, dtype: torch.dtype) -> Trace:
 def _record(cell: Cell, dtype: torch.dtype) -> Trace:
     names = (*cell.gates, *cell.states)
     cotangents = tuple(f"d_new_{state}" for state in cell.states)
-    # Without dimensions, which keeps shapes out of the graphs, and clear of where steps branch on zero.
+    # 0-dimensional, which keeps shapes out of the graphs, and away from zero, where steps may branch.
     values = [torch.tensor(0.5 + 0.01 * k, dtype=dtype, device="cpu") for k in range(len(names) + len(cotangents))]
     primals, tangents = values[: len(names)], values[len(names) :]
     new = recorded(
@@ -107,14 +109,14 @@ def _record(cell: Cell, dtype: torch.dtype) -> Trace:
 
 
 def _new_states(cell: Cell, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    values = [value.clone() for value in values]  # a step may work in place
+    values = [value.clone() for value in values]  # a step may change its arguments in place
     return cell.update(values[: len(cell.gates)], values[len(cell.gates) :])
 
 
 def _gradients(cell: Cell, values: Sequence[Tensor], cotangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
     values = [value.detach().requires_grad_() for value in values]
     new = _new_states(cell, values)
-    # One number that depends on every value: for anything else, autograd imports what takes longer than the trace.
+    # One scalar that depends on every value: otherwise autograd imports modules that take longer than the trace.
     total = sum(n * d for n, d in zip(new, cotangents, strict=True)) + sum(0.0 * value for value in values)
     return torch.autograd.grad(total.sum() if total.ndim else total, values)
 
@@ -123,8 +125,10 @@ _NUMBERS = (0.0, 1e-3, -1e-3, 0.3, -0.7, 1.0, -1.0, 2.5, -4.0, 30.0, -30.0, 1e3,
 
 
 def _points(values: int, cotangents: int) -> Tensor:
-    """[values + cotangents, points] of small, large and equal numbers of both signs; a cotangent of 0 would hide
-    mistakes."""
+    """Return [values + cotangents, points]: small, large and equal numbers of both signs.
+
+    No cotangent is 0, which would hide mistakes.
+    """
     generator = torch.Generator().manual_seed(0)
     equal = torch.arange(len(_NUMBERS)).expand(values, -1)
     mixed = torch.randint(len(_NUMBERS), (values, 200), generator=generator)
@@ -134,13 +138,12 @@ def _points(values: int, cotangents: int) -> Tensor:
 
 
 def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
-    """Raise UntraceableCell if the graphs compute something else than the step and its gradient, as they might where
-    PyTorch's operators change."""
+    """Raise UntraceableCell if the graphs differ from the step and its gradient, as a new PyTorch may cause."""
     points = _points(len(cell.gates) + len(cell.states), len(cell.states))
     if made.reduces:  # over the last axis
         points = points.unflatten(1, (-1, 3))
     ours, theirs, wrong = _compared(cell, made, points.to(dtype))
-    if wrong.any():  # rounding of large numbers that cancel is no mistake of a graph, and float64 has little of it
+    if wrong.any():  # large numbers that cancel leave rounding errors, which are small in float64
         wrong &= _compared(cell, made, points)[2]
     if wrong.any() and dtype != torch.float64:  # the step may choose constants by dtype
         wrong &= _compared(cell, _record(cell, torch.float64), points)[2]
@@ -157,10 +160,10 @@ def _check(cell: Cell, made: Trace, dtype: torch.dtype) -> None:
 
 
 def _compared(cell: Cell, made: Trace, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return new states and gradients [outputs, ...] of `points` [values, ...], by the graphs and by the step, and
-    where they differ.
+    """Return new states and gradients [outputs, ...] at `points` [values, ...] by the graphs and by the step, and where
+    they differ.
 
-    Numbers near overflow are not compared: graphs multiply in another order, and 0 * x is 0 in them, whatever x is.
+    Numbers near overflow are not compared: graphs multiply in another order, and in them 0 * x is 0 for every x.
     """
     values, cotangents = points.split((len(cell.gates) + len(cell.states), len(cell.states)))
     theirs = torch.stack([*_new_states(cell, values), *_gradients(cell, values, cotangents)]).detach().to(points)
