@@ -36,6 +36,7 @@ def build(function, heads, d, dtype, classes=1001, kind=SequenceModel):
         ("lstm", 1, 768, torch.bfloat16, 3),
         ("slstm", 12, 768, torch.float16, 16),
         ("gru", 4, 256, torch.float32, 7),
+        ("lstm", 12, 768, torch.float32, 8),
         ("elman", 2, 1024, torch.bfloat16, 9),
     ],
 )

@@ -9,6 +9,7 @@ _VECTOR = 64  # bytes of a row that four lanes load at once
 COLUMNS = 9  # of the table of addresses
 WARPS = 8  # of a block of threads
 _MOST_SLOTS = 24
+_MOST_WIDTH = 1024  # of which the registers of a warp hold a row and what is multiplied with it
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
         return f"heads of {kernel.head_dim} units are not a multiple of {numbers}"
     if reason := unsupported_norms(width, kernel.head_dim):
         return reason
+    if width > _MOST_WIDTH:
+        return f"the width {width} is larger than {_MOST_WIDTH}"
     if spec.hidden % width:
         return f"the MLP's {spec.hidden} units are not a multiple of the width {width}"
     if kernel.batch > largest_batch(kernel):
         return f"a batch of {kernel.batch} is larger than {largest_batch(kernel)}"
-    return None if tiling(spec) else "eight chunks of its weights and their sums do not fit into shared memory"
+    return None if tiling(spec) else f"{_fewest_slots(spec)} chunks of its weights and their sums exceed shared memory"
 
 
 def unsupported_norms(width: int, head_dim: int) -> str | None:
@@ -63,10 +66,7 @@ def unsupported_norms(width: int, head_dim: int) -> str | None:
 def tiling(spec: ModelSpec) -> StepTiling | None:
     """Return the layout of a model; None if there is none."""
     sequences = 8 if spec.kernel.batch <= 8 else 16
-    cell = spec.kernel.cell
-    # What is multiplied before the next chunks are copied.
-    fewest = max(_sums(spec), len(cell.recurrent_gates) + len(cell.input_gates), spec.hidden // _width(spec))
-    for slots in range(_MOST_SLOTS, fewest - 1, -1):
+    for slots in range(_MOST_SLOTS, _fewest_slots(spec) - 1, -1):
         found = StepTiling(slots, sequences)
         if shared_bytes(spec, found) <= spec.kernel.gpu.shared_per_block:
             return found
@@ -87,6 +87,12 @@ def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:
 
 def _width(spec: ModelSpec) -> int:
     return spec.kernel.heads * spec.kernel.head_dim
+
+
+def _fewest_slots(spec: ModelSpec) -> int:
+    """Return how many chunks are multiplied before the next ones are copied."""
+    cell = spec.kernel.cell
+    return max(_sums(spec), len(cell.recurrent_gates), len(cell.input_gates), spec.hidden // _width(spec))
 
 
 def _sums(spec: ModelSpec) -> int:

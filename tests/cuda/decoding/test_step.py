@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from flashrnn import decoding, flashrnn, get_cell
 from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cuda.decoding import step
+from flashrnn.cuda.decoding import tiling as tilings
 from flashrnn.cuda.decoding.tiling import WARPS, ModelSpec, shared_bytes, tiling, unsupported_sizes
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel
@@ -90,18 +91,20 @@ def expected(model, tokens):
 
 
 @pytest.mark.parametrize(
-    ("cell", "heads", "head_dim", "batch", "dtype", "blocks"),
+    ("cell", "heads", "head_dim", "batch", "dtype", "blocks", "slots"),
     [
         # more tiles of units than blocks of threads; a batch that fills no tile
-        (LSTM, 2, 32, 3, torch.bfloat16, 3),
+        (LSTM, 2, 32, 3, torch.bfloat16, 3, 24),
         # fewer, so that some blocks have none; sequences in both halves of a tile
-        pytest.param(SLSTM, 1, 64, 11, torch.float16, 11, marks=pytest.mark.slow),
-        (GRU, 4, 16, 2, torch.float32, 5),
-        pytest.param(PEEPHOLE_LSTM, 1, 128, 8, torch.bfloat16, 7, marks=pytest.mark.slow),
+        pytest.param(SLSTM, 1, 64, 11, torch.float16, 11, 7, marks=pytest.mark.slow),
+        # no more slots than chunks that are multiplied at once
+        (GRU, 4, 16, 2, torch.float32, 5, 4),
+        pytest.param(PEEPHOLE_LSTM, 1, 128, 8, torch.bfloat16, 7, 8, marks=pytest.mark.slow),
     ],
 )
-def test_steps_are_those_of_float64(on_host, cell, heads, head_dim, batch, dtype, blocks):
+def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots):
     on_host(blocks)
+    monkeypatch.setattr(tilings, "_MOST_SLOTS", slots)
     model = random_model(cell, heads, head_dim, 2, batch, dtype)
     assert unsupported_sizes(model.spec) is None
     run, tokens = ModelStep(model), torch.arange(batch) % len(model.embedding)
@@ -130,7 +133,7 @@ def test_kernels_of_160_million_parameters_keep_their_registers(heads, head_dim,
         (12, 60, 1, "H100", "multiple of 32"),
         (7, 64, 1, "H100", "power of two"),
         (12, 64, 17, "H100", "a batch of 17"),
-        (1, 4096, 1, "H100", "shared memory"),
+        (1, 2048, 1, "H100", "the width 2048"),
         (12, 64, 1, "A100", "9.0"),
     ],
 )

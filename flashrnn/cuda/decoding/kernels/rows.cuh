@@ -49,15 +49,16 @@ struct Row {
 #pragma unroll
     for (int first = 0; first < LOADS; first += OF_LANE) {
       float sum = 0, squares = 0, count = 4 * OF_LANE;
-      auto each = [&](auto f) {
+      auto each_four = [&](auto f) {
 #pragma unroll
-        for (int i = 0; i < OF_LANE; i++)
-#pragma unroll
-          for (int k = 0; k < 4; k++) f(of[first + i][k]);
+        for (int i = 0; i < OF_LANE; i++) f(of[first + i]);
       };
-      each([&](float x) { sum += x; });
+      each_four([&](float (&v)[4]) { sum += (v[0] + v[1]) + (v[2] + v[3]); });
       float mean = sum / count;
-      each([&](float x) { squares += (x - mean) * (x - mean); });
+      each_four([&](float (&v)[4]) {
+        const float d[4] = {v[0] - mean, v[1] - mean, v[2] - mean, v[3] - mean};
+        squares += (d[0] * d[0] + d[1] * d[1]) + (d[2] * d[2] + d[3] * d[3]);
+      });
 #pragma unroll
       for (int other = 1; other < LANES; other *= 2) {  // Chan, Golub and LeVeque's sums of squares of two parts
         const float difference = __shfl_xor_sync(0xffffffffu, mean, other) - mean;
@@ -65,7 +66,10 @@ struct Row {
         mean += 0.5f * difference, count *= 2;
       }
       const float scale = op_rsqrt(squares / SIZE + EPSILON);
-      each([&](float& x) { x = (x - mean) * scale; });
+      each_four([&](float (&v)[4]) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) v[k] = (v[k] - mean) * scale;
+      });
     }
   }
   DEVICE void multiply_by(Row& other) {

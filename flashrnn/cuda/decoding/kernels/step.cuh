@@ -93,9 +93,10 @@ template <class F>
 DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, int tiles, i64 B, F f) {
 #pragma unroll 1
   for (int first = blockIdx.x; first < tiles; first += TILES * GRID) {
-    const int count = min(TILES, tiles_from(first, tiles));
+    if (first >= TILES * GRID) weights.refill();
     Sums c[TILES] = {};
-    weights.multiply<TILES>([&](auto k) -> Sums& { return c[k]; }, [&](int) -> const Operand& { return operand; }, VECTORS, count);
+    weights.multiply<TILES>([&](auto k) -> Sums& { return c[k]; }, [&](int) -> const Operand& { return operand; }, VECTORS,
+                            tiles_from(first, tiles));
     if (first >= TILES * GRID) __syncthreads();  // all threads have read the previous sums
 #pragma unroll
     for (int k = 0; k < TILES; k++) store_sums(shared, k, c[k]);
@@ -104,7 +105,6 @@ DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& opera
       for (int i = threadIdx.x % 32; i < TILES * 8; i += 32)
         f(sequence, n, (first + i / 8 * GRID) * 8 + i % 8, sum_of_warps(shared, i / 8, sequence, i % 8));
     });
-    weights.copy_next(count);
   }
 }
 
@@ -134,10 +134,10 @@ flashrnn_step(PARAMETERS) {
   const Model model{base, shared.table};
   Weights weights(model, head, shared.slots, shared.barriers);
   __syncthreads();
-  weights.copy_next(SLOTS);
+  weights.refill();
   CountingBarrier grid(counters + 1);
   const int lane = threadIdx.x % 32, unit_tiles = tiles_from(first_unit_tile(), UNIT_TILES);
-  const bool has_units = unit_tiles > 0, has_outputs = first_output_tile() < UNIT_TILES, has_hidden = blockIdx.x < HIDDEN_TILES;
+  const bool has_units = unit_tiles > 0, has_outputs = first_output_tile() < UNIT_TILES;
 
   // The residual stream before a block.
   auto load_stream = [&](Row& row, int block, int sequence) {
@@ -189,6 +189,8 @@ flashrnn_step(PARAMETERS) {
       auto of_recurrent = [&](auto k) -> Sums& { constexpr int gate = gate_of(RECURRENT_OF, k); return c[gate]; };
       auto of_input = [&](auto k) -> Sums& { constexpr int gate = gate_of(INPUT_OF, k); return c[gate]; };
       weights.multiply<GR>(of_recurrent, [&](int) -> const Operand& { return h_before; }, D / VECTOR);
+      __syncthreads();
+      weights.refill();
       if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
       weights.multiply<GI>(of_input, [&](int) -> const Operand& { return operand; }, VECTORS);
 #pragma unroll
@@ -207,11 +209,13 @@ flashrnn_step(PARAMETERS) {
 #pragma unroll
         for (int k = 1; k < STATES; k++) state[(k * B + sequence) * WIDTH + unit] = fresh[k];
       });
-      weights.copy_next(GR + GI);
-      if (i + 1 < unit_tiles) __syncthreads();
+      if (i + 1 < unit_tiles) {
+        __syncthreads();
+        weights.refill();
+      }
     }
-
     grid.arrive();
+    weights.refill();
 
     {
       Row x, h, head_weight, mlp_weight;
@@ -238,6 +242,7 @@ flashrnn_step(PARAMETERS) {
       if (row < HIDDEN) hidden[sequence * HIDDEN + row] = scalar(gelu(sum));
     });
     grid.arrive();
+    weights.refill();
     for (int i = 0; i < unit_tiles; i++)  // all blocks have read h of the step before
       for (int cell = threadIdx.x; cell < B * 8; cell += THREADS) {
         const int at = cell / 8 * WIDTH + (first_unit_tile() + i * GRID) * 8 + cell % 8;
@@ -248,6 +253,7 @@ flashrnn_step(PARAMETERS) {
     if (has_outputs) {
 #pragma unroll 1
       for (int tile = first_output_tile(), place = 0; tile < UNIT_TILES; tile += GRID, place++) {
+        if (place > 0) weights.refill();
         Sums c[SLICES_AT_ONCE] = {};
 #pragma unroll
         for (int first = 0; first < SLICES; first += SLICES_AT_ONCE) {
@@ -275,10 +281,10 @@ flashrnn_step(PARAMETERS) {
           const float x = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, sequence, lane);
           residual[sequence * WIDTH + tile * 8 + lane] = x;
         });
-        weights.copy_next(SLICES);
       }
     }
     grid.arrive();
+    weights.refill();
   }
 
   Operand operand;

@@ -2,7 +2,8 @@
 // memory, SLOTS ahead of the products.
 //
 // A chunk is a tile of eight rows of a matrix and at most WIDTH numbers of each. Weights depend on no other block, so the stream
-// goes on while a block waits for others. Chunks are bulk copies: a queue of loads would delay what the block waits for.
+// goes on while a block waits for others. Chunks are bulk copies: a queue of loads would delay what the block waits for. A warp
+// issues bulk copies one after the other, so each warp copies one of the eight rows.
 #pragma once
 #include "decoding/kernels/rows.cuh"
 #include "kernels/cluster.cuh"
@@ -18,7 +19,7 @@ constexpr int CLASS_TILES = (CLASSES + 7) / 8;
 constexpr int SLICES = HIDDEN / WIDTH;  // chunks of a tile of the matrix from HIDDEN to WIDTH
 constexpr int ROW_BYTES = WIDTH * BYTES + 64;  // of a slot: a quarter of a warp, two rows of four lanes, reads from all banks
 constexpr int SLOT_BYTES = 8 * ROW_BYTES;
-static_assert(D % VECTOR == 0 && HIDDEN % WIDTH == 0);
+static_assert(D % VECTOR == 0 && HIDDEN % WIDTH == 0 && WARPS == 8);
 
 // The columns of the table of addresses: tensors of a residual block, as bytes from one address.
 enum Entry { MIXER_NORM, GATE_WEIGHT, RECURRENT_WEIGHT, BIAS, HEAD_NORM, MLP_NORM, UP, DOWN, STATE, ENTRIES };
@@ -58,8 +59,9 @@ struct Weights {
   u32 slots, barriers;       // addresses; a barrier ends a phase when its slot has been filled
   int unit_chunks, up_chunks, of_block, head_chunks;
   int block = 0, chunk = 0;  // the next one to copy
-  int free = 0, next = 0;    // slots: to copy to, to take
-  u32 parity = 0;            // of the phase of the slot to take
+  int free = 0, next = 0;    // slots: to copy to, to multiply
+  int empty = SLOTS;         // slots whose chunks have been multiplied
+  u32 parity = 0;            // of the phase of the slot to multiply
 
   // Called by all threads of the block, before a __syncthreads.
   DEVICE Weights(const Model& model, const scalar* head, void* slots_of_block, u64* barriers_of_block)
@@ -73,12 +75,10 @@ struct Weights {
       for (int i = 0; i < SLOTS; i++) barrier_init(barriers + 8 * i);
   }
 
-  // Starts to copy the next `count` chunks, as far as there are any, to the slots that were taken first, which all threads have
-  // read. The last warp copies, a lane each row.
-  DEVICE void copy_next(int count) {
-    if (threadIdx.x / 32 != WARPS - 1) return;
+  // Starts to copy the next chunks, as far as there are any, to the slots whose chunks all threads have multiplied.
+  DEVICE void refill() {
 #pragma unroll 1
-    for (int i = 0; i < count; i++) {
+    for (; empty > 0; empty--) {
       if (block < BLOCKS) {
         copy_of_block(chunk);
         if (++chunk == of_block) block++, chunk = 0;
@@ -104,7 +104,8 @@ struct Weights {
   }
   // Copies `numbers` numbers of each of `rows` rows from `first`.
   DEVICE void copy(const scalar* first, int stride, int numbers, int rows) {
-    const int row = threadIdx.x % 32;
+    if (threadIdx.x % 32) return;
+    const int row = threadIdx.x / 32;
     const u32 barrier = barriers + 8 * free;
     if (row == 0) barrier_expect(barrier, rows * numbers * BYTES);
     if (row < rows) copy_bulk(slots + free * SLOT_BYTES + row * ROW_BYTES, first + i64(row) * stride, numbers * BYTES, barrier);
@@ -128,6 +129,7 @@ struct Weights {
             for (int i = 0; i < WARP_VECTORS; i++)
               if (i * WARPS + warp < vectors) rows[k][i] = load_shared(from + (i * WARPS + warp) * 64);
             if (++next == SLOTS) next = 0, parity ^= 1;
+            empty++;
           }
         });
 #pragma unroll
