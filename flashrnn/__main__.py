@@ -1,5 +1,4 @@
-"""python -m flashrnn doctor: what works on this machine; limits: the largest heads of GPUs; tilings and tune: how the
-solver lays heads over a GPU, and which way is the fastest; warmup: kernels compiled ahead of a run."""
+"""The command `python -m flashrnn`: what works on this machine, and what the solver expects of others."""
 
 import argparse
 import json
@@ -20,24 +19,24 @@ from flashrnn.problem import Backend, Problem, dtype_name, tf32_allowed
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m flashrnn", description="What this machine and others can do.")
+    parser = argparse.ArgumentParser("python -m flashrnn", description="Say what this machine and other GPUs can do.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser(
         "doctor",
         help="GPU, driver, versions, cache folder, what each backend serves here, and a test of each",
-        description="Says what this machine has and what each backend serves here, and tests those that claim to "
-        "work. Ends with 1 if one of them does not.",
+        description="Print this machine's hardware and software and what each backend serves on it, and test each "
+        "backend. Exit with 1 if a test fails.",
     )
     largest = commands.add_parser(
         "limits",
         help="the largest heads whose recurrent matrix stays on the chip, by GPU, cell and dtype",
-        description="The largest heads of backend cuda_fused, by the solver of its tilings; no GPU is needed.",
+        description="Print the largest heads of backend cuda_fused, by the solver of its tilings; no GPU is needed.",
     )
     largest.add_argument("--json", action="store_true", help="a list of objects instead of the table")
     tilings = commands.add_parser(
         "tilings",
         help="the best tilings of backend cuda_fused for given sizes, with their estimated times",
-        description="The best tilings by the solver's estimate, forward and backward; no GPU is needed.",
+        description="Print the best tilings by the solver's estimate, forward and backward; no GPU is needed.",
     )
     add_sizes(tilings)
     add_count(tilings)
@@ -45,29 +44,29 @@ def main(arguments: list[str] | None = None) -> int:
     explained = commands.add_parser(
         "explain",
         help="which backend a call of given sizes takes, and why",
-        description="The backend that a call takes, why no faster one, and its tilings; no GPU is needed.",
+        description="Print the backend that a call takes, why no faster one, and its tilings; no GPU is needed.",
     )
     add_sizes(explained)
     explained.add_argument("--gpu", choices=NAMED, help="(default: this machine's, or its CPU)")
     explained.add_argument("--inference", action="store_true", help="without a backward pass")
-    explained.add_argument("--reset", action="store_true", help="with a mask of resets, or sequences of many lengths")
+    explained.add_argument("--reset", action="store_true", help="with a reset mask or packed sequences")
     tuned = commands.add_parser(
         "tune",
         help="time the best tilings of backend cuda_fused for given sizes on this GPU, and keep the fastest",
-        description="Times the best tilings by estimate on this GPU, forward and backward, and keeps the fastest in "
-        "the cache folder, where later processes find it. Takes a minute or less.",
+        description="Time the best tilings by estimate on this GPU, forward and backward, and store the fastest in "
+        "the cache folder for later processes. Takes a minute or less.",
     )
     add_sizes(tuned)
     add_count(tuned)
     ahead = commands.add_parser(
         "warmup",
-        help="compile all kernels that calls of given sizes will need, for this machine or a GPU by name",
-        description="Compiles all kernels that calls of given sizes will need, and stores them in the cache folder, "
-        "where later processes find them. No GPU is needed if --gpu names one.",
+        help="compile all kernels that calls of given sizes need, for this machine or a GPU by name",
+        description="Compile all kernels that calls of given sizes need, and store them in the cache folder for later "
+        "processes. No GPU is needed if --gpu names one.",
     )
     add_sizes(ahead, several=True)
     ahead.add_argument("--inference", action="store_true", help="without the kernels of the backward")
-    ahead.add_argument("--reset", action="store_true", help="calls are given a reset mask, or packed documents")
+    ahead.add_argument("--reset", action="store_true", help="for calls with a reset mask or packed sequences")
     ahead.add_argument("--backend", default="auto", help="a backend's name (default: auto)")
     ahead.add_argument("--gpu", choices=NAMED, help="(default: this machine's GPU, or its CPU)")
     given = parser.parse_args(arguments)
@@ -83,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def add_sizes(command: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the arguments that say what kernels are for, with one or `several` batch sizes."""
+    """Add the arguments for the sizes of a call, with one or `several` batch sizes."""
     command.add_argument("--cell", type=a_cell, default="lstm", help="its name, or module.name (default: lstm)")
     command.add_argument("--heads", type=int, required=True, help="number of heads")
     command.add_argument("--head-dim", type=int, required=True, help="size of a head")
@@ -110,7 +109,7 @@ def print_explanation(given: argparse.Namespace) -> int:
 
 
 def gpu_of(name: str | None) -> Gpu | None:
-    """Return the GPU of that name, or this machine's; None if it has none."""
+    """Return the GPU of that name, or this machine's GPU; None if it has none."""
     return NAMED[name] if name else nvidia_gpu(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -180,7 +179,7 @@ def print_doctor() -> int:
 
 
 def print_self_test(backend: Backend, device: torch.device) -> bool:
-    """Test a backend and print the outcome; return whether it does what it claims."""
+    """Test a backend and print the outcome; return whether it passed."""
     print(f"testing {backend.name} on {device} ...", file=sys.stderr, flush=True)
     outcome = doctor.self_test(backend, device)
     if outcome is None:

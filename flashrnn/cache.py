@@ -1,6 +1,6 @@
-"""The folder where compiled kernels are kept from one process to the next.
+"""The cache folder, where compiled kernels are kept from one process to the next.
 
-What lies there is run as code. So others must not be able to write to it, unless the user has named such a folder.
+Its files are run as code, so other users must not be able to write to it, unless the user has chosen such a folder.
 """
 
 import os
@@ -15,13 +15,15 @@ from uuid import uuid4
 
 
 def cache_folder() -> Path:
-    """Return $FLASHRNN_CACHE, as it is; or flashrnn in the user's cache folder, if it is the user's own; or a folder
-    for temporary files."""
+    """Return $FLASHRNN_CACHE if it is set.
+
+    Otherwise return `flashrnn` in the user's cache folder if it belongs to the user alone, or else a temporary folder.
+    """
     if chosen := os.environ.get("FLASHRNN_CACHE"):
         return Path(chosen).expanduser()
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashrnn"
-    except RuntimeError:  # a user without a home, as in containers
+    except RuntimeError:  # a user without a home folder, as in containers
         return _temporary_folder()
     reason = _refusal(folder)
     if reason is None:
@@ -32,12 +34,15 @@ def cache_folder() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """Return the first folder by the user's number that is the user's own: there, anybody can take any name first."""
+    """Return the first temporary folder named after the user that belongs to the user alone, or a new one.
+
+    Anybody may have made a folder of any name there.
+    """
     shared, name = Path(tempfile.gettempdir()), f"flashrnn-{os.getuid()}" if hasattr(os, "getuid") else "flashrnn"
     for folder in (shared / name, *sorted(shared.glob(f"{name}-*"))):
         try:
             make_folder(folder)
-        except OSError:  # a file, or a folder for temporary files that takes none
+        except OSError:  # a file has the name, or nothing can be written
             continue
         if not folder.is_symlink() and _refusal(folder) is None:
             return folder
@@ -45,7 +50,7 @@ def _temporary_folder() -> Path:
 
 
 def _refusal(folder: Path) -> str | None:
-    """Return why what lies in the folder may be somebody else's; None if it cannot, or if there is no folder."""
+    """Return why the files of a folder may be somebody else's; None if they cannot be, or if there is no folder."""
     try:
         status = folder.stat()
     except OSError:
@@ -58,14 +63,14 @@ def _refusal(folder: Path) -> str | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, for this user alone, and those that it lies in; what is there stays as it is."""
+    """Make a folder for this user alone, and its parents; folders that exist do not change."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def store(files: dict[Path, bytes]) -> None:
-    """Write files in this order, each complete or not at all, whoever else writes them at the same time.
+    """Write files in this order, each atomically, so that several processes may write the same one.
 
-    A folder that takes no files costs time at the next start, nothing else.
+    If a file cannot be written, a warning says so: the next process compiles again.
     """
     for path, content in files.items():
         try:
@@ -86,10 +91,10 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Run the block in one thread of one process at a time, by a lock on the file `path`, which is gone afterwards.
+    """Run the block in one thread of one process at a time, by a lock on the file `path`, which is deleted afterwards.
 
-    The operating system frees the lock of a process that is killed. Where it has no such locks, or the folder takes no
-    files, nobody waits: then several may do the same at once.
+    The operating system releases the lock of a process that is killed. Without file locks, or in a folder that cannot
+    be written, nobody waits, and several may do the same work at once.
     """
     file = None
     with suppress(ImportError, OSError):
@@ -102,7 +107,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
     finally:
         if file is not None:
-            path.unlink(missing_ok=True)  # who waits for it has it open, and finds what has been stored
+            path.unlink(missing_ok=True)  # those who wait have it open, and will find the stored result
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)  # a forked child has the file open too
             file.close()

@@ -1,4 +1,4 @@
-"""What this machine has, what each backend can do on it, and whether those that claim to work do."""
+"""A report on this machine: its hardware and software, what each backend serves, and a test of each backend."""
 
 import platform
 import time
@@ -26,11 +26,11 @@ TYPICAL = (
     (12, 64, torch.float32),
     (1, 768, torch.float32),
 )
-"""Heads, head size and dtype of problems that people have."""
+"""Heads, head size and dtype of typical problems."""
 
 
 def environment() -> dict[str, str]:
-    """Return what a bug report should say of the machine, by name."""
+    """Return the properties of the machine that a bug report should state, by name."""
     return {
         "GPU": "; ".join(_gpus()),
         "driver": _driver(),
@@ -111,7 +111,7 @@ def _cache() -> str:
 
 
 def devices() -> list[torch.device]:
-    """Return the GPU that is used where none is named, if there is one, and the CPU."""
+    """Return the default GPU, if there is one, and the CPU."""
     names = ("cuda:0", "cpu") if torch.cuda.is_available() else ("cpu",)
     return [torch.device(name) for name in names]
 

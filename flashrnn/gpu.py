@@ -1,4 +1,4 @@
-"""What a GPU has: from the driver, or by name without one."""
+"""Properties of GPUs, from the driver or, without a GPU, by name."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -25,14 +25,14 @@ class Gpu:
 
     @property
     def cluster_sizes(self) -> tuple[int, ...]:
-        """Numbers of blocks that a cluster can have (more than 8 by a kernel's explicit consent)."""
+        """Return the possible numbers of blocks of a cluster; more than 8 need a kernel attribute."""
         return tuple(range(1, 17)) if self.clusters else (1,)
 
     def clusters_at_once(self, size: int) -> int:
         """Return how many clusters of `size` blocks run at the same time, each block on a multiprocessor of its own.
 
-        A cluster stays within a processing cluster of the GPU (GPC), of which some of the 18 multiprocessors are
-        disabled: 7 clusters of 16 blocks, 15 of 8 and 30 of 4 were counted on an H100.
+        A cluster stays within a graphics processing cluster (GPC), in which some of the 18 multiprocessors are
+        disabled. An H100 ran 7 clusters of 16 blocks, 15 of 8 and 30 of 4.
         """
         if size == 1:
             return self.multiprocessors
@@ -41,7 +41,7 @@ class Gpu:
 
     @property
     def arch(self) -> str:
-        """Return the compiler's name for the architecture, with the instructions of this generation alone."""
+        """Return the compiler's name for the architecture, with its architecture-specific instructions."""
         major, minor = self.capability
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
@@ -62,7 +62,7 @@ NAMED = {
 
 
 def named_gpu(name: str) -> Gpu:
-    """Return the GPU of that name; raises ValueError, which says what names there are."""
+    """Return the GPU of that name; raise ValueError, which lists the known names, for another one."""
     if name not in NAMED:
         raise ValueError(f"unknown GPU {name!r}; known by name: {', '.join(NAMED)}")
     return NAMED[name]
@@ -76,5 +76,5 @@ def device_gpu(index: int) -> Gpu:
 
 
 def nvidia_gpu(device: torch.device) -> Gpu | None:
-    """Return the NVIDIA GPU that `device` is, as its driver describes it; None if it is another device."""
+    """Return the NVIDIA GPU behind `device`, as its driver describes it; None for another device."""
     return None if device.type != "cuda" or torch.version.hip else device_gpu(device.index or 0)

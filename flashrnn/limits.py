@@ -1,7 +1,4 @@
-"""The largest heads whose recurrent matrix stays on the chip (`cuda_fused`), by the solver that chooses the tilings.
-
-Only the GPUs of this machine are asked, for what they have.
-"""
+"""The largest heads whose recurrent matrix stays on the chip (`cuda_fused`), by the solver that chooses the tilings."""
 
 import math
 from bisect import bisect_left
@@ -18,14 +15,14 @@ from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
 from flashrnn.problem import dtype_name
 
-STEP = 16  # units of a tile: heads between two multiples fit where the larger one does
+STEP = 16  # units of a tile: a head between two multiples fits if the larger multiple does
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NOTE = """\
 Larger heads run by backend cuda, which reads R at every step and has no largest head. For an LSTM on an H100 the
 paper reports 2688 (arXiv 2412.07752, appendix H.1). Here it is less: a block owns whole tiles of 16 units, two do not
 fit, and one on each of 132 multiprocessors makes 2112 units at most.
 """
-"""What stands below the table."""
+"""The text below the table."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,7 @@ def limit(cell: str, dtype: torch.dtype, gpu: Gpu) -> Limit:
 def largest_head(direction: str, cell: Cell, dtype: torch.dtype, gpu: Gpu) -> int:
     """Return the largest head size that fits, a multiple of 16, by bisection.
 
-    There are no gaps: a tiling of a head fits the next smaller multiple too, or does so with fewer blocks, which
-    hold less of R.
+    There are no gaps: if a head fits, the next smaller multiple fits by the same tiling or one with fewer blocks.
     """
     chip = gpu.multiprocessors * (4 * gpu.registers + gpu.shared_per_block)
     bound = math.isqrt(chip // (len(cell.recurrent_gates) * dtype.itemsize))
