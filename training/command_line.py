@@ -126,8 +126,8 @@ def prepare_process(threads: int | None) -> None:
         torch.set_num_threads(threads)
     messages = logging.getLogger("lightning.pytorch")
     messages.setLevel(logging.WARNING)
-    messages.propagate = False  # it prints them itself
-    messages.getChild("profilers").setLevel(logging.INFO)  # by which they print what they found
+    messages.propagate = not messages.handlers  # it has its own unless Hydra had some before it was imported
+    messages.getChild("profilers").setLevel(logging.INFO)  # profilers log their tables
     warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run has a folder of its own
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch
 
@@ -177,7 +177,8 @@ def _message(error: BaseException) -> str | None:
         return f"{reason}. A process that loads data died, often for want of memory: lower data.num_workers"
     if "in DataLoader worker process" in text.partition("\n")[0]:
         return text.strip().rpartition("\n")[2].partition(": ")[2] or text
-    return text if isinstance(error, YAMLError | ValueError | TypeError | OSError | ArithmeticError) else None
+    expected = YAMLError | ValueError | TypeError | OSError | ArithmeticError | ModuleNotFoundError
+    return text if isinstance(error, expected) else None
 
 
 def _joined(text: str) -> str:

@@ -1,9 +1,11 @@
 """What people know from Lightning works here, and a run that is resumed keeps it."""
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.profilers import SimpleProfiler
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -11,6 +13,7 @@ from scripts.train import train
 from tests.tiny_runs import evaluate, losses, metrics
 from training import checkpoint
 from training.averaging import MovingAverage
+from training.command_line import prepare_process
 
 KEEP = ["checkpoint.every_n_train_steps=3", "checkpoint.save_top_k=-1"]
 
@@ -84,6 +87,18 @@ def test_loggers_have_names(tiny_config):
 @pytest.mark.parametrize("debug", ["fdr", "limit", "profiler"])
 def test_debugging(tiny_config, debug):
     assert 0 <= train(tiny_config("parity", f"debug={debug}", "trainer.accelerator=cpu"))["accuracy"] <= 1
+
+
+def test_a_profiler_reports_where_hydra_logs(caplog, monkeypatch):
+    lightning = logging.getLogger("lightning.pytorch")
+    monkeypatch.setattr(lightning, "handlers", [])  # as in a command: Hydra has handlers before Lightning is imported
+    monkeypatch.setattr(lightning, "propagate", True)
+    prepare_process(None)
+    profiler = SimpleProfiler()
+    with caplog.at_level(logging.INFO), profiler.profile("a step"):
+        pass
+    profiler.describe()
+    assert "a step" in caplog.text
 
 
 def test_lines_in_place_of_a_bar(tiny_config, capsys):
