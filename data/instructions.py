@@ -21,9 +21,8 @@ from data.atomic_file import replacing
 from data.corpora import fingerprint, held_out, local_files
 from data.encoding import vocab_size
 from data.files import read_json_lines
-from data.manifest import TRAIN, VALIDATION
+from data.manifest import TOKENIZER, TRAIN, VALIDATION
 from data.module import ResumableDataModule, check_at_least
-from data.preparation import TOKENIZER
 from data.tasks import IGNORE
 
 EXAMPLES = "examples.npz"  # its folder is whole when it is there

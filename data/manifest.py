@@ -1,11 +1,11 @@
-"""manifest.json of a folder of prepared tokens: what it was made from, what it holds, how far it has come.
+"""manifest.json of a folder of prepared tokens: what it was made from, what it holds, whether it is complete.
 
 The folder holds the tokenizer, and shards: train-00000.bin, validation-00000.bin, train-00001.bin ... Each is a flat
 array of tokens, documents one after the other, each closed by the end-of-text token. Shard k of both splits comes from
 the same stretch of the corpus; a split that has nothing there has no file.
 
-A large corpus is cut into sections of whole files, which several machines can prepare at a time. Each has a folder with
-shards and a manifest of its own, section-00000/ ...; the manifest above them lists all shards when all are there.
+A large corpus is cut into sections of whole files, which several machines can prepare at the same time. Each has a
+folder with its own shards and manifest, section-00000/ ...; the manifest above lists all shards when all are there.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from data import storage
 from data.atomic_file import replacing
 
 TRAIN, VALIDATION = "train", "validation"
+TOKENIZER = "tokenizer"  # the folder of the tokenizer
 REMEDY = "delete this file: the next start, or `python -m scripts.prepare_data`, makes it again and keeps the others"
 VERIFIED_AT_ONCE = 4  # files
 
@@ -40,8 +41,8 @@ class ShardFile:
 class Shard:
     files: dict[str, ShardFile]  # by split
     end: dict[str, Any]  # where the next shard begins in the corpus
-    section: int | None = None  # in a manifest of all: whose shard it is,
-    number: int | None = None  # and which one there
+    section: int | None = None  # in a manifest of several sections: the section of the shard,
+    number: int | None = None  # and its number in the section
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Manifest:
     tokenizer: dict[str, Any]  # name, sha256 of its files, vocab_size, end_of_text (token id)
     dtype: str
     versions: dict[str, str]
-    complete: bool = False  # false: preparing goes on behind the last shard
+    complete: bool = False  # false: there are more shards to write
     sections: int = 1
     shards: list[Shard] = field(default_factory=list)
 
@@ -85,7 +86,7 @@ class Manifest:
         return replace(self, shards=[*self.shards, shard])
 
     def write(self, folder: Path) -> None:
-        """Write the file, all or nothing, whenever the process is killed."""
+        """Write the file atomically."""
         content = asdict(self)
         shards = ",\n".join(f"  {json.dumps(shard)}" for shard in content.pop("shards"))  # one line each
         head = json.dumps(content | {"totals": self.totals}, indent=1).removesuffix("\n}")
@@ -106,6 +107,14 @@ class Manifest:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} is damaged ({error}): delete {folder} to prepare it again") from error
 
+    @classmethod
+    def read_if_there(cls, folder: Path) -> "Manifest | None":
+        """Return what the file holds; None if there is none."""
+        try:
+            return cls.read(folder)
+        except FileNotFoundError:
+            return None
+
     def missing(self, folder: Path) -> list[int]:
         """Return the numbers of shards that lack a file; raise ValueError for a file of another size than it should
         have."""
@@ -120,7 +129,7 @@ class Manifest:
         return list(dict.fromkeys(missing))
 
     def verify(self, folder: Path) -> None:
-        """Read every file, with a progress bar; raises ValueError for one whose content has changed."""
+        """Check every file against its sha256, with a progress bar; raise ValueError for one that has changed."""
         files = list(self._files())
 
         def read(number: int, split: str) -> tuple[Path, str]:

@@ -17,10 +17,11 @@ from data import storage, tokenization
 from data.corpora import Corpus
 from data.encoding import Encoder
 from data.long_documents import WINDOW, LongDocuments
-from data.manifest import TRAIN, VALIDATION, Manifest
+from data.manifest import TOKENIZER, TRAIN, VALIDATION, Manifest
 from data.module import check_at_least
 from data.packing import PackedBlocks
-from data.preparation import TOKENIZER, Recipe, load_tokenizer, prepare, prepare_part
+from data.preparation import load_tokenizer, prepare, prepare_part
+from data.recipe import Recipe
 from data.streaming import StreamedBlocks, StreamingDataModule
 
 
@@ -141,12 +142,9 @@ class Text(StreamingDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         folder = self.folder
-        try:
-            manifest = Manifest.read(folder)
-        except FileNotFoundError as error:
-            raise RuntimeError(f"prepare_data() has to come before setup(): there is no {folder}") from error
-        if not manifest.complete:
-            raise RuntimeError(f"prepare_data() has to come before setup(): {folder} is not finished")
+        manifest = Manifest.read_if_there(folder)
+        if manifest is None or not manifest.complete:
+            raise RuntimeError(f"prepare_data() has to come before setup(): {folder} is missing or not finished")
         self.tokenizer = load_tokenizer(manifest, folder)
         shape = (self.context_length, self.reset_at_documents)
         if not self.streaming:

@@ -126,7 +126,7 @@ def prepare_process(threads: int | None) -> None:
         torch.set_num_threads(threads)
     messages = logging.getLogger("lightning.pytorch")
     messages.setLevel(logging.WARNING)
-    messages.propagate = not messages.handlers  # it has its own unless Hydra had some before it was imported
+    logging.getLogger("lightning").propagate = False  # it has a handler of its own: each message once
     messages.getChild("profilers").setLevel(logging.INFO)  # profilers log their tables
     warnings.filterwarnings("ignore", message=".*dirpath has changed")  # a resumed run has a folder of its own
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated")  # between Lightning and PyTorch

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 
 import datasets
 import numpy as np
@@ -20,7 +21,8 @@ from data.atomic_file import replacing
 from data.corpora import Corpus, Documents, held_out
 from data.manifest import TRAIN, VALIDATION, Manifest
 from data.packing import PackedBlocks
-from data.preparation import Recipe, prepare, prepare_part
+from data.preparation import prepare, prepare_part
+from data.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 SETS = ("RedPajamaCommonCrawl", "RedPajamaGithub")
@@ -37,8 +39,8 @@ def rows(count=120):
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
-    monkeypatch.setattr(preparation, "SHARD_TOKENS", 1000)
-    monkeypatch.setattr(preparation, "CHUNK_CHARS", 500)
+    monkeypatch.setattr("data.recipe.SHARD_TOKENS", 1000)
+    monkeypatch.setattr("data.recipe.CHUNK_CHARS", 500)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,7 @@ def test_validation_files_of_their_own(sources, tokenizer, tmp_path):
 
 @pytest.mark.parametrize("held", [True, False])
 def test_for_streaming_only_as_much_validation_as_needed_is_read(sources, tokenizer, tmp_path, held, monkeypatch):
-    monkeypatch.setattr(preparation, "CHUNK_CHARS", 100)
+    monkeypatch.setattr("data.recipe.CHUNK_CHARS", 100)
     source = f"{sources}/[0-2].parquet"
     recipe = recipe_of(source, tokenizer, val_tokens=200, val_corpus=None if held else Corpus(f"{sources}/3.parquet"))
     totals = Manifest.read(prepare(recipe, tmp_path, 2)).totals
@@ -155,8 +157,8 @@ def test_for_streaming_only_as_much_validation_as_needed_is_read(sources, tokeni
 
 
 def killed(monkeypatch, name, call, run):
-    """Run in a process of its own, which is killed when it calls the function `name` for the `call`th time."""
-    calls, function = [], getattr(preparation, name)
+    """Run in a process of its own, which is killed when it calls data.`name` for the `call`th time."""
+    calls, function = [], resolve_name(f"data.{name}")
 
     def kill(*arguments, **more):
         calls.append(1)
@@ -167,7 +169,7 @@ def killed(monkeypatch, name, call, run):
     process = os.fork()
     if process == 0:
         try:
-            monkeypatch.setattr(preparation, name, kill)
+            monkeypatch.setattr(f"data.{name}", kill)
             run()
         finally:
             os._exit(0)
@@ -178,11 +180,11 @@ def killed(monkeypatch, name, call, run):
 @pytest.mark.parametrize(
     ("name", "call", "kept"),
     [
-        ("token_dtype", 1, None),  # the tokenizer is saved, there is no manifest yet
-        ("held_out", 1, 0),  # nothing is read yet
-        ("held_out", 70, 2),  # in the middle of a shard
-        ("Shard", 4, 3),  # its files have their names, but are not in the manifest
-        ("replace", 1, 5),  # all is written, but the manifest does not say that it is complete
+        ("preparation.token_dtype", 1, None),  # the tokenizer is saved, there is no manifest yet
+        ("recipe.held_out", 1, 0),  # nothing is read yet
+        ("recipe.held_out", 70, 2),  # in the middle of a shard
+        ("shards.Shard", 4, 3),  # its files have their names, but are not in the manifest
+        ("preparation.replace", 1, 5),  # all is written, but the manifest does not say that it is complete
     ],
 )
 def test_killed_at_any_moment_the_next_goes_on_to_the_same_result(
@@ -226,7 +228,7 @@ def test_goes_on_at_the_revision_that_it_began_with(tokenizer, tmp_path, monkeyp
 
 @pytest.fixture
 def _small_sections(monkeypatch):
-    monkeypatch.setattr(preparation, "SECTION_BYTES", 1500)  # of four files of 1.5 KB each
+    monkeypatch.setattr("data.recipe.SECTION_BYTES", 1500)  # of four files of 1.5 KB each
 
 
 def tokens_of(folder):
@@ -246,7 +248,7 @@ def test_machines_that_share_the_work_make_what_one_makes(sources, tokenizer, tm
     sections = Manifest.read(one).sections
     assert sections == 4 + validation
     shared = tmp_path / "shared"
-    killed(monkeypatch, "Shard", 2, lambda: prepare_part(recipe, shared, 0, 1, 3))
+    killed(monkeypatch, "shards.Shard", 2, lambda: prepare_part(recipe, shared, 0, 1, 3))
     left = [prepare_part(recipe, shared, 0, part, 3) for part in (2, 1, 1, 0)]
     assert left[-1] == 0
     assert left[0] == sections - 1
@@ -259,7 +261,7 @@ def test_machines_that_share_the_work_make_what_one_makes(sources, tokenizer, tm
 @pytest.mark.usefixtures("_small_sections")
 def test_sections_hold_what_a_whole_holds_and_are_read_as_one(recipe, tmp_path, monkeypatch):
     folder = prepare(recipe, tmp_path / "sections", 0)
-    monkeypatch.setattr(preparation, "SECTION_BYTES", 10**9)
+    monkeypatch.setattr("data.recipe.SECTION_BYTES", 10**9)
     whole = prepare(recipe, tmp_path / "whole", 0)
     for split, shards in tokens_of(folder).items():
         assert np.array_equal(np.concatenate(shards), np.concatenate(tokens_of(whole)[split]))
@@ -326,7 +328,7 @@ def test_a_cut_off_file_is_named(recipe, whole, shard):
 def test_a_deleted_file_is_made_again_and_the_others_are_kept(recipe, whole, shard, monkeypatch):
     before = files(whole)
     shard.unlink()
-    monkeypatch.setattr(preparation, "_go_on", lambda *arguments: pytest.fail("made more than was missing"))
+    monkeypatch.setattr(preparation, "_write_remaining", lambda *arguments: pytest.fail("made more than was missing"))
     prepare(recipe, whole.parent, 0)
     assert files(whole) == before
 
@@ -360,7 +362,7 @@ def test_a_file_of_something_else_is_named(whole, shard):
 def test_a_source_that_has_changed_does_not_replace_a_deleted_file(recipe, whole, shard, monkeypatch):
     shard.unlink()
     others = {file: file.read_bytes() for file in whole.glob("*.bin")}
-    monkeypatch.setattr(preparation, "held_out", lambda text, fraction: held_out(text + " changed", fraction))
+    monkeypatch.setattr("data.recipe.held_out", lambda text, fraction: held_out(text + " changed", fraction))
     with pytest.raises(ValueError, match=r"does not give what it gave when .* was made: delete that folder"):
         prepare(recipe, whole.parent, 0)
     assert {file: file.read_bytes() for file in whole.glob("*.bin")} == others
@@ -387,7 +389,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path
             yield disk if name.name == "train-00002.bin" else file
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "replacing", full)
+        patch.setattr("data.shards.replacing", full)
         with pytest.raises(OSError, match=r"no space left; finished shards are kept.*train-00002.bin"):
             prepare(recipe, tmp_path / "full", 0)
     folder = recipe.folder(tmp_path / "full")
@@ -409,7 +411,8 @@ def test_a_script_that_its_own_processes_would_run_again_is_told_so(sources, tok
     script.write_text(
         "from pathlib import Path\n"
         "from data.corpora import Corpus\n"
-        "from data.preparation import Recipe, prepare\n"
+        "from data.preparation import prepare\n"
+        "from data.recipe import Recipe\n"
         f"recipe = Recipe(Corpus('{sources}/*.jsonl.zst'), None, '{tokenizer}', 0.1, None, None)\n"
         f"prepare(recipe, Path('{tmp_path}'), 1)\n"
     )

@@ -56,9 +56,9 @@ def test_documents_are_read_from_there_in_order(bucket):
 
 
 def test_tokens_lie_there_and_training_reads_them_as_from_a_disk(bucket, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "SHARD_TOKENS", 500)
-    monkeypatch.setattr(preparation, "CHUNK_CHARS", 400)
-    monkeypatch.setattr(preparation, "SECTION_BYTES", 2000)
+    monkeypatch.setattr("data.recipe.SHARD_TOKENS", 500)
+    monkeypatch.setattr("data.recipe.CHUNK_CHARS", 400)
+    monkeypatch.setattr("data.recipe.SECTION_BYTES", 2000)
     source = f"{bucket}/texts/*.jsonl*"
     there, here = text_of(source, f"{bucket}/corpora", tokenizer), text_of(source, tmp_path / "corpora", tokenizer)
     assert there.manifest == here.manifest
@@ -71,14 +71,14 @@ def test_tokens_lie_there_and_training_reads_them_as_from_a_disk(bucket, tokeniz
 
 
 def test_it_goes_on_where_it_was(bucket, tokenizer, monkeypatch):
-    monkeypatch.setattr(preparation, "SHARD_TOKENS", 500)
-    monkeypatch.setattr(preparation, "CHUNK_CHARS", 400)
+    monkeypatch.setattr("data.recipe.SHARD_TOKENS", 500)
+    monkeypatch.setattr("data.recipe.CHUNK_CHARS", 400)
     module = text_of(f"{bucket}/texts/*.jsonl*", f"{bucket}/corpora", tokenizer)
     whole, file = module.manifest, module.train_data.paths[1]
     content = file.read_bytes()
     file.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_go_on", lambda *_: pytest.fail("began anew"))
+        patch.setattr(preparation, "_write_remaining", lambda *_: pytest.fail("began anew"))
         module.prepare_data()
     assert file.read_bytes() == content
     assert Manifest.read(module.folder) == whole

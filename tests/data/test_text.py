@@ -110,7 +110,7 @@ def test_manifest_says_what_the_folder_holds(make):
 
 def test_packs_once(make, monkeypatch):
     make()
-    monkeypatch.setattr("data.preparation._go_on", lambda *args: pytest.fail("packed again"))
+    monkeypatch.setattr("data.preparation._write_remaining", lambda *args: pytest.fail("packed again"))
     make(context_length=32, batch_size=2, seed=1, reset_at_documents=True, max_val_blocks=3)
 
 
@@ -135,8 +135,8 @@ def test_another_source_or_tokenizer_gets_another_folder(make, corpus, tmp_path)
 
 def test_of_many_processes_one_packs(corpus, tmp_path, monkeypatch):
     builds = []
-    build = preparation._go_on
-    monkeypatch.setattr(preparation, "_go_on", lambda *args: (builds.append(1), build(*args)))
+    build = preparation._write_remaining
+    monkeypatch.setattr(preparation, "_write_remaining", lambda *args: (builds.append(1), build(*args)))
     modules = [Text(corpus, tokenizer="bpe:300", cache_dir=str(tmp_path)) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(Text.prepare_data, modules))

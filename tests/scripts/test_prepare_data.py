@@ -22,7 +22,7 @@ from training.configuration import composed
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 SIZES = {"SHARD_TOKENS": 5000, "CHUNK_CHARS": 3000}
-SMALL = f"from data import preparation; vars(preparation).update({SIZES}); from scripts.prepare_data import main; "
+SMALL = f"from data import recipe; vars(recipe).update({SIZES}); from scripts.prepare_data import main; "
 SLOW = (
     "import time; from data.manifest import Manifest; write = Manifest.write; "
     "Manifest.write = lambda self, folder: (write(self, folder), time.sleep(0.3)); "
@@ -87,7 +87,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(overrides, tmp_path, 
     assert not running(workers)
 
     for name, value in SIZES.items():
-        monkeypatch.setattr(preparation, name, value)
+        monkeypatch.setattr(f"data.recipe.{name}", value)
     gone_on, whole = (
         prepare_data(
             config("prepare_data", *overrides, f"data.cache_dir={tmp_path}/{place}", "data.prepare_processes=0")
@@ -117,7 +117,7 @@ def test_training_finds_what_was_prepared_and_prepares_what_was_not(overrides, t
     anew.prepare_data()
     assert files(anew.folder) == written
     monkeypatch.setattr(preparation, "_begin", lambda *arguments: pytest.fail("prepared again"))
-    monkeypatch.setattr(preparation, "_go_on", lambda *arguments: pytest.fail("prepared again"))
+    monkeypatch.setattr(preparation, "_write_remaining", lambda *arguments: pytest.fail("prepared again"))
     ahead.prepare_data()
 
 
@@ -156,7 +156,7 @@ def test_without_network_it_says_at_once_what_to_set(tmp_path, monkeypatch):
 
 
 def test_parts_of_a_corpus_and_what_is_left(overrides, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(preparation, "SECTION_BYTES", 20_000)  # each of the files is larger
+    monkeypatch.setattr("data.recipe.SECTION_BYTES", 20_000)  # each of the files is larger
     for part in ("0/2", "1/2", "1/2"):
         data = prepare_data(config("prepare_data", *overrides, f"data.cache_dir={tmp_path}/c", f"part={part}"))
     shown = capsys.readouterr().out

@@ -229,7 +229,7 @@ def test_one_line_errors(monkeypatch):
         one_line_errors(),
     ):
         instantiate(composed.model)
-    with pytest.raises(SystemExit, match="^error: No module named 's3fs'"), one_line_errors():
+    with pytest.raises(SystemExit, match=r"^error: No module named 's3fs'"), one_line_errors():
         raise ModuleNotFoundError("No module named 's3fs'")
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(Exception, match="unknown cell"), one_line_errors():
