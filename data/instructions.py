@@ -204,8 +204,7 @@ class Instructions(ResumableDataModule):
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
         """Return perplexity and bits per byte of the responses held out."""
         metrics = trainer.validate(module, datamodule=self, verbose=False)[0]
-        found = {name: metrics[f"val/{name}"] for name in ("perplexity", "bits_per_byte")}
-        return found | {"unigram_perplexity": None}
+        return {name: metrics[f"val/{name}"] for name in ("perplexity", "bits_per_byte")}
 
     def prepared(self) -> dict[str, dict[str, int]]:
         self.prepare_data()

@@ -49,63 +49,40 @@ class Mix(StreamingDataModule):
             options = {**shared, **own, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
             self.texts[name] = Text(**options)
         self.weights = weights
-        Schedule(weights, [seed])  # raises for weights that cannot be kept
-        first = self._first
-        if first.stateful or first.eval_length:
+        Schedule(weights, [seed])  # raises for weights that it cannot keep
+        self._first, *self._others = self.texts.values()
+        if self._first.stateful or self._first.eval_length:
             raise ValueError("stateful=true and eval_length are for one text: blocks of a mix do not follow each other")
-        self.streaming = first.streaming
-        self.context_length = first.context_length
-        self.cache_dir = first.cache_dir
-
-    @property
-    def _first(self) -> Text:
-        return next(iter(self.texts.values()))
-
-    @property
-    def vocab_size(self) -> int:
-        return self._first.vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        return self.vocab_size
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        return self._first.tokenizer
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        return self._first.tokenizer_folder
-
-    @property
-    def folder(self) -> Path:
-        """The folder in which each source has one."""
-        return self.cache_dir
+        self.streaming = self._first.streaming
+        self.folder = self._first.cache_dir  # in which each source has a folder
+        self.tokenizer: PreTrainedTokenizerBase | None = None  # set by setup(), as sizes are
 
     def take_tokenizer(self, saved: Path) -> None:
         for text in self.texts.values():
             text.take_tokenizer(saved)
 
     def _share_tokenizer(self) -> None:
-        for text in list(self.texts.values())[1:]:
-            text.take_tokenizer(self.tokenizer_folder)
+        for text in self._others:
+            text.take_tokenizer(self._first.tokenizer_folder)
 
     def prepare_data(self) -> None:
         self._first.prepare_data()
         self._share_tokenizer()
-        for text in self.texts.values():
+        for text in self._others:
             text.prepare_data()
 
     def prepare_part(self, part: int, parts: int) -> int:
         left = self._first.prepare_part(part, parts)
         self._share_tokenizer()
-        return left + sum(text.prepare_part(part, parts) for text in list(self.texts.values())[1:])
+        return left + sum(text.prepare_part(part, parts) for text in self._others)
 
     def setup(self, stage: str | None = None) -> None:
         self._first.setup(stage)
         self._share_tokenizer()  # prepare_data is called by one process alone
-        for text in self.texts.values():
+        for text in self._others:
             text.setup(stage)
+        self.tokenizer = self._first.tokenizer
+        self.vocab_size = self.num_classes = self._first.vocab_size
 
     def train_dataloader(self) -> DataLoader:
         if self.streaming:
@@ -130,7 +107,7 @@ class Mix(StreamingDataModule):
 
     @cached_property
     def bytes_per_label(self) -> float:
-        """As that of `Text`, over the validation blocks of all."""
+        """The bytes of text that a validation label stands for on average, over all sources."""
         blocks = [len(text.val_data) for text in self.texts.values()]
         sizes = [text.bytes_per_label for text in self.texts.values()]
         return sum(number * size for number, size in zip(blocks, sizes, strict=True)) / sum(blocks)
@@ -140,11 +117,13 @@ class Mix(StreamingDataModule):
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
         """Return perplexity and bits per byte on all validation blocks, and on those of each source."""
-        of_each = {}
-        for name, text in self.texts.items():
-            of_each[name] = _scores(trainer.validate(module, datamodule=text, verbose=False)[0])
         whole = _scores(trainer.validate(module, datamodule=self, verbose=False)[0])
-        return whole | {"unigram_perplexity": None, "sources": of_each}
+        trainer.logger = None  # in which val/loss is that on all
+        of_each = {
+            name: _scores(trainer.validate(module, datamodule=text, verbose=False)[0])
+            for name, text in self.texts.items()
+        }
+        return whole | {"sources": of_each}
 
     def prepared(self) -> dict[str, dict[str, int]]:
         self.prepare_data()

@@ -5,6 +5,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +74,10 @@ def train(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
 
 
 def load(name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a local folder, or of this name on the hub."""
+    """Return the tokenizer in a local folder, or of this name on the hub. Code that lies beside it is never run."""
+    load_known = partial(AutoTokenizer.from_pretrained, name, trust_remote_code=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        tokenizer = load_known(local_files_only=True)
     except (OSError, ValueError) as error:
         if Path(name).is_dir():
             raise ValueError(f"tokenizer {name!r} is not a folder that save_pretrained() wrote: {error}") from error
@@ -84,7 +86,7 @@ def load(name: str) -> PreTrainedTokenizerBase:
             raise FileNotFoundError(
                 f"tokenizer {name!r} is not in the local cache, and HF_HUB_OFFLINE is set; {hub.INSTEAD['tokenizer']}"
             ) from error
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = load_known()
     return _checked(tokenizer, name)
 
 

@@ -178,8 +178,6 @@ def _shape(weight: torch.Tensor | None) -> list[int] | None:
 
 
 def _load_exported(file: Path) -> dict[str, Any]:
-    import models.hugging_face  # noqa: F401, or transformers warns of the folder when it reads the tokenizer
-
     return json.loads(file.with_name(TRAINING).read_text()) | {"state_dict": load_file(file)}
 
 
@@ -190,6 +188,10 @@ def run_folder(file: Path) -> Path | None:
 
 def tokenizer_folder(file: Path) -> Path | None:
     """Return the folder of the tokenizer that a checkpoint or export was trained with; None where it stands alone."""
+    if file.name == EXPORTED:
+        import models.hugging_face  # noqa: F401, registers the config.json that transformers reads with the tokenizer
+
+        return file.parent
     run = run_folder(file)
-    folder = file.parent if file.name == EXPORTED else run and run / TOKENIZER
+    folder = run and run / TOKENIZER
     return folder if folder and folder.is_dir() else None

@@ -134,6 +134,7 @@ def show(result: dict, places: dict[str, Path]) -> None:
                 table.add_row(f"{name.replace('_', ' ')} on {source}", f"{value:.5g}")
     console.print(table)
     if "by_position" in result:
+        console.print(f"\nBy position in {result['by_position']['documents']} documents:")
         console.print(_positions(result["by_position"]))
     for name, place in places.items():
         console.print(f"{name + ':':<12}{place}", soft_wrap=True)
@@ -142,7 +143,7 @@ def show(result: dict, places: dict[str, Path]) -> None:
 def _positions(found: dict) -> Any:
     from rich.table import Table
 
-    table = Table(title=f"By position in {found['documents']} documents", title_justify="left")
+    table = Table()
     for name in ("tokens", "perplexity"):
         table.add_column(name, justify="right")
     for first, last, perplexity in by_position(found):

@@ -361,6 +361,11 @@ def test_the_order_of_calls(corpus, tmp_path):
         module.setup()
 
 
+def test_a_checkpoint_of_another_order_of_blocks_is_refused(make):
+    with pytest.raises(ValueError, match=r"in another order: init_from=\.\.\."):
+        make().load_state_dict({"position": 64})  # as before data.stateful
+
+
 class TestTokenizer:
     def test_a_local_folder(self, make, folder):
         module = make(tokenizer=str(folder))
@@ -394,6 +399,13 @@ class TestTokenizer:
         (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
         with pytest.raises(ValueError, match="does not know any word"):
             tokenization.load(str(tmp_path))
+
+    def test_code_beside_a_tokenizer_is_not_run(self, folder, tmp_path, monkeypatch):
+        shutil.copytree(folder, tmp_path / "exported")
+        config = {"model_type": "of_somebody", "auto_map": {"AutoConfig": "code.Config"}}
+        (tmp_path / "exported" / "config.json").write_text(json.dumps(config))
+        monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail(f"a training waits for an answer: {prompt}"))
+        assert len(tokenization.load(str(tmp_path / "exported"))) == 300
 
     def test_an_empty_folder(self, tmp_path):
         with pytest.raises(ValueError, match=r"is not a folder that save_pretrained\(\) wrote"):

@@ -11,7 +11,7 @@ from omegaconf.errors import ConfigKeyError
 from torch.nn.functional import cross_entropy
 
 from scripts.train import train
-from tests.tiny_runs import SHORT, TINY, evaluate
+from tests.tiny_runs import SHORT, TINY, evaluate, metrics
 from tests.tiny_runs import config as config_of
 from training import checkpoint
 from training.evaluation import changed_config
@@ -210,6 +210,8 @@ def test_a_mix_is_evaluated_on_all_and_on_each(tiny_config, tmp_path):
     tiny_config("text_tiny")  # writes the texts
     result = train(config)
     assert result["sources"].keys() == {"ones", "twos"}
+    logged = [row["val/perplexity"] for row in metrics(Path(config.run_dir)) if row["val/perplexity"]]
+    assert len(logged) == 3  # two validations and the evaluation on all
     low, high = sorted(found["perplexity"] for found in result["sources"].values())
     assert low <= result["perplexity"] <= high
     assert evaluate(config.run_dir)["perplexity"] == pytest.approx(result["perplexity"])
