@@ -199,7 +199,7 @@ def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
     if not tiling.grid:
         return 0
     tile = tiling.padded * 8 * tiling.batch_tiles
-    if spec.direction == "forward":  # three steps of h: Ring in kernels/forward.cuh
+    if spec.direction == "forward":  # three steps of h: Ring in kernels/all_gather.cuh
         exchanged = 3 * spec.splits * tile * 2
     else:  # two buffers of partial sums, from every block of a group to every block: kernels/reduce_scatter.cuh
         exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize

@@ -345,7 +345,7 @@ def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
 
 
 def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """As SHARED_BYTES in resident/kernels/{forward,backward}.cuh."""
+    """As SharedMemory in resident/kernels/{forward,backward}_memory.cuh."""
     cell, splits, size = spec.cell, spec.splits, spec.dtype.itemsize
     gates, others = len(cell.recurrent_gates), len(cell.states) - 1
     seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps

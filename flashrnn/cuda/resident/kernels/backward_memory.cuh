@@ -1,7 +1,7 @@
-// The sizes of the backward's tiles, and where its operands, inputs and partial sums lie in shared memory.
+// The sizes of the backward's tiles, and of its parts of shared memory.
 #pragma once
 #include "resident/kernels/products.cuh"
-#include "resident/kernels/unit_reductions.cuh"
+#include "resident/kernels/shared_memory.cuh"
 
 // In one block, the warps of a unit tile compute its sums together (slice-K).
 constexpr int K_TILES = GR * UNITS / 16 / (BLOCKS == 1 ? K_SLICES : 1);
@@ -20,29 +20,4 @@ constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
 constexpr int INPUT_BYTES = UNIT_TILES * (AUX_TILE + (STATES - 1) * STATE_ROW_BYTES);  // of a step
 constexpr int RECEIVE_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
 constexpr int SLICE_FLOATS = CLUSTERED ? 0 : SUM_FLOATS<1>;               // partial sums of a tile's warps
-constexpr int SHARED_BYTES =
-    2 * GATE_BYTES + STAGES * INPUT_BYTES + 2 * RECEIVE_BYTES + SLICE_FLOATS * 4 + WARPS * Weights::SHARED + BARRIER_BYTES + REDUCTION_BYTES +
-    CONSTANT_BYTES;
-static_assert(SHARED_BYTES == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
-
-// The block's dynamic shared memory.
-struct SharedMemory {
-  char* gates;          // two buffers of the gates' gradients, the right operand of the product
-  char* inputs;         // STAGES steps of what StepInputs copies
-  u32* receive_buffer;  // two buffers of partial sums from the blocks of a cluster
-  float* sums;          // see reduce_slices
-  char* fragments;      // what of R is not in registers
-  u32 barriers;         // two mbarriers
-  char* reductions;     // see UnitReductions
-  float* constants;     // see load_constants
-  DEVICE SharedMemory(char* memory) {
-    gates = memory;
-    inputs = memory + 2 * GATE_BYTES;
-    receive_buffer = reinterpret_cast<u32*>(inputs + STAGES * INPUT_BYTES);
-    sums = reinterpret_cast<float*>(reinterpret_cast<char*>(receive_buffer) + 2 * RECEIVE_BYTES);
-    fragments = reinterpret_cast<char*>(sums + SLICE_FLOATS);
-    barriers = shared_address(fragments + WARPS * Weights::SHARED);
-    reductions = fragments + WARPS * Weights::SHARED + BARRIER_BYTES;
-    constants = reinterpret_cast<float*>(reductions + REDUCTION_BYTES);
-  }
-};
+using SharedMemory = SharedMemoryOf<GATE_BYTES, INPUT_BYTES, SLICE_FLOATS, 2 * RECEIVE_BYTES, Weights::SHARED>;

@@ -1,0 +1,94 @@
+// All-gather of h between the blocks of a group: each sends the h of its units to all of them.
+#pragma once
+#include "resident/kernels/forward_memory.cuh"
+
+constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: a split of h of a unit tile
+
+// Sends h of a unit tile from the send buffer to every block's shared memory, beginning with the next block's.
+DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
+  constexpr int AT_ONCE = TILE_THREADS / VECTORS;  // blocks
+  const u32 vector = coord.tile_thread % VECTORS, first = coord.tile_thread / VECTORS;
+#pragma unroll
+  for (int split = 0; split < SPLITS; split++) {
+    const u32 own = coord.unit_tile * VECTORS + vector;
+    const uint4 value = reinterpret_cast<const uint4*>(send_buffer + split * UNITS * SEQS * 2)[own];
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i += AT_ONCE) {
+      const u32 distance = i + first, rank = (coord.rank + distance) % BLOCKS;
+      const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * VECTORS + own) * 16;
+      if (distance < BLOCKS && vector % SEQS < SEQUENCES)
+        send(remote_address(to, rank), value, remote_address(barriers + distance / SEGMENT_BLOCKS * 8, rank));
+    }
+  }
+}
+
+// The same through global memory: a ring buffer of h of three steps, EMPTY where it has not arrived. A block that has received
+// h of a step from all blocks knows that none of them still reads h of the step before.
+constexpr int BLOCK_VECTORS = UNITS / 8 * SEQS, HEAD_VECTORS = BLOCKS * BLOCK_VECTORS;  // of one split
+constexpr int RING_VECTORS = 3 * SPLITS * HEAD_VECTORS;
+constexpr int OWN = (SPLITS * BLOCK_VECTORS + THREADS - 1) / THREADS;  // of the block, per thread
+
+struct Ring {
+  uint4* slots;  // [3][SPLITS][HEAD_VECTORS]
+  int own[OWN];  // indices of the block's vectors that this thread stores; negative: none
+  DEVICE Ring(uint4* rings, const ThreadCoord& coord) {
+    slots = rings + blockIdx.x / BLOCKS * RING_VECTORS;
+#pragma unroll
+    for (int k = 0; k < OWN; k++) {
+      int i = k * THREADS + threadIdx.x, split = i / BLOCK_VECTORS;
+      own[k] = split < SPLITS ? split * HEAD_VECTORS + coord.rank * BLOCK_VECTORS + i % BLOCK_VECTORS : -1;
+    }
+  }
+  DEVICE uint4* slot(int t) const { return slots + t % 3 * (SPLITS * HEAD_VECTORS); }
+
+  // Clears the slot for h of step t, long before it is stored.
+  DEVICE void clear(int t) const {
+#pragma unroll
+    for (int k = 0; k < OWN; k++)
+      if (own[k] >= 0) publish(slot(t) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
+  }
+  // Stores h of step t, which also tells the other blocks that the slot of the next step is clear.
+  DEVICE void send(const char* send_buffer, int t) const {
+#pragma unroll
+    for (int k = 0; k < OWN; k++) {
+      if (own[k] < 0) continue;
+      uint4 cleared;
+      do peek(cleared, slot(t + 1) + own[k]);
+      while (arrived(cleared));
+      publish(slot(t) + own[k], reinterpret_cast<const uint4*>(send_buffer)[k * THREADS + threadIdx.x]);
+    }
+  }
+  // Copies h of step t to shared memory as it arrives.
+  DEVICE void receive(char* state, int t) const {
+    constexpr int VECTORS = SPLITS * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS, TOGETHER = ALL < 8 ? ALL : 8;
+    for (int first = threadIdx.x; first < VECTORS; first += TOGETHER * THREADS) {
+      const uint4* from = slot(t) + first;
+      uint4 vectors[TOGETHER];
+      bool missing[TOGETHER], any = true;
+#pragma unroll
+      for (int k = 0; k < TOGETHER; k++) missing[k] = first + k * THREADS < VECTORS;
+      while (any) {  // polls all that is missing at once: that takes as long as polling one
+        any = false;
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++)
+          if (missing[k]) peek(vectors[k], from + k * THREADS);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+          if (!missing[k]) continue;
+          missing[k] = !arrived(vectors[k]);
+          any |= missing[k];
+          if (!missing[k]) reinterpret_cast<uint4*>(state)[first + k * THREADS] = vectors[k];
+        }
+      }
+    }
+  }
+};
+
+DEVICE void init_barriers(u32 barriers) {
+  if (threadIdx.x == 0)
+    for (int i = 0; i < 2 * SEGMENTS; i++) barrier_init(barriers + i * 8);
+}
+DEVICE void expect_h(u32 barriers, int buffer) {
+  if (threadIdx.x == 0)
+    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SEQS * SEQUENCES);
+}

@@ -1,0 +1,148 @@
+// The lane's cells in the backward: the gradients of their states after the loop, a step, and its results.
+#pragma once
+#include "resident/kernels/backward_memory.cuh"
+
+// Locates the lane's cells, and loads the gradients of their last states and, where the cell's gradient needs it, h before
+// the first step.
+DEVICE void load_cells(LaneCells& cells, float (&d_state)[STATES][CELLS], float (&first_h)[CELLS], bool (&carry_next)[CELLS],
+                       const float* initial, const float* d_last, i64 B, const ThreadCoord& coord) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    cells.sequence[q] = coord.of_batch(coord.sequence(q));
+    cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
+    carry_next[q] = true;
+    cells.element[q] = coord.head * D + coord.unit(q);
+    first_h[q] = USES_H && cells.valid[q] ? float(scalar(initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
+#pragma unroll
+    for (int i = 0; i < STATES; i++) d_state[i][q] = cells.valid[q] && d_last ? d_last[cells.state_index(i, q, B)] : 0;
+  }
+}
+
+// Return gate j of the lane's cell q.
+DEVICE float gate_of(int j, int q, const float (&stored)[PAIRS][PAIR_GATES], const float (&constants)[CONSTANTS + 1][PAIR]) {
+  if (STORED_OF[j] >= 0) return stored[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)];
+  return constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR];
+}
+
+#if REDUCES
+// Computes the gradients of the gates and of the states before the step; `cotangents` gives those of the states after it.
+template <class Cotangents>
+DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
+                      bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES], const float (&old)[STATES][CELLS],
+                      const float (&constants)[CONSTANTS + 1][PAIR], const Cotangents& cotangents, const ResetMask& reset,
+                      const bool (&valid)[CELLS], const UnitReductions& units) {
+  float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS];
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    carry[q] = reset.carries(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) g[j][q] = gate_of(j, q, gates, constants);
+  }
+  cells_backward(g, s, cotangents, d_g, d_old, units);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      d_g[j][q] = FINITE || valid[q] ? d_g[j][q] : 0;
+      d_b[j][q % PAIR] += d_g[j][q];  // of all the lane's sequences
+    }
+#pragma unroll
+    for (int i = 0; i < STATES; i++) d_state[i][q] = (FINITE || valid[q]) && carry[q] ? d_old[i][q] : 0;
+  }
+}
+#else
+// Computes what the gradient of a step needs of its gates and the states before it. `carry`: whether these enter the step.
+DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
+                            const float (&constants)[CONSTANTS + 1][PAIR], const float (&old)[STATES][CELLS], const ResetMask& reset,
+                            const ThreadCoord& coord) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    if (!coord.has_cells()) break;
+    float g[GATES], s[STATES];
+    carry[q] = reset.carries(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) g[j] = gate_of(j, q, gates, constants);
+    cell_factors(g, s, factors[q]);
+  }
+}
+
+// Computes, for the lane's cell q, the gradients of the gates and of the states before the step from those after it.
+DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
+                      const float (&factors)[FACTORS], const float (&d_new)[STATES], int q, bool valid, bool carry) {
+  float d_g[GATES], d_old[STATES];
+  cell_backward(factors, d_new, d_g, d_old);
+#pragma unroll
+  for (int j = 0; j < GATES; j++) {
+    d_g_all[j][q] = FINITE || valid ? d_g[j] : 0;
+    d_b[j][q] += d_g_all[j][q];
+  }
+#pragma unroll
+  for (int i = 0; i < STATES; i++) d_state[i][q] = carry ? d_old[i] : 0;
+}
+#endif
+
+// Results of a step. They are stored after the next step has begun its product.
+struct Results {
+  scalar *x_to[PAIRS], *u_to[PAIRS];
+  bool to_store[CELLS] = {};  // none before the first step
+  DEVICE void start(scalar* d_x, scalar* d_u, i64 row_b, i64 row_t, i64 T, const LaneCells& cells) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+      i64 row = cells.sequence[p * PAIR] * row_b + T * row_t;  // one step after the last
+      x_to[p] = d_x + row * GI * ROW + cells.element[p * PAIR], u_to[p] = d_u + row * GU * ROW + cells.element[p * PAIR];
+      asm_fence(x_to[p]), asm_fence(u_to[p]);
+    }
+  }
+  DEVICE void store(const StoredCells (&d_gate)[GATES], const StepStrides& strides) {
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, to_store);
+      else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, RECURRENT_ONLY_OF[j] * ROW, to_store);
+    }
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) advance(x_to[p], -strides.x), advance(u_to[p], -GU * strides.h);
+  }
+};
+
+// Sums the gradients of the biases over this tile's sequences, which are in the four lanes of a quad and, with K_SLICES > 1, in
+// several warps.
+static_assert(CELL_SLICES * GATES * UNITS * 4 <= SharedMemory::SIZE);
+DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const ThreadCoord& coord) {
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < GATES; j++)
+#pragma unroll
+    for (int odd = 0; odd < 2; odd++) {
+      float sum = 0;
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) sum += coord.unit(q) % 2 == odd ? d_b[j][q] : 0;
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int unit = coord.unit_tile * 16 + 2 * coord.quad + odd;
+      if (coord.lane_in_quad == 0 && coord.has_cells()) totals[(coord.k_slice * GATES + j) * UNITS + unit] = sum;
+    }
+  __syncthreads();
+  for (int i = threadIdx.x; i < GATES * UNITS; i += THREADS) {
+    int gate = i / UNITS, unit = coord.rank * UNITS + i % UNITS;
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < CELL_SLICES; k++) sum += totals[k * GATES * UNITS + i];
+    if (unit < D) d_bias[(coord.batch_tile * GATES + gate) * ROW + coord.head * D + unit] = sum;
+  }
+}
+
+// Stores the gradients of the initial states, after adding to that of h what it gets through R from the first step.
+DEVICE void store_d_initial(float* d_initial, float (&d_state)[STATES][CELLS], const float (&d_first)[CELLS],
+                            const bool (&carry_next)[CELLS], const LaneCells& cells, i64 B) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) d_state[0][q] += carry_next[q] ? d_first[q] : 0;
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 0; i < STATES; i++)
+      if (cells.valid[q]) d_initial[cells.state_index(i, q, B)] = d_state[i][q];
+}

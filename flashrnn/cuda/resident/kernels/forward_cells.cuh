@@ -1,0 +1,142 @@
+// The lane's cells in the forward: their states before the loop, a step, and its results.
+#pragma once
+#include "resident/kernels/cells.cuh"
+#include "resident/kernels/unit_reductions.cuh"
+
+// Without slice-K, a warp initializes the sums of its cells with the biases, which then cost nothing.
+constexpr bool SUM_HAS_BIAS = K_SLICES == 1;
+DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
+  if constexpr (SUM_HAS_BIAS) {
+#pragma unroll
+    for (int j = 0; j < GATES; j++)
+#pragma unroll
+      for (int q = 0; q < CELLS; q++)
+        if (RECURRENT_OF[j] >= 0) c[RECURRENT_OF[j] >= 0 ? RECURRENT_OF[j] : 0][tile_of(q)][q % 2 * 2 + second_of(q)] = b[j][q];
+  }
+}
+
+template <bool>
+struct BiasOf { using type = float; };
+template <>
+struct BiasOf<true> { using type = scalar; };
+using bias_number = BiasOf<HALF_BIAS>::type;
+
+// Locates the lane's cells, and loads their states before the first step and their biases.
+DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[GATES][CELLS], const float* initial,
+                       const bias_number* bias, i64 B, const ThreadCoord& coord) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    cells.sequence[q] = coord.of_batch(coord.sequence(q));
+    cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
+    cells.element[q] = coord.head * D + coord.unit(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i][q] = cells.valid[q] ? initial[cells.state_index(i, q, B)] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) b[j][q] = cells.valid[q] ? float(bias[j * ROW + cells.element[q]]) : 0;
+  }
+}
+
+// One step of the lane's cells, from inputs v, recurrent sums u and biases b: s becomes the new state, `residual` the gates.
+#if REDUCES
+DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
+                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
+                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions& units) {
+  float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS];
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    const bool carry = reset.carries(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) old[i][q] = carry ? s[i][q] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
+      g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : b[j][q % PAIR], carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+  }
+  cells_forward(g, old, fresh, units);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i][q] = FINITE || valid[q] ? fresh[i][q] : 0;
+  if (!STORE_GATES) return;
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    float all[PAIR_GATES];
+#pragma unroll
+    for (int j = 0; j < GATES; j++)
+#pragma unroll
+      for (int q = 0; q < PAIR; q++)
+        if (STORED_OF[j] >= 0) all[q * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = g[j][p * PAIR + q];
+    residual[p].round(all);
+  }
+}
+#else
+DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
+                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
+                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions&) {
+  float all_gates[PAIRS][PAIR_GATES];
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    float gates[GATES], old[STATES], fresh[STATES];
+    const bool carry = reset.carries(q);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) old[i] = carry ? s[i][q] : 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      const float bias = STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : b[j][q];
+      gates[j] = assemble_gate<SUM_HAS_BIAS>(j, bias, carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+      if (STORED_OF[j] >= 0) all_gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = gates[j];
+    }
+    cell_forward(gates, old, fresh);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) s[i][q] = FINITE || valid[q] ? fresh[i] : 0;
+  }
+  if (STORE_GATES)
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) residual[p].round(all_gates[p]);
+}
+#endif
+
+// Results of a step. They are stored after the next step has begun its product, which waits for nothing but h.
+struct Results {
+  StoredCells h;
+  ResidualGates gates[PAIRS];
+  bool to_store[CELLS] = {};  // none before the first step
+  scalar* h_to[PAIRS];
+  aux_number* aux_to[PAIRS];
+  gate* gates_to[PAIRS];
+  i64 aux_stride;  // from state to state
+  DEVICE void start(scalar* h, aux_number* aux, gate* gates, i64 row_b, i64 row_t, i64 aux_stride_, const LaneCells& cells,
+                    const ThreadCoord& coord) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+      i64 at = (cells.sequence[p * PAIR] * row_b - row_t) * ROW + cells.element[p * PAIR];  // one step before the first
+      h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * STORED;
+      if constexpr (GATES_IN_PIECES) {
+        const int number = coord.unit(p * PAIR) * GATES;
+        gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
+      }
+      asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
+    }
+    aux_stride = aux_stride_;
+    asm_fence(aux_stride);
+  }
+  DEVICE void store(const float (&s)[STATES][CELLS], const StepStrides& strides) {
+    h.store_global(h_to, 0, to_store);
+#pragma unroll
+    for (int i = 1; i < STATES; i++)
+      if (STORE_AUX) store_cells(s[i], aux_to, (i - 1) * aux_stride, to_store);
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++)
+      if (STORE_GATES && to_store[p * PAIR]) gates[p].store(gates_to[p]);
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++)
+      advance(h_to[p], strides.h), advance(aux_to[p], strides.aux), advance(gates_to[p], strides.gates);
+  }
+};
+
+DEVICE void store_states(float* last, const float (&s)[STATES][CELLS], const LaneCells& cells, i64 B) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 0; i < STATES; i++)
+      if (cells.valid[q]) last[cells.state_index(i, q, B)] = s[i][q];
+}
