@@ -32,7 +32,7 @@ test: setup lint  ## run the checks and the CPU tests, but for the slow ones; AR
 test-all: test  ## the same, and then the slow tests
 	$(BIN)/pytest --numprocesses 2 -m 'slow and not gpu' $(ARGS)
 
-results: setup  ## measure what docs/results lacks for this GPU; ARGS="--minutes 10" or "--list"
+results: setup  ## measure what docs/results lacks for this GPU; ARGS="minutes=10" or "list=true"
 	$(BIN)/python -m scripts.results $(ARGS)
 
 docs: setup  ## build the documentation into site/

@@ -1,4 +1,4 @@
-"""What is measured: cells and sizes, by name, in suites. Loads nothing: the command line shows their names."""
+"""What is measured: cells and sizes, by name, in suites. Loads nothing, for the command's help."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,12 +79,14 @@ def network(case: Case, field: str) -> str:
     return f"{case.function} {heads}"
 
 
-def select(suite: str, patterns: list[str]) -> list[Case]:
+def select(suite: str, patterns: Sequence[str]) -> list[Case]:
     """Return the suite's cases whose names match a shell pattern; all of them without patterns."""
+    if suite not in SUITES:
+        raise ValueError(f"suite={suite}: expected one of {', '.join(SUITES)}")
     return matching(SUITES[suite], patterns, f"suite {suite!r}")
 
 
-def matching(cases: Sequence[Case], patterns: list[str], where: str) -> list[Case]:
+def matching(cases: Sequence[Case], patterns: Sequence[str], where: str) -> list[Case]:
     """Return those of the cases whose names match a shell pattern; all of them without patterns."""
     for pattern in patterns:
         if not any(fnmatchcase(case.name, pattern) for case in cases):

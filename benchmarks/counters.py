@@ -8,17 +8,17 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks import ROOT
-from benchmarks.cases import FORWARD, TRAINING, Case
+from benchmarks.cases import MODES, Case, select
 
 COUNTERS = {"dram__bytes.sum": "memory_bytes", "lts__t_bytes.sum": "l2_bytes"}
 
 
-def rows(cases: Sequence[Case]) -> Iterator[dict]:
+def rows(suite: str, case: Sequence[str]) -> Iterator[dict]:
     """Bytes from and to memory, and through the second-level cache, of each kernel of a forward pass without gradients
     and of one with a backward pass. The caches are empty before each kernel."""
-    for case in cases:
-        for mode in (FORWARD, TRAINING):
-            yield vars(case) | {"mode": mode, "kernels": _count(case, mode)}
+    for chosen in select(suite, case):
+        for mode in MODES:
+            yield vars(chosen) | {"mode": mode, "kernels": _count(chosen, mode)}
 
 
 def _count(case: Case, mode: str) -> list[dict]:

@@ -13,7 +13,7 @@ from benchmarks.cases import FORWARD, MODES, SWEEPS, Job, network
 from benchmarks.ours import NAME as OURS
 from benchmarks.ours import OTHERS
 from benchmarks.results import by_job
-from benchmarks.table import recurrent_peers, times
+from benchmarks.table import print_table, recurrent_peers, times
 
 _COLORED = (
     OURS, "flashrnn_1.0.8", "cudnn_fp16", "cudnn_bf16", "cudnn_fp32", "attention", *OTHERS, "pytorch_loop",
@@ -42,15 +42,15 @@ def label(implementation: str) -> str:
     return _LABELS.get(implementation, implementation)
 
 
-def read(path: Path) -> dict:
-    """Return the content of a file of `kernels`."""
-    content = json.loads(path.read_text())
-    if "suite" not in content:
-        raise ValueError(f"{path} holds no results of kernels")
-    return content
+def write(path: Path) -> list[Path]:
+    """Print the table of a file of `kernels`, and draw its figure beside it; return where that is."""
+    content, figure = json.loads(path.read_text()), path.with_suffix(".png")
+    print_table(content["rows"])
+    draw(content, figure)
+    return [figure]
 
 
-def draw(content: dict, path: Path) -> Path:
+def draw(content: dict, path: Path) -> None:
     """Draw curves of a sweep, or ratios to the peers, to `path`."""
     suite, jobs, gpu = content["suite"], by_job(content["rows"]), content["runs"][-1]["machine"]["gpu"]
     if suite in SWEEPS:
@@ -60,7 +60,6 @@ def draw(content: dict, path: Path) -> Path:
     _add_legend(figure)
     figure.suptitle(f"{_title(suite, jobs)} ({gpu}, {Counter(job.case.dtype for job in jobs).most_common(1)[0][0]})")
     figure.savefig(path, dpi=150)
-    return path
 
 
 def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]], gap: float = 0.055) -> None:

@@ -5,20 +5,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from tempfile import TemporaryDirectory
 
 from benchmarks import ROOT
-from benchmarks.cases import Case
+from benchmarks.cases import Case, select
 
 
-def rows(cases: list[Case], rounds: int) -> Iterator[dict]:
+def rows(case: Sequence[str], rounds: int) -> Iterator[dict]:
     """Seconds of the first forward pass, and of it and the backward pass, with an empty and a filled cache folder."""
-    for case in cases:
+    for chosen in select("main", case):
         for _ in range(rounds):
             with TemporaryDirectory() as cache:
                 for state in ("empty", "filled"):
-                    yield vars(case) | {"cache": state} | _in_new_process(case, cache)
+                    yield vars(chosen) | {"cache": state} | _in_new_process(chosen, cache)
 
 
 def _in_new_process(case: Case, cache: str) -> dict:

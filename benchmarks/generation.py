@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,12 +49,12 @@ CONTEXTS = (1024, 16384, 65536, 2**20)  # each of one sequence
 CPU_CONTEXTS = (512, 2048, 8192, 32768)
 
 
-def cases(gpu: bool, models: Sequence[str] | None = None, contexts: Sequence[int] | None = None) -> list[Case]:
+def cases(gpu: bool, models: Sequence[str] = (), contexts: Sequence[int] = ()) -> list[Case]:
     """Return what is measured; of Llama, which compiles for every shape, and of what takes minutes, a part."""
     known = GPU_MODELS if gpu else CPU_MODELS
-    if unknown := set(models or ()) - set(known):
+    if unknown := set(models) - set(known):
         raise ValueError(f"models {sorted(unknown)}: expected some of {', '.join(map(repr, known))}")
-    chosen = {name: model for name, model in known.items() if models is None or name in models}
+    chosen = {name: model for name, model in known.items() if not models or name in models}
     if not gpu:
         return [Case(model, 1, context) for model in chosen for context in contexts or CPU_CONTEXTS]
     found = []
@@ -80,7 +80,7 @@ class TokenClock(BaseStreamer):
         pass
 
 
-def rows(models: Sequence[str] | None, contexts: Sequence[int] | None, before: Sequence[dict]) -> Iterator[dict]:
+def rows(models: Sequence[str], contexts: Sequence[int], known: Iterable[dict] = ()) -> Iterator[dict]:
     """Greedy generate() after random tokens by models with random weights. ms_per_token: of a step that appends a token
     to every sequence; tokens_per_s: of all sequences together. first_token_s: reading the context and choosing the
     first token. first_call_s: of the first call of a model, which compiles what its process has not compiled before.
@@ -91,7 +91,7 @@ def rows(models: Sequence[str] | None, contexts: Sequence[int] | None, before: S
     if not gpu:
         torch.set_num_threads(1)
     bandwidth = _bandwidth() if gpu else None
-    measured = {Case(row["model"], row["batch"], row["context"]): row for row in before}
+    measured = {Case(row["model"], row["batch"], row["context"]): row for row in known}
     for case in cases(gpu, models, contexts):
         if case in measured:
             yield measured[case]

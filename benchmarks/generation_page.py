@@ -24,7 +24,7 @@ def write(path: Path) -> list[Path]:
         f"![speed over batch and context]({figure.name})",
         markdown(_table(content["rows"])),
         f"Data, with command, commit and machine: [{path.name}]({path.name}). "
-        f"`python -m scripts.benchmark figures {path.name}` makes page and figure from it.",
+        f"`python -m scripts.benchmark figures files=[{path.name}]` makes page and figure from it.",
     ]
     page.write_text("\n\n".join(paragraphs) + "\n")
     return [page, figure]

@@ -36,7 +36,7 @@ def load(sources: Path) -> ModuleType:
     """Return the package, compiled if it is not yet."""
     package = sources / "frameworks" / "pytorch"
     if not (package / "lstm.cc").is_file():
-        raise ValueError(f"--haste-sources {sources} does not hold the unpacked haste_pytorch-0.5.0rc0.tar.gz")
+        raise ValueError(f"haste_sources={sources} does not hold the unpacked haste_pytorch-0.5.0rc0.tar.gz")
     sys.modules["haste_pytorch_lib"] = _kernels(sources)
     spec = spec_from_file_location("haste_pytorch", package / "__init__.py", submodule_search_locations=[str(package)])
     sys.modules["haste_pytorch"] = module_from_spec(spec)

@@ -13,7 +13,7 @@ from benchmarks import attention, haste, ours, peers, time_loop
 from benchmarks.cases import MODES, Case, Job, select
 from benchmarks.results import KernelResults, gpu_folder, head, milliseconds
 from benchmarks.table import print_table
-from benchmarks.timing import Effort
+from benchmarks.timing import FULL, QUICK, Effort
 from benchmarks.worker import error_text
 
 WHAT = """Milliseconds of h without gradients (forward), or with those of Wx, R and b (forward+backward). ms: by events
@@ -68,26 +68,27 @@ IN_PROCESS = {
 PEERS = (*IN_PROCESS, *peers.FLASHRNN, haste.NAME)
 
 
-def implementations(names: Sequence[str], wheel: Path | None, haste_sources: Path | None) -> list[Implementation]:
-    """Return ours and the peers of these names; those that are not installed come from a wheel and from sources."""
-    if unknown := [name for name in names if name not in PEERS]:
-        raise ValueError(f"unknown peer {unknown[0]!r}; there are: {', '.join(PEERS)}")
-    from_wheel = [name for name in names if name in peers.FLASHRNN]
-    if from_wheel and wheel is None:
-        raise ValueError(
-            f"the peer {from_wheel[0]} needs its wheel: "
-            "pip download flashrnn==1.0.8 --no-deps, then --flashrnn-wheel PATH"
-        )
-    if wheel is not None and not is_zipfile(wheel):
-        raise ValueError(f"--flashrnn-wheel {wheel} is no wheel")
-    if haste.NAME in names and haste_sources is None:
-        raise ValueError(
-            f"the peer {haste.NAME} needs its sources: unpack haste_pytorch-0.5.0rc0.tar.gz, which PyPI has, "
-            "then --haste-sources FOLDER"
-        )
-    known = IN_PROCESS | {name: peers.PyPIFlashRNN(wheel, name) for name in from_wheel}
+def implementations(
+    names: Sequence[str], flashrnn_wheel: str | None, haste_sources: str | None
+) -> list[Implementation]:
+    """Return ours and the peers of these names, or, for [all], those that can be measured: some need files."""
+    files = {**dict.fromkeys(peers.FLASHRNN, flashrnn_wheel), haste.NAME: haste_sources}
+    if names == ["all"]:
+        names = [name for name in PEERS if files.get(name, "none needed")]
+    for name in names:
+        if name not in PEERS:
+            raise ValueError(f"peer {name}: expected some of {', '.join(PEERS)}, or all")
+        if name in peers.FLASHRNN and flashrnn_wheel is None:
+            raise ValueError(f"{name} needs flashrnn_wheel=PATH, as `pip download flashrnn==1.0.8 --no-deps` leaves it")
+        if name == haste.NAME and haste_sources is None:
+            raise ValueError(f"{name} needs haste_sources=FOLDER, PyPI's haste_pytorch-0.5.0rc0.tar.gz unpacked")
+    known = dict(IN_PROCESS)
+    if flashrnn_wheel is not None:
+        if not is_zipfile(flashrnn_wheel):
+            raise ValueError(f"flashrnn_wheel={flashrnn_wheel} is no wheel")
+        known |= {name: peers.PyPIFlashRNN(Path(flashrnn_wheel), name) for name in peers.FLASHRNN}
     if haste_sources is not None:
-        package = haste.load(haste_sources)
+        package = haste.load(Path(haste_sources))
         known[haste.NAME] = InProcess(haste.NAME, partial(haste.run, package=package), haste.supports)
     return [InProcess(ours.NAME, ours.run), *(known[name] for name in names)]
 
@@ -107,18 +108,19 @@ def measure(
 
 def run(
     suite: str,
-    patterns: list[str],
-    peer_names: list[str],
-    wheel: Path | None,
-    haste_sources: Path | None,
-    effort: Effort,
-    folder: Path,
+    case: Sequence[str],
+    peers: Sequence[str],
+    flashrnn_wheel: str | None,
+    haste_sources: str | None,
+    quick: bool,
+    out: Path,
     commit: str,
 ) -> None:
     """Measure cases of a suite, and print a table of all that the suite's file then holds."""
-    cases, chosen = select(suite, patterns), implementations(peer_names, wheel, haste_sources)
-    path = folder / gpu_folder() / f"kernels_{suite}.json"
-    results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": suite}, head(commit))
-    measure(cases, chosen, results, effort)
+    cases, chosen = select(suite, case), implementations(peers, flashrnn_wheel, haste_sources)
+    path = out / gpu_folder() / f"kernels_{suite}.json"
+    described = {"what": " ".join(WHAT.split()), "suite": suite}
+    results = KernelResults(path, described, head(commit) | {"quick": quick})
+    measure(cases, chosen, results, QUICK if quick else FULL)
     print_table(results.rows)
     print(path)

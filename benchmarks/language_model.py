@@ -16,7 +16,7 @@ from benchmarks import attention
 from benchmarks.timing import quantiles
 from models.backbone import SequenceModel
 from training.compiled_loss import CompiledLoss
-from training.configuration import CONFIGS
+from training.configuration import composed
 
 MODELS = (
     "model=transformer",
@@ -27,7 +27,7 @@ MODELS = (
 _CONTEXT, _WARMUP, _STEPS = 1024, 4, 20
 
 
-def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequence[int]) -> Iterator[dict]:
+def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulate: Sequence[int]) -> Iterator[dict]:
     """Milliseconds of a training step (median, p20 and p80), tokens per second, and the peak of GPU memory in GiB.
 
     A model is what experiment=slimpajama_160m makes of the overrides, compiled unless they have compile=false, on
@@ -40,11 +40,11 @@ def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulated: Sequenc
     if devices > 1:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group("nccl")
-    for batch_size, accumulate in itertools.product(batch_sizes, accumulated):
+    for batch_size, batches in itertools.product(batch_sizes, accumulate):
         transformer = None
-        for overrides in models:
-            row = {"model": overrides, "batch_size": batch_size, "devices": devices, "accumulate": accumulate}
-            row |= _fastest(overrides.split(), batch_size, devices, accumulate)
+        for overrides in models or MODELS:
+            row = {"model": overrides, "batch_size": batch_size, "devices": devices, "accumulate": batches}
+            row |= _fastest(overrides.split(), batch_size, devices, batches)
             if overrides == "model=transformer":
                 transformer = row.get("ms")
             if transformer and "ms" in row:
@@ -86,10 +86,7 @@ def _measure(overrides: list[str], batch_size: int, devices: int, accumulate: in
 
 
 def _config(overrides: Sequence[str] = ()) -> DictConfig:
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        return compose("train", overrides=["experiment=slimpajama_160m", *overrides])
+    return composed(["experiment=slimpajama_160m", *overrides])
 
 
 def build(overrides: Sequence[str]) -> SequenceModel:

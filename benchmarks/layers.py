@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -26,7 +26,7 @@ _CALLS, _CALLS_SECONDS = (
 Network = Callable[[Tensor], Tensor]
 
 
-def rows(patterns: list[str], known: Iterable[dict] = ()) -> Iterator[dict]:
+def rows(case: Sequence[str], known: Iterable[dict] = ()) -> Iterator[dict]:
     """FlashRNN, with backend "auto", beside nn.LSTM and nn.GRU of the same weights and inputs, time-major, the input
     product included: milliseconds of the forward without gradients and of forward and backward, for the input and all
     weights. With resets PyTorch's network is called step by step, with states set to zero between. On a GPU by events
@@ -34,13 +34,13 @@ def rows(patterns: list[str], known: Iterable[dict] = ()) -> Iterator[dict]:
     several the time that passes. ratio: PyTorch's median over ours."""
     gpu = torch.cuda.is_available()
     found = {(case_of(row), row["mode"]): row for row in known}
-    chosen = matching(list(cases(gpu)), patterns, "layers")
+    chosen = matching(list(cases(gpu)), case, "layers")
     if gpu:
-        compile_kernels([case for case in chosen if any((case, mode) not in found for mode in MODES)])
-    for case in chosen:
+        compile_kernels([network for network in chosen if any((network, mode) not in found for mode in MODES)])
+    for network in chosen:
         for mode in MODES:
-            row = found.get((case, mode))
-            yield row or vars(case) | {"mode": mode} | measured(case, mode, "cuda" if gpu else "cpu")
+            row = found.get((network, mode))
+            yield row or vars(network) | {"mode": mode} | measured(network, mode, "cuda" if gpu else "cpu")
 
 
 def case_of(row: dict) -> LayerCase:

@@ -30,7 +30,7 @@ def write(path: Path) -> list[Path]:
         f"![ratios]({figure.name})",
         *(text for name in precisions for text in (f"## {name}", _table(found, name))),
         f"Data, with command, commit and machine: [{path.name}]({path.name}). "
-        f"`python -m scripts.benchmark figures {path.name}` makes page and figure from it.",
+        f"`python -m scripts.benchmark figures files=[{path.name}]` makes page and figure from it.",
     ]
     page.write_text("\n\n".join(paragraphs) + "\n")
     return [page, figure]

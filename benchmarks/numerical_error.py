@@ -1,5 +1,6 @@
 """How far h is from the float64 reference over 8192 time steps, per cell, dtype and backend."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
@@ -38,7 +39,14 @@ def _rows(name: str, dtype: str) -> Iterator[dict]:
         yield {"cell": name, "dtype": dtype, "backend": backend, "error": by_span}
 
 
-def draw(content: dict, file: Path) -> Path:
+def write(path: Path) -> list[Path]:
+    """Draw the figure of a file of results beside it; return where it is."""
+    figure = path.with_suffix(".png")
+    draw(json.loads(path.read_text()), figure)
+    return [figure]
+
+
+def draw(content: dict, file: Path) -> None:
     """Draw the error over time, a panel per dtype."""
     from matplotlib.figure import Figure
 
@@ -60,7 +68,6 @@ def draw(content: dict, file: Path) -> Path:
         name_curves(axes, ends)
     figure.suptitle(f"{_finding(rows)} ({content['machine']['gpu']}; dotted: the same steps in PyTorch)")
     figure.savefig(file, dpi=150)
-    return file
 
 
 def _finding(rows: Sequence[dict]) -> str:

@@ -23,7 +23,7 @@ def checkout() -> str:
     found = provenance.commit()
     if found is None:
         raise ValueError(
-            "there is no git history here to tell what is measured: work in a clone, or give scripts.benchmark --commit"
+            "there is no git history here to tell what is measured: work in a clone, or say it with commit=SHA"
         )
     return found
 

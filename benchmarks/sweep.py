@@ -27,10 +27,10 @@ errors: relative, against float64, over the first steps."""
 _CYCLES_PER_MS = 1.98e6  # an H200's clock in a kernel that does not draw all of its power
 
 
-def run(patterns: list[str], folder: Path, commit: str) -> None:
+def run(case: Sequence[str], out: Path, commit: str) -> None:
     """Measure what the file of the sweep lacks, and make its page and figure anew."""
-    cases = matching(CASES, patterns, "the sweep")
-    path = folder / gpu_folder() / "sweep.json"
+    cases = matching(CASES, case, "the sweep")
+    path = out / gpu_folder() / "sweep.json"
     results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": "sweep"}, head(commit))
     missing = [case for case in cases if any(results.missing(Job(case, mode), ours.NAME) for mode in MODES)]
     compile_ahead(missing)

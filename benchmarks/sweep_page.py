@@ -36,7 +36,7 @@ def write(path: Path) -> list[Path]:
         "## Neighbours that the estimate ranks wrongly",
         _table(["over", "network", "mode", "sizes", "ratio by estimate", "measured"], _misranked_rows(jobs)),
         f"Data, with command, commit and machine: [{path.name}]({path.name}). "
-        f"`python -m scripts.benchmark figures {path.name}` makes page and figure from it.",
+        f"`python -m scripts.benchmark figures files=[{path.name}]` makes page and figure from it.",
     ]
     page.write_text("\n\n".join(paragraphs) + "\n")
     return [page, figure]

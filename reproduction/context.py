@@ -104,7 +104,7 @@ def _notes(contents: list[dict]) -> list[str]:
         "'blocks apart': the model forgets all after every context, as in training, where it otherwise attends to all "
         "of the document.",
         f"Seed 0. By {trained_by(contents)}.",
-        *(["This is the quick run (`--quick`): it shows that all of it works."] if contents[0].get("quick") else []),
+        *(["This is the quick run (`quick=true`): it shows that all of it works."] if contents[0].get("quick") else []),
         *failures(contents),
     ]
 

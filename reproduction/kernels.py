@@ -18,9 +18,10 @@ def jobs(contents: list[dict]) -> dict[Job, dict[str, dict]]:
     run was not quick counts, or else the first, and the others add what it lacks."""
 
     def quick(rows: dict[str, dict]) -> bool:
+        runs = (contents[file]["runs"][run] for file, run in (row["run"] for row in rows.values()))
         return any(
-            "--quick" in contents[file]["runs"][run]["command"] for file, run in (r["run"] for r in rows.values())
-        )
+            run.get("quick", "--quick" in run["command"]) for run in runs
+        )  # earlier files have the command alone
 
     found: dict[Job, list[dict[str, dict]]] = {}
     for file, content in enumerate(contents):

@@ -78,8 +78,8 @@ def _notes(contents: list[dict]) -> list[str]:
         "30,000 such steps. What the exchange of gradients takes is left out."
     )
     scaled_down = (
-        "A perplexity after 30 M tokens is that of the scaled-down run (`--quick`: experiment=python_160m, the Python "
-        "sources of the machine). It is to be compared within its column, not with the paper's."
+        "A perplexity after 30 M tokens is that of the scaled-down run (`quick=true`: experiment=python_160m, the "
+        "Python sources of the machine). It is to be compared within its column, not with the paper's."
     )
     experiments = {run["experiment"] for run in contents[0]["runs"]}
     by = f"By {trained_by(contents)}."

@@ -89,7 +89,7 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    quick = "This is the quick run (`--quick`), of models of width 96: it shows that all of it works."
+    quick = "This is the quick run (`quick=true`), of models of width 96: it shows that all of it works."
     shared = " ".join(shared_overrides(finished(contents)))
     trained = f"Seed 0 unless said. By {trained_by(contents)}."
     return [

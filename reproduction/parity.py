@@ -21,7 +21,7 @@ def _measure(options: Options) -> list[Path]:
 
 
 def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:
-    # mLSTM, many small operators, wins the time of compiling back, but not in the 250 steps of --quick.
+    # mLSTM, many small operators, wins the time of compiling back, but not in the 250 steps of quick=true.
     compiled = str(model == "mlstm" and not quick).lower()
     experiment = "parity" if quick else "parity_paper"
     overrides = (f"experiment={experiment}", "data=parity", f"model={model}", f"seed={seed}", f"compile={compiled}")
@@ -30,7 +30,7 @@ def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:
 
 def _notes(contents: list[dict]) -> list[str]:
     quick = (
-        "This is the quick run (`--quick`: experiment=parity), which a CPU can do; the protocol of the paper "
+        "This is the quick run (`quick=true`: experiment=parity), which a CPU can do; the protocol of the paper "
         "(experiment=parity_paper) is 20,000 steps of 256 sequences."
     )
     return [*training_notes(contents), *([quick] if contents[0]["quick"] else [])]

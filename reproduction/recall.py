@@ -41,7 +41,7 @@ def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    quick = ["This is the quick run (`--quick`): it shows that all of it works."] if contents[0].get("quick") else []
+    quick = ["This is the quick run (`quick=true`): it shows that all of it works."] if contents[0].get("quick") else []
     learnt = [
         model_name(model) for model in MODELS if (mean := mean_extrapolated(contents, model=model)) and mean > 0.99
     ]

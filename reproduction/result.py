@@ -19,6 +19,7 @@ from benchmarks.markdown import Table, markdown
 from benchmarks.results import device_folder, head
 from data.atomic_file import replacing
 from reproduction import ENTRIES
+from training.command_line import quoted
 from training.provenance import short
 
 
@@ -69,11 +70,11 @@ def save(name: str, options: Options, content: dict, place: str | None = None) -
     path = options.out / (place or device_folder()) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     if options.quick and path.exists() and not json.loads(path.read_text()).get("quick", True):
-        raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with --out FOLDER")
+        raise ValueError(f"{path} holds a full result; a quick one goes elsewhere with out=FOLDER")
     if missing := _called(json.loads(path.read_text())) - _called(content) if path.exists() else ():
         raise ValueError(
             f"{path} holds {len(missing)} runs that are not among these, `{' '.join(sorted(next(iter(missing))))}` for "
-            f"one: --add-to {path} adds these to them, --out FOLDER leaves them alone"
+            f"one: add_to={path} adds these to them, out=FOLDER leaves them alone"
         )
     command = shlex.join(["python", "-m", "scripts.reproduce", *sys.argv[1:]])
     described = ({} if "runs" in content else head()) | {"command": command, "quick": options.quick}
@@ -92,9 +93,9 @@ def benchmark(options: Options, name: str, *arguments: str) -> None:
     if not torch.cuda.is_available():
         raise ValueError(
             f"scripts.benchmark {name} is measured on an NVIDIA GPU, and torch sees none; "
-            "--data FILE ... makes table and figure from files measured earlier, such as those in docs/results"
+            "files=[FILE] makes table and figure from files measured earlier, such as those in docs/results"
         )
-    command = [sys.executable, "-m", "scripts.benchmark", name, "--out", str(options.out.resolve()), *arguments]
+    command = [sys.executable, "-m", "scripts.benchmark", name, f"out={quoted(options.out.resolve())}", *arguments]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise ValueError(f"scripts.benchmark {name} failed, as said above; what it measured until then is kept")
 
@@ -102,7 +103,7 @@ def benchmark(options: Options, name: str, *arguments: str) -> None:
 def kernels(options: Options, *suites: str) -> list[Path]:
     """Return the speed of the kernels in these suites; a file of scripts.benchmark for each."""
     for suite in suites:
-        benchmark(options, "kernels", "--suite", suite, *(["--quick"] if options.quick else []))
+        benchmark(options, "kernels", f"suite={suite}", f"quick={str(options.quick).lower()}")
     return [options.out / device_folder() / f"kernels_{suite}.json" for suite in suites]
 
 
@@ -149,7 +150,7 @@ def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Pat
         f"![{title}]({figure.name})",
         *reproduction.notes(contents),
         *dict.fromkeys(map(origin, contents)),
-        f"Data: {sources}. `python -m scripts.reproduce {name} --data FILE ...` makes page and figure from it.",
+        f"Data: {sources}. `python -m scripts.reproduce {name} files=[FILE]` makes page and figure from it.",
     ]
     page.write_text("\n\n".join(paragraphs) + "\n")
     return [page, figure]

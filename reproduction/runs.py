@@ -79,7 +79,7 @@ def _check_same(run: Run, overrides: Sequence[str]) -> None:
     if called and set(called) != set(asked):
         raise ValueError(
             f"{run.folder} holds a run of `{' '.join(called)}`, asked for is `{' '.join(asked)}`: "
-            "move the folder away, or collect it with --runs"
+            "move the folder away, or collect it with runs=FOLDER"
         )
 
 

@@ -27,10 +27,10 @@ def _measure(options: Options) -> list[Path]:
     files = [options.out / device_folder() / f"{source}.json" for source in SOURCES]
     for file in files:
         if not file.exists():
-            measured = " ".join(str(RESULTS / "h200" / f"{source}.json") for source in SOURCES)
+            measured = ",".join(str(RESULTS / "h200" / f"{source}.json") for source in SOURCES)
             raise ValueError(
                 f"there is no {file}. From what was measured on an H200:\n  "
-                f"python -m scripts.reproduce extrapolation_throughput --data {measured}"
+                f"python -m scripts.reproduce extrapolation_throughput files=[{measured}]"
             )
     return files
 

@@ -1,6 +1,86 @@
-"""Measure what docs/results holds: `python -m scripts.benchmark NAME` writes its JSON there."""
+"""Measure what docs/results holds.
 
-from benchmarks.commands import main
+    python -m scripts.benchmark NAME [KEY=VALUE ...]
+    python -m scripts.benchmark [NAME] --help
+
+NAME is a file of configs/benchmark, which has its keys, and a module of benchmarks.
+"""
+
+import json
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from benchmarks.cases import SUITES
+from training.command_line import hydra_command, literal, named, values
+from training.configuration import titles
+
+PATHS = ("out", "flashrnn_wheel", "haste_sources")  # among the keys
+ON_CPU = ("reference_cpu", "cpu_fused", "data")  # of a machine with a GPU, too
+GOES_ON = ("layers", "generation")  # where an earlier run was broken off; on a GPU or a CPU
+WRITERS = {
+    "layers": "layers_page",
+    "generation": "generation_page",
+    "sweep": "sweep_page",
+    "numerical_error": "numerical_error",
+    **dict.fromkeys(SUITES, "figures"),
+}
+"""By benchmark, or suite of kernels: the module that writes page and figure."""
+
+
+@hydra_command("benchmark", lambda words: literal(named(words, "benchmark"), paths=PATHS))
+def main(config: DictConfig) -> None:
+    """Run the chosen measurement, or draw earlier ones."""
+    name = HydraConfig.get().runtime.choices.benchmark
+    if name not in titles("benchmark"):
+        raise ValueError(f"which benchmark? python -m scripts.benchmark NAME, one of {', '.join(titles('benchmark'))}")
+    options = values(config, "benchmark", f"benchmark={name}")
+    if name == "figures":
+        for file in options["files"]:
+            print(*write_page(Path(file)), sep="\n")
+        return
+    from benchmarks.results import checkout
+
+    options |= {"out": Path(config.out), "commit": config.commit or checkout()}  # an error now, not at the end
+    module = import_module(f"benchmarks.{name}")
+    if hasattr(module, "run"):
+        module.run(**options)
+    else:
+        measure(name, **options)
+
+
+def measure(name: str, out: Path, commit: str, **options: Any) -> None:
+    """Write the rows of a benchmark to <out>/<device>/<name>.json, and page and figure beside it where it has any.
+
+    Of several processes under torchrun the first one writes, to <name>_x<processes>.json.
+    """
+    from benchmarks.results import device_folder, gpu_folder, rows_before, write
+
+    rows = import_module(f"benchmarks.{name}").rows
+    processes, rank = (int(os.environ.get(key, default)) for key, default in (("WORLD_SIZE", 1), ("RANK", 0)))
+    device = "cpu" if name in ON_CPU else device_folder() if name in GOES_ON else gpu_folder()
+    path = out / device / f"{name}{f'_x{processes}' if processes > 1 else ''}.json"
+    if name in GOES_ON:
+        options["known"] = rows_before(path, commit)
+    if rank > 0:
+        list(rows(**options))
+        return
+    write(path, rows.__doc__, commit, rows(**options))
+    if name in WRITERS:
+        print(*write_page(path), sep="\n")
+
+
+def write_page(path: Path) -> list[Path]:
+    """Write the page and the figure of a file of results beside it; return where they are."""
+    kind = json.loads(path.read_text()).get("suite", path.stem)
+    if kind not in WRITERS:
+        raise ValueError(f"{path} has neither page nor figure; these have: {', '.join(WRITERS)}")
+    return import_module(f"benchmarks.{WRITERS[kind]}").write(path)
+
 
 if __name__ == "__main__":
     main()

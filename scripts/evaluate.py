@@ -8,14 +8,21 @@ trainer.accelerator=cpu. State tracking: accuracy per range of lengths, as a tab
 perplexity. Results go to a new folder evaluate_<time> in the folder of the run.
 """
 
-import sys
+from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
 from training.command_line import hydra_command, literal
 
 
-@hydra_command("evaluate")
+def arguments(words: Sequence[str]) -> list[str]:
+    """Return what Hydra reads: the keys of the run are none of evaluate.yaml's, so that ++ adds them."""
+    known = ("-", "+", "~", "ckpt=", "hydra.")
+    changes = [word if word.startswith(known) or "=" not in word else f"++{word}" for word in words]
+    return literal(changes, paths=["ckpt"])
+
+
+@hydra_command("evaluate", arguments)
 def main(config: DictConfig) -> None:
     """Evaluate with the changes that the command line has."""
     from training.evaluation import evaluate
@@ -24,8 +31,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    # The keys of the run are none of evaluate.yaml's: ++ adds them.
-    known = ("-", "+", "~", "ckpt=", "hydra.")
-    changes = [word if word.startswith(known) or "=" not in word else f"++{word}" for word in sys.argv[1:]]
-    sys.argv[1:] = literal(changes, paths=["ckpt"])
     main()

@@ -6,14 +6,12 @@ scripts.evaluate and scripts.generate take the folder as they take a run; in Pyt
 AutoModelForCausalLM.from_pretrained(FOLDER).
 """
 
-import sys
-
 from omegaconf import DictConfig
 
 from training.command_line import hydra_command, literal
 
 
-@hydra_command("export")
+@hydra_command("export", lambda words: literal(words, paths=["ckpt", "out"]))
 def main(config: DictConfig) -> None:
     """Export, and say where to."""
     from training.export import export
@@ -22,5 +20,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = literal(sys.argv[1:], paths=["ckpt", "out"])
     main()

@@ -8,14 +8,12 @@ line of the answers has in addition the text that follows, its tokens, and why i
 length. Broken off, the second command goes on where it was when it is given again.
 """
 
-import sys
-
 from omegaconf import DictConfig
 
 from training.command_line import hydra_command, literal
 
 
-@hydra_command("generate")
+@hydra_command("generate", lambda words: literal(words, texts=["prompt", "stop"], paths=["ckpt", "prompts", "out"]))
 def main(config: DictConfig) -> None:
     """Generate text, and print it or write it to a file."""
     from training.text_generation import generate
@@ -24,5 +22,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = literal(sys.argv[1:], texts=["prompt", "stop"], paths=["ckpt", "prompts", "out"])
     main()

@@ -6,7 +6,6 @@ CHECKPOINT is a state_dict written by torch.save, or a dictionary that holds one
 every sLSTM layer, under its name in the checkpoint, the arguments of an RNNMixer and its state_dict.
 """
 
-import sys
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -14,7 +13,7 @@ from omegaconf import DictConfig
 from training.command_line import hydra_command, literal
 
 
-@hydra_command("import_xlstm")
+@hydra_command("import_xlstm", lambda words: literal(words, paths=["ckpt", "out"]))
 def main(config: DictConfig) -> None:
     """Convert, and print the layers."""
     from training.xlstm_checkpoint import convert
@@ -25,5 +24,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = literal(sys.argv[1:], paths=["ckpt", "out"])
     main()

@@ -1,98 +1,86 @@
-"""Results of the paper, regenerated: data, a table beside the paper's values, and a figure.
+"""Regenerate results of the paper: data, a table beside the paper's values, and a figure.
 
-    python -m scripts.reproduce NAME [--quick] [KEY=VALUE ...]
-    python -m scripts.reproduce --list
+    python -m scripts.reproduce NAME [KEY=VALUE ...] [train.KEY=VALUE ...]
+    python -m scripts.reproduce --help
 
-NAME.json, .md and .png go to docs/results, into the folder of the device. Training runs are kept in outputs/reproduce:
-the same command again repeats what is missing alone. KEY=VALUE goes to every training run, as in scripts.train.
+configs/reproduce.yaml has the keys; train.KEY=VALUE gives KEY=VALUE to every training run, as scripts.train takes it.
 """
 
-import argparse
+import re
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from reproduction import ENTRIES
-from training.command_line import one_line_errors
+from training.command_line import hydra_command, literal, named, quoted, values
 
 if TYPE_CHECKING:
     from reproduction.result import Reproduction
+
+OmegaConf.register_new_resolver(
+    "reproductions", lambda: "\n".join(f"{name:<26}{entry.title}" for name, entry in ENTRIES.items()), replace=True
+)
+
+
+def arguments(words: Sequence[str]) -> list[str]:
+    """Return what Hydra reads: a first word is the name, and all train.KEY=VALUE are in one list."""
+    found = {word: re.fullmatch(r"([+~]*)train\.(.*)", word) for word in words}
+    overrides = ",".join(quoted(match[1] + match[2]) for match in found.values() if match)
+    others = [word for word in words if not found[word]]
+    own = literal(named(others, "name"), paths=["runs", "add_to", "out"])
+    return own + ([f"overrides=[{overrides}]"] if overrides else [])
 
 
 def load(name: str) -> "Reproduction":
     return getattr(import_module(f"reproduction.{ENTRIES[name].module}"), name.upper())
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def check(asked: dict[str, Any]) -> None:
+    """Raise for values that are wrong, and for keys that change nothing."""
+    name, jobs, runs, files = (asked[key] for key in ("name", "jobs", "runs", "files"))
+    if name not in ENTRIES:
+        raise ValueError(f"which result? python -m scripts.reproduce NAME, one of {', '.join(ENTRIES)}")
+    if not isinstance(jobs, int) or jobs < 1:
+        raise ValueError(f"jobs={jobs}: expected a number from 1 on")
+    given = asked | {"train.KEY": asked["overrides"], "jobs": jobs > 1}
+    training = ", ".join(name for name, entry in ENTRIES.items() if entry.trains)
+    rules = (
+        (files, "not with files=..., which are measured already", ("train.KEY", "jobs", "runs", "add_to", "quick")),
+        (not ENTRIES[name].trains, f"only for what trains: {training}", ("train.KEY", "jobs", "runs", "add_to")),
+        (runs, "not with runs=..., which are trained already", ("train.KEY", "jobs")),
+        (not runs, "only with runs=..., which join it", ("add_to",)),
     )
-    parser.add_argument("name", nargs="?", choices=ENTRIES, metavar="NAME", help="what to reproduce, see --list")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every training run")
-    parser.add_argument("--list", action="store_true", help="names and what they are")
-    parser.add_argument("--quick", action="store_true", help="scaled down: for a CPU, or for minutes on a GPU")
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="training runs at a time, spread over the GPUs (default: 1)"
-    )
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="collect the runs below it, instead of training")
-    parser.add_argument("--add-to", type=Path, metavar="FILE", help="data of earlier runs, which those of --runs join")
-    parser.add_argument("--data", type=Path, nargs="+", metavar="FILE", help="table and figure of these files alone")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of the results (default: docs/results, with --quick outputs/reproduce/quick)",
-    )
-    return parser
+    for holds, reason, keys in rules:
+        if holds and (useless := [key for key in keys if given[key]]):
+            raise ValueError(f"{', '.join(useless)}: {reason}")
+    for file in [*files, *filter(None, [asked["add_to"]])]:
+        if not Path(file).is_file():
+            raise ValueError(f"there is no file {file}")
 
 
-def _check(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
-    """End with an error where something is asked for that nothing would heed."""
-    of_training = {
-        "KEY=VALUE": asked.overrides,
-        "--runs": asked.runs,
-        "--add-to": asked.add_to,
-        "--jobs": asked.jobs != 1,
-    }
-    given = ", ".join(name for name, value in of_training.items() if value)
-    if asked.jobs < 1:
-        parser.error(f"--jobs {asked.jobs}: expected at least 1")
-    if asked.runs and (asked.overrides or asked.jobs != 1):
-        parser.error("--runs collects what is there, and heeds no KEY=VALUE and no --jobs")
-    if asked.add_to and not asked.runs:
-        parser.error("--add-to says what the runs of --runs join, and there is no --runs")
-    for option, files in (("--data", asked.data or ()), ("--add-to", [asked.add_to] if asked.add_to else ())):
-        if missing := [str(file) for file in files if not file.is_file()]:
-            parser.error(f"{option} {missing[0]}: there is no such file")
-    if asked.data and (given or asked.quick):
-        parser.error(f"--data draws what its files hold, and heeds no {given or '--quick'}")
-    if given and not ENTRIES[asked.name].trains:
-        trained = ", ".join(name for name, entry in ENTRIES.items() if entry.trains)
-        parser.error(f"{asked.name} trains nothing that {given} could be for; what does: {trained}")
-
-
-def main() -> None:
-    parser = _parser()
-    asked = parser.parse_intermixed_args()
-    if asked.list:
-        for name, entry in ENTRIES.items():
-            print(f"{name:<26}{entry.title}")
-        return
-    if asked.name is None:
-        parser.error("which NAME? --list shows them")
-    _check(parser, asked)
+@hydra_command("reproduce", arguments)
+def main(config: DictConfig) -> None:
+    """Measure, or take what was measured, and write data, table and figure."""
+    asked = values(config, "reproduce")
+    check(asked)
+    from benchmarks import RESULTS
     from benchmarks.results import checkout
     from reproduction.result import Options, write
     from reproduction.runs import OUTPUTS
 
-    reproduction, out = load(asked.name), asked.out or (OUTPUTS / "quick" if asked.quick else Options.out)
-    with one_line_errors():
-        if not asked.data:
-            checkout()  # an error now, not after the measurements
-        options = Options(asked.quick, asked.jobs, asked.runs, asked.add_to, tuple(asked.overrides), out)
-        files = asked.data or reproduction.measure(options)
-        for path in (*files, *write(asked.name, reproduction, files, out)):
-            print(path)
+    name, files = asked.pop("name"), [Path(file) for file in asked.pop("files")]
+    reproduction = load(name)
+    asked |= {key: Path(asked[key]) for key in ("runs", "add_to", "out") if asked[key]}
+    asked["out"] = asked["out"] or (OUTPUTS / "quick" if asked["quick"] else RESULTS)
+    options = Options(**asked | {"overrides": tuple(asked["overrides"])})
+    if not files:
+        checkout()  # an error now, not after the measurements
+        files = reproduction.measure(options)
+    for path in (*files, *write(name, reproduction, files, options.out)):
+        print(path)
 
 
 if __name__ == "__main__":

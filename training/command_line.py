@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,11 +17,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import CompactHydraException, HydraException, InstantiationException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from training.configuration import CONFIGS
+from training.configuration import CONFIGS, composed
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MULTIRUN = ("-m", "--multirun")
@@ -30,26 +31,34 @@ class JobError(CompactHydraException):
     """What has ended a job of a sweep, and was told."""
 
 
-def hydra_command(config_name: str) -> Callable[[Callable[[DictConfig], float | None]], Callable[[], None]]:
+def hydra_command(
+    config_name: str, arguments: Callable[[list[str]], list[str]] = list
+) -> Callable[[Callable[[DictConfig], float | None]], Callable[[], None]]:
     """Decorate a function of a config: it becomes a command that Hydra starts with configs/<config_name>.yaml.
 
     What it returns is what a sweeper optimises. Whatever goes wrong, in Hydra too, ends it in one line, as
     `one_line_errors` says.
+
+    Args:
+        config_name: of the config, without folder and ending.
+        arguments: makes those that Hydra reads of those that were typed, which stay in sys.argv for the function.
     """
 
     def decorate(job: Callable[[DictConfig], float | None]) -> Callable[[], None]:
         @wraps(job)
         def main() -> None:
-            asked = os.environ.get(FULL_ERROR)
+            asked, typed = os.environ.get(FULL_ERROR), sys.argv
 
             def run(config: DictConfig) -> float | None:
                 overrides = " ".join(HydraConfig.get().overrides.task)
                 in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+                sys.argv = typed
                 with _environment(FULL_ERROR, asked), one_line_errors(overrides if in_sweep else None):
                     return job(config)
 
             # Hydra prints its errors with a traceback, or, asked by this variable, raises them.
             with one_line_errors(), _environment(FULL_ERROR, "1"):
+                sys.argv = [typed[0], *arguments(typed[1:])]
                 hydra.main(version_base="1.3", config_path=CONFIGS, config_name=config_name)(run)()
 
         return main
@@ -69,6 +78,25 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
+
+
+def named(arguments: Sequence[str], key: str) -> list[str]:
+    """Return KEY=VALUE arguments in which a word alone, first or after -m, has become `key`=WORD."""
+    first = next((k for k, word in enumerate(arguments) if word not in MULTIRUN), 0)
+    return [f"{key}={word}" if k == first and re.fullmatch(r"\w+", word) else word for k, word in enumerate(arguments)]
+
+
+def values(config: DictConfig, name: str, *overrides: str) -> dict[str, Any]:
+    """Return a config as a dictionary, in which what is a list in configs/<name>.yaml is one, also of a value alone.
+
+    Args:
+        config: as a command has composed it.
+        name: of the command's config.
+        overrides: that choose options of its groups.
+    """
+    lists = {key for key, value in composed(overrides, name).items_ex(resolve=False) if isinstance(value, ListConfig)}
+    found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return {key: [value] if key in lists and not isinstance(value, list) else value for key, value in found.items()}
 
 
 def literal(arguments: Sequence[str], texts: Sequence[str] = (), paths: Sequence[str] = ()) -> list[str]:

@@ -84,9 +84,25 @@ def chooses_backend(key: str) -> bool:
 def keys_of(name: str) -> str:
     """Return the keys of configs/<name>.yaml with their comments, for the help of its command."""
     text = Path(CONFIGS, f"{name}.yaml").read_text().partition("\nhydra:\n")[0]
-    return text.partition("\ndefaults:\n")[0].replace("$", "$$")  # Hydra fills in places with a $
+    text, _, defaults = text.removeprefix("# @package _global_\n").partition("defaults:\n")
+    shared = keys_of(str(Path(name).with_name("base"))) if "  - base\n" in defaults else ""
+    return text.rstrip("\n").replace("$", "$$") + "\n" + shared  # Hydra fills in places with a $
+
+
+def help_of(group: str, option: str | None) -> str:
+    """Return the keys of an option of a group; without one those of configs/<group>.yaml, and what every option is."""
+    if option is not None:
+        return keys_of(f"{group}/{option}")
+    return keys_of(group) + "\n".join(f"{name:<17}{title}" for name, title in titles(group).items())
+
+
+def titles(group: str) -> dict[str, str]:
+    """Return the first comment of every option of a group but base."""
+    files = {path.stem: path for path in sorted(Path(CONFIGS, group).glob("*.yaml")) if path.stem != "base"}
+    return {name: path.read_text().splitlines()[1].removeprefix("# ") for name, path in files.items()}
 
 
 OmegaConf.register_new_resolver("accumulate", accumulate)
 OmegaConf.register_new_resolver("product", lambda a, b: a * b)
 OmegaConf.register_new_resolver("keys_of", keys_of)
+OmegaConf.register_new_resolver("help_of", help_of)

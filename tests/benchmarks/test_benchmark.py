@@ -7,13 +7,15 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 import torch
 
-from benchmarks import figures, kernels, ours, reference_cpu, time_loop, timing
+from benchmarks import kernels, ours, reference_cpu, time_loop, timing
 from benchmarks.cases import FORWARD, MODES, SUITES, TRAINING, Case, Job, select
 from benchmarks.kernels import InProcess
 from benchmarks.peers import PyPIFlashRNN
@@ -23,6 +25,7 @@ from benchmarks.timing import QUICK
 from benchmarks.worker import Worker
 from flashrnn import get_cell
 from scripts import benchmark
+from training.configuration import composed, titles
 
 ROOT = Path(__file__).parents[2]
 CASE = Case("lstm", 12, 64, 16)
@@ -356,15 +359,15 @@ class TestReport:
     @pytest.mark.parametrize("suite", SUITES)
     def test_figures_are_drawn_of_every_suite(self, suite, suite_file, monkeypatch, capsys):
         file = suite_file(suite)
-        monkeypatch.setattr(sys, "argv", ["benchmark", "figures", str(file)])
+        monkeypatch.setattr(sys, "argv", ["benchmark", "figures", f"files=[{file}]"])
         benchmark.main()
         assert file.with_suffix(".png").stat().st_size > 10_000
         assert str(file.with_suffix(".png")) in capsys.readouterr().out
 
     def test_a_file_of_something_else_is_refused(self):
         file = ROOT / "docs" / "results" / "cpu" / "reference_cpu.json"
-        with pytest.raises(ValueError, match=r"reference_cpu.json holds no results of kernels"):
-            figures.read(file)
+        with pytest.raises(ValueError, match=r"reference_cpu.json has neither page nor figure"):
+            benchmark.write_page(file)
 
 
 class TestCommandLine:
@@ -377,22 +380,33 @@ class TestCommandLine:
             self.run(monkeypatch, *arguments)
         return stopped.value.code
 
+    @pytest.mark.parametrize("name", [name for name in titles("benchmark") if name != "figures"])
+    def test_the_keys_of_a_benchmark_are_the_arguments_of_its_module(self, name):
+        module = import_module(f"benchmarks.{name}")
+        keys = set(composed([f"benchmark={name}"], "benchmark"))
+        if not hasattr(module, "run"):
+            keys = keys - {"out", "commit"} | ({"known"} if name in benchmark.GOES_ON else set())
+        assert set(signature(getattr(module, "run", None) or module.rows).parameters) == keys
+
+    def test_names_are_listed(self, monkeypatch):
+        assert "NAME, one of calls, counters" in self.refused(monkeypatch)
+        assert "layers" in self.refused(monkeypatch, "lstm")
+        assert "Could not override 'cases'" in self.refused(monkeypatch, "layers", "cases=[x]")
+
     def test_says_which_cases_there_are(self, monkeypatch):
-        assert "no case of suite 'batch' matches 'x'" in self.refused(
-            monkeypatch, "kernels", "--suite", "batch", "--case", "x"
-        )
+        assert "no case of suite 'batch' matches 'x'" in self.refused(monkeypatch, "kernels", "suite=batch", "case=[x]")
 
     def test_asks_for_the_wheel(self, monkeypatch, tmp_path):
-        error = self.refused(monkeypatch, "kernels", "--peers", "flashrnn_1.0.8")
-        assert error.startswith("error: the peer flashrnn_1.0.8 needs its wheel: pip download flashrnn==1.0.8")
+        error = self.refused(monkeypatch, "kernels", "peers=[flashrnn_1.0.8]")
+        assert error.startswith("error: flashrnn_1.0.8 needs flashrnn_wheel=PATH")
         missing = tmp_path / "no.whl"
-        assert f"{missing} is no wheel" in self.refused(monkeypatch, "kernels", "--flashrnn-wheel", missing)
+        assert f"{missing} is no wheel" in self.refused(monkeypatch, "kernels", f"flashrnn_wheel={missing}")
 
     def test_asks_for_the_sources(self, monkeypatch, tmp_path):
-        error = self.refused(monkeypatch, "kernels", "--peers", "haste_0.5.0")
-        assert error.startswith("error: the peer haste_0.5.0 needs its sources: unpack haste_pytorch-0.5.0rc0.tar.gz")
-        error = self.refused(monkeypatch, "kernels", "--haste-sources", tmp_path)
-        assert error.startswith(f"error: --haste-sources {tmp_path} does not hold")
+        error = self.refused(monkeypatch, "kernels", "peers=haste_0.5.0")
+        assert error.startswith("error: haste_0.5.0 needs haste_sources=FOLDER")
+        error = self.refused(monkeypatch, "kernels", f"haste_sources={tmp_path}")
+        assert error.startswith(f"error: haste_sources={tmp_path} does not hold")
 
     @pytest.mark.parametrize("name", ["kernels", "first_call"])
     def test_asks_for_a_gpu(self, name, monkeypatch):
@@ -401,13 +415,13 @@ class TestCommandLine:
         assert error.startswith("error: this is measured on an NVIDIA GPU, and torch sees none\n")
 
     def test_names_the_peers(self, monkeypatch):
-        error = self.refused(monkeypatch, "kernels", "--peers", "cudnn")
-        assert error.startswith("error: unknown peer 'cudnn'; there are: cudnn_fp16, cudnn_bf16, cudnn_fp32,")
+        error = self.refused(monkeypatch, "kernels", "peers=[cudnn]")
+        assert error.startswith("error: peer cudnn: expected some of cudnn_fp16, cudnn_bf16, cudnn_fp32,")
 
     def test_without_a_commit_nothing_is_measured(self, monkeypatch, tmp_path):
         monkeypatch.setattr("training.provenance.commit", lambda: None)
         monkeypatch.setattr(reference_cpu, "rows", lambda: pytest.fail("measured"))
-        error = self.refused(monkeypatch, "reference_cpu", "--out", tmp_path)
+        error = self.refused(monkeypatch, "reference_cpu", f"out={tmp_path}")
         assert error.startswith("error: there is no git history here to tell what is measured")
 
     def test_a_run_that_breaks_off_leaves_the_earlier_result_and_what_it_has_measured(self, monkeypatch, tmp_path):
@@ -419,7 +433,7 @@ class TestCommandLine:
         monkeypatch.setattr(reference_cpu, "rows", rows)
         (tmp_path / "cpu").mkdir()
         tmp_path.joinpath("cpu", "reference_cpu.json").write_text("earlier")
-        assert "out of luck" in self.refused(monkeypatch, "reference_cpu", "--out", tmp_path, "--commit", "abc")
+        assert "out of luck" in self.refused(monkeypatch, "reference_cpu", f"out={tmp_path}", "commit=abc")
         assert tmp_path.joinpath("cpu", "reference_cpu.json").read_text() == "earlier"
         measured = json.loads(tmp_path.joinpath("cpu", "reference_cpu.partial.json").read_text())
         assert (measured["rows"], measured["commit"]) == ([{"ms": 1}], "abc")
@@ -433,19 +447,38 @@ class TestCommandLine:
     def test_measures_a_case_into_the_folder(self, monkeypatch, tmp_path, wheel, capsys):
         monkeypatch.setattr(kernels, "gpu_folder", lambda: "gpu")
         monkeypatch.setattr(ours, "run", lambda job, effort: measured(0.5 + (effort == QUICK)))
-        options = ("--case", "lstm-12x64-B16-*", "--peers", "--quick", "--out", tmp_path, "--commit", "abc")
+        options = ("case=[lstm-12x64-B16-*]", "peers=[]", "quick=true", f"out={tmp_path}", "commit=abc")
         self.run(monkeypatch, "kernels", *options)
         content = json.loads((tmp_path / "gpu" / "kernels_main.json").read_text())
         assert [row["ms"]["p50"] for row in content["rows"]] == [1.5, 1.5]
         assert content["runs"][0]["commit"] == "abc"
-        assert "--case 'lstm-12x64-B16-*'" in content["runs"][0]["command"]
+        assert content["runs"][0]["command"].startswith("python -m scripts.benchmark kernels 'case=[lstm-12x64-B16-*]'")
+        assert content["runs"][0]["quick"]
         assert str(tmp_path / "gpu" / "kernels_main.json") in capsys.readouterr().out
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_under_torchrun_the_first_process_writes(self, rank, monkeypatch, tmp_path):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setattr("benchmarks.results.gpu_folder", lambda: "gpu")
+        asked = []
+
+        def rows(models, batch_sizes, accumulate):
+            """A test."""
+            asked.append((models, batch_sizes, accumulate))
+            yield {"ms": 1}
+
+        monkeypatch.setattr("benchmarks.language_model.rows", rows)
+        models = "models=['model=lstm model.num_heads=1',model]"
+        self.run(monkeypatch, "language_model", models, "batch_sizes=8", f"out={tmp_path}", "commit=abc")
+        assert asked == [(["model=lstm model.num_heads=1", "model"], [8], [1])]
+        assert (tmp_path / "gpu" / "language_model_x2.json").exists() == (rank == 0)
 
     def test_measures_the_reference(self, monkeypatch, tmp_path):
         monkeypatch.setattr(reference_cpu, "processor_time", lambda runs: {k: {"p50": 1.0} for k in runs})
         monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
         monkeypatch.setattr(reference_cpu, "_SIZES", [(2, 3, 2, 4)])
-        self.run(monkeypatch, "reference_cpu", "--out", tmp_path)
+        self.run(monkeypatch, "reference_cpu", f"out={tmp_path}")
         content = json.loads((tmp_path / "cpu" / "reference_cpu.json").read_text())
         assert [row["cell"] for row in content["rows"]] == ["lstm", "slstm"]
         assert content["commit"]

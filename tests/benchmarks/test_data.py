@@ -29,9 +29,9 @@ def test_every_row_has_its_rates(tmp_path, monkeypatch):
     assert all(row["tokens_per_second"] > 0 for row in rows[2:])
 
 
-def test_is_a_subcommand(monkeypatch, tmp_path):
+def test_is_a_benchmark(monkeypatch, tmp_path):
     monkeypatch.setattr(measured, "rows", lambda: [{"what": "reading"}])
     measured.rows.__doc__ = "A test."
-    monkeypatch.setattr(sys, "argv", ["benchmark", "data", "--out", str(tmp_path), "--commit", "abc"])
+    monkeypatch.setattr(sys, "argv", ["benchmark", "data", f"out={tmp_path}", "commit=abc"])
     benchmark.main()
     assert '"what": "reading"' in (tmp_path / "cpu" / "data.json").read_text()

@@ -23,7 +23,7 @@ def small(monkeypatch):
 @pytest.fixture
 def run(small, monkeypatch, tmp_path):
     def run():
-        arguments = ["generation", "--out", str(tmp_path), "--commit", "abc", "--contexts", "4", "64"]
+        arguments = ["generation", f"out={tmp_path}", "commit=abc", "contexts=[4,64]"]
         monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
         benchmark.main()
         return json.loads((tmp_path / "cpu" / "generation.json").read_text())

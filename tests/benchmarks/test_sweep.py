@@ -96,8 +96,8 @@ class TestCommand:
     def run(self, monkeypatch, tmp_path, *options):
         monkeypatch.setattr(sweep, "gpu_folder", lambda: "gpu")
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        arguments = ["benchmark", "sweep", "--out", tmp_path, "--commit", "abc", *options]
-        monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
+        arguments = ["benchmark", "sweep", f"out={tmp_path}", "commit=abc", *options]
+        monkeypatch.setattr(sys, "argv", arguments)
         benchmark.main()
         return json.loads((tmp_path / "gpu" / "sweep.json").read_text())
 
@@ -105,9 +105,9 @@ class TestCommand:
         compiled = []
         monkeypatch.setattr(sweep, "compile_ahead", compiled.append)
         monkeypatch.setattr(sweep, "row", lambda job: measured(1.0, backend="cuda_fused", estimate_ms=0.9))
-        content = self.run(monkeypatch, tmp_path, "--case", "lstm-1x768-B16-*")
+        content = self.run(monkeypatch, tmp_path, "case=[lstm-1x768-B16-*]")
         assert [row["mode"] for row in content["rows"]] == [*MODES]
-        content = self.run(monkeypatch, tmp_path, "--case", "lstm-1x768-B1[67]-*")
+        content = self.run(monkeypatch, tmp_path, "case=['lstm-1x768-B1[67]-*']")
         assert [row["B"] for row in content["rows"]] == [16, 16, 17, 17]
         assert [[case.B for case in cases] for cases in compiled] == [[16], [17]]
         assert str(tmp_path / "gpu" / "sweep.md") in capsys.readouterr().out
@@ -120,7 +120,7 @@ class TestCommand:
 
         monkeypatch.setattr(sweep, "compile_ahead", lambda cases: None)
         monkeypatch.setattr(sweep, "row", row)
-        forward, training = self.run(monkeypatch, tmp_path, "--case", "lstm-1x768-B16-*")["rows"]
+        forward, training = self.run(monkeypatch, tmp_path, "case=[lstm-1x768-B16-*]")["rows"]
         assert forward["error"] == "ArithmeticError: relative errors"
         assert training["ms"]["p50"] == 1
 
@@ -140,7 +140,7 @@ def file(tmp_path):
 
 
 def test_the_page_lists_cliffs_and_wrong_ranks(file, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["benchmark", "figures", str(file)])
+    monkeypatch.setattr(sys, "argv", ["benchmark", "figures", f"files={file}"])
     benchmark.main()
     page = file.with_suffix(".md").read_text()
     assert "| head size | 1 head, batch 16 | forward | 400 | 16000.000 | 416 | 6656.000 | 2.40 |" in page

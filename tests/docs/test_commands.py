@@ -47,7 +47,7 @@ def steps_of_readers():
         for command in pages.commands(page):
             if any(command in step for step, _ in found):
                 continue
-            if {"--runs", "ckpt=last"} & set(command[0]):  # of the command before
+            if any(argument.startswith(("runs=", "ckpt=last")) for argument in command[0]):  # of the command before
                 found[-1][0].append(command)
             else:
                 found.append(([command], page))
@@ -79,7 +79,7 @@ def reduced(arguments, needs_many):
         case "scripts.generate":
             return [module, *rest, "max_new_tokens=3"]
         case "scripts.benchmark":
-            return [module, *rest, "--contexts", "8", "--out", "outputs"]
+            return [module, *rest, "contexts=[8]", "out=outputs"]
     return [module, *rest]
 
 

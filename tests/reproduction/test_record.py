@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from benchmarks.commands import COMMANDS
 from reproduction import ENTRIES, record
 from scripts import results
+from training.configuration import titles
 
 
 def leave(folder, name, commit):
@@ -25,7 +25,7 @@ def test_what_is_absent_or_of_another_commit_is_missing(tmp_path):
 @pytest.mark.parametrize("entry", record.RECORD, ids=lambda entry: entry.file)
 def test_every_result_has_a_command_that_exists(entry):
     module, name, *_ = entry.command.split()
-    assert name in {"benchmark": COMMANDS, "reproduce": ENTRIES}[module]
+    assert name in {"benchmark": titles("benchmark"), "reproduce": ENTRIES}[module]
 
 
 def test_commands_run_in_order_until_the_time_is_over(monkeypatch):
@@ -52,7 +52,7 @@ def test_commands_run_in_order_until_the_time_is_over(monkeypatch):
 
 def test_the_command_says_what_is_missing(monkeypatch, capsys, tmp_path):
     leave(tmp_path, "calls", "abc")
-    monkeypatch.setattr(sys, "argv", ["results", "--list"])
+    monkeypatch.setattr(sys, "argv", ["results", "list=true"])
     monkeypatch.setattr("benchmarks.RESULTS", tmp_path.parent)
     monkeypatch.setattr("benchmarks.results.gpu_folder", lambda: tmp_path.name)
     monkeypatch.setattr("benchmarks.results.checkout", lambda: "abc")
