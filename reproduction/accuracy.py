@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
+
 import data.tasks
 from reproduction.result import Options
 from reproduction.runs import collect, failures, trained_by
@@ -25,8 +27,7 @@ def extrapolated(run: dict) -> float:
     """Return the accuracy at the last position for lengths uniform over all ranges of evaluation, which lie beyond
     training."""
     numbers = [high - low + 1 for low, high in (part["lengths"] for part in run["ranges"])]
-    accuracies = [part["accuracy"] for part in run["ranges"]]
-    return sum(n * a for n, a in zip(numbers, accuracies, strict=True)) / sum(numbers)
+    return float(np.average([part["accuracy"] for part in run["ranges"]], weights=numbers))
 
 
 def finished(contents: list[dict], **kept: str) -> list[dict]:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
+from pandas import DataFrame
+
 from reproduction.accuracy import (
     extrapolated,
     finished,
@@ -55,7 +58,7 @@ def draw(contents: list[dict], file: Path, models: Sequence[str], published: dic
         accuracy = mean_extrapolated(contents, model=model)
         axes.axvspan(*runs[0]["training_lengths"], color="tab:green", alpha=0.15)
         axes.axhline(chance, color="gray", linestyle=":")
-        axes.plot(*zip(*points, strict=True), color="tab:blue" if accuracy > 0.9 else "tab:gray")
+        axes.plot("length", "accuracy", data=points, color="tab:blue" if accuracy > 0.9 else "tab:gray")
         beside = "" if published is None else f", paper {known(published.get(model))}"
         axes.set_title(f"{model_name(model)}: {rounded_down(accuracy)}{beside}")
         axes.title.set_fontsize(9)
@@ -74,15 +77,9 @@ def _extrapolates(contents: list[dict], models: Sequence[str]) -> str:
     return f"Beyond the lengths of training, at {low} to {high}: right are {', '.join(right) or 'none'}"
 
 
-def _grouped(runs: list[dict]) -> list[tuple[float, float]]:
-    """Return lengths and accuracies, means of groups of neighbouring lengths; a rest joins the last whole group."""
-    by_length: dict[int, list[float]] = {}
-    for run in runs:
-        for length, accuracy in run["accuracy_by_length"].items():
-            by_length.setdefault(int(length), []).append(accuracy)
-    lengths = sorted(by_length)
-    last = max(1, len(lengths) // _GROUPED) - 1
-    groups: dict[int, list[int]] = {}
-    for place, length in enumerate(lengths):
-        groups.setdefault(min(place // _GROUPED, last), []).append(length)
-    return [(mean(group), mean(mean(by_length[length]) for length in group)) for group in groups.values()]
+def _grouped(runs: list[dict]) -> DataFrame:
+    """Return means of `length` and `accuracy` over neighbouring lengths; what is left over joins the last group."""
+    by_length = DataFrame([run["accuracy_by_length"] for run in runs]).mean().rename(int).sort_index()
+    last = max(1, len(by_length) // _GROUPED) - 1
+    groups = np.minimum(np.arange(len(by_length)) // _GROUPED, last)
+    return by_length.rename_axis("length").reset_index(name="accuracy").groupby(groups).mean()

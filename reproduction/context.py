@@ -2,11 +2,22 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from reproduction.result import Options, Reproduction, Table, save
-from reproduction.runs import OUTPUTS, Run, collect, evaluation, failures, made_on, tokens, train, trained_by
+from reproduction.result import Options, Reproduction, Table, quick_note, save
+from reproduction.runs import (
+    Run,
+    check_experiment,
+    collect,
+    evaluation,
+    failures,
+    folder_of_runs,
+    made_on,
+    tokens,
+    trained_by,
+)
 from reproduction.text_runs import check_finished, finished
 
 CONTEXTS = (128, 256, 1024)
@@ -22,15 +33,11 @@ _TOKENS = 32768
 
 
 def _measure(options: Options) -> list[Path]:
-    folder = options.runs
-    if folder is None:
-        folder = OUTPUTS / ("context_quick" if options.quick else "context")
-        train(list(_runs(folder, options.quick)), options)
+    folder = folder_of_runs("context", options, partial(_runs, quick=options.quick))
     rows = collect(folder, options.add_to, _described)
     check_finished(options, rows)
     rows.sort(key=lambda row: (row["model"], row.get("context_length", 0), row.get("stateful", False)))
-    if others := {run["experiment"] for run in finished([{"runs": rows}])} - {EXPERIMENT}:
-        raise ValueError(f"{folder} has runs of {', '.join(sorted(others))}: these are of experiment={EXPERIMENT}")
+    check_experiment(finished([{"runs": rows}]), EXPERIMENT)
     return [save("context", options, {"runs": rows}, made_on(rows))]
 
 
@@ -104,7 +111,7 @@ def _notes(contents: list[dict]) -> list[str]:
         "'blocks apart': the model forgets all after every context, as in training, where it otherwise attends to all "
         "of the document.",
         f"Seed 0. By {trained_by(contents)}.",
-        *(["This is the quick run (`quick=true`): it shows that all of it works."] if contents[0].get("quick") else []),
+        *quick_note(contents),
         *failures(contents),
     ]
 

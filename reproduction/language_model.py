@@ -6,7 +6,7 @@ from pathlib import Path
 from reproduction.accuracy import model_name
 from reproduction.loss_curves import NN_LSTM
 from reproduction.result import Options, Reproduction, Table, paper, save
-from reproduction.runs import OUTPUTS, Run, collect, failures, made_on, speed, tokens, train, trained_by
+from reproduction.runs import Run, collect, failures, folder_of_runs, made_on, speed, tokens, trained_by
 from reproduction.text_runs import by_text, check_finished, finished, names
 
 SOURCE = "language_model_runs"  # language_model_* are files of scripts.benchmark
@@ -27,13 +27,13 @@ def _model(row: dict) -> str:
 
 
 def _measure(options: Options) -> list[Path]:
-    folder = options.runs
-    if folder is None:
-        folder = OUTPUTS / ("language_model_quick" if options.quick else "language_model")
-        train([_run(row, folder, options.quick) for row in paper("language_model")], options)
+    table = paper("language_model")
+    folder = folder_of_runs(
+        "language_model", options, lambda folder: [_run(row, folder, options.quick) for row in table]
+    )
     rows = collect(folder, options.add_to)
     check_finished(options, rows)
-    if options.runs and not any(ours([{"runs": rows}], row) for row in paper("language_model")):
+    if options.runs and not any(ours([{"runs": rows}], row) for row in table):
         raise ValueError(f"no run below {folder} is one of the paper's table: a model, heads and a backend of it")
     return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 

@@ -1,12 +1,27 @@
 """The language models side by side on the same text: loss over tokens and over time, and what they end with."""
 
 import math
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from reproduction.result import Options, Reproduction, Table, save
-from reproduction.runs import OUTPUTS, Run, collect, failures, logged, made_on, tokens, train, trained_by
+from pandas import Series
+
+from reproduction.result import Options, Reproduction, Table, quick_note, save
+from reproduction.runs import (
+    Run,
+    check_experiment,
+    collect,
+    failures,
+    folder_of_runs,
+    logged,
+    made_on,
+    tokens,
+    trained_by,
+)
 from reproduction.text_runs import by_text, check_finished, finished, names, shared_overrides
 
+EXPERIMENT = "python_160m"
 # The longest first: with several runs at a time they end together.
 MODELS = (("nn_lstm", 1), ("slstm", 1), ("lstm", 1), ("slstm", 12), ("lstm", 12), ("transformer", 12))
 QUICK = (
@@ -31,32 +46,22 @@ _SMOOTHED = 5  # logged losses, of which each point is the mean
 
 
 def _measure(options: Options) -> list[Path]:
-    folder = options.runs
-    if folder is None:
-        folder = OUTPUTS / ("loss_curves_quick" if options.quick else "loss_curves")
-        runs = [
-            Run(
-                folder / f"{model}_{heads}",
-                (
-                    *("experiment=python_160m", f"model={model}", f"model.num_heads={heads}"),
-                    *(NN_LSTM if model == "nn_lstm" else ()),
-                    *(QUICK if options.quick else ()),
-                ),
-            )
-            for model, heads in MODELS
-        ]
-        train(runs, options)
+    folder = folder_of_runs("loss_curves", options, partial(_runs, quick=options.quick))
     rows = collect(folder, options.add_to, lambda run: {"curve": _curve(run)})
     check_finished(options, rows)
     if options.add_to and any("curve" not in row for row in rows):
         raise ValueError(f"{options.add_to} has no losses of its runs: expected a file that loss_curves wrote")
-    if strangers := {run["experiment"] for run in finished([{"runs": rows}])} - {"python_160m"}:
-        raise ValueError(
-            f"{folder} has runs of {', '.join(sorted(strangers))}: these curves are of experiment=python_160m"
-        )
+    check_experiment(finished([{"runs": rows}]), EXPERIMENT)
     if len(by_text([{"runs": rows}])) > 1:
         raise ValueError(f"runs below {folder} were evaluated on other text than others, so none is beside another")
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
+
+
+def _runs(folder: Path, quick: bool) -> Iterator[Run]:
+    for model, heads in MODELS:
+        overrides = (f"experiment={EXPERIMENT}", f"model={model}", f"model.num_heads={heads}")
+        own = (*(NN_LSTM if model == "nn_lstm" else ()), *(QUICK if quick else ()))
+        yield Run(folder / f"{model}_{heads}", (*overrides, *own))
 
 
 def _curve(folder: Path) -> list[tuple[int, float]]:
@@ -89,13 +94,12 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    quick = "This is the quick run (`quick=true`), of models of width 96: it shows that all of it works."
     shared = " ".join(shared_overrides(finished(contents)))
     trained = f"Seed 0 unless said. By {trained_by(contents)}."
     return [
         *([f"All with `{shared}`."] if shared else []),
         trained,
-        *([quick] if contents[0].get("quick") else []),
+        *quick_note(contents),
         *failures(contents),
     ]
 
@@ -113,8 +117,8 @@ def _draw(contents: list[dict], file: Path) -> None:
     panels = figure.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False).flat
     for name, run, curve, axes in zip(names(runs), runs, curves, panels, strict=False):
         for other in curves:
-            axes.plot(*zip(*other, strict=True) if other else ((), ()), color="lightgray", linewidth=1)
-        axes.plot(*zip(*curve, strict=True) if curve else ((), ()), color="tab:blue")
+            axes.plot(other, color="lightgray", linewidth=1)
+        axes.plot(curve, color="tab:blue")
         called = name.replace("model.mixer.backend=", "").replace("trainer.precision=", "")
         axes.set_title(
             f"{called}\nperplexity {run['perplexity']:.1f}, {1e3 * run['step_time']:.0f} ms a step", fontsize=8
@@ -123,16 +127,18 @@ def _draw(contents: list[dict], file: Path) -> None:
         axes.tick_params(labelsize=8)
     for axes in list(panels):  # those that no run is left for
         axes.set_axis_off()
-    beginnings = [curve[len(curve) // 10][1] for curve in curves if curve]  # the losses before them are off the page
+    beginnings = [
+        curve.iloc[len(curve) // 10] for curve in curves if len(curve)
+    ]  # losses before these are off the page
     figure.axes[0].set_ylim(top=max(beginnings, default=None))
     figure.supxlabel("optimizer steps", fontsize=9)
     figure.supylabel(f"training loss, mean of {_SMOOTHED} logged", fontsize=9)
     figure.savefig(file, dpi=150)
 
 
-def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    ends = range(_SMOOTHED, len(points) + 1)
-    return [(points[end - 1][0], sum(loss for _, loss in points[end - _SMOOTHED : end]) / _SMOOTHED) for end in ends]
+def _smoothed(points: list[tuple[int, float]]) -> Series:
+    """Return losses by step, each the mean of it and of those before."""
+    return Series(dict(points), dtype=float).rolling(_SMOOTHED).mean().dropna()
 
 
 LOSS_CURVES = Reproduction(

@@ -6,15 +6,16 @@ from pathlib import Path
 from reproduction import by_length
 from reproduction.accuracy import MODELS, SEEDS, check_alike, collected, finished, training_notes
 from reproduction.result import Options, Reproduction, paper, save
-from reproduction.runs import OUTPUTS, Run, made_on, train
+from reproduction.runs import Run, folder_of_runs, made_on
 
 
 def _measure(options: Options) -> list[Path]:
     """Train every model with every seed, or take the runs below options.runs, and save what they reached."""
-    folder = options.runs
-    if folder is None:
-        folder = OUTPUTS / ("parity_quick" if options.quick else "parity")
-        train([_run(folder, model, seed, options.quick) for seed in SEEDS for model in MODELS], options)
+
+    def runs(folder: Path) -> list[Run]:
+        return [_run(folder, model, seed, options.quick) for seed in SEEDS for model in MODELS]
+
+    folder = folder_of_runs("parity", options, runs)
     rows = collected(options, folder, ["parity"], "parity")
     check_alike(finished([{"runs": rows}]))
     return [save("parity", options, {"runs": rows}, made_on(rows))]

@@ -13,8 +13,8 @@ from reproduction.accuracy import (
     model_name,
     training_notes,
 )
-from reproduction.result import Options, Reproduction, save
-from reproduction.runs import OUTPUTS, Run, made_on, train
+from reproduction.result import Options, Reproduction, quick_note, save
+from reproduction.runs import Run, check_experiment, folder_of_runs, made_on
 
 MODELS = ("transformer", "lstm", "hybrid")
 EXPERIMENT = "recall"
@@ -23,15 +23,15 @@ QUICK = ("trainer.max_steps=100", "val_every=100", "data.eval_batches=1")
 
 def _measure(options: Options) -> list[Path]:
     """Train every model with every seed, or take the runs below options.runs, and save what they reached."""
-    folder = options.runs
-    if folder is None:
-        folder = OUTPUTS / ("recall_quick" if options.quick else "recall")
-        train([_run(folder, model, seed, options.quick) for seed in SEEDS for model in MODELS], options)
+
+    def runs(folder: Path) -> list[Run]:
+        return [_run(folder, model, seed, options.quick) for seed in SEEDS for model in MODELS]
+
+    folder = folder_of_runs("recall", options, runs)
     rows = collected(options, folder, (EXPERIMENT, "recall_group"), "the recall task")
-    runs = finished([{"runs": rows}])
-    if others := {run["experiment"] for run in runs} - {EXPERIMENT}:
-        raise ValueError(f"{folder} has runs of {', '.join(sorted(others))}: these are of experiment={EXPERIMENT}")
-    check_alike(runs)
+    found = finished([{"runs": rows}])
+    check_experiment(found, EXPERIMENT)
+    check_alike(found)
     return [save("recall", options, {"runs": rows}, made_on(rows))]
 
 
@@ -41,7 +41,6 @@ def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    quick = ["This is the quick run (`quick=true`): it shows that all of it works."] if contents[0].get("quick") else []
     learnt = [
         model_name(model) for model in MODELS if (mean := mean_extrapolated(contents, model=model)) and mean > 0.99
     ]
@@ -49,7 +48,7 @@ def _notes(contents: list[dict]) -> list[str]:
         f"Right at lengths beyond those of training (above 0.99): {', '.join(learnt) or 'none'}. The hybrid has the "
         "blocks lstm, attention, lstm; the others have as many of one kind.",
         *training_notes(contents),
-        *quick,
+        *quick_note(contents),
     ]
 
 

@@ -57,6 +57,11 @@ def paper(name: str) -> Any:
     return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text())[name]
 
 
+def quick_note(contents: list[dict]) -> list[str]:
+    """Return a paragraph that says so if the data is of a quick run."""
+    return ["This is the quick run (`quick=true`): it shows that all of it works."] if contents[0].get("quick") else []
+
+
 def known(value: float | None, form: str = ".2f") -> str:
     return "not known" if value is None else format(value, form)
 

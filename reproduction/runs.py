@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,21 @@ class Run:
     @property
     def finished(self) -> bool:
         return evaluation(self.folder) is not None
+
+
+def folder_of_runs(name: str, options: Options, make: Callable[[Path], Iterable[Run]]) -> Path:
+    """Return the folder to collect: options.runs, or else one of this name, in which `make(folder)` is then trained."""
+    if options.runs is not None:
+        return options.runs
+    folder = OUTPUTS / (f"{name}_quick" if options.quick else name)
+    train(list(make(folder)), options)
+    return folder
+
+
+def check_experiment(runs: Sequence[dict], experiment: str) -> None:
+    """Raise ValueError if one of the runs is of another experiment."""
+    if others := {run["experiment"] for run in runs} - {experiment}:
+        raise ValueError(f"there are runs of experiment={', '.join(sorted(others))}: expected experiment={experiment}")
 
 
 def train(runs: Sequence[Run], options: Options) -> None:
@@ -228,7 +243,5 @@ def speed(run: dict) -> float:
 def logged(folder: Path, name: str) -> pandas.Series:
     """Return what a run has logged as train/<name>, by step; nothing where it left no metrics.csv."""
     file, column = folder / "metrics.csv", f"train/{name}"
-    table = (
-        pandas.read_csv(file, index_col="step", float_precision="round_trip") if file.exists() else pandas.DataFrame()
-    )
+    table = pandas.read_csv(file, index_col="step") if file.exists() else pandas.DataFrame()
     return table[column].dropna() if column in table else pandas.Series(dtype=float)

@@ -334,7 +334,8 @@ def test_a_real_run_is_collected(tmp_path):
 )
 def test_what_wins_back_the_time_of_compiling_is_compiled(name, quick, compiled, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(f"reproduction.{name}.train", lambda runs, options: asked.extend(runs))
+    for module in ("runs", "state_tracking"):
+        monkeypatch.setattr(f"reproduction.{module}.train", lambda runs, options: asked.extend(runs))
     monkeypatch.setattr("reproduction.accuracy.collect", lambda *_: [])
     reproduce.load(name).measure(Options(quick=quick, out=tmp_path))
     overrides = [dict(override.split("=") for override in run.overrides) for run in asked]
@@ -352,7 +353,7 @@ def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
 @pytest.mark.parametrize("module", [language_model, loss_curves], ids=["language_model", "loss_curves"])
 def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(module, "train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr("reproduction.runs.train", lambda runs, options: asked.extend(runs))
     monkeypatch.setattr(module, "collect", lambda folder, *more: [])
     (file,) = reproduce.load(module.__name__.split(".")[-1]).measure(Options(quick=quick, out=tmp_path))
     assert file.stem not in titles("benchmark")  # or it would replace a benchmark's
@@ -366,7 +367,7 @@ def test_language_models_are_asked_for_in_keys_that_exist(module, quick, monkeyp
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
 def test_contexts_are_trained_on_the_same_number_of_tokens(quick, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(context, "train", lambda runs, options: asked.extend(runs))
+    monkeypatch.setattr("reproduction.runs.train", lambda runs, options: asked.extend(runs))
     monkeypatch.setattr(context, "collect", lambda folder, *more: [])
     reproduce.load("context").measure(Options(quick=quick, out=tmp_path))
     composed = [config(*run.overrides, f"run_dir={run.folder}") for run in asked]
@@ -453,7 +454,7 @@ def test_loss_curves_of_different_texts_are_not_drawn_side_by_side(monkeypatch, 
     with pytest.raises(ValueError, match="were evaluated on other text than others"):
         loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
     found[0]["experiment"] = "text_tiny"
-    with pytest.raises(ValueError, match="has runs of text_tiny: these curves are of experiment=python_160m"):
+    with pytest.raises(ValueError, match="runs of experiment=text_tiny: expected experiment=python_160m"):
         loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
 
 
