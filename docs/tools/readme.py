@@ -2,7 +2,7 @@
 
     python -m docs.tools.readme
 
-writes them anew, between the comments that name them.
+replaces the text between the comments that name these parts.
 """
 
 import json
@@ -39,7 +39,7 @@ def _read(file: Path) -> dict:
 
 
 def factor() -> str:
-    """Say how much faster the cell above is than the same recurrence stepped through in PyTorch."""
+    """Return the sentence that compares the LSTM with a loop in PyTorch, and the README's cell with the LSTM."""
     own = {
         case_of(row).N: row["over"]["ms"]
         for row in _read(OWN_CELL)["rows"]
@@ -49,18 +49,18 @@ def factor() -> str:
     speedup = ms["pytorch_loop"] / ms[OURS]
     sizes = f"batch {_HEADS.B}, {_HEADS.T} steps, bfloat16"
     return (
-        f"On an H200 the LSTM with 12 heads of 64 is **{speedup:.0f} times as fast as the same steps in PyTorch**\n"
-        f"({ms[OURS]:.2f} and {ms['pytorch_loop']:.0f} ms forward and backward; {sizes}), and the cell above takes\n"
-        f"{own[12]:.2f} times the built-in LSTM's time ({own[1]:.2f} times with one head of {HIDDEN})."
+        f"On an H200 the LSTM with 12 heads of 64 is **{speedup:.0f} times as fast as the same loop in PyTorch**:\n"
+        f"{ms[OURS]:.2f} ms instead of {ms['pytorch_loop']:.0f} ms for forward and backward ({sizes}). The cell above\n"
+        f"takes {own[12]:.2f} times as long as the built-in LSTM ({own[1]:.2f} times with one head of {HIDDEN})."
     )
 
 
 def results() -> Table:
-    """Return what matters most, ours beside what it is compared with."""
-    table = [["what was measured", "here", "beside it", "ratio"]]
-    table.append(_accuracy(_read(PARITY), "parity", "trained on up to 40 bits, asked for 40 to 256", "slstm"))
+    """Return the README's table: each measurement of this project and of the peer that it is compared with."""
+    table = [["measurement", "this project", "compared with", "speed-up"]]
+    table.append(_accuracy(_read(PARITY), "parity", "parity of 40 to 256 bits, trained on up to 40", "slstm"))
     table.append(
-        _accuracy(_read(STATE_TRACKING), "a5", "the group A5, trained on up to 40 factors, asked for 512", "gru")
+        _accuracy(_read(STATE_TRACKING), "a5", "products of 40 to 512 elements of A5, trained on up to 40", "gru")
     )
     jobs = by_job(_read(KERNELS)["rows"])
     for case, peer, name in ((_HEADS, FLASHRNN, "FlashRNN 1.0.8"), (_ONE_HEAD, _CUDNN, "nn.LSTM, float16")):
@@ -79,7 +79,7 @@ def _accuracy(content: dict, task: str, what: str, model: str) -> list[str]:
     def said(name: str) -> str:
         seeds = len(finished([content], data=task, model=name))
         mean = rounded_down(mean_extrapolated([content], data=task, model=name))
-        return f"{mean}, {solved([content], data=task, model=name)} of {seeds} seeds without a mistake"
+        return f"{mean} ({solved([content], data=task, model=name)} of {seeds} seeds make no mistake)"
 
     label = {"slstm": "sLSTM", "gru": "GRU"}[model]
     return [f"accuracy, {what}", f"{label}: {said(model)}", f"Transformer: {said('transformer')}", ""]
@@ -88,7 +88,7 @@ def _accuracy(content: dict, task: str, what: str, model: str) -> list[str]:
 def _step() -> list[str]:
     steps = {row["model"]: row["ms"] for row in _read(STEPS)["rows"] if row["batch_size"] == 32}
     lstm, transformer = steps["model=lstm model.num_heads=12"], steps["model=transformer"]
-    what = "training step of a language model, 160 M parameters, 32 × 1024 tokens"
+    what = "training step, language model of 160 M parameters, 32 × 1024 tokens"
     return [what, f"LSTM: {lstm:.1f} ms", f"Transformer: {transformer:.1f} ms", f"{transformer / lstm:.2f}"]
 
 
@@ -99,12 +99,12 @@ def _perplexity() -> list[str]:
         for key in (("slstm", 12), ("transformer", 12))
     )
     found = [ours([trained], row)["perplexity"] for row in (cell, attention)]
-    what = "its perplexity after 30 M tokens of Python sources, one seed"
+    what = "perplexity of such a model after 30 M tokens of Python source code, one seed"
     return [what, f"sLSTM: {found[0]:.1f}", f"Transformer: {found[1]:.1f}", ""]
 
 
 def page() -> str:
-    """Return README.md with its measured parts made anew."""
+    """Return README.md with its measured parts updated."""
     return filled(PAGE.read_text(), {"factor": factor(), "results": markdown(results())})
 
 

@@ -7,7 +7,7 @@ from docs.tools.backend_tables import PAGE, page, shared
 
 @pytest.mark.slow  # tilings of all GPUs and sizes are solved for
 def test_the_page_is_up_to_date():
-    assert PAGE.read_text() == page(), "python -m docs.tools.backend_tables writes it anew"
+    assert PAGE.read_text() == page(), "python -m docs.tools.backend_tables updates it"
 
 
 def test_rows_and_columns_that_agree_are_shared():

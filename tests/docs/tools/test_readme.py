@@ -7,7 +7,7 @@ from docs.tools.readme import PAGE, page
 
 
 def test_the_readme_shows_what_is_in_the_results():
-    assert PAGE.read_text() == page(), "python -m docs.tools.readme writes it anew"
+    assert PAGE.read_text() == page(), "python -m docs.tools.readme updates it"
 
 
 def test_a_place_that_is_not_there_is_an_error():
