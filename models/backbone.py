@@ -166,15 +166,18 @@ class SequenceModel(nn.Module):
         """
         B, T = input_ids.shape
         whole = any(getattr(block.mixer, "reads_whole", False) for block in self.blocks)
+        fused = fused_blocks.serves(self.embedding, self.blocks, self.norm, self.head)
+        hidden_states = self._fused_hidden_states if fused else self.hidden_states
         for start in range(0, T, piece := T if whole else _tokens_of_piece(B)):
             part = slice(start, start + piece)
-            x, states = self._read_piece(input_ids[:, part], states, None if reset is None else reset[:, part])
-        return fused_blocks.logits(x[:, -1], self.head), states
+            x, states = hidden_states(input_ids[:, part], states, None if reset is None else reset[:, part])
+            x = x[:, -1].clone()  # the rest need not be there when the next piece is read
+        return fused_blocks.logits(x, self.head), states
 
-    def _read_piece(self, input_ids: Tensor, states: States | None, reset: Tensor | None) -> tuple[Tensor, States]:
-        """Return what `hidden_states` does, without gradients, in fewer kernels where there are such."""
-        if not fused_blocks.serves(self.embedding, self.blocks, self.norm, self.head):
-            return self.hidden_states(input_ids, states, reset)
+    def _fused_hidden_states(
+        self, input_ids: Tensor, states: States | None, reset: Tensor | None
+    ) -> tuple[Tensor, States]:
+        """Return what `hidden_states` does, without gradients, in fewer kernels."""
         states = [None] * len(self.blocks) if states is None else states
         return fused_blocks.hidden_states(self.embedding(input_ids), self.blocks, self.norm, states, reset)
 
@@ -188,8 +191,7 @@ class SequenceModel(nn.Module):
             context: where each sequence is.
         """
         if fused_blocks.serves(self.embedding, self.blocks, self.norm, self.head):
-            x = self.embedding(tokens).unsqueeze(1)
-            x, new_states = fused_blocks.hidden_states(x, self.blocks, self.norm, states, None)
+            x, new_states = self._fused_hidden_states(tokens[:, None], states, None)
             return fused_blocks.logits(x[:, 0], self.head), new_states
         x = self.embedding(tokens)
         new_states = []
@@ -268,6 +270,5 @@ def _heads(build: Callable[..., nn.Module], num_heads: int | None) -> dict[str, 
 
 
 def _tokens_of_piece(batch: int) -> int:
-    """Return how many positions are read at once: enough work for a GPU, and tens of MiB of activations for a batch of
-    one."""
-    return max(128, min(2048, 16384 // batch))
+    """Return how many positions are read at once: enough work for a GPU, and few MiB of activations for a sequence."""
+    return max(128, min(1024, 16384 // batch))

@@ -51,11 +51,16 @@ def hidden_states(
     for block, state, next_norm in zip(blocks, states, after, strict=True):
         mixer, mlp = block.mixer, block.mlp
         N, D = mixer.num_heads, mixer.recurrence.head_dim
+        # Nothing holds on to what has been read: gates and hidden layer have several times the size of x.
         gates = F.linear(normed, mixer.gates.weight).view(B, T, -1, N, D)
         h, last = mixer.recurrence(gates, None if state is None else state[0].transpose(0, 1), reset)
+        del gates
         normed = add_norm(x, h.contiguous(), block.mlp_norm.weight, mixer.norm_weight, D)
-        hidden = F.gelu(F.linear(normed, mlp.up.weight))
-        normed = add_norm(x, F.linear(hidden, mlp.down.weight), next_norm.weight, None, D)
+        del h
+        hidden = torch.ops.aten.gelu_(F.linear(normed, mlp.up.weight))
+        update = F.linear(hidden, mlp.down.weight)
+        del hidden
+        normed = add_norm(x, update, next_norm.weight, None, D)
         new_states.append((last.transpose(0, 1),))
     return normed, new_states
 

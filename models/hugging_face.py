@@ -359,15 +359,16 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         streamer: BaseStreamer | None,
         inputs: dict[str, Any],
     ) -> GenerateDecoderOnlyOutput | Tensor:
+        # What the host reads of the prompts comes first: it would wait for the GPU to be done with them.
+        keys, penalized = None, asked.penalized(input_ids)
+        if asked.params.sample:
+            keys = row_random.keys(row_random.new_seed(), _without_padding(input_ids, inputs.get("attention_mask")))
         output = self._prefill(input_ids, config, inputs)
         cache = output.past_key_values
         ids, logits = input_ids.to(self.device), output.logits[:, -1]
-        keys = None
-        if asked.params.sample:
-            keys = row_random.keys(row_random.new_seed(), _without_padding(input_ids, inputs.get("attention_mask")))
         length = cache.length + asked.max_length - ids.shape[1]
         decoder = self._decoder_cache.get(self.model, asked.params, cache.states, len(ids), length)
-        first = decoder.load(range(len(ids)), logits, cache.states, cache.length, keys, asked.penalized(ids))
+        first = decoder.load(range(len(ids)), logits, cache.states, cache.length, keys, penalized)
         returned = config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
         padding = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
         text = complete(decoder, first, ids, asked, padding, streamer, exact=bool(returned))

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from ..backbone import SequenceModel
-from .decoder import SYNC_INTERVAL, Decoder, PendingTokens
+from .decoder import SYNC_INTERVAL, Decoder
 from .sampler import SamplingParams
+from .transfers import PendingTokens
 
 END_OF_TEXT, STOP_STRING, LENGTH = "end_of_text", "stop_string", "length"
 

@@ -14,6 +14,7 @@ from ..mixers.step_context import StepContext
 from .fused_step import fused_step
 from .sampler import Sampler, SamplingParams
 from .state_buffers import buffers, first_visible, has_kv_cache, load, unload
+from .transfers import PendingTokens, to_device
 
 SYNC_INTERVAL = 8  # tokens between two looks of the host
 _SHORTEST_WINDOW = 256
@@ -33,26 +34,6 @@ def unsupported_reason(model: SequenceModel) -> str | None:
 def rows_for(batch: int) -> int:
     """Return the rows of a Decoder for a batch on a GPU: graphs are captured for few sizes."""
     return 1 << (batch - 1).bit_length() if batch <= 64 else -(-batch // 64) * 64
-
-
-class PendingTokens:
-    """Tokens that are being copied to the host."""
-
-    def __init__(self, tokens: Tensor) -> None:
-        self._arrived = None
-        if tokens.device.type == "cpu":
-            self._tokens = tokens.clone()
-            return
-        self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        self._tokens.copy_(tokens, non_blocking=True)
-        self._arrived = torch.cuda.Event()
-        self._arrived.record()
-
-    def read(self) -> Tensor:
-        """Wait for the copy and return the tokens, int64 [steps, rows]."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._tokens
 
 
 class Decoder:
@@ -102,7 +83,8 @@ class Decoder:
         keys: Sequence[int] | None = None,
         seen: Sequence[Sequence[int]] | None = None,
     ) -> PendingTokens:
-        """Put sequences that have been read into these rows, and choose the first new token of each.
+        """Put sequences that have been read into these rows, and choose the first new token of each; on a GPU the host
+        does not wait for it.
 
         Args:
             rows: one for each sequence.
@@ -115,18 +97,19 @@ class Decoder:
         Returns:
             the first tokens, int64 [1, B].
         """
-        index = torch.tensor(rows, device=self.device)
+        index = to_device(rows, torch.int64, self.device)
         for mixer, into, state in zip(self._mixers, self._states, states, strict=True):
             load(mixer, into, index, state)
         firsts = (first_visible(mixer, state) for mixer, state in zip(self._mixers, states, strict=True))
-        self._context.position[index] = length
-        self._context.first[index] = next((first for first in firsts if first is not None), torch.zeros_like(index))
+        first = next((first for first in firsts if first is not None), torch.zeros_like(index))
+        self._context.position.index_fill_(0, index, length)
+        self._context.first.index_copy_(0, index, first)
         for row in rows:
             self._leads[row] = length - self._steps
         sampler = self._sampler.blank(len(rows))
         sampler.begin(keys, seen)
         tokens = sampler(logits)
-        self._token[index] = tokens
+        self._token.index_copy_(0, index, tokens)
         self._sampler.put(index, sampler)
         return PendingTokens(tokens[None])
 

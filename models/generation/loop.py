@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from transformers.generation import BaseStreamer
 
-from .decoder import SYNC_INTERVAL, Decoder, PendingTokens
+from .decoder import SYNC_INTERVAL, Decoder
 from .request import Request
+from .transfers import PendingTokens
 
 
 def tokens(decoder: Decoder, steps: int, exact: bool = False) -> Iterator[Tensor]:

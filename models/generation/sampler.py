@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import row_random
+from .transfers import to_device
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class Sampler:
     def begin(self, keys: Sequence[int] | None, seen: Sequence[Sequence[int]] | None) -> None:
         """Start a sequence in every row, with keys of `row_random.keys` if tokens are sampled, and seen tokens."""
         if self.keys is not None:
-            self.keys.copy_(torch.tensor(keys, dtype=torch.int32)[:, None])
+            self.keys.copy_(to_device(keys, torch.int32, self._device)[:, None])
         if self.seen is not None:
             for row, tokens in zip(self.seen, seen, strict=True):
-                row[torch.tensor(tokens, dtype=torch.int64, device=row.device)] = True
+                row.index_fill_(0, to_device(tokens, torch.int64, self._device), True)
 
     def put(self, rows: Tensor, other: "Sampler") -> None:
         """Copy the state of another Sampler into these rows, int64."""

@@ -115,3 +115,16 @@ def test_texts_of_a_large_batch_are_those_of_transformers():
     expected = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
     hook.remove()
     assert torch.equal(found, expected)
+
+
+def test_memory_does_not_grow_with_the_prompt():
+    model = build("lstm", 4, 256, torch.bfloat16, kind=FlashRNNForCausalLM)
+    peaks = []
+    for length in (1, 1024, 16384):  # the first call takes what a process takes once
+        ids = torch.randint(1, 1001, (1, length), device="cuda")
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[2] < 1.3 * peaks[1] + 8 * ids.nbytes  # masks, and copies of the prompt
