@@ -1,11 +1,11 @@
 """State-tracking tasks: sequences whose labels need a state that is updated at every step.
 
 A new task is one function, in this file or in a module of yours (docs/concepts.md). It draws tokens [B, T] and their
-labels [B, T], both int64, where the label of a position depends on the tokens up to that position alone (so that every
-prefix is a sample too), or is -100 where the task asks nothing. Every sequence has a label within its first `shortest`
-positions, so that none is without.
+labels [B, T], both int64. The label of a position depends on the tokens up to that position alone, so that every prefix
+is a sample too; where the task asks nothing it is IGNORE, -100. Every sequence has a label within its first `shortest`
+positions.
 
-Tasks with options (`task_family`) are made by a function that takes these and returns a Task.
+A task with options (`task_family`) is a function of these that returns a Task.
 
 Sources: Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy, arXiv 2207.02098; Liu et al. 2023, Exposing
 Attention Glitches with Flip-Flop Language Modeling, arXiv 2306.00946; Liu et al. 2023, Transformers Learn Shortcuts to
@@ -13,97 +13,16 @@ Automata, arXiv 2210.10749; Merrill, Petty and Sabharwal 2024, The Illusion of S
 2404.08819.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from inspect import signature
-from typing import Any
 
 import numpy as np
 
 from data.groups import group_name, group_table, symmetric_group
-from flashrnn.imports import imported
-
-IGNORE = -100  # label of a position that is not scored: torch's ignore_index
-
-
-@dataclass(frozen=True)
-class Task:
-    name: str  # of its results
-    vocab_size: int  # tokens are 0 ... vocab_size-1
-    num_classes: int  # labels are 0 ... num_classes-1
-    draw: Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
-    shortest: int = 1  # length that has a label
-
-    @property
-    def chance(self) -> float:
-        """The accuracy of guessing."""
-        return 1 / self.num_classes
-
-    def check(self) -> None:
-        """Draw a few sequences, so that a wrong task fails here with its name, not in an embedding on a GPU."""
-        shape = (16, 64)
-        tokens, labels = self.draw(np.random.default_rng(0), shape)
-        if tokens.shape != shape or labels.shape != shape:
-            raise ValueError(f"task {self.name!r} drew shapes {tokens.shape}, {labels.shape} when asked for {shape}")
-        labels = labels[labels != IGNORE]
-        for kind, values, count in (("token", tokens, self.vocab_size), ("label", labels, self.num_classes)):
-            wrong = values[(values < 0) | (values >= count)]
-            if wrong.size:
-                raise ValueError(f"task {self.name!r} drew the {kind} {wrong[0]}; allowed are 0 ... {count - 1}")
-
-
-TASKS: dict[str, Task] = {}
-
-
-def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Callable], Task]:
-    """Make the decorated function a task, registered under the function's name.
-
-    Raises:
-        ValueError: a task of another module has this name, so that their results would be mistaken for each other.
-    """
-
-    def register(draw: Callable) -> Task:
-        made = Task(draw.__name__, vocab_size, num_classes, draw, shortest)
-        if made.name in TASKS and (module := TASKS[made.name].draw.__module__) != draw.__module__:
-            raise ValueError(f"there is a task {made.name!r} in {module}: give that of {draw.__module__} another name")
-        draw.__qualname__ += ".draw"  # where pickle finds it for processes that load data
-        TASKS[made.name] = made
-        return made
-
-    return register
-
-
-FAMILIES: dict[str, Callable[..., Task]] = {}
-
-
-def task_family(make: Callable[..., Task]) -> Callable[..., Task]:
-    """Register a function that makes a task of its arguments, which are options of data in a config."""
-    FAMILIES[make.__name__] = make
-    return make
-
-
-def get_task(name: str, **options: Any) -> Task:
-    """Return the registered task of that name, what "module.name" imports, or a family's task with these options.
-
-    Raises:
-        ValueError: there is no such task, or it does not have these options.
-    """
-    if name in FAMILIES:
-        try:
-            signature(FAMILIES[name]).bind(**options)
-        except TypeError as error:
-            takes = ", ".join(signature(FAMILIES[name]).parameters)
-            raise ValueError(f"task {name!r} takes the options {takes}: {error}") from error
-        return FAMILIES[name](**options)
-    if options:
-        raise ValueError(f"task {name!r} has no option {', '.join(options)}; tasks with options: {', '.join(FAMILIES)}")
-    if "." in name:
-        return imported(name, Task, "data.tasks.Task")
-    if name not in TASKS:
-        known = ", ".join(sorted([*TASKS, *FAMILIES]))
-        raise ValueError(f"unknown task {name!r}; there are: {known}. One of your own is named as module.name")
-    return TASKS[name]
+from data.task import FAMILIES as FAMILIES
+from data.task import IGNORE, Task, task, task_family
+from data.task import TASKS as TASKS
+from data.task import get_task as get_task
 
 
 @task(vocab_size=2, num_classes=2)
@@ -125,7 +44,7 @@ def even_pairs(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.nda
 
 @task(vocab_size=3, num_classes=5)
 def cycle_navigation(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Where on a cycle of five places is one who starts at 0? Tokens: stay, step up, step down. (Deletang et al.)"""
+    """What is the place on a cycle of five, from 0 on? Tokens: stay, step up, step down. (Deletang et al.)"""
     moves = rng.integers(0, 3, shape)
     return moves, np.array([0, 1, -1])[moves].cumsum(axis=1) % 5
 
@@ -153,7 +72,7 @@ def modular_arithmetic_brackets(rng: np.random.Generator, shape: tuple[int, int]
 
     Labels stand where what is read so far is a whole expression: at numbers and closing brackets outside all other
     brackets. An operand is a bracket with probability 1/4; after an operand in brackets these close with probability
-    1/2. Behind an opening bracket there may be a sign (1/8). The first token is a number. (Deletang et al.: Modular
+    1/2. After an opening bracket there may be a sign (1/8). The first token is a number. (Deletang et al.: Modular
     Arithmetic, where expressions are drawn by length and only the whole is labelled.)
     """
     choice = rng.random(shape)

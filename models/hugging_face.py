@@ -1,209 +1,43 @@
 """A SequenceModel as a causal language model of transformers: `save_pretrained`, `Auto` classes, `generate`.
 
-Importing this module registers the classes with AutoConfig and AutoModelForCausalLM. Nothing is loaded but safetensors
-and JSON: a config can name nothing but one of `models.mixers`. In the wheel this package is `flashrnn_lm`, by which an
-exported folder loads elsewhere (`modeling_flashrnn.py`).
+Importing this module registers the classes with AutoConfig and AutoModelForCausalLM. Only safetensors and JSON are
+loaded, and a config can name only classes of `models.mixers`. In the wheel this package is `flashrnn_lm`, whose classes
+an exported folder names (`modeling_flashrnn.py`).
 """
 
 import logging
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
-    PreTrainedConfig,
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import Cache
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from flashrnn import get_cell
-
-from .backbone import SequenceModel, States
 from .generation import row_random
 from .generation.decoder import unsupported_reason
 from .generation.decoder_cache import DecoderCache
 from .generation.loop import complete
 from .generation.request import Request, request
+from .hugging_face_config import FlashRNNConfig
+from .state_cache import StateCache, document_starts
 
 logger = logging.getLogger(__name__)
 
 REMOTE_CODE = Path(__file__).with_name("modeling_flashrnn.py")  # saved with a model, for machines without this clone
-
-MIXERS = f"{__package__}.mixers"
-
-
-class FlashRNNConfig(PreTrainedConfig):
-    """Sizes of a SequenceModel, and its mixer as {"name": a class of models.mixers, **its arguments}; with a pattern
-    several of these by their names in it."""
-
-    model_type = "flashrnn"
-    attribute_map: ClassVar[dict[str, str]] = {
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_blocks",
-        "num_attention_heads": "num_heads",
-    }
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
-
-    vocab_size: int = 50257
-    d_model: int = 768
-    num_blocks: int = 12
-    num_heads: int | None = None
-    mlp: bool = True
-    mixer: dict[str, Any] | None = None
-    pattern: list[str] | None = None
-    use_cache: bool = True
-    tie_word_embeddings: bool = False
-
-    @classmethod
-    def from_hydra(cls, model: dict[str, Any]) -> "FlashRNNConfig":
-        """Return the config of a training config's section `model`: configs/model/*.yaml with all sizes set."""
-        if model["num_classes"] != model["vocab_size"]:
-            raise ValueError(
-                f"the model has {model['num_classes']} classes for a vocabulary of {model['vocab_size']}: "
-                "only language models can be exported, such as those of experiment=text_tiny"
-            )
-        sizes = {key: model[key] for key in ("vocab_size", "d_model", "num_blocks", "num_heads")}
-        pattern = model.get("pattern")
-        mixer = model["mixer"]
-        mixer = _described(mixer) if pattern is None else {name: _described(mixer[name]) for name in set(pattern)}
-        sizes["mlp"] = model.get("mlp", True)  # which a config may leave to its default
-        return cls(**sizes, mixer=mixer, pattern=pattern)
-
-    @property
-    def _mixers(self) -> dict[str, dict[str, Any]]:
-        """The mixers by their names in the pattern; the only one of a model without a pattern has the name ""."""
-        return {"": self.mixer or {}} if self.pattern is None else self.mixer
-
-    @property
-    def _foreign_cells(self) -> list[str]:
-        cells = (str(mixer.get("function", "")) for mixer in self._mixers.values())
-        return [cell for cell in cells if "." in cell]
-
-    def import_cells(self) -> "FlashRNNConfig":
-        """Import the cells that the config names of other modules, for those who trust it; returns itself."""
-        for cell in self._foreign_cells:
-            get_cell(cell)
-        return self
-
-    def build(self) -> SequenceModel:
-        """Return the model, newly initialised."""
-        for cell in self._foreign_cells:  # from_pretrained is not to run code that somebody's config names
-            if (module := cell.rpartition(".")[0]) not in sys.modules:
-                raise ValueError(f"the model's cell is {cell}: import {module} first, if you trust it")
-        mixers = {name: _builder(mixer) for name, mixer in self._mixers.items()}
-        sizes = {"d_model": self.d_model, "num_blocks": self.num_blocks, "num_heads": self.num_heads, "mlp": self.mlp}
-        mixer = mixers[""] if self.pattern is None else mixers
-        return SequenceModel(self.vocab_size, mixer, pattern=self.pattern, **sizes)
-
-
-def _described(mixer: dict[str, Any]) -> dict[str, Any]:
-    """Return a mixer of a training config as FlashRNNConfig has it."""
-    of_this_machine = ("_target_", "_partial_", "backend")
-    options = {key: value for key, value in mixer.items() if key not in of_this_machine}
-    return {"name": mixer["_target_"].removeprefix(f"{MIXERS}."), **options}
-
-
-def _builder(mixer: dict[str, Any]) -> Callable[..., nn.Module]:
-    options = dict(mixer)
-    return partial(mixer_class(options.pop("name", "")), **options)
-
-
-def mixer_class(name: str) -> type[nn.Module]:
-    """Return the class of models.mixers of this name ("RNNMixer", "mamba.MambaMixer"): no config names anything
-    else."""
-    module, _, class_name = f".{name}".rpartition(".")
-    try:
-        found = getattr(import_module(f"{MIXERS}{module}"), class_name, None)
-    except ImportError:
-        found = None
-    if not (isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith(f"{MIXERS}.")):
-        raise ValueError(
-            f"mixer {name!r}: there is no such class in {MIXERS}, and models import no other module: move it there"
-        )
-    return found
-
-
-class StateCache(Cache):
-    """What all blocks remember of the tokens so far: constant in size, but for attention's keys and values.
-
-    `states` is None, or what SequenceModel.forward returns; `length` counts the tokens, padding included.
-    """
-
-    is_croppable = False  # a recurrent state cannot go back
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.states: States | None = None
-        self.length = 0
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.length
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._replace(lambda tensor: tensor[beam_idx])
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._replace(lambda tensor: tensor[indices])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._replace(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
-
-    def _replace(self, function: Callable[[Tensor], Tensor]) -> None:
-        if self.states is not None:
-            self.states = [tuple(map(function, state)) for state in self.states]
-
-    def reset(self) -> None:
-        self.states, self.length = None, 0
-
-    def crop(self, max_length: int) -> None:
-        raise ValueError(f"a recurrent state cannot go back to {max_length} tokens; start anew, or keep a copy of it")
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for state in self.states or [] for tensor in state)
-
-
-def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | None:
-    """Return a mask that is True at the first token behind left padding, bool [B, length]; None where nothing starts
-    behind padding.
-
-    Args:
-        attention_mask: [B, past + length], 0 at padding.
-    """
-    if attention_mask.ndim != 2 or attention_mask.shape[1] != past + length:
-        raise ValueError(
-            f"attention_mask has shape {list(attention_mask.shape)}: expected [batch, {past + length}], "
-            f"for {past} tokens in the cache and {length} new ones"
-        )
-    mask = attention_mask.bool()
-    if mask.all():
-        return None
-    starts = mask & ~F.pad(mask[:, :-1], (1, 0))
-    starts[:, 0] = False  # nothing comes before it that could be left behind
-    if (starts & (mask.cumsum(dim=1) > 1)).any():
-        raise ValueError(
-            "attention_mask has padding between tokens: a recurrent state runs through it. "
-            "Pad on the left: tokenizer.padding_side = 'left'"
-        )
-    starts = starts[:, past:]
-    return starts if starts.any() else None
 
 
 def _without_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
@@ -302,11 +136,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = None
-        if (
-            isinstance(logits_to_keep, int)
-            and logits_to_keep == 1
-            and not (output_hidden_states or torch.is_grad_enabled())
-        ):
+        last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1
+        if last_alone and not (output_hidden_states or torch.is_grad_enabled()):
             logits, states = self.model.read(input_ids, cache.states, reset)
             logits = logits.unsqueeze(1)
         else:

@@ -12,13 +12,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics.aggregation import CatMetric, SumMetric
 
 from models.backbone import SequenceModel, States, check_ids
 from models.loss import IGNORE
 from training import sharding
 from training.carried_states import CarriedStates
 from training.compiled_loss import CompiledLoss
+from training.evaluation_metrics import EvaluationMetrics, last_answers
 from training.schedules import Schedule, with_schedule
 
 STATES = "carried_states"  # in checkpoints
@@ -72,12 +72,7 @@ class TrainingModule(LightningModule):
         self._training_shape: torch.Size | None = None
         self._training_states, self._evaluation_states = CarriedStates(), CarriedStates()
         self._group_options: list[dict] = []  # of the optimizer, as this run asks for them
-        # "disable", because looking for NaN in every batch stalls a GPU.
-        self.eval_loss = SumMetric(nan_strategy="disable")  # summed over the scored labels, which eval_labels counts
-        self.eval_labels = SumMetric(nan_strategy="disable")
-        self.eval_right = SumMetric(nan_strategy="disable")
-        self.eval_sequences = CatMetric(nan_strategy="disable")
-        self.eval_windows = CatMetric(nan_strategy="disable")
+        self.evaluated = EvaluationMetrics()
         self.test_sequences = torch.empty(0, 3)
         self.test_windows = torch.empty(0, 3)
         self._of_documents: States | None = None
@@ -228,85 +223,51 @@ class TrainingModule(LightningModule):
     # --- evaluation ---
 
     def _begin_evaluation(self) -> None:
-        """Start without states; sum metrics in float32, whatever the model's dtype, to which Lightning has converted
-        them too."""
         self._evaluation_states.clear()
-        for metric in (self.eval_loss, self.eval_labels, self.eval_right, self.eval_sequences, self.eval_windows):
-            metric.set_dtype(torch.float32)
+        self.evaluated.begin()
 
     on_validation_epoch_start = on_test_epoch_start = _begin_evaluation
 
-    def _eval_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Update the metrics; right answers, bool [B, T]."""
-        loss, right = self._loss(batch, batch_idx, self._evaluation_states)
-        self._count(loss, right, batch["labels"])
-        return right
-
-    def _count(self, loss: Tensor, right: Tensor, labels: Tensor) -> Tensor:
-        """Update the metrics; return the number of scored labels and the sum of their losses, [2]."""
-        number = (labels != IGNORE).sum()
-        total = torch.where(number > 0, loss * number, 0.0)
-        self.eval_loss.update(total)
-        self.eval_labels.update(number)
-        self.eval_right.update(right.sum())
-        return torch.stack((number, total))
-
-    def _eval_epoch_end(self, name: str) -> None:
-        labels = self.eval_labels.compute()
-        loss, accuracy = self.eval_loss.compute() / labels, self.eval_right.compute() / labels
-        self._check_finite(f"{name} loss", loss)
-        results = {f"{name}/loss": loss, f"{name}/perplexity": loss.exp(), f"{name}/accuracy": accuracy}
+    def _end_evaluation(self, name: str) -> None:
+        found = self.evaluated.means()
+        self._check_finite(f"{name} loss", found["loss"])
         if (size := getattr(self.trainer.datamodule, "bytes_per_label", None)) is not None:
-            results[f"{name}/bits_per_byte"] = loss / (math.log(2) * size)
-        self.log_dict(results, sync_dist=True)  # the same on all ranks already; Lightning wants to be told
-        for metric in (self.eval_loss, self.eval_labels, self.eval_right):
-            metric.reset()
+            found["bits_per_byte"] = found["loss"] / (math.log(2) * size)
+        found = {f"{name}/{key}": value for key, value in found.items()}
+        self.log_dict(found, sync_dist=True)  # equal on all ranks already, but Lightning warns without sync_dist
+
+    def _eval_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Add a batch to the metrics; return the right answers, bool [B, T]."""
+        loss, right = self._loss(batch, batch_idx, self._evaluation_states)
+        self.evaluated.add(loss, right, batch["labels"])
+        return right
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         self._eval_step(batch, batch_idx)
 
     def on_validation_epoch_end(self) -> None:
-        self._eval_epoch_end("val")
-
-    def _read_on(self, batch: dict[str, Any]) -> None:
-        """Go on in documents with all that the model has seen of them, attention too."""
-        labels, states = batch["labels"], None if batch["begins"] else self._of_documents
-        loss, right, self._of_documents = self.model.loss(batch["input_ids"], labels, None, states, True)
-        counted = self._count(loss, right, labels)
-        self.eval_windows.update(torch.cat((counted.new_tensor([batch["position"]]), counted))[None])
+        self._end_evaluation("val")
 
     def test_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
         if "position" in batch:
-            self._read_on(batch)
+            self._read_documents(batch)
             return
         right = self._eval_step(batch, batch_idx)
-        self.eval_sequences.update(last_answers(right, batch["labels"], dataloader_idx))
+        self.evaluated.sequences.update(last_answers(right, batch["labels"], dataloader_idx))
+
+    def _read_documents(self, batch: dict[str, Any]) -> None:
+        """Read the next window of documents, with all that the model has seen of them, attention too."""
+        labels, states = batch["labels"], None if batch["begins"] else self._of_documents
+        loss, right, self._of_documents = self.model.loss(batch["input_ids"], labels, None, states, True)
+        added = self.evaluated.add(loss, right, labels)
+        self.evaluated.windows.update(torch.cat((added.new_tensor([batch["position"]]), added))[None])
 
     def on_test_epoch_end(self) -> None:
-        self._eval_epoch_end("test")
+        self._end_evaluation("test")
         self._of_documents = None
-        if self.eval_sequences.update_called:
-            self.test_sequences = self.eval_sequences.compute().cpu()
-        if self.eval_windows.update_called:
-            self.test_windows = self.eval_windows.compute().cpu()
-        self.eval_sequences.reset()
-        self.eval_windows.reset()
-
-
-def last_answers(right: Tensor, labels: Tensor, loader: int) -> Tensor:
-    """Return a row for each sequence that has a label, int64: number of its loader, its length, and whether the answer
-    at that last position was right.
-
-    Args:
-        right: bool [B, T], which answers are right.
-        labels: int64 [B, T].
-        loader: its number.
-    """
-    position = torch.arange(1, right.shape[1] + 1, device=right.device)
-    length = torch.where(labels != IGNORE, position, 0).amax(dim=1)  # [B]
-    right, length = right[length > 0], length[length > 0]
-    last = right.gather(1, length[:, None] - 1).squeeze(1)
-    return torch.stack((torch.full_like(length, loader), length, last), dim=1)
+        self.test_sequences = self.evaluated.rows(self.evaluated.sequences)
+        self.test_windows = self.evaluated.rows(self.evaluated.windows)
+        self.evaluated.begin()
 
 
 def _place_counts(optimizer: torch.optim.Optimizer, group: dict) -> None:

@@ -24,7 +24,7 @@ from data.state_tracking import StateTracking
 from data.tasks import IGNORE
 from training.build import fit_model_to_data
 from training.config_checks import check
-from training.lightning_module import last_answers
+from training.evaluation_metrics import last_answers
 from training.results import write
 from training.schedules import schedule_of
 

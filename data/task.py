@@ -1,0 +1,97 @@
+"""What a state-tracking task is, and the tasks that are known by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from flashrnn.imports import imported
+
+IGNORE = -100  # label of a position that is not scored: torch's ignore_index
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sequences of tokens with a label at some positions.
+
+    `draw` takes a generator and a shape [B, T], and returns tokens and labels of that shape, int64. The label of a
+    position is IGNORE, or depends on the tokens up to that position.
+    """
+
+    name: str  # in results
+    vocab_size: int  # tokens are 0 ... vocab_size-1
+    num_classes: int  # labels are 0 ... num_classes-1
+    draw: Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
+    shortest: int = 1  # every sequence has a label within so many positions
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of a random guess."""
+        return 1 / self.num_classes
+
+    def check(self) -> None:
+        """Draw a few sequences, and raise ValueError for a wrong shape, token or label."""
+        shape = (16, 64)
+        tokens, labels = self.draw(np.random.default_rng(0), shape)
+        if tokens.shape != shape or labels.shape != shape:
+            raise ValueError(f"task {self.name!r} drew shapes {tokens.shape}, {labels.shape} when asked for {shape}")
+        labels = labels[labels != IGNORE]
+        for kind, values, count in (("token", tokens, self.vocab_size), ("label", labels, self.num_classes)):
+            wrong = values[(values < 0) | (values >= count)]
+            if wrong.size:
+                raise ValueError(f"task {self.name!r} drew the {kind} {wrong[0]}; allowed are 0 ... {count - 1}")
+
+
+TASKS: dict[str, Task] = {}
+
+
+def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Callable], Task]:
+    """Make the decorated function a task, registered under the function's name.
+
+    Raises:
+        ValueError: a task of another module has this name, by which results are told apart.
+    """
+
+    def register(draw: Callable) -> Task:
+        made = Task(draw.__name__, vocab_size, num_classes, draw, shortest)
+        if made.name in TASKS and (module := TASKS[made.name].draw.__module__) != draw.__module__:
+            raise ValueError(f"there is a task {made.name!r} in {module}: give that of {draw.__module__} another name")
+        draw.__qualname__ += ".draw"  # where pickle finds it for processes that load data
+        TASKS[made.name] = made
+        return made
+
+    return register
+
+
+FAMILIES: dict[str, Callable[..., Task]] = {}
+
+
+def task_family(make: Callable[..., Task]) -> Callable[..., Task]:
+    """Register a function that returns a task; its arguments are options of `data` in a config."""
+    FAMILIES[make.__name__] = make
+    return make
+
+
+def get_task(name: str, **options: Any) -> Task:
+    """Return a registered task, the task that "module.name" imports, or the task of a family with these options.
+
+    Raises:
+        ValueError: there is no such task, or it does not have these options.
+    """
+    if name in FAMILIES:
+        try:
+            signature(FAMILIES[name]).bind(**options)
+        except TypeError as error:
+            takes = ", ".join(signature(FAMILIES[name]).parameters)
+            raise ValueError(f"task {name!r} takes the options {takes}: {error}") from error
+        return FAMILIES[name](**options)
+    if options:
+        raise ValueError(f"task {name!r} has no option {', '.join(options)}; tasks with options: {', '.join(FAMILIES)}")
+    if "." in name:
+        return imported(name, Task, "data.tasks.Task")
+    if name not in TASKS:
+        known = ", ".join(sorted([*TASKS, *FAMILIES]))
+        raise ValueError(f"unknown task {name!r}; there are: {known}. One of your own is named as module.name")
+    return TASKS[name]
