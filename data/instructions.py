@@ -3,29 +3,29 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 from filelock import FileLock
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from data import hub, tokenization
+from data import tokenization
 from data.atomic_file import replacing
 from data.corpora import fingerprint, held_out, local_files
 from data.encoding import vocab_size
-from data.files import read_json_lines
+from data.examples import Example, ExampleRows, encode, read_examples
 from data.manifest import TOKENIZER, TRAIN, VALIDATION
 from data.module import ResumableDataModule, check_at_least
-from data.tasks import IGNORE
+from data.task import IGNORE
 
-EXAMPLES = "examples.npz"  # its folder is whole when it is there
+EXAMPLES = "examples.npz"  # written last: a folder that has it is complete
 FORMAT = 1
 
 
@@ -135,7 +135,7 @@ class Instructions(ResumableDataModule):
     def _prepare(self) -> None:
         if tokenization.trained_size(self._tokenizer_name) is not None:
             raise ValueError(
-                f"tokenizer={self._tokenizer_name}: instructions train none; begin with a model that has one "
+                f"tokenizer={self._tokenizer_name}: instructions train no tokenizer; begin with a model that has one "
                 "(init_from=...), or name one"
             )
         tokenizer = tokenization.load(self._tokenizer_name)
@@ -144,7 +144,8 @@ class Instructions(ResumableDataModule):
         tokenizer.save_pretrained(self.tokenizer_folder)
         examples: dict[str, list[Example]] = {TRAIN: [], VALIDATION: []}
         for name, split, held in self._sources():
-            for number, row in enumerate(tqdm(_rows(name, self.subset, split, self.revision), name, disable=None), 1):
+            rows = read_examples(name, self.subset, split, self.revision)
+            for number, row in enumerate(tqdm(rows, name, disable=None), 1):
                 example = encode(row, tokenizer, f"{name}, example {number}")
                 of_validation = held_out(json.dumps(row, sort_keys=True), self.val_fraction) if held is None else held
                 examples[VALIDATION if of_validation else TRAIN].append(example)
@@ -160,7 +161,7 @@ class Instructions(ResumableDataModule):
             np.savez(file, **arrays)
 
     def _sources(self) -> Iterator[tuple[str, str, bool | None]]:
-        """Return what to read: a name, its split on the hub, and whether it is for validation; None: in part."""
+        """Return what to read: a name, its split on the hub, and whether it is for validation; None: some of it."""
         if not self.val_split:
             yield self.source, self.split, None
             return
@@ -175,13 +176,14 @@ class Instructions(ResumableDataModule):
         shape = (self.context_length, self.reset_at_documents, self.tokenizer.eos_token_id)
         with np.load(self.folder / EXAMPLES) as arrays:
             self.train_data, self.val_data = (
-                Rows(*(arrays[f"{split}_{part}"] for part in ("tokens", "scored", "lengths")), *shape)
+                ExampleRows(*(arrays[f"{split}_{part}"] for part in ("tokens", "scored", "lengths")), *shape)
                 for split in (TRAIN, VALIDATION)
             )
         if self.train_data.cut:
             warnings.warn(
                 f"{self.train_data.cut} of {self.train_data.examples} examples are longer than context_length="
-                f"{self.context_length} and are cut off",
+                f"{self.context_length} and are cut off; {self.train_data.left_out} have no response before, and are "
+                "left out",
                 stacklevel=2,
             )
 
@@ -192,8 +194,9 @@ class Instructions(ResumableDataModule):
         size = len(self.val_data)
         return self.evaluation_loader(self.val_data, min(size, self.max_val_blocks or size))
 
-    def samples(self, number: int, length: int) -> torch.Tensor:
-        return self.val_data[range(min(number, len(self.val_data)))]["input_ids"][:, :length]
+    def samples(self, number: int, length: int) -> list[torch.Tensor]:
+        """Return validation prompts, whole, whatever the length asked for."""
+        return self.val_data.prompts(number)
 
     @cached_property
     def bytes_per_label(self) -> float:
@@ -211,127 +214,3 @@ class Instructions(ResumableDataModule):
         self.setup()
         splits = {TRAIN: self.train_data, VALIDATION: self.val_data}
         return {name: {"documents": s.examples, "tokens": s.tokens, "shards": 1} for name, s in splits.items()}
-
-
-class Example(NamedTuple):
-    tokens: np.ndarray  # int32 [length], of which the last ends the text
-    scored: np.ndarray  # bool [length]
-
-
-def encode(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: str) -> Example:
-    """Return the tokens of an example, and which of them are learnt; `where` it is goes into errors."""
-    pieces = list(_pieces(row, tokenizer, where))
-    tokens, scored = [], []
-    for text, of_response in pieces:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        tokens += ids
-        scored += [of_response] * len(ids)
-    if not any(scored):
-        raise ValueError(f"{where}: there is no response to learn")
-    if tokens[-1] != tokenizer.eos_token_id:
-        tokens.append(tokenizer.eos_token_id)
-        scored.append(True)
-    return Example(np.array(tokens, np.int32), np.array(scored, bool))
-
-
-def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: str) -> Iterator[tuple[str, bool]]:
-    """Return the text of an example in parts, and whether each is a response.
-
-    Prompts end where the template would have a model go on, so that training and generation cut text into tokens at
-    the same place.
-    """
-    messages = _messages(row, where)
-    if tokenizer.chat_template is None:
-        if "messages" in row:
-            raise ValueError(f"{where} has messages, and the tokenizer no chat template: set data.chat_template=FILE")
-        yield from ((message["content"], message["role"] == "assistant") for message in messages)
-        return
-    done = ""
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before, whole = (
-            tokenizer.apply_chat_template(messages[: number + added], tokenize=False, add_generation_prompt=not added)
-            for added in (0, 1)
-        )
-        if not (before.startswith(done) and whole.startswith(before)):
-            raise ValueError(
-                f"{where}: the chat template writes earlier messages otherwise when another one follows, so that "
-                "responses cannot be told apart; set data.chat_template to one that does not"
-            )
-        yield before[len(done) :], False
-        yield whole[len(before) :], True
-        done = whole
-
-
-def _messages(row: Mapping[str, Any], where: str) -> list[dict[str, str]]:
-    if {"prompt", "response"} <= row.keys():
-        given = [("user", row["prompt"]), ("assistant", row["response"])]
-        messages = [{"role": role, "content": content} for role, content in given]
-    elif isinstance(row.get("messages"), list):
-        messages = row["messages"]
-    else:
-        raise ValueError(f"{where} has {', '.join(row)}: expected prompt and response, or messages")
-    for message in messages:
-        if not (isinstance(message, Mapping) and isinstance(message.get("content"), str) and message.get("role")):
-            raise ValueError(f"{where}: {message!r} is no message: expected a role and a content that is text")
-    return [dict(message) for message in messages]
-
-
-def _rows(name: str, subset: str | None, split: str, revision: str | None) -> Iterable[dict[str, Any]]:
-    files = local_files(name)
-    if files is None:
-        return hub.open_dataset(name, subset, split, revision)
-    return (row for file in files for row in read_json_lines(file))
-
-
-class Rows(Dataset):
-    """Maps row numbers [B] to a batch; row i of a batch holds one example, or as many in order as fit.
-
-    The target of a position is the next token; an example begins behind an end of text, as documents do.
-    """
-
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        scored: np.ndarray,
-        lengths: np.ndarray,
-        context_length: int,
-        packed: bool,
-        end_of_text: int,
-    ):
-        self._tokens, self._scored, self._end_of_text = tokens, scored, end_of_text
-        self._starts = np.concatenate([[0], np.cumsum(lengths)])
-        self._length, self._packed = context_length, packed
-        self.examples, self.tokens = len(lengths), len(tokens)
-        self.cut = int((lengths > context_length).sum())
-        self._first = self._first_examples(np.minimum(lengths, context_length))
-
-    def _first_examples(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the first example of each row, and the number of examples at the end."""
-        first, used = [], self._length + 1
-        for number, length in enumerate(lengths.tolist()):
-            if not self._packed or used + length > self._length:
-                first.append(number)
-                used = 0
-            used += length
-        return np.array([*first, len(lengths)])
-
-    def __len__(self) -> int:
-        return len(self._first) - 1
-
-    def __getitem__(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-        shape = (len(rows), self._length)
-        inputs = np.full(shape, self._end_of_text, np.int64)
-        labels, reset = np.full(shape, IGNORE, np.int64), np.zeros(shape, bool)
-        for place, row in enumerate(rows):
-            start = 0
-            for example in range(self._first[row], self._first[row + 1]):
-                own = slice(self._starts[example], min(self._starts[example + 1], self._starts[example] + self._length))
-                tokens, end = self._tokens[own], start + own.stop - own.start
-                inputs[place, start + 1 : end] = tokens[:-1]
-                labels[place, start:end] = np.where(self._scored[own], tokens, IGNORE)
-                reset[place, start] = True
-                start = end
-        batch = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
-        return batch | {"reset": torch.from_numpy(reset)} if self._packed else batch

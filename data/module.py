@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 from data._compat import align_loop, batch_is_open
 from data.lanes import Lanes, lane_order
 from data.sampler import ResumableSampler
-from data.tasks import IGNORE
+from data.task import IGNORE
 
 
 def check_at_least(least: int, **values: int | None) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from data.module import ResumableDataModule, check_at_least
-from data.tasks import IGNORE, Task, get_task
+from data.task import IGNORE, Task
+from data.tasks import get_task
 
 Supervision = Literal["per_position", "final"]
 

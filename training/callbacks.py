@@ -159,7 +159,7 @@ def _within_training(trainer: Trainer) -> bool:
 
 
 class TextSamples(Callback):
-    """After each validation, continue how some validation texts begin: in samples.txt, and in wandb if it is on."""
+    """Write to samples.txt, and to wandb, how the model continues some validation texts after each validation."""
 
     def __init__(self, folder: str) -> None:
         self.file = Path(folder) / "samples.txt"
@@ -169,14 +169,14 @@ class TextSamples(Callback):
         data = trainer.datamodule
         if not _within_training(trainer) or (prompts := samples(data, SAMPLES, PROMPT)) is None:
             return
-        with trainer.precision_plugin.forward_context():  # on all ranks alike, which may share the weights out
-            tokens = continuation(pl_module.model, prompts.to(pl_module.device))
+        with trainer.precision_plugin.forward_context():  # on all ranks, because weights may be sharded
+            tokens = [continuation(pl_module.model, prompt.to(pl_module.device)) for prompt in prompts]
         if not trainer.is_global_zero:
             return
         rows = [[decoded(data, part) for part in pair] for pair in zip(prompts, tokens, strict=True)]
         title = f"--- step {trainer.global_step}\n"
         before = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
-        before = before.partition(title)[0]  # a run that was resumed comes by again
+        before = before.partition(title)[0]  # a resumed run writes some steps again
         text = "".join(f"{title}{prompt}|{added}\n" for prompt, added in rows)
         with replacing(self.file) as file:
             file.write((before + text).encode())
@@ -185,11 +185,11 @@ class TextSamples(Callback):
                 logger.log_text("samples", columns=["prompt", "continuation"], data=rows)
 
 
-def continuation(model: torch.nn.Module, prompts: torch.Tensor) -> torch.Tensor:
-    """Return CONTINUATION tokens [B, CONTINUATION] that follow `prompts` [B, T], drawn by the model's probabilities."""
-    draws = torch.Generator(prompts.device).manual_seed(0)  # of its own: training is the same with and without samples
-    tokens, states = [prompts], None
+def continuation(model: torch.nn.Module, prompt: torch.Tensor) -> torch.Tensor:
+    """Return CONTINUATION tokens that follow `prompt` [T], drawn by the model's probabilities, on the CPU."""
+    draws = torch.Generator(prompt.device).manual_seed(0)  # its own: training is the same with and without samples
+    tokens, states = [prompt], None
     for _ in range(CONTINUATION):
-        logits, states = model(tokens[-1], states, return_states=True)
-        tokens.append(torch.multinomial(logits[:, -1].float().softmax(-1), 1, generator=draws))
-    return torch.cat(tokens[1:], dim=1).cpu()
+        logits, states = model(tokens[-1][None], states, return_states=True)
+        tokens.append(torch.multinomial(logits[0, -1].float().softmax(-1), 1, generator=draws))
+    return torch.cat(tokens[1:]).cpu()

@@ -3,7 +3,8 @@
 vocab_size, num_classes: sizes of the model that its config leaves open.
 evaluate(trainer, module) -> dict: what the trained model can do, as JSON; its first number is what a sweep optimises.
     Without it: loss, perplexity and accuracy on val_dataloader.
-samples(number, length): beginnings that a model continues after each validation, int64 [at most number, length].
+samples(number, length): at most `number` beginnings that a model continues after each validation, each int64 [tokens],
+    with `length` tokens where the data have no beginnings of their own.
 tokenizer: of `transformers`, or whatever decodes them, and saves itself in the folder of the run by `save_pretrained`.
 take_tokenizer(folder): go on with the tokenizer that the run before has saved.
 may_change: names of the arguments that a resumed run may have otherwise; without it, all.
@@ -14,7 +15,7 @@ A batch is a dict of input_ids [B, T], labels [B, T] (models.loss.IGNORE where n
 [B, T], as `SequenceModel.loss` takes them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def evaluate(data: LightningDataModule, trainer: Trainer, module: TrainingModule
     return {name.removeprefix("val/"): value for name, value in metrics.items()}
 
 
-def samples(data: LightningDataModule, number: int, length: int) -> Tensor | None:
-    """Return beginnings [at most number, length] that a model is to continue; None where it generates nothing."""
+def samples(data: LightningDataModule, number: int, length: int) -> Sequence[Tensor] | None:
+    """Return the beginnings that a model continues; None where it generates nothing."""
     return data.samples(number, length) if hasattr(data, "samples") else None
 
 

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from data.state_tracking import StateTracking
-from data.tasks import IGNORE
+from data.task import IGNORE
 from training.build import fit_model_to_data
 from training.config_checks import check
 from training.evaluation_metrics import last_answers

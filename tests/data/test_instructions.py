@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from data import tokenization
-from data.instructions import Instructions, encode
+from data.examples import encode
+from data.instructions import Instructions
 from data.tasks import IGNORE
 from scripts.train import train
 from tests.tiny_runs import SHORT, TINY, config
@@ -85,6 +86,23 @@ def test_both_splits_hold_all_examples_once(make):
     assert module.val_data.examples > 2
 
 
+def test_examples_whose_response_is_cut_off_are_left_out(make):
+    longest = max(map(len, make(reset_at_documents=False).train_data.prompts(99)))  # with an end of text before it
+    with pytest.warns(UserWarning, match=r"are longer than context_length=.* have no response before"):
+        data = make(context_length=longest - 1).train_data
+    assert 0 < data.left_out < data.examples
+    assert all((data[[row]]["labels"] != IGNORE).any() for row in range(len(data)))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_samples_are_prompts(make, packed):
+    module = make(reset_at_documents=packed)
+    texts = [module.tokenizer.decode(prompt) for prompt in module.samples(2, 4)]
+    prompts = {f"<|endoftext|>{pair['prompt']}" for pair in PAIRS}
+    assert len(texts) == 2
+    assert prompts.issuperset(texts)
+
+
 def test_messages_are_written_by_the_template(make, folder):
     module = make("chats", chat_template=str(folder / "template.jinja"), context_length=200)
     row = {name: part[0] for name, part in module.val_data[[0]].items()}
@@ -115,13 +133,13 @@ def test_examples_that_cannot_be_used(row, message, folder):
 def test_a_template_that_rewrites_what_was_said_is_refused(folder):
     tokenizer = tokenization.load(str(folder / "tokenizer"))
     tokenizer.chat_template = "{{ messages | length }}" + TEMPLATE
-    with pytest.raises(ValueError, match="writes earlier messages otherwise"):
+    with pytest.raises(ValueError, match="writes a message differently when another one follows"):
         encode(messages("a", "b"), tokenizer, "here")
 
 
 def test_a_tokenizer_has_to_be_there(folder, tmp_path):
     module = Instructions(str(folder / "pairs.jsonl"), tokenizer="bpe:300", cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=r"bpe:300: instructions train none; .*init_from"):
+    with pytest.raises(ValueError, match=r"bpe:300: instructions train no tokenizer; .*init_from"):
         module.prepare_data()
 
 
