@@ -87,7 +87,7 @@ def _title(suite: str, jobs: dict[Job, dict[str, dict]]) -> str:
 
 
 def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor: bool) -> Figure:
-    """Time per step over what the suite varies: a row of panels for forward and for forward+backward."""
+    """Draw time per step over what the suite varies: a row of panels for forward and for forward+backward."""
     panels: dict[tuple[str, str], dict[Job, dict[str, dict]]] = {}
     for job, rows in jobs.items():
         panels.setdefault((job.mode, network(job.case, field)), {})[job] = rows
@@ -118,7 +118,7 @@ def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
 
 
 def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
-    """Return what a bare step takes, and the share of it in our time."""
+    """Draw what a bare step takes, and the share of it in our time."""
     least = sorted((getattr(job.case, field), floors.forward_floor(job.case), job) for job in jobs)
     ax.plot([x for x, *_ in least], [us for _, us, _ in least], "k--", label="bare step, and its share of our time")
     for x, us, job in least:
@@ -128,22 +128,30 @@ def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
 
 
 def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
-    """Time per step of every implementation that has any."""
+    """Draw the time per step of every implementation that has any."""
+    found = {job: {name: 1000 * ms / job.case.T for name, ms in times(rows).items()} for job, rows in jobs.items()}
     figure = Figure(figsize=(12, 7), layout="constrained")
-    names = list(dict.fromkeys(name for rows in jobs.values() for name in times(rows)))
-    colors = {name: f"C{k}" for k, name in enumerate(names)}
+    names = dict.fromkeys(name for values in found.values() for name in values)
     for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
-        found = {job.case: times(rows) for job, rows in jobs.items() if job.mode == mode}
-        for row, (case, ms) in enumerate(found.items()):
-            height = 0.8 / max(len(ms), 1)
-            for k, (name, value) in enumerate(ms.items()):
-                ax.barh(row + (k - (len(ms) - 1) / 2) * height, 1000 * value / case.T, height, color=colors[name])
-        for name in names:
-            ax.barh(0, 0, color=colors[name], label=label(name))
-        ax.set_yticks(range(len(found)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in found])
-        ax.invert_yaxis()
+        _bars(ax, found, mode, {name: f"C{k}" for k, name in enumerate(names)})
         ax.set(title=mode, xlabel="µs per time step", xscale="log")
     return figure
+
+
+def _bars(ax: Axes, values: dict[Job, dict[str, float]], mode: str, colors: dict[str, str], form: str = "") -> None:
+    """Draw the values of a mode as a group of bars for each case, labelled with the numbers in a format, if given."""
+    shown = {job.case: of_case for job, of_case in values.items() if job.mode == mode}
+    for row, of_case in enumerate(shown.values()):
+        height = 0.85 / max(len(of_case), 1)
+        for k, (name, value) in enumerate(of_case.items()):
+            place = row + (k - (len(of_case) - 1) / 2) * height
+            ax.barh(place, value, height, color=colors[name])
+            if form:
+                ax.text(value, place, f" {value:{form}}", va="center", fontsize=7)
+    for name, color in colors.items():
+        ax.barh(0, 0, color=color, label=label(name))
+    ax.set_yticks(range(len(shown)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in shown])
+    ax.invert_yaxis()
 
 
 def _add_legend(figure: Figure) -> None:
@@ -164,23 +172,13 @@ def _ratios_of(jobs: dict[Job, dict[str, dict]]) -> dict[Job, dict[str, float]]:
 
 
 def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
-    """Return a bar for every peer's time over ours."""
+    """Draw a bar for every peer's time over ours."""
     ratios = _ratios_of(jobs)
-    peers = list(dict.fromkeys(name for found in ratios.values() for name in found))
+    peers = dict.fromkeys(name for found in ratios.values() for name in found)
     figure = Figure(figsize=(12, 8), layout="constrained")
     for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
-        shown = {job.case: found for job, found in ratios.items() if job.mode == mode}
-        for row, found in enumerate(shown.values()):
-            height = 0.85 / len(found)
-            for k, (name, ratio) in enumerate(found.items()):
-                place = row + (k - (len(found) - 1) / 2) * height
-                ax.barh(place, ratio, height, color=_COLORS.get(name, _OTHER))
-                ax.text(ratio, place, f" {ratio:.1f}", va="center", fontsize=7)
-        for name in peers:
-            ax.barh(0, 0, color=_COLORS.get(name, _OTHER), label=label(name))
+        _bars(ax, ratios, mode, {name: _COLORS.get(name, _OTHER) for name in peers}, ".1f")
         ax.axvline(1, color="black", linewidth=1)
-        ax.set_yticks(range(len(shown)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in shown])
-        ax.invert_yaxis()
         ax.margins(x=0.08)
         ax.spines[["top", "right"]].set_visible(False)
         ax.set(title=mode, xlabel="their time over ours (line: as fast)")

@@ -8,26 +8,23 @@ from matplotlib.figure import Figure
 
 from benchmarks.figures import name_curves
 from benchmarks.generation import LLAMA
-from benchmarks.markdown import markdown
+from benchmarks.markdown import markdown, write_page
 
 
 def write(path: Path) -> list[Path]:
-    """Make the page and the figure of a file of `generation`, beside it."""
+    """Write the page and the figure of a file of `generation` beside it; return their paths."""
     content = json.loads(path.read_text())
     machine = content["machine"]
     device = machine["gpu"] or f"{machine['processor']}, one thread"
-    page, figure = path.with_suffix(".md"), path.with_suffix(".png")
+    figure = path.with_suffix(".png")
     draw(content["rows"], device, figure)
     paragraphs = [
         f"# Generating text: {device}",
         content["what"],
         f"![speed over batch and context]({figure.name})",
         markdown(_table(content["rows"])),
-        f"Data, with command, commit and machine: [{path.name}]({path.name}). "
-        f"`python -m scripts.benchmark figures files=[{path.name}]` makes page and figure from it.",
     ]
-    page.write_text("\n\n".join(paragraphs) + "\n")
-    return [page, figure]
+    return [write_page(path, paragraphs), figure]
 
 
 def _table(rows: list[dict]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Layers beside PyTorch's, input product included: over the shapes of real users, our factor."""
+"""FlashRNN beside nn.LSTM and nn.GRU, input product included, over the shapes of real users."""
 
 import os
 import time
@@ -12,16 +12,13 @@ from torch import Tensor, nn
 
 from benchmarks.cases import MODES, TRAINING, matching
 from benchmarks.layer_cases import LayerCase, cases
-from benchmarks.timing import call_of, device_ms, quantiles, seconds
+from benchmarks.timing import call_of, device_ms, ms_in_turns, quantiles, seconds
 from flashrnn import FlashRNN, warmup
 
 OURS, THEIRS = "FlashRNN", "PyTorch"
 _FARTHEST = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}  # of outputs, relative
 _ROUNDS, _SECONDS = range(7, 201), 1.0  # of calls on a CPU, and about for how long
-_CALLS, _CALLS_SECONDS = (
-    range(3, 21),
-    0.05,
-)  # that are timed on a GPU, where those of peers may take a tenth of a second
+_CALLS, _CALLS_SECONDS = range(3, 21), 0.05  # the same on a GPU, where calls of peers may take a tenth of a second
 
 Network = Callable[[Tensor], Tensor]
 
@@ -63,7 +60,7 @@ def _compile(cases: list[LayerCase]) -> None:
 
 
 def measured(case: LayerCase, mode: str, device: str) -> dict:
-    """Time of both, or why one has none."""
+    """Return the times of both networks and their ratio, or why there are none."""
     with precision(case.precision) as dtype:
         try:
             networks, x = network_pair(case, dtype, device)
@@ -122,7 +119,7 @@ def steps(network: nn.LSTM | nn.GRU, x: Tensor, reset: Tensor) -> Tensor:
 
 @torch.no_grad()
 def check(case: LayerCase, networks: dict, x: Tensor) -> None:
-    """Raise if the outputs differ by more than the precision explains: such times would not compare."""
+    """Raise RuntimeError if the outputs differ by more than the precision explains: such times would not compare."""
     ours, theirs = (networks[name][0](x).double() for name in (OURS, THEIRS))
     error = ((ours - theirs).norm() / theirs.norm()).item()
     if not error <= _FARTHEST[case.precision]:
@@ -141,29 +138,19 @@ def _on_gpu(calls: dict[str, tuple]) -> dict[str, dict]:
     for name, given in calls.items():
         run = call_of(*given)
         run()  # takes memory from the driver
-        fitting = int(_CALLS_SECONDS / seconds(run, 1))
-        found[name] = quantiles(device_ms(run, min(max(fitting, _CALLS.start), _CALLS.stop - 1)))
+        found[name] = quantiles(device_ms(run, _within(_CALLS, _CALLS_SECONDS / seconds(run, 1))))
     return found
 
 
 def _in_turns(calls: dict[str, tuple]) -> dict[str, dict]:
-    """Return milliseconds, the networks taking turns, so that what else the machine does meets both."""
-    functions = {}
-    for name, (forward, inputs, training) in calls.items():
-        d_out = torch.ones_like(forward().detach())
-        train = lambda forward=forward, inputs=inputs, d=d_out: torch.autograd.grad(forward(), inputs, d)  # noqa: E731
-        functions[name] = train if training else torch.no_grad()(forward)
-        functions[name]()
+    """Return milliseconds of calls in turns: processor time, or, of several threads, the time that passes."""
+    functions = {name: call_of(*given) for name, given in calls.items()}
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    begin = clock()
-    for function in functions.values():
-        function()
-    fitting = int(_SECONDS / (clock() - begin))
-    rounds = min(max(fitting, _ROUNDS.start), _ROUNDS.stop - 1)
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = clock()
-            function()
-            times[name].append(1000 * (clock() - start))
-    return {name: quantiles(values) for name, values in times.items()}
+    ms_in_turns(functions, 1)  # takes memory from the system
+    one = sum(ms for (ms,) in ms_in_turns(functions, 1, clock).values())
+    times = ms_in_turns(functions, _within(_ROUNDS, 1000 * _SECONDS / one), clock)
+    return {name: quantiles(ms) for name, ms in times.items()}
+
+
+def _within(numbers: range, wanted: float) -> int:
+    return int(min(max(wanted, numbers.start), numbers.stop - 1))

@@ -11,15 +11,15 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from benchmarks.cases import MODES
 from benchmarks.layer_cases import LayerCase
 from benchmarks.layers import OURS, case_of
-from benchmarks.markdown import markdown
+from benchmarks.markdown import markdown, write_page
 
 
 def write(path: Path) -> list[Path]:
-    """Make the page and the figure of a file of `layers`, beside it."""
+    """Write the page and the figure of a file of `layers` beside it; return their paths."""
     content = json.loads(path.read_text())
     machine, found = content["machine"], [row for row in content["rows"] if "ratio" in row]
     device = machine["gpu"] or f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}"
-    page, figure = path.with_suffix(".md"), path.with_suffix(".png")
+    figure = path.with_suffix(".png")
     draw(found, device, figure)
     precisions = list(dict.fromkeys(row["precision"] for row in found))
     paragraphs = [
@@ -29,11 +29,8 @@ def write(path: Path) -> list[Path]:
         _summary(found, precisions),
         f"![ratios]({figure.name})",
         *(text for name in precisions for text in (f"## {name}", _table(found, name))),
-        f"Data, with command, commit and machine: [{path.name}]({path.name}). "
-        f"`python -m scripts.benchmark figures files=[{path.name}]` makes page and figure from it.",
     ]
-    page.write_text("\n\n".join(paragraphs) + "\n")
-    return [page, figure]
+    return [write_page(path, paragraphs), figure]
 
 
 def ratios(rows: list[dict], precision: str, mode: str) -> dict[LayerCase, float]:

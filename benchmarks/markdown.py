@@ -1,6 +1,8 @@
-"""Tables in markdown, and places of pages that scripts fill."""
+"""Tables and pages in markdown, and places of pages that scripts fill."""
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 Table = list[list[str]]  # the header, then rows
 
@@ -9,6 +11,17 @@ def markdown(table: Table) -> str:
     header, *rows = table
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_page(data: Path, paragraphs: Iterable[str]) -> Path:
+    """Write the page of a file of results beside it, with a last paragraph that names the file; return its path."""
+    page = data.with_suffix(".md")
+    last = (
+        f"Data, with command, commit and machine: [{data.name}]({data.name}). "
+        f"`python -m scripts.benchmark figures files=[{data.name}]` makes page and figure from it."
+    )
+    page.write_text("\n\n".join([*paragraphs, last]) + "\n")
+    return page
 
 
 def filled(text: str, made: dict[str, str]) -> str:

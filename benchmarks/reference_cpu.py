@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.cases import Case
 from benchmarks.time_loop import time_loop
-from benchmarks.timing import quantiles, random_inputs
+from benchmarks.timing import ms_in_turns, quantiles, random_inputs
 from flashrnn import flashrnn, get_cell
 
 _SIZES = [(64, 40, 1, 64), (64, 40, 4, 64), (4, 256, 4, 64)]  # B, T, N, D
@@ -37,7 +37,7 @@ def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
 
 
 def _kept_bytes(forward: Callable[[], torch.Tensor]) -> int:
-    """Return what autograd keeps for the backward of `forward`."""
+    """Return the bytes that autograd saves for the backward of `forward`."""
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,12 +54,7 @@ def _kept_bytes(forward: Callable[[], torch.Tensor]) -> int:
 def processor_time(
     functions: dict[str, Callable], rounds: int = 50, warmup: int = 5, clock: Callable[[], float] = time.process_time
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds of every function, called in turns; of processor time, where the load of other programs does not
-    count, or by another clock."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(warmup + rounds):
-        for name, function in functions.items():
-            start = clock()
-            function()
-            times[name].append(1000 * (clock() - start))
-    return {name: quantiles(values[warmup:], digits=2) for name, values in times.items()}
+    """Return the milliseconds of every function, called in turns: processor time, in which other programs do not count,
+    or by another clock."""
+    times = ms_in_turns(functions, warmup + rounds, clock)
+    return {name: quantiles(ms[warmup:], digits=2) for name, ms in times.items()}

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.cases import MODES, Job
 from benchmarks.cliffs import Cliff, Misranked, cliffs, misranked
-from benchmarks.markdown import Table, markdown
+from benchmarks.markdown import Table, markdown, write_page
 from benchmarks.ours import NAME
 from benchmarks.results import by_job, milliseconds
 from benchmarks.sweep_cases import SERIES, Series
@@ -22,10 +22,10 @@ Curves = Mapping[int, float]
 
 
 def write(path: Path) -> list[Path]:
-    """Make the page and the figure of a file of the sweep, beside it."""
+    """Write the page and the figure of a file of the sweep beside it; return their paths."""
     content = json.loads(path.read_text())
     jobs = by_job(content["rows"])
-    page, figure = path.with_suffix(".md"), path.with_suffix(".png")
+    figure = path.with_suffix(".png")
     draw(jobs, content["runs"][-1]["machine"]["gpu"], figure)
     paragraphs = [
         "# Time over head size and batch size",
@@ -35,11 +35,8 @@ def write(path: Path) -> list[Path]:
         _table(["over", "network", "mode", "size", "ms", "larger size", "its ms", "ratio"], _cliff_rows(jobs)),
         "## Neighbours that the estimate ranks wrongly",
         _table(["over", "network", "mode", "sizes", "ratio by estimate", "measured"], _misranked_rows(jobs)),
-        f"Data, with command, commit and machine: [{path.name}]({path.name}). "
-        f"`python -m scripts.benchmark figures files=[{path.name}]` makes page and figure from it.",
     ]
-    page.write_text("\n\n".join(paragraphs) + "\n")
-    return [page, figure]
+    return [write_page(path, paragraphs), figure]
 
 
 def _table(header: list[str], rows: Iterator[list[str]]) -> str:

@@ -80,6 +80,19 @@ def seconds(run: Callable, calls: int) -> float:
     return time.perf_counter() - begin
 
 
+def ms_in_turns(
+    functions: Mapping[str, Callable], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Return the milliseconds of `rounds` calls of each function, in turns, so that other load meets all of them."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = clock()
+            function()
+            times[name].append(1000 * (clock() - start))
+    return times
+
+
 def device_ms(run: Callable, repetitions: int) -> list[float]:
     """Return the milliseconds between events on the device around each call.
 
