@@ -9,7 +9,12 @@ EXPECTED = 'expected {"prompt": "..."}'
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a file, JSON objects with a string "prompt"; raise a ValueError that names another one."""
-    return [_prompt(file, number, line) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)]
+    return [_prompt(file, number, line) for number, line in enumerate(_lines(file.read_text("utf-8")), 1)]
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines that newlines end: JSON may have other characters at which str.splitlines breaks a line."""
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _prompt(file: Path, number: int, line: str) -> dict[str, Any]:
@@ -61,7 +66,7 @@ class AnswerFile:
         if whole != content:
             with self._file.open("r+b") as file:
                 file.truncate(len(whole))
-        lines = whole.decode("utf-8").splitlines()
+        lines = _lines(whole.decode("utf-8"))
         for number, (line, prompt) in enumerate(zip(lines, self._prompts, strict=False), 1):
             if json.loads(line).get("prompt") != prompt["prompt"]:
                 raise ValueError(f"{self._file}, line {number} answers another prompt: give another out")

@@ -48,7 +48,8 @@ def write(file, prompts):
 def answers(exported, prompts, out, **options):
     common = {"device": "cpu", "dtype": "float32", "seed": 0, "max_new_tokens": 25, "slots": 3, **SAMPLING}
     generate(str(exported), prompts=str(prompts), out=str(out), **common | options)
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    with out.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def test_answers_are_in_the_order_of_the_prompts(exported, prompts, tmp_path):
@@ -169,6 +170,14 @@ def test_a_broken_line_is_named_and_no_answer_is_lost(line, message, exported, p
         answers(exported, prompts, tmp_path / "out.jsonl")
     write(prompts, [*PROMPTS, "more"])
     assert answers(exported, prompts, tmp_path / "out.jsonl")[:6] == whole
+
+
+def test_newlines_alone_end_lines(exported, tmp_path):
+    """JSON may have other characters at which str.splitlines breaks a line."""
+    file, prompts = tmp_path / "prompts.jsonl", ["a\u2028b\x85c", "d"]
+    file.write_text("".join(json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in prompts), "utf-8")
+    for _ in range(2):  # the second time from the answers of the first
+        assert [line["prompt"] for line in answers(exported, file, tmp_path / "out.jsonl")] == prompts
 
 
 def test_a_file_without_prompts(exported, tmp_path):
