@@ -50,7 +50,7 @@ class TestCases:
         assert select("length", []) == list(SUITES["length"])
 
     def test_a_pattern_that_matches_nothing_names_the_cases(self):
-        with pytest.raises(ValueError, match=r"'gru-\*'; its cases are\n  lstm-48x16-B16-T1024-bfloat16"):
+        with pytest.raises(ValueError, match=r"'gru-\*'[\s\S]*lstm-48x16-B16-T1024-bfloat16"):
             select("heads", ["lstm-*", "gru-*"])
 
     def test_shapes_are_the_cell_s(self):
@@ -366,7 +366,7 @@ class TestReport:
 
     def test_a_file_of_something_else_is_refused(self):
         file = ROOT / "docs" / "results" / "cpu" / "reference_cpu.json"
-        with pytest.raises(ValueError, match=r"reference_cpu.json has neither page nor figure"):
+        with pytest.raises(ValueError, match=r"reference_cpu\.json"):
             benchmark.write_page(file)
 
 
@@ -394,35 +394,37 @@ class TestCommandLine:
         assert "Could not override 'cases'" in self.refused(monkeypatch, "layers", "cases=[x]")
 
     def test_says_which_cases_there_are(self, monkeypatch):
-        assert "no case of suite 'batch' matches 'x'" in self.refused(monkeypatch, "kernels", "suite=batch", "case=[x]")
+        assert re.search("'batch' .*'x'", self.refused(monkeypatch, "kernels", "suite=batch", "case=[x]"))
 
     def test_asks_for_the_wheel(self, monkeypatch, tmp_path):
         error = self.refused(monkeypatch, "kernels", "peers=[flashrnn_1.0.8]")
-        assert error.startswith("error: flashrnn_1.0.8 needs flashrnn_wheel=PATH")
+        assert error.startswith("error: flashrnn_1.0.8 ")
+        assert "flashrnn_wheel=PATH" in error
         missing = tmp_path / "no.whl"
-        assert f"{missing} is no wheel" in self.refused(monkeypatch, "kernels", f"flashrnn_wheel={missing}")
+        assert str(missing) in self.refused(monkeypatch, "kernels", f"flashrnn_wheel={missing}")
 
     def test_asks_for_the_sources(self, monkeypatch, tmp_path):
         error = self.refused(monkeypatch, "kernels", "peers=haste_0.5.0")
-        assert error.startswith("error: haste_0.5.0 needs haste_sources=FOLDER")
+        assert error.startswith("error: haste_0.5.0 ")
+        assert "haste_sources=FOLDER" in error
         error = self.refused(monkeypatch, "kernels", f"haste_sources={tmp_path}")
-        assert error.startswith(f"error: haste_sources={tmp_path} does not hold")
+        assert error.startswith(f"error: haste_sources={tmp_path} ")
 
     @pytest.mark.parametrize("name", ["kernels", "first_call"])
     def test_asks_for_a_gpu(self, name, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         error = self.refused(monkeypatch, name)
-        assert error.startswith("error: this is measured on an NVIDIA GPU, and torch sees none\n")
+        assert re.search(r"^error: .*NVIDIA GPU", error)
 
     def test_names_the_peers(self, monkeypatch):
         error = self.refused(monkeypatch, "kernels", "peers=[cudnn]")
-        assert error.startswith("error: peer cudnn: expected some of cudnn_fp16, cudnn_bf16, cudnn_fp32,")
+        assert re.search("^error: .*cudnn: .*cudnn_fp16, cudnn_bf16, cudnn_fp32,", error)
 
     def test_without_a_commit_nothing_is_measured(self, monkeypatch, tmp_path):
         monkeypatch.setattr("training.provenance.commit", lambda: None)
         monkeypatch.setattr(reference_cpu, "rows", lambda: pytest.fail("measured"))
         error = self.refused(monkeypatch, "reference_cpu", f"out={tmp_path}")
-        assert error.startswith("error: there is no git history here to tell what is measured")
+        assert re.search("^error: .*git", error)
 
     def test_a_run_that_breaks_off_leaves_the_earlier_result_and_what_it_has_measured(self, monkeypatch, tmp_path):
         def rows():

@@ -73,22 +73,19 @@ def test_large_gates_give_finite_results_and_gradients(cell):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"states": ("c",)}, r"step\('g', 'h'\) must take the gates and then the states \('c',\)"),
-        ({"states": ("g", "h")}, "must take the gates and then the states"),
-        ({"states": ()}, "must take the gates and then the states"),
-        ({"states": "h"}, r"states='h' must be a tuple of names, as in \('h',\)"),
-        ({"states": ("h",), "input_gates": ("x",)}, r"input_gates \['x'\] are not among its gates \('g',\)"),
-        ({"states": ("h",), "recurrent_gates": ("h",)}, r"recurrent_gates \['h'\] are not among its gates"),
-        (
-            {"states": ("h",), "recurrent_gates": ()},
-            r"recurrent_gates=\(\) must name at least one of the gates \('g',\)",
-        ),
-        ({"states": ("h",), "input_gates": "g"}, r"input_gates='g' must be a tuple of names, as in \('g',\)"),
-        ({"step": lambda d_g, h: d_g, "states": ("h",)}, r"\['d_g'\] start with one of \('d_', 'new_', 'factor'\)"),
+        ({"states": ("c",)}, r"\('g', 'h'\).*\('c',\)"),
+        ({"states": ("g", "h")}, r"\('g', 'h'\).*\('g', 'h'\)"),
+        ({"states": ()}, r"\('g', 'h'\).*\(\)"),
+        ({"states": "h"}, r"states='h' .*\('h',\)"),
+        ({"states": ("h",), "input_gates": ("x",)}, r"input_gates \['x'\] .*\('g',\)"),
+        ({"states": ("h",), "recurrent_gates": ("h",)}, r"recurrent_gates \['h'\] .*\('g',\)"),
+        ({"states": ("h",), "recurrent_gates": ()}, r"recurrent_gates=\(\) .*\('g',\)"),
+        ({"states": ("h",), "input_gates": "g"}, r"input_gates='g' .*\('g',\)"),
+        ({"step": lambda d_g, h: d_g, "states": ("h",)}, r"\['d_g'\] .*\('d_', 'new_', 'factor'\)"),
     ],
 )
 def test_definition_that_does_not_fit_its_step(arguments, message):
-    with pytest.raises(ValueError, match=f"cell 'mine': .*{message}"):
+    with pytest.raises(ValueError, match=f"'mine': .*{message}"):
         Cell(**{"name": "mine", "step": step} | arguments)
 
 
@@ -101,19 +98,19 @@ def test_step_must_return_a_tensor_for_each_state(new):
 @pytest.mark.parametrize(
     ("mixing", "message"),
     [
-        (lambda g, h: g - g.mean(), "step is not element-wise"),
-        (lambda g, h: torch.softmax(g, -1) + h, "step is not element-wise"),
-        (lambda g, h: g.cumsum(-1), "step is not element-wise"),
-        (lambda g, h: g + h.flip(-1), "step is not element-wise"),
-        (lambda g, h: g + h.sort(-1).values, "step is not element-wise"),
-        (lambda g, h: g + h.cummax(0).values, "step is not element-wise"),
-        (lambda g, h: g + h.median(), "step is not element-wise"),
-        (lambda g, h: g if (h.as_subclass(torch.Tensor) > 0).any() else h, "step is not element-wise"),
-        (lambda g, h: g + torch.ones(3) * h, "step must run on tensors of any shape"),
-        (lambda g, h: g[..., 0] + h, "step must run on tensors of any shape"),
-        (lambda g, h: g if h > 0 else h, "step must run on tensors of any shape, without Python branches"),
-        (lambda g, h: g if h.max() > 3 else h, "step must run on tensors of any shape, without Python branches"),
-        (lambda g, h: g * float(h.isnan().any()), "step must run on tensors of any shape, without Python branches"),
+        (lambda g, h: g - g.mean(), "element-wise"),
+        (lambda g, h: torch.softmax(g, -1) + h, "element-wise"),
+        (lambda g, h: g.cumsum(-1), "element-wise"),
+        (lambda g, h: g + h.flip(-1), "element-wise"),
+        (lambda g, h: g + h.sort(-1).values, "element-wise"),
+        (lambda g, h: g + h.cummax(0).values, "element-wise"),
+        (lambda g, h: g + h.median(), "element-wise"),
+        (lambda g, h: g if (h.as_subclass(torch.Tensor) > 0).any() else h, "element-wise"),
+        (lambda g, h: g + torch.ones(3) * h, "any shape"),
+        (lambda g, h: g[..., 0] + h, "any shape"),
+        (lambda g, h: g if h > 0 else h, "Python branches"),
+        (lambda g, h: g if h.max() > 3 else h, "Python branches"),
+        (lambda g, h: g * float(h.isnan().any()), "Python branches"),
     ],
     ids=[
         "mean",
@@ -132,7 +129,7 @@ def test_step_must_return_a_tensor_for_each_state(new):
     ],
 )
 def test_step_that_looks_at_other_units_is_refused(mixing, message):
-    with pytest.raises(ValueError, match=f"cell 'mine': {message}"):
+    with pytest.raises(ValueError, match=f"'mine': .*{message}"):
         Cell("mine", mixing, states=("h",))
 
 
@@ -170,7 +167,7 @@ def test_names_of_built_in_cells_stay_theirs():
 
 
 def test_a_name_with_dots_is_not_registered():
-    with pytest.raises(ValueError, match=r"'my\.cell' cannot be registered"):
+    with pytest.raises(ValueError, match=r"'my\.cell'"):
         register(Cell("my.cell", step, states=("h",)))
 
 
@@ -180,7 +177,7 @@ def test_a_dotted_name_is_imported():
         get_cell("flashrnn.cells.GURU")
     with pytest.raises(ValueError, match=r"'no_module\.CELL'.*'no_module'"):
         get_cell("no_module.CELL")
-    with pytest.raises(TypeError, match=r"flashrnn\.cells\.get_cell is of type function"):
+    with pytest.raises(TypeError, match=r"flashrnn\.cells\.get_cell .*function"):
         get_cell("flashrnn.cells.get_cell")
 
 
@@ -347,9 +344,9 @@ def test_a_step_may_have_options_of_its_own():
 
 def test_a_captured_parameter_is_an_error():
     rate = torch.nn.Parameter(torch.tensor(0.5))
-    with pytest.raises(ValueError, match="asks for gradients"):
+    with pytest.raises(ValueError, match="gradients"):
         Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
-    with torch.no_grad(), pytest.raises(ValueError, match="asks for gradients"):
+    with torch.no_grad(), pytest.raises(ValueError, match="gradients"):
         Cell("captures", lambda g, h: rate * h + torch.tanh(g), states=("h",))
 
 

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -128,14 +129,14 @@ def test_a_trace_imports_no_compiler():
 @pytest.mark.parametrize("wrong", [lambda x: x, torch.abs, lambda x: 1.0001 * x.clamp(min=0), lambda x: 0 * x])
 def test_a_graph_that_computes_something_else_is_refused(monkeypatch, wrong):
     monkeypatch.setitem(recorder.PARTS, "relu", wrong)
-    with pytest.raises(UntraceableCell, match=r"new_h is \S+, but by its graph \S+, at g=\S+, h="):
+    with pytest.raises(UntraceableCell, match=r"new_h .*g=\S+, h="):
         trace(cell_of(torch.relu))
 
 
 def test_a_gradient_that_is_another_is_refused(monkeypatch):
     """Its kink, where PyTorch's relu has the gradient 0, is among the points that are compared."""
     monkeypatch.setitem(recorder.PARTS, "threshold_backward", lambda grad, x, threshold: torch.where(x >= 0, grad, 0.0))
-    with pytest.raises(UntraceableCell, match=r"d_g is \S+, but by its graph \S+, at g=0, h=0"):
+    with pytest.raises(UntraceableCell, match=r"d_g .*g=0, h=0"):
         trace(cell_of(torch.relu))
 
 
@@ -165,17 +166,15 @@ def test_a_trace_is_the_same_wherever_it_is_made(context):
     ids=["lgamma", "integers"],
 )
 def test_operator_without_a_scalar_form_is_named(activation, operator):
-    with pytest.raises(UntraceableCell) as error:
+    with pytest.raises(UntraceableCell, match=f"'mine' .*{re.escape(operator)}.*sigmoid"):  # which has one
         trace(cell_of(activation))
-    assert f"cell 'mine' uses the operator {operator}, which has no scalar form" in str(error.value)
-    assert "sigmoid" in str(error.value)  # among those that have one
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("inner", [lambda x: x, lambda x: x.detach()], ids=["with gradient", "without"])
 def test_a_cast_to_a_narrow_dtype_is_refused(dtype, inner):
     """Kernels that left the cast out would compute another cell."""
-    with pytest.raises(UntraceableCell, match=f"'mine' casts to {dtype}"):
+    with pytest.raises(UntraceableCell, match=f"'mine' .*{dtype}"):
         trace(cell_of(lambda x: torch.tanh(x) + inner(x).to(dtype).to(x.dtype)))
 
 

@@ -132,7 +132,7 @@ def test_its_loop_with_a_gradient_by_hand_is_our_vanilla(function):
 
 @pytest.mark.parametrize("backend", ["cuda_fused", "cuda", "triton_fused"])
 def test_its_kernels_have_the_names_of_ours(backend):
-    with pytest.raises(UnsupportedProblem, match=f"backend '{backend}': it runs on"):
+    with pytest.raises(UnsupportedProblem, match=f"'{backend}': "):
         nxai.flashrnn(*random_call("lstm", torch.float32), backend=backend)
 
 
@@ -154,10 +154,10 @@ def test_what_would_change_results_is_refused(field):
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ({"input_shape": "BTGND"}, "input_shape must name each axis of BTGHD once, got 'BTGND'"),
-        ({"output_shape": "SBHD"}, "output_shape must name each axis of SBTHD once, got 'SBHD'"),
-        ({"dtype": "float8"}, "a dtype must be one of bfloat16, float16, float32, float64, got 'float8'"),
-        ({"function": "mlstm"}, "unknown cell 'mlstm'"),
+        ({"input_shape": "BTGND"}, "input_shape .*BTGHD.*'BTGND'"),
+        ({"output_shape": "SBHD"}, "output_shape .*SBTHD.*'SBHD'"),
+        ({"dtype": "float8"}, "bfloat16, float16, float32, float64.*'float8'"),
+        ({"function": "mlstm"}, "'mlstm'"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(field, message):

@@ -16,13 +16,13 @@ def problem() -> ConstraintProblem:
 @pytest.mark.parametrize(
     ("name", "values", "error", "message"),
     [
-        ("y", [], ValueError, "'y' has no value to take"),
-        ("y", range(5, 5), ValueError, "'y' has no value to take"),
-        ("y", [1, 2.5], TypeError, "'y': 2.5 is not an integer"),
-        ("y", [True], TypeError, "'y': True is not an integer"),
-        ("y", 2.5, TypeError, "'y': 2.5 is neither a range or list of integers nor an integer"),
-        ("warps per CTA", [1], ValueError, "'warps per CTA' cannot name a variable"),
-        ("x", [1], ValueError, "variable 'x' already"),
+        ("y", [], ValueError, "'y'"),
+        ("y", range(5, 5), ValueError, "'y'"),
+        ("y", [1, 2.5], TypeError, "'y': 2.5 "),
+        ("y", [True], TypeError, "'y': True "),
+        ("y", 2.5, TypeError, "'y': 2.5 .*range or list"),
+        ("warps per CTA", [1], ValueError, "'warps per CTA'"),
+        ("x", [1], ValueError, "'x'"),
     ],
 )
 def test_variables(problem, name, values, error, message):
@@ -31,33 +31,33 @@ def test_variables(problem, name, values, error, message):
 
 
 def test_unknown_preference(problem):
-    with pytest.raises(ValueError, match="'biggest' is neither 'smallest' nor 'largest'"):
+    with pytest.raises(ValueError, match=r"'biggest' .*'smallest' .*'largest'"):
         problem.variable("y", [1], prefer="biggest")
 
 
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda x, z: 1 <= x <= 5, TypeError, "chains like 1 <= x <= 8 cannot work"),
-        (lambda x, z: x > 1 and z > 1, TypeError, "combine conditions with & and |"),
-        (lambda x, z: not x > 1, TypeError, "'x > 1' is a condition, true or false only once"),
-        (lambda x, z: x or z, TypeError, "'x' has no value until it is solved"),
-        (lambda x, z: x / 2, TypeError, "use // .rounds down. or ceil_div"),
-        (lambda x, z: 2 / x, TypeError, "use // .rounds down. or ceil_div"),
-        (lambda x, z: x * 0.5, TypeError, "0.5 is not an integer"),
-        (lambda x, z: x <= "8", TypeError, "'8' is not an integer"),
-        (lambda x, z: x + True, TypeError, "True is not an integer"),
-        (lambda x, z: x // z, ValueError, "the divisor ranges over -3..3"),
-        (lambda x, z: ceil_div(x, 0), ValueError, "the divisor ranges over 0..0"),
-        (lambda x, z: x % (x - 4), ValueError, "the divisor ranges over -3..4"),
-        (lambda x, z: x**z, ValueError, "the exponent can be -3"),
-        (lambda x, z: z**x, ValueError, "the base can be -3"),
-        (lambda x, z: lookup(x, {1: 5}), ValueError, r"no value for x = 2; it has \[1\]"),
-        (lambda x, z: lookup(x, dict.fromkeys(range(1, 9), 1.5)), TypeError, "for x = 1 must be an integer, got 1.5"),
-        (lambda x, z: lookup(x + z, {1: 5}), TypeError, "x \\+ z is not a variable"),
-        (lambda x, z: maximum(), ValueError, "at least one expression"),
-        (lambda x, z: any_of(), ValueError, r"any_of\(\) needs at least one condition"),
-        (lambda x, z: all_of(x > 1, True), TypeError, "all_of: True is not a condition"),
+        (lambda x, z: 1 <= x <= 5, TypeError, "1 <= x <= 8"),
+        (lambda x, z: x > 1 and z > 1, TypeError, r"& and \|"),
+        (lambda x, z: not x > 1, TypeError, "'x > 1'"),
+        (lambda x, z: x or z, TypeError, "'x'"),
+        (lambda x, z: x / 2, TypeError, "// .*ceil_div"),
+        (lambda x, z: 2 / x, TypeError, "// .*ceil_div"),
+        (lambda x, z: x * 0.5, TypeError, "^0.5 "),
+        (lambda x, z: x <= "8", TypeError, "^'8' "),
+        (lambda x, z: x + True, TypeError, "^True "),
+        (lambda x, z: x // z, ValueError, r"divisor .*-3\.\.3"),
+        (lambda x, z: ceil_div(x, 0), ValueError, r"divisor .*0\.\.0"),
+        (lambda x, z: x % (x - 4), ValueError, r"divisor .*-3\.\.4"),
+        (lambda x, z: x**z, ValueError, "exponent .*-3"),
+        (lambda x, z: z**x, ValueError, "base .*-3"),
+        (lambda x, z: lookup(x, {1: 5}), ValueError, r"x = 2.*\[1\]"),
+        (lambda x, z: lookup(x, dict.fromkeys(range(1, 9), 1.5)), TypeError, "x = 1 .*1.5"),
+        (lambda x, z: lookup(x + z, {1: 5}), TypeError, r"x \+ z "),
+        (lambda x, z: maximum(), ValueError, "at least one"),
+        (lambda x, z: any_of(), ValueError, r"any_of\(\)"),
+        (lambda x, z: all_of(x > 1, True), TypeError, "all_of: True "),
     ],
 )
 def test_expressions(problem, build, error, message):
@@ -68,10 +68,10 @@ def test_expressions(problem, build, error, message):
 @pytest.mark.parametrize(
     ("name", "build", "error", "message"),
     [
-        ("", lambda x: x > 1, ValueError, "a constraint needs a name"),
-        ("taken", lambda x: x > 1, ValueError, "a constraint 'taken' already"),
-        ("c", lambda x: x + 1, TypeError, r"constraint 'c': x \+ 1 is not a condition"),
-        ("c", lambda x: True, TypeError, "constraint 'c': True is not a condition"),
+        ("", lambda x: x > 1, ValueError, "name"),
+        ("taken", lambda x: x > 1, ValueError, "'taken'"),
+        ("c", lambda x: x + 1, TypeError, r"'c': x \+ 1 "),
+        ("c", lambda x: True, TypeError, "'c': True "),
     ],
 )
 def test_constraints(problem, name, build, error, message):
@@ -84,7 +84,7 @@ def test_constraints(problem, name, build, error, message):
 def test_variables_of_another_problem(problem):
     x, _ = problem.variables
     foreign = ConstraintProblem().variable("x", range(4))
-    message = "variable 'x' belongs to another problem"
+    message = "'x' .*another problem"
     for attempt in (
         lambda: problem.add("c", x + foreign <= 3),
         lambda: problem.minimize(foreign),
@@ -96,17 +96,17 @@ def test_variables_of_another_problem(problem):
 
 
 def test_order_of_names(problem):
-    with pytest.raises(TypeError, match="order: 'x' is not a variable"):
+    with pytest.raises(TypeError, match="order: 'x' "):
         problem.solve(order=["x"])
 
 
 def test_objective_that_is_none(problem):
-    with pytest.raises(TypeError, match="None is not an integer or an expression"):
+    with pytest.raises(TypeError, match=r"^None "):
         problem.minimize(None)
 
 
 def test_excluding_a_solution_of_fewer_variables(problem):
     solution = problem.solve()
     problem.variable("y", range(3))
-    with pytest.raises(ValueError, match="has no value for 'y'"):
+    with pytest.raises(ValueError, match="'y'"):
         problem.exclude(solution)

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import time
@@ -53,7 +54,7 @@ def test_where_nothing_can_be_kept_a_process_compiles_for_itself(tmp_path):
     module = ModuleType("of_a_full_disk")
     module.CACHE = True
     code = compile("if CACHE: raise OSError(28, 'No space left on device')\ndone = True", "of_a_full_disk", "exec")
-    with pytest.warns(RuntimeWarning, match=r"cannot be kept in .*No space left"):
+    with pytest.warns(RuntimeWarning, match=r"test_where_nothing_can_be_kept.*No space left"):
         build._execute(code, module, tmp_path / "of_a_full_disk.py")
     assert module.done
 
@@ -87,9 +88,9 @@ def test_where_numba_fails_auto_takes_vanilla_and_cpu_fused_says_why(monkeypatch
     for cached in (build._compiled_once, build.time_loop, build.cell_step, call.prepare, dispatch._warn_of_fallback):
         cached.cache_clear()
     inputs = random_inputs(get_cell("elman"), 2, 3, 1, 6, torch.float32)
-    with pytest.raises(KernelUnavailable, match=r"^numba cannot compile the kernels for the CPU: LLVM has no such"):
+    with pytest.raises(KernelUnavailable, match=r"numba .*LLVM has no such target"):
         flashrnn(*inputs, function="elman", backend="cpu_fused")
-    with pytest.warns(RuntimeWarning, match=r"'cpu_fused' is not available, .*LLVM has no such target"):
+    with pytest.warns(RuntimeWarning, match=r"'cpu_fused' .*LLVM has no such target"):
         found = results(flashrnn, inputs, function="elman")
     expected = results(flashrnn, inputs, function="elman", backend="vanilla")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -117,13 +118,13 @@ def reason(**changes) -> str | None:
 
 def test_what_it_does_not_serve_has_a_reason(monkeypatch):
     assert reason() is None
-    assert reason(device=torch.device("cuda:0")) == "it runs on CPUs, not on cuda"
-    assert reason(dtype=torch.float16) == "it computes in bfloat16, float32 and float64, not in torch.float16"
+    assert "cuda" in reason(device=torch.device("cuda:0"))
+    assert re.search(r"bfloat16, float32 and float64.* torch\.float16", reason(dtype=torch.float16))
     assert reason(head_dim=4096) is None
     assert reason(dtype=torch.bfloat16, head_dim=768) is None
     assert "768" in reason(dtype=torch.bfloat16, head_dim=769)
     monkeypatch.setattr("flashrnn.cpu.backend._installed", lambda: False)
-    assert reason() == "numba is not installed: pip install numba"
+    assert "pip install numba" in reason()
 
 
 def test_without_numba_the_first_slow_call_says_what_to_install(monkeypatch):

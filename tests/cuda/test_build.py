@@ -157,7 +157,7 @@ def test_eight_processes_at_once(folder, compiled):
 def test_folder_that_takes_no_files_warns_once(tmp_path, monkeypatch, new_process):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.warns(RuntimeWarning, match=r"file/cache .*FLASHRNN_CACHE"):
+    with pytest.warns(RuntimeWarning, match="file/cache .*FLASHRNN_CACHE"):
         first = twice()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -177,9 +177,7 @@ def test_disk_that_is_full_leaves_no_files(folder, monkeypatch):
 
 def test_mistake_in_a_cell_gives_the_log_of_the_compiler(folder):
     wrong = 'extern "C" __global__ void twice(float* x) { x[0] = unheard_of(x[1]); }'
-    with pytest.raises(
-        RuntimeError, match=r'twice does not compile for sm_90a with nvrtc (?s:.*)"unheard_of" is undef'
-    ):
+    with pytest.raises(RuntimeError, match=r'twice .*sm_90a(?s:.*)"unheard_of"'):
         twice(wrong)
     assert not list(folder.iterdir())
 
@@ -191,7 +189,7 @@ def test_unknown_architecture_is_named(folder):
 
 def test_missing_headers_say_which_package_has_them(folder, monkeypatch):
     monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda name: None)
-    with pytest.raises(KernelUnavailable, match=r"pip install nvidia-cuda-runtime"):
+    with pytest.raises(KernelUnavailable, match="pip install nvidia-cuda-runtime"):
         twice()
 
 
@@ -200,7 +198,7 @@ def test_missing_nvrtc_says_which_package_has_it(folder, monkeypatch):
         raise RuntimeError("Failure finding libnvrtc.so")
 
     monkeypatch.setattr(module, "nvrtc_version", missing)
-    expected = r"^no NVRTC: .* pip install nvidia-cuda-nvrtc: Failure finding libnvrtc.so$"
+    expected = r"pip install nvidia-cuda-nvrtc: Failure finding libnvrtc\.so$"
     with pytest.raises(KernelUnavailable, match=expected):
         twice()
 

@@ -96,7 +96,7 @@ def test_a_kernel_that_finds_no_room_is_not_available(gpu, monkeypatch):
     monkeypatch.setattr(launch, "device_gpu", lambda device: named_gpu("H100"))
     monkeypatch.setattr(launch.LoadedKernel, "_groups_at_once", lambda self: 0)
     binary = Binary(b"", "flashrnn_forward", 32, 0, Path("forward.cubin"))
-    with pytest.raises(KernelUnavailable, match=r"^flashrnn_forward: this GPU cannot run 16 blocks"):
+    with pytest.raises(KernelUnavailable, match=r"flashrnn_forward: .* 16 blocks"):
         launch.LoadedKernel(binary, (), 0, 128, 1024, 16, grid=False)
 
 

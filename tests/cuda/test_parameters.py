@@ -32,23 +32,25 @@ def test_arguments_are_packed_by_name():
     assert in_memory(packed, {"launch": 7, "y": Y, "x": 64}) == [64, Y.data_ptr(), 7, 2]
 
 
-@pytest.mark.parametrize("arguments", [{"x": X, "y": Y}, {"x": X, "y": Y, "launch": 1, "b": 2}], ids=list)
-def test_other_names_are_refused(arguments):
-    with pytest.raises(TypeError, match=r"missing or unknown: \['(launch|b)'\]"):
+@pytest.mark.parametrize(
+    ("arguments", "name"), [({"x": X, "y": Y}, "launch"), ({"x": X, "y": Y, "launch": 1, "b": 2}, "b")]
+)
+def test_other_names_are_refused(arguments, name):
+    with pytest.raises(TypeError, match=rf"\['{name}'\]"):
         Packed(PARAMETERS, {"B": 2}).pack(arguments)
 
 
 @pytest.mark.parametrize("known", [{"b": 2}, {"launch": 2}], ids=["unknown", "not the last"])
 def test_what_is_known_beforehand_are_the_last(known):
-    with pytest.raises(TypeError, match="known beforehand can be the last of"):
+    with pytest.raises(TypeError, match=rf"'launch', 'B'\].*\['{next(iter(known))}'\]"):
         Packed(PARAMETERS, known)
 
 
 @pytest.mark.parametrize(
     ("x", "expected"),
     [
-        (X.double(), r"x \(const float\* __restrict__\) is torch.float32 \[2, 3\]; got torch.float64 \[2, 3\]"),
-        (X[:, :2], r"is torch.float32 \[2, 3\]; got torch.float32 \[2, 2\]"),
+        (X.double(), r"x .*torch\.float32 \[2, 3\].*torch\.float64 \[2, 3\]"),
+        (X[:, :2], r"x .*torch\.float32 \[2, 3\].*torch\.float32 \[2, 2\]"),
     ],
     ids=["dtype", "shape"],
 )

@@ -113,13 +113,13 @@ def test_half_a_surrogate_pair_does_not_stop_the_reading(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
-        ("a.txt", b"\xff\xfe\xff", ValueError, r"a.txt is not UTF-8 text"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": \n', ValueError, r"a.jsonl, line 2 is not JSON"),
-        ("a.jsonl", b'["x"]\n', ValueError, r'a.jsonl, line 1 is not a JSON object: \["x"\]'),
-        ("a.jsonl", b'{"content": "x"}\n', ValueError, r"no column 'text'; set `column` to one of: content"),
-        ("a.jsonl", b'{"text": 3}\n', ValueError, r"row 1: 'text' is 3, not text"),
-        ("a.parquet", b"nonsense", ValueError, r"a.parquet cannot be read: .*not a parquet file"),
-        ("b.txt", b"x", FileNotFoundError, r"no file matches source '.*a.txt'"),
+        ("a.txt", b"\xff\xfe\xff", ValueError, r"a\.txt .*UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', ValueError, r"a\.jsonl, line 2 .*JSON"),
+        ("a.jsonl", b'["x"]\n', ValueError, r'a\.jsonl, line 1 .*\["x"\]'),
+        ("a.jsonl", b'{"content": "x"}\n', ValueError, "'text'.*`column`.*content"),
+        ("a.jsonl", b'{"text": 3}\n', ValueError, "row 1: 'text' .*3"),
+        ("a.parquet", b"nonsense", ValueError, r"a\.parquet .*not a parquet file"),
+        ("b.txt", b"x", FileNotFoundError, r"source '.*a\.txt'"),
     ],
 )
 def test_unreadable_files(tmp_path, name, content, error, message):
@@ -130,30 +130,27 @@ def test_unreadable_files(tmp_path, name, content, error, message):
 
 def test_a_parquet_file_without_the_column(tmp_path):
     datasets.Dataset.from_dict({"content": TEXTS}).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="no column 'text'; set `column` to one of: content"):
+    with pytest.raises(ValueError, match=r"'text'.*`column`.*content"):
         read(tmp_path / "a.parquet")
 
 
 def test_a_folder_or_mixed_kinds(tmp_path):
-    with pytest.raises(ValueError, match=r"is a folder; name its files: '.*/\*\*/\*.txt'"):
+    with pytest.raises(ValueError, match=rf"{tmp_path}.*'.*/\*\*/\*\.txt'"):
         read(tmp_path)
     (tmp_path / "a.txt").write_text("x")
     write_rows(tmp_path / "a.jsonl", [{"text": "x"}])
-    with pytest.raises(ValueError, match="mixes JSON lines and text files"):
+    with pytest.raises(ValueError, match="JSON lines and text"):
         read(tmp_path / "a.*")
 
 
 def test_no_network_fails_at_once_and_says_what_to_do(no_network, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("would try for half a minute"))
-    with pytest.raises(
-        ConnectionError,
-        match=r"'owner/name': cannot reach .* set HF_HUB_OFFLINE=1; else set data.source to local files",
-    ):
+    with pytest.raises(ConnectionError, match=r"'owner/name'.*HF_HUB_OFFLINE=1.*data\.source"):
         read("owner/name")
 
 
 def test_offline_and_not_downloaded_before(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match="'owner/name' cannot be loaded: not downloaded before"):
+    with pytest.raises(FileNotFoundError, match="'owner/name'"):
         read("owner/name")

@@ -52,7 +52,7 @@ def test_ids_beyond_sixteen_bits():
 
 def test_a_token_beyond_the_vocabulary(encoder, monkeypatch):
     monkeypatch.setattr(encoder, "ids", lambda texts: [[2, 300]])
-    with pytest.raises(ValueError, match="the tokenizer gave token 300, but its vocabulary ends at 99"):
+    with pytest.raises(ValueError, match=r"token 300.* 99"):
         encoder(["2 300"])
 
 
@@ -66,7 +66,5 @@ def test_processes_give_every_chunk_in_order(encoder):
 
 
 def test_a_killed_process_ends_it_with_one_message():
-    with pytest.raises(
-        ChildProcessError, match=r"one of the 1 tokenising processes ended.*it was killed.*prepare_processes"
-    ):
+    with pytest.raises(ChildProcessError, match=r"killed.*prepare_processes"):
         list(encode_in_order([Chunk(["2"])], Kills(), 1))

@@ -35,9 +35,7 @@ class TestCompressed:
     def test_a_damaged_file_is_named(self, tmp_path, suffix, damage):
         file = tmp_path / f"a.jsonl.{suffix}"
         file.write_bytes(damage(COMPRESS[suffix](os.urandom(4000).hex().encode())))
-        with pytest.raises(
-            ValueError, match=rf"a.jsonl.{suffix} cannot be read: .*; if it is .* damaged, get it again"
-        ):
+        with pytest.raises(ValueError, match=rf"a\.jsonl\.{suffix} .*damaged"):
             texts(file)
 
 
@@ -53,7 +51,5 @@ def test_rows_tell_how_much_is_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz"])
 def test_tables_are_no_text(name):
-    with pytest.raises(
-        ValueError, match=f"{name} is a table, which is not read as text: convert it to parquet or JSON"
-    ):
+    with pytest.raises(ValueError, match=f"{name} .*parquet or JSON"):
         kind(name)

@@ -119,10 +119,10 @@ def test_messages_are_written_by_the_template(make, folder):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "x"}, "has text: expected prompt and response, or messages"),
-        (messages("a", "b"), "no chat template: set data.chat_template"),
-        ({"prompt": "a", "response": ""}, "no response to learn"),
-        ({"prompt": "a", "response": 3}, "3.* is no message"),
+        ({"text": "x"}, "text.*prompt and response, or messages"),
+        (messages("a", "b"), r"data\.chat_template"),
+        ({"prompt": "a", "response": ""}, "response"),
+        ({"prompt": "a", "response": 3}, "3.* message"),
     ],
 )
 def test_examples_that_cannot_be_used(row, message, folder):
@@ -133,18 +133,18 @@ def test_examples_that_cannot_be_used(row, message, folder):
 def test_a_template_that_rewrites_what_was_said_is_refused(folder):
     tokenizer = tokenization.load(str(folder / "tokenizer"))
     tokenizer.chat_template = "{{ messages | length }}" + TEMPLATE
-    with pytest.raises(ValueError, match="writes a message differently when another one follows"):
+    with pytest.raises(ValueError, match=r"here.*message "):
         encode(messages("a", "b"), tokenizer, "here")
 
 
 def test_a_tokenizer_has_to_be_there(folder, tmp_path):
     module = Instructions(str(folder / "pairs.jsonl"), tokenizer="bpe:300", cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=r"bpe:300: instructions train no tokenizer; .*init_from"):
+    with pytest.raises(ValueError, match=r"bpe:300.*init_from"):
         module.prepare_data()
 
 
 def test_long_examples_are_cut_off(make):
-    with pytest.warns(UserWarning, match=r"examples are longer than context_length=12 and are cut off"):
+    with pytest.warns(UserWarning, match="context_length=12 "):
         module = make(context_length=12)
     assert module.train_data[[0]]["input_ids"].shape == (1, 12)
 

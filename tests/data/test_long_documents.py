@@ -59,10 +59,10 @@ def test_a_context_begins_anew_within_documents(text):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eval_length": 100 * WINDOW}, r"data\.eval_length=12800: the longest of the validation documents .* tokens"),
-        ({"eval_length": 100}, "data.eval_length=100 must be a positive multiple of 128"),
-        ({"eval_context": 64}, "data.eval_context=64 must be a positive multiple of 128"),
-        ({"eval_documents": 0}, "eval_documents=0 must be at least 1"),
+        ({"eval_length": 100 * WINDOW}, r"data\.eval_length=12800: .* tokens"),
+        ({"eval_length": 100}, r"data\.eval_length=100 .*multiple of 128"),
+        ({"eval_context": 64}, r"data\.eval_context=64 .*multiple of 128"),
+        ({"eval_documents": 0}, "eval_documents=0 .*1"),
     ],
 )
 def test_wrong_lengths(text, options, message):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -319,9 +320,7 @@ def shard(whole):
 
 def test_a_cut_off_file_is_named(recipe, whole, shard):
     os.truncate(shard, 100)
-    with pytest.raises(
-        ValueError, match=r"train-00002.bin is damaged: it has 100 bytes instead of .*; delete this file"
-    ):
+    with pytest.raises(ValueError, match=r"train-00002\.bin .*100 bytes .*delete"):
         prepare(recipe, whole.parent, 0)
 
 
@@ -339,23 +338,21 @@ def test_a_changed_file_is_found_by_its_sha256(whole, shard):
     shard.write_bytes(content)
     found = Manifest.read(whole)
     assert found.missing(whole) == []
-    with pytest.raises(ValueError, match=r"train-00002.bin is damaged: its sha256 is not .*; delete this file"):
+    with pytest.raises(ValueError, match=r"train-00002\.bin .*sha256 .*delete"):
         found.verify(whole)
 
 
 def test_a_file_cut_off_while_it_is_used_is_named(whole, shard):
     blocks = PackedBlocks(whole, TRAIN, 64)
     os.truncate(shard, 100)
-    with pytest.raises(ValueError, match=r"train-00002.bin is damaged: it ends too early; delete this file"):
+    with pytest.raises(ValueError, match=r"train-00002\.bin .*ends .*delete"):
         blocks[range(len(blocks))]
 
 
 def test_a_file_of_something_else_is_named(whole, shard):
     shard.write_bytes(b"\xff" * shard.stat().st_size)
     blocks = PackedBlocks(whole, TRAIN, 64)
-    with pytest.raises(
-        ValueError, match=r"train-00002.bin is damaged: it has token 65535, but the vocabulary ends at 299"
-    ):
+    with pytest.raises(ValueError, match=r"train-00002\.bin .*token 65535.* 299"):
         blocks[range(len(blocks))]
 
 
@@ -363,14 +360,14 @@ def test_a_source_that_has_changed_does_not_replace_a_deleted_file(recipe, whole
     shard.unlink()
     others = {file: file.read_bytes() for file in whole.glob("*.bin")}
     monkeypatch.setattr("data.recipe.held_out", lambda text, fraction: held_out(text + " changed", fraction))
-    with pytest.raises(ValueError, match=r"does not give what it gave when .* was made: delete that folder"):
+    with pytest.raises(ValueError, match=f"{whole}.*delete"):
         prepare(recipe, whole.parent, 0)
     assert {file: file.read_bytes() for file in whole.glob("*.bin")} == others
 
 
 def test_a_damaged_manifest(recipe, whole):
     (whole / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"manifest.json is damaged .*: delete .* to prepare it again"):
+    with pytest.raises(ValueError, match=r"manifest\.json .*delete"):
         prepare(recipe, whole.parent, 0)
 
 
@@ -378,7 +375,7 @@ def test_another_tokenizer_in_the_folder(recipe, whole, tmp_path):
     shutil.rmtree(whole / "tokenizer")
     tokenization.train(["other text"], 300).save_pretrained(whole / "tokenizer")
     (whole / "train-00002.bin").unlink()
-    with pytest.raises(ValueError, match=r"tokenizer is not what the tokens were made with: delete"):
+    with pytest.raises(ValueError, match=r"tokenizer .*delete"):
         prepare(recipe, whole.parent, 0)
 
 
@@ -390,7 +387,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr("data.shards.replacing", full)
-        with pytest.raises(OSError, match=r"no space left; finished shards are kept.*train-00002.bin"):
+        with pytest.raises(OSError, match=r"no space left.*train-00002\.bin"):
             prepare(recipe, tmp_path / "full", 0)
     folder = recipe.folder(tmp_path / "full")
     assert not list(folder.glob("*.partial"))
@@ -400,7 +397,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path
 
 def test_no_text(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text(" \n")
-    with pytest.raises(ValueError, match=r"a.txt' has no text"):
+    with pytest.raises(ValueError, match=r"a\.txt'"):
         prepare(recipe_of(f"{tmp_path}/a.txt", tokenizer), tmp_path, 0)
 
 
@@ -418,7 +415,5 @@ def test_a_script_that_its_own_processes_would_run_again_is_told_so(sources, tok
     )
     command, environment = [sys.executable, str(script)], os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert (
-        "RuntimeError: tokenising starts processes that import this script: put what it runs under `if" in ended.stderr
-    )
-    assert "ChildProcessError: one of the 1 tokenising processes ended" in ended.stderr
+    assert re.search("RuntimeError: .*`if __name__", ended.stderr)
+    assert "ChildProcessError: " in ended.stderr

@@ -49,7 +49,7 @@ def test_counts_without_end():
 
 
 def test_fewer_samples_than_a_global_batch():
-    with pytest.raises(ValueError, match=r"there are 7 training samples, fewer than a step takes: 2 x 2 ranks x 2 acc"):
+    with pytest.raises(ValueError, match=r"7 .*2 x 2 ranks x 2 acc"):
         ResumableSampler(7, 2, world_size=2, accumulate=2)
 
 

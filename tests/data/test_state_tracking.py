@@ -155,16 +155,16 @@ def test_tasks_go_to_processes_that_import_them_anew():
 
 @pytest.mark.usefixtures("my_tasks")
 def test_a_name_of_a_task_that_is_not_there():
-    with pytest.raises(ValueError, match=r"no task 'my_tasks\.sums': module 'my_tasks' has no attribute 'sums'"):
+    with pytest.raises(ValueError, match=r"'my_tasks\.sums': .*'my_tasks' .*'sums'"):
         StateTracking("my_tasks.sums")
-    with pytest.raises(ValueError, match=r"no task 'my_task\.sums': No module named 'my_task'"):
+    with pytest.raises(ValueError, match=r"'my_task\.sums': .*'my_task'"):
         StateTracking("my_task.sums")
-    with pytest.raises(TypeError, match=r"my_tasks\.task is of type function, not a data\.tasks\.Task"):
+    with pytest.raises(TypeError, match=r"my_tasks\.task .*function.*data\.tasks\.Task"):
         StateTracking("my_tasks.task")
 
 
 def test_two_modules_cannot_have_tasks_of_one_name(new_task):
-    with pytest.raises(ValueError, match=r"there is a task 'parity' in data\.tasks: give that of .* another name"):
+    with pytest.raises(ValueError, match=r"'parity' .*data\.tasks"):
 
         @new_task(vocab_size=2, num_classes=2)
         def parity(rng, shape):
@@ -173,7 +173,7 @@ def test_two_modules_cannot_have_tasks_of_one_name(new_task):
 
 @pytest.mark.parametrize(
     ("token", "label", "message"),
-    [(2, 0, "'broken' drew the token 2; allowed are 0 ... 1"), (0, -1, "'broken' drew the label -1")],
+    [(2, 0, r"'broken' .*token 2.*0 \.\.\. 1"), (0, -1, "'broken' .*label -1")],
 )
 def test_a_task_with_values_out_of_range(new_task, token, label, message):
     @new_task(vocab_size=2, num_classes=2)
@@ -187,19 +187,19 @@ def test_a_task_with_values_out_of_range(new_task, token, label, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"task": "partiy"}, "unknown task 'partiy'"),
+        ({"task": "partiy"}, "'partiy'"),
         ({"min_length": 0}, "min_length=0"),
         ({"min_length": 41}, "min_length=41, max_length=40"),
         ({"eval_lengths": [40]}, r"eval_lengths=\[40\]"),
         ({"eval_lengths": [64, 40]}, r"eval_lengths=\[64, 40\]"),
-        ({"supervision": "last"}, "unknown supervision 'last'"),
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"eval_batches": 0}, "eval_batches=0 must be at least 1"),
-        ({"curriculum": -1}, "curriculum=-1 must be at least 0"),
-        ({"num_workers": -1}, "num_workers=-1 must be at least 0"),
-        ({"seed": -1}, "seed=-1 must be at least 0"),
-        ({"task": "flip_flop"}, "min_length: sequences of 1 have no label in flip_flop, .* begin with 3 or more"),
-        ({"task": "flip_flop", "min_length": 3, "eval_lengths": [2, 9]}, "eval_lengths: sequences of 2 have no label"),
+        ({"supervision": "last"}, "supervision 'last'"),
+        ({"batch_size": 0}, "batch_size=0 .*1"),
+        ({"eval_batches": 0}, "eval_batches=0 .*1"),
+        ({"curriculum": -1}, "curriculum=-1 .*0"),
+        ({"num_workers": -1}, "num_workers=-1 .*0"),
+        ({"seed": -1}, "seed=-1 .*0"),
+        ({"task": "flip_flop"}, "min_length: .*1 .*flip_flop.* 3 "),
+        ({"task": "flip_flop", "min_length": 3, "eval_lengths": [2, 9]}, "eval_lengths: .*2 .*flip_flop"),
     ],
 )
 def test_bad_arguments(arguments, message):

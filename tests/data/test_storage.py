@@ -1,6 +1,7 @@
 """Corpora and tokens that lie elsewhere, by URL; the storage is fsspec's own in memory."""
 
 import json
+import re
 
 import fsspec
 import numpy as np
@@ -83,7 +84,7 @@ def test_it_goes_on_where_it_was(bucket, tokenizer, monkeypatch):
     assert file.read_bytes() == content
     assert Manifest.read(module.folder) == whole
     file.write_bytes(content[:-2])
-    with pytest.raises(ValueError, match=r"memory://.*is damaged: it has \d+ bytes instead of"):
+    with pytest.raises(ValueError, match=rf"{file.name} .*{len(content) - 2} bytes"):
         module.prepare_data()
 
 
@@ -91,7 +92,7 @@ def test_a_shard_that_ends_too_early_is_named(bucket, tokenizer):
     module = text_of(f"{bucket}/texts/*.jsonl*", f"{bucket}/corpora", tokenizer)
     (file,) = module.train_data.paths
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match="is damaged: it ends too early"):
+    with pytest.raises(ValueError, match=f"{file.name} .*ends"):
         module.train_data[np.array([len(module.train_data) - 1])]
 
 
@@ -110,5 +111,5 @@ def test_a_failed_write_leaves_nothing(bucket):
 
 @pytest.mark.parametrize("name", ["none/*.jsonl", "texts/none.jsonl"])
 def test_no_file_there(bucket, name):
-    with pytest.raises(FileNotFoundError, match="no file matches source 'memory://"):
+    with pytest.raises(FileNotFoundError, match=f"source '{bucket}/{re.escape(name)}'"):
         _ = Corpus(f"{bucket}/{name}").files

@@ -259,9 +259,9 @@ class TestStreaming:
     @pytest.mark.parametrize(
         ("state", "message"),
         [
-            ({"position": [0, 0]}, "a run on 2 ranks, this one has 1"),
-            ({"position": [0], "stream": {"batch_size": 999}}, "batch_size: 999 in the checkpoint, 4 now"),
-            ({"position": 8}, "streaming=True now, but not"),
+            ({"position": [0, 0]}, "2 ranks.* 1"),
+            ({"position": [0], "stream": {"batch_size": 999}}, "batch_size: 999 .*4"),
+            ({"position": 8}, "streaming=True"),
         ],
     )
     def test_a_checkpoint_that_does_not_fit(self, make, state, message):
@@ -274,13 +274,13 @@ class TestStreaming:
         make(**self.arguments, source=str(copy / "*.jsonl")).load_state_dict(state)  # the same files elsewhere
         (copy / "0.jsonl").unlink()
         changed = make(**self.arguments, source=str(copy / "*.jsonl"))
-        with pytest.raises(ValueError, match=r"source: 3 files of \d+ bytes .* in the checkpoint, 2 files of"):
+        with pytest.raises(ValueError, match=r"source: 3 files .*2 files"):
             changed.load_state_dict(state)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({}, "needs max_val_blocks"),
+            ({}, "max_val_blocks"),
             ({"max_val_blocks": 5, "max_bytes": 100}, "max_bytes=100"),
         ],
     )
@@ -319,20 +319,16 @@ def test_a_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, stre
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"context_length": 100_000}, ValueError, r"has \d+ train tokens, fewer than one block .* = 100001"),
-        ({"val_fraction": 1e-6}, ValueError, r"has 0 validation tokens, .* data.val_fraction=0.2 holds out more"),
-        ({"tokenizer": "bpe:256"}, ValueError, "'bpe:256': a byte-level BPE has at least 257 tokens"),
-        ({"split": "test"}, ValueError, "is local; subset, split and revision are for hub"),
-        ({"val_split": "validation"}, FileNotFoundError, "no file matches val_split 'validation': .*val_split=null"),
-        ({"val_fraction": 1.5}, ValueError, "val_fraction=1.5 must lie between 0 and 1"),
-        (
-            {"stateful": True, "streaming": True, "max_val_blocks": 1},
-            ValueError,
-            "stateful=true cuts all tokens",
-        ),
-        ({"context_length": 0}, ValueError, "context_length=0 must be at least 1"),
-        ({"max_val_blocks": 0}, ValueError, "max_val_blocks=0 must be at least 1"),
-        ({"source": "missing.txt"}, FileNotFoundError, "no file matches source 'missing.txt'"),
+        ({"context_length": 100_000}, ValueError, r"\d+ train tokens.* 100001"),
+        ({"val_fraction": 1e-6}, ValueError, r"0 validation tokens.*data\.val_fraction=0\.2"),
+        ({"tokenizer": "bpe:256"}, ValueError, "'bpe:256'.* 257 "),
+        ({"split": "test"}, ValueError, "subset, split and revision"),
+        ({"val_split": "validation"}, FileNotFoundError, "val_split 'validation'.*val_split=null"),
+        ({"val_fraction": 1.5}, ValueError, r"val_fraction=1\.5 .*0 and 1"),
+        ({"stateful": True, "streaming": True, "max_val_blocks": 1}, ValueError, "stateful=true .*streaming"),
+        ({"context_length": 0}, ValueError, "context_length=0 .*1"),
+        ({"max_val_blocks": 0}, ValueError, "max_val_blocks=0 .*1"),
+        ({"source": "missing.txt"}, FileNotFoundError, r"source 'missing\.txt'"),
     ],
 )
 def test_bad_arguments(make, arguments, error, message):
@@ -341,23 +337,23 @@ def test_bad_arguments(make, arguments, error, message):
 
 
 def test_text_to_validate_on_is_not_what_is_trained_on(make, corpus, monkeypatch):
-    with pytest.raises(ValueError, match=r"val_split=.* has .*, which source .* trains on too.*val_split=null"):
+    with pytest.raises(ValueError, match=r"val_split=.*source.*val_split=null"):
         make(val_split=corpus)
     monkeypatch.setattr(hub, "check", lambda *args: "v1")
-    with pytest.raises(ValueError, match="val_split='train' is the split that is trained on"):
+    with pytest.raises(ValueError, match="val_split='train'"):
         Text("owner/name", val_split="train")
 
 
 def test_more_in_a_batch_than_there_is(make):
-    with pytest.raises(ValueError, match="fewer than a step takes: 10000 x 1 ranks x 1 accumulated"):
+    with pytest.raises(ValueError, match="10000 x 1 ranks x 1 accumulated"):
         make(batch_size=10_000).train_dataloader()
 
 
 def test_the_order_of_calls(corpus, tmp_path):
     module = Text(corpus, cache_dir=str(tmp_path))
-    with pytest.raises(RuntimeError, match=r"known after prepare_data\(\) and setup\(\)"):
+    with pytest.raises(RuntimeError, match=r"prepare_data\(\) and setup\(\)"):
         _ = module.vocab_size
-    with pytest.raises(RuntimeError, match=r"prepare_data\(\) has to come before setup\(\)"):
+    with pytest.raises(RuntimeError, match=r"prepare_data\(\) .*setup\(\)"):
         module.setup()
 
 
@@ -397,7 +393,7 @@ class TestTokenizer:
 
     def test_a_folder_without_its_vocabulary(self, tmp_path):
         (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-        with pytest.raises(ValueError, match="does not know any word"):
+        with pytest.raises(ValueError, match=str(tmp_path)):
             tokenization.load(str(tmp_path))
 
     def test_code_beside_a_tokenizer_is_not_run(self, folder, tmp_path, monkeypatch):
@@ -408,25 +404,23 @@ class TestTokenizer:
         assert len(tokenization.load(str(tmp_path / "exported"))) == 300
 
     def test_an_empty_folder(self, tmp_path):
-        with pytest.raises(ValueError, match=r"is not a folder that save_pretrained\(\) wrote"):
+        with pytest.raises(ValueError, match=rf"{tmp_path}.*save_pretrained\(\)"):
             tokenization.load(str(tmp_path))
 
     def test_fewer_tokens_than_asked_for(self):
-        with pytest.warns(UserWarning, match=r"tokenizer bpe:300 has 2\d\d tokens: the texts have no more pairs"):
+        with pytest.warns(UserWarning, match=r"bpe:300 .*2\d\d tokens"):
             tokenization.train(["abc"], 300)
 
     def test_no_end_of_text(self, tmp_path):
         tokenizer = tokenization.train(sentences(5), 300)
         tokenizer.eos_token = None
         tokenizer.save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="has no end-of-text token"):
+        with pytest.raises(ValueError, match=f"{tmp_path}.*end-of-text"):
             tokenization.load(str(tmp_path))
 
     def test_not_downloaded_and_offline(self, monkeypatch):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        with pytest.raises(
-            FileNotFoundError, match="'owner/name' is not in the local cache, and HF_HUB_OFFLINE is set"
-        ):
+        with pytest.raises(FileNotFoundError, match=r"'owner/name' .*HF_HUB_OFFLINE"):
             tokenization.load("owner/name")
 
     def test_not_downloaded_and_no_network(self, monkeypatch):
@@ -435,5 +429,5 @@ class TestTokenizer:
 
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
-        with pytest.raises(ConnectionError, match="tokenizer 'owner/name': cannot reach"):
+        with pytest.raises(ConnectionError, match="'owner/name'"):
             tokenization.load("owner/name")

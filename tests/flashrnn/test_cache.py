@@ -20,7 +20,7 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
 def test_a_folder_that_takes_no_files_is_told_and_is_no_error(tmp_path):
     (tmp_path / "file").touch()
     cache.warn_not_kept.cache_clear()
-    with pytest.warns(RuntimeWarning, match=r"cannot be kept in .*/file/cache \(Not a directory\)"):
+    with pytest.warns(RuntimeWarning, match=r"/file/cache \(Not a directory\)"):
         cache.store({tmp_path / "file" / "cache" / "kernel": b"content"})
 
 
@@ -102,7 +102,7 @@ def test_a_cache_of_another_user_is_not_read(shared, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: home)
     cache.store({home / ".cache" / "flashrnn" / "kernel": b"content"})
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.warns(RuntimeWarning, match="another user"):
+    with pytest.warns(RuntimeWarning, match=f"{home}.*user"):
         assert cache.cache_folder().parent == shared
 
 

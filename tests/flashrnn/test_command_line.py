@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -32,7 +33,7 @@ def test_doctor_on_this_machine(tmp_path):
     assert said["cpu_fused on cpu"].startswith("ok, error ")
     assert said["vanilla on cpu"].startswith("ok, error ")
     if not torch.cuda.is_available():
-        assert "it runs on CUDA GPUs, not on cpu" in done.stdout
+        assert "CUDA GPUs" in done.stdout
     for name in backends():
         assert f"testing {name} on cpu ..." in done.stderr
 
@@ -64,7 +65,7 @@ class Broken(Reference):
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [
-        (Wrong(), "wrong on cpu: FAILED, relative error of d_R 1.0e-03, at most 1e-05 is right"),
+        (Wrong(), r"wrong on cpu: FAILED.* d_R 1\.0e-03.* 1e-05"),
         (Failing(), "failing on cpu: FAILED, OSError: no such library"),
         (Broken(), "broken on cpu: FAILED, ImportError: half installed"),
     ],
@@ -75,15 +76,15 @@ def test_doctor_finds_a_backend_that_does_not_do_what_it_claims(monkeypatch, cap
     monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cpu")])
     assert main(["doctor"]) == 1
     output = capsys.readouterr().out
-    assert expected in output
+    assert re.search(expected, output)
     assert "vanilla on cpu: ok" in output
 
 
 def test_a_cache_folder_that_takes_nothing(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path / "file" / "cache"))
-    assert doctor.environment()["cache"] == (
-        f"{tmp_path}/file/cache, NOT WRITABLE (Not a directory): set FLASHRNN_CACHE to a folder that can be written to"
+    assert re.match(
+        rf"{tmp_path}/file/cache, NOT WRITABLE \(Not a directory\): .*FLASHRNN_CACHE", doctor.environment()["cache"]
     )
 
 
@@ -120,7 +121,7 @@ def test_answers_for_a_gpu(capsys, monkeypatch):
     chosen = {line.split("  ")[1]: line.split()[-len(backends()) :] for line in gpu.splitlines() if " of " in line[:15]}
     assert chosen["12 heads of 64, bfloat16"][:3] == ["auto", "yes", "yes"]
     assert chosen["1 head of 4096, bfloat16"][2] == "auto"
-    assert "shared memory: needs at least" in gpu
+    assert "shared memory: " in gpu
     assert cpu.startswith("cpu ")
 
 
@@ -145,10 +146,10 @@ def test_limits_as_table_and_as_data(monkeypatch, capsys):
 def test_tuning_a_cell_that_is_not_there_names_those_that_are(capsys):
     with pytest.raises(SystemExit):
         main(["tune", "--cell", "nope", "--heads", "1", "--head-dim", "64", "--batch", "8"])
-    assert "argument --cell: unknown cell 'nope'; registered cells: elman, " in capsys.readouterr().err
+    assert re.search("--cell: .*'nope'.* elman, ", capsys.readouterr().err)
 
 
 def test_a_command_that_is_not_there_names_those_that_are(capsys):
     with pytest.raises(SystemExit):
         main(["dcotor"])
-    assert "choose from doctor, limits" in capsys.readouterr().err.replace("'", "")
+    assert re.search("'?doctor'?, '?limits'?", capsys.readouterr().err)

@@ -32,7 +32,7 @@ def run(backend: str, dtype: torch.dtype = torch.float32, **sizes) -> torch.Tens
 @pytest.mark.usefixtures("_picky_first")
 def test_named_backend_that_does_not_serve_gives_its_reason():
     assert run("picky", torch.float16).dtype == torch.float16
-    with pytest.raises(UnsupportedProblem, match=r"^backend 'picky': torch.float32 is not a half type$"):
+    with pytest.raises(UnsupportedProblem, match=r"'picky': torch\.float32 is not a half type$"):
         run("picky")
 
 
@@ -58,7 +58,7 @@ def test_auto_gives_all_reasons_if_no_backend_serves(monkeypatch):
 @pytest.mark.usefixtures("_picky_first")
 def test_unknown_backend_lists_the_names():
     assert backends() == ("picky", "vanilla")
-    with pytest.raises(ValueError, match=r"'triton'; allowed: auto, picky, vanilla"):
+    with pytest.raises(ValueError, match=r"'triton'.* auto, picky, vanilla"):
         FlashRNN(3, 4, backend="triton")
 
 

@@ -57,7 +57,7 @@ def of_batch(B: int) -> Inputs:
 def test_auto_takes_the_next_for_both_passes_and_warns_once(backends):
     small, any_ = backends
     expected = results(flashrnn, of_batch(3), backend="any")
-    with pytest.warns(RuntimeWarning, match=r"'small' is not available.*no compiler found"):
+    with pytest.warns(RuntimeWarning, match=r"'small' .*no compiler found"):
         first = results(flashrnn, of_batch(3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -83,7 +83,7 @@ def test_a_backward_is_by_the_backend_of_its_forward(backends):
     small, any_ = backends
     inputs = of_batch(2)
     h, _ = flashrnn(*inputs)
-    with pytest.warns(RuntimeWarning, match="'small' is not available"):
+    with pytest.warns(RuntimeWarning, match="'small'"):
         results(flashrnn, of_batch(3))
     torch.autograd.grad(h.sum(), inputs)
     assert small.calls == ["forward", "backward"]
@@ -95,7 +95,7 @@ def test_the_next_one_serves_compiled_calls_too(backends):
     any_, inputs = backends[1], of_batch(3)
     expected = results(flashrnn, inputs, backend="any")
     any_.calls.clear()
-    with pytest.warns(RuntimeWarning, match="'small' is not available"):
+    with pytest.warns(RuntimeWarning, match="'small'"):
         found = results(torch.compile(flashrnn, fullgraph=True, backend="aot_eager"), inputs)
     assert_close(found, expected, torch.float64)
     assert any_.calls == ["forward", "backward"]

@@ -66,9 +66,9 @@ def test_powerlaw_of_the_forget_gate(block_index, num_blocks, exponent):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recurrent_init": "xavier"}, "recurrent_init must be one of standard, zeros, got 'xavier'"),
-        ({"bias_init": "ones"}, "bias_init must be one of standard, zeros, powerlaw, got 'ones'"),
-        ({"bias_init": "powerlaw", "function": "gru"}, "for cells with a forget gate f; 'gru' has "),
+        ({"recurrent_init": "xavier"}, "recurrent_init .* standard, zeros, .*'xavier'"),
+        ({"bias_init": "ones"}, "bias_init .* standard, zeros, powerlaw, .*'ones'"),
+        ({"bias_init": "powerlaw", "function": "gru"}, "'powerlaw' .*'gru'"),
     ],
 )
 def test_unknown_or_unfit_initialisation(options, message):

@@ -247,16 +247,16 @@ def test_meta_device(cell):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 4}, "num_heads must divide hidden_size, got hidden_size=6 and num_heads=4"),
-        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
-        ({"input_size": 0}, "input_size must be at least 1, got 0"),
-        ({"hidden_size": -6}, "hidden_size must be at least 1, got -6"),
-        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
-        ({"hidden_size": 6.0}, r"hidden_size must be an integer, got 6\.0"),
-        ({"num_heads": 2.0}, r"num_heads must be an integer, got 2\.0"),
-        ({"dropout": 1.5}, r"dropout must be a probability, got 1\.5"),
-        ({"function": "lstn"}, "unknown cell 'lstn'; registered cells: elman, elman_relu, gru"),
-        ({"backend": "cudnn"}, "unknown backend 'cudnn'; allowed: auto, "),
+        ({"num_heads": 4}, "hidden_size=6 .*num_heads=4"),
+        ({"num_heads": 0}, "num_heads .*1, got 0"),
+        ({"input_size": 0}, "input_size .*1, got 0"),
+        ({"hidden_size": -6}, "hidden_size .*1, got -6"),
+        ({"num_layers": 0}, "num_layers .*1, got 0"),
+        ({"hidden_size": 6.0}, r"hidden_size .*integer, got 6\.0"),
+        ({"num_heads": 2.0}, r"num_heads .*integer, got 2\.0"),
+        ({"dropout": 1.5}, r"dropout .*1\.5"),
+        ({"function": "lstn"}, "'lstn'.* elman, elman_relu, gru"),
+        ({"backend": "cudnn"}, "'cudnn'.* auto, "),
     ],
 )
 def test_wrong_options(options, message):
@@ -267,18 +267,18 @@ def test_wrong_options(options, message):
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        ([[0.0] * 5], TypeError, "x must be a tensor, or of whole sequences a PackedSequence, got list"),
-        (torch.zeros(4, 2, 6), ValueError, r"x must be 2-D or 3-D with 5 features last, got \[4, 2, 6\]"),
-        (torch.zeros(1, 4, 2, 5), ValueError, r"x must be 2-D or 3-D with 5 features last, got \[1, 4, 2, 5\]"),
-        (torch.zeros(0, 2, 5), ValueError, r"at least one step, head and unit, got \[2, 0, 4, 1, 6\]"),
-        (torch.zeros(4, 2, 5).long(), TypeError, r"x must be a floating-point tensor, got torch.int64"),
-        (torch.zeros(4, 2, 5).to("meta"), ValueError, "x is on meta, but the network is on cpu; move them"),
+        ([[0.0] * 5], TypeError, "^x .*PackedSequence, got list"),
+        (torch.zeros(4, 2, 6), ValueError, r"^x .*2-D or 3-D .*5 .*\[4, 2, 6\]"),
+        (torch.zeros(1, 4, 2, 5), ValueError, r"^x .*2-D or 3-D .*5 .*\[1, 4, 2, 5\]"),
+        (torch.zeros(0, 2, 5), ValueError, r"at least one step.*\[2, 0, 4, 1, 6\]"),
+        (torch.zeros(4, 2, 5).long(), TypeError, r"^x .*floating-point.*torch\.int64"),
+        (torch.zeros(4, 2, 5).to("meta"), ValueError, "^x .*meta.* cpu"),
         (
             torch.zeros(4, 2, 5).double(),
             TypeError,
-            r"x is torch.float64, but the weights are torch.float32; give x.to\(torch.float32\), or convert",
+            r"^x .*torch\.float64.*x\.to\(torch\.float32\)",
         ),
-        (pack_sequence([torch.zeros(3, 6)]), ValueError, r"x must be 2-D with 5 features last, got \[3, 6\]"),
+        (pack_sequence([torch.zeros(3, 6)]), ValueError, r"^x .*2-D .*5 .*\[3, 6\]"),
     ],
 )
 def test_wrong_x(x, error, message):
@@ -307,7 +307,7 @@ def test_autocast_takes_x_of_another_dtype_than_the_weights(dtype):
     ids=["one", "three", "batch", "layers", "None"],
 )
 def test_wrong_states(states, got):
-    message = r"states must be 2 tensor\(s\) \('h', 'c'\) of shape \[1, 2, 6\], got " + got
+    message = r"\('h', 'c'\) .*\[1, 2, 6\], got " + got
     with pytest.raises(ValueError, match=message):
         FlashRNN(5, 6)(torch.zeros(4, 2, 5), states)
     with pytest.raises(ValueError, match=message):

@@ -31,7 +31,7 @@ def test_the_largest_head_is_served_and_the_next_is_not(gpu, cell, dtype, traini
     largest = found.training if training else found.inference
     assert CudaFused().unsupported_reason(problem(gpu, cell, largest, dtype, training)) is None
     reason = CudaFused().unsupported_reason(problem(gpu, cell, largest + 2, dtype, training))
-    assert "does not fit on the chip" in reason
+    assert reason.startswith(("forward ", "backward "))
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

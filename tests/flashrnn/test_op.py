@@ -173,7 +173,7 @@ def test_dtype_sets_that_of_computation_and_output():
 def test_double_backward_says_that_there_is_none():
     inputs = random_inputs(LSTM, 1, 2, 1, 2)
     (gradient,) = torch.autograd.grad(flashrnn(*inputs)[0].sum(), inputs.Wx, create_graph=True)
-    with pytest.raises(RuntimeError, match="'cpu_fused' has no second derivative"):
+    with pytest.raises(RuntimeError, match=r"'cpu_fused' .*second"):
         gradient.sum().backward()
 
 
@@ -252,7 +252,7 @@ def test_layout_of_saved_tensors_does_not_matter(backend):
 
 def test_forward_mode_derivatives_are_refused():
     Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 1, 2, 1, 2))
-    message = "backend 'auto' has no forward-mode derivative"
+    message = "'auto' .*forward-mode"
     with pytest.raises(NotImplementedError, match=message):
         torch.func.jvp(lambda R: flashrnn(Wx, R, b)[0], (R,), (R,))
     with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match=message):
@@ -285,7 +285,7 @@ def test_backends_are_not_compiled():
 def test_second_derivatives_by_torch_func_are_refused():
     Wx, R, b, _ = (x.detach() for x in random_inputs(LSTM, 1, 2, 1, 2))
     gradient = torch.func.grad(lambda R: flashrnn(Wx, R, b, backend="cpu_fused")[0].sum())
-    with pytest.raises(RuntimeError, match="'cpu_fused' has no second derivative"):
+    with pytest.raises(RuntimeError, match=r"'cpu_fused' .*second"):
         torch.func.grad(lambda R: gradient(R).sum())(R)
 
 
@@ -312,35 +312,31 @@ def bad(**changes):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"Wx": [[[[[0.0]]]]]}, TypeError, "Wx must be a tensor, got list"),
-        ({"states": (torch.zeros(2, 1, 2, 4),) * 2}, TypeError, "states must be a tensor or None, got tuple"),
-        ({"reset": [True, False]}, TypeError, "reset must be a tensor or None, got list"),
-        ({"cu_seqlens": [0, 3]}, TypeError, "cu_seqlens must be a tensor or None, got list"),
-        ({"Wx": torch.zeros(2, 3, 32)}, ValueError, r"Wx must be \[B, T, gates .*, got \[2, 3, 32\]"),
-        ({"Wx": torch.zeros(2, 3, 3, 2, 4)}, ValueError, r"Wx has 3 gates, but cell 'lstm' has input for 4: \('i', "),
-        ({"Wx": torch.zeros(2, 0, 4, 2, 4)}, ValueError, r"at least one step, .*, got \[2, 0, 4, 2, 4\]"),
-        ({"Wx": torch.zeros(2, 3, 4, 2, 4).long()}, TypeError, "Wx must be a floating-point tensor, got torch.int64"),
-        ({"dtype": torch.complex64}, TypeError, "dtype must be one of .*float64, got torch.complex64"),
-        ({"R": torch.zeros(4, 2, 4, 3)}, ValueError, r"R must be \[4, 2, 4, 4\] for Wx .*, got \[4, 2, 4, 3\]"),
-        ({"R": torch.zeros(4, 2, 4, 4).long()}, TypeError, "R must be a floating-point tensor, got torch.int64"),
-        ({"b": torch.zeros(8, 4)}, ValueError, r"b must be \[4, 2, 4\] for Wx \[2, 3, 4, 2, 4\], got \[8, 4\]"),
-        ({"b": torch.zeros(4, 2, 4).to("meta")}, ValueError, "b is on meta, but Wx is on cpu; move them to one device"),
-        ({"Wx": None}, TypeError, "Wx must be a tensor, got NoneType"),
-        ({"R": None}, TypeError, "R must be a tensor, got NoneType"),
-        ({"b": 0.0}, TypeError, "b must be a tensor or None, got float"),
-        ({"states": torch.zeros(2, 3, 2, 4)}, ValueError, r"states must be \[2, 2, 2, 4\] .*, got \[2, 3, 2, 4\]"),
-        ({"states": torch.zeros(2, 2, 2, 4).to("meta")}, ValueError, "states is on meta, but Wx is on cpu"),
-        ({"reset": torch.zeros(2, 4).bool()}, ValueError, r"reset must be \[B, T\], here \[2, 3\], got \[2, 4\]"),
-        ({"reset": torch.zeros(2, 3)}, TypeError, "reset must be a bool tensor, got torch.float32"),
-        ({"reset": torch.zeros(2, 3), "cu_seqlens": torch.tensor([0, 3])}, ValueError, "either reset or cu_seqlens"),
-        (
-            {"states": torch.zeros(2, 1, 2, 4), "cu_seqlens": torch.tensor([0, 3])},
-            ValueError,
-            "either states or cu_seqlens: every document",
-        ),
-        ({"states": None, "cu_seqlens": torch.tensor([0, 3])}, ValueError, "for one packed sequence: batch size is 2"),
-        ({"function": "ltsm"}, ValueError, "unknown cell 'ltsm'; registered cells: elman, elman_relu, gru"),
-        ({"backend": "cudnn"}, ValueError, "unknown backend 'cudnn'; allowed: auto, .*vanilla"),
+        ({"Wx": [[[[[0.0]]]]]}, TypeError, "Wx .*list"),
+        ({"states": (torch.zeros(2, 1, 2, 4),) * 2}, TypeError, "states .*tuple"),
+        ({"reset": [True, False]}, TypeError, "reset .*list"),
+        ({"cu_seqlens": [0, 3]}, TypeError, "cu_seqlens .*list"),
+        ({"Wx": torch.zeros(2, 3, 32)}, ValueError, r"Wx .*\[B, T, gates.*\[2, 3, 32\]"),
+        ({"Wx": torch.zeros(2, 3, 3, 2, 4)}, ValueError, r"Wx .*3 .*'lstm' .*4: \('i', "),
+        ({"Wx": torch.zeros(2, 0, 4, 2, 4)}, ValueError, r"at least one step.*\[2, 0, 4, 2, 4\]"),
+        ({"Wx": torch.zeros(2, 3, 4, 2, 4).long()}, TypeError, r"Wx .*floating-point.*torch\.int64"),
+        ({"dtype": torch.complex64}, TypeError, r"dtype .*float64.*torch\.complex64"),
+        ({"R": torch.zeros(4, 2, 4, 3)}, ValueError, r"R .*\[4, 2, 4, 4\].*\[4, 2, 4, 3\]"),
+        ({"R": torch.zeros(4, 2, 4, 4).long()}, TypeError, r"R .*floating-point.*torch\.int64"),
+        ({"b": torch.zeros(8, 4)}, ValueError, r"b .*\[4, 2, 4\] .*\[8, 4\]"),
+        ({"b": torch.zeros(4, 2, 4).to("meta")}, ValueError, "b .*meta.* cpu"),
+        ({"Wx": None}, TypeError, "Wx .*NoneType"),
+        ({"R": None}, TypeError, "R .*NoneType"),
+        ({"b": 0.0}, TypeError, "b .*float"),
+        ({"states": torch.zeros(2, 3, 2, 4)}, ValueError, r"states .*\[2, 2, 2, 4\].*\[2, 3, 2, 4\]"),
+        ({"states": torch.zeros(2, 2, 2, 4).to("meta")}, ValueError, "states .*meta.* cpu"),
+        ({"reset": torch.zeros(2, 4).bool()}, ValueError, r"reset .*\[2, 3\].*\[2, 4\]"),
+        ({"reset": torch.zeros(2, 3)}, TypeError, r"reset .*bool.*torch\.float32"),
+        ({"reset": torch.zeros(2, 3), "cu_seqlens": torch.tensor([0, 3])}, ValueError, "reset .*cu_seqlens"),
+        ({"states": torch.zeros(2, 1, 2, 4), "cu_seqlens": torch.tensor([0, 3])}, ValueError, "states .*cu_seqlens"),
+        ({"states": None, "cu_seqlens": torch.tensor([0, 3])}, ValueError, "cu_seqlens .*batch size .*2"),
+        ({"function": "ltsm"}, ValueError, "'ltsm'.* elman, elman_relu, gru"),
+        ({"backend": "cudnn"}, ValueError, "'cudnn'.* auto, .*vanilla"),
     ],
 )
 def test_bad_input_is_one_clear_error(changes, error, message):
@@ -351,12 +347,12 @@ def test_bad_input_is_one_clear_error(changes, error, message):
 @pytest.mark.parametrize(
     ("cu_seqlens", "error", "message"),
     [
-        ([1, 3], ValueError, r"cu_seqlens must rise from 0 to the time steps, 3, got \[1, 3\]"),
-        ([0, 2], ValueError, r"must rise from 0 to the time steps, 3, got \[0, 2\]"),
-        ([0, 2, 1, 3], ValueError, r"must rise from 0 to the time steps, 3, got \[0, 2, 1, 3\]"),
-        ([], TypeError, "cu_seqlens must be an integer tensor, got torch.float32"),
-        ([0.0, 3.0], TypeError, "cu_seqlens must be an integer tensor, got torch.float32"),
-        ([[0, 3]], ValueError, r"cu_seqlens must be one-dimensional.* has shape \[1, 2\]"),
+        ([1, 3], ValueError, r"cu_seqlens .* 0 .*3, got \[1, 3\]"),
+        ([0, 2], ValueError, r"cu_seqlens .* 0 .*3, got \[0, 2\]"),
+        ([0, 2, 1, 3], ValueError, r"cu_seqlens .* 0 .*3, got \[0, 2, 1, 3\]"),
+        ([], TypeError, r"cu_seqlens .*integer.*torch\.float32"),
+        ([0.0, 3.0], TypeError, r"cu_seqlens .*integer.*torch\.float32"),
+        ([[0, 3]], ValueError, r"cu_seqlens .*one-dimensional.*\[1, 2\]"),
     ],
 )
 def test_wrong_cu_seqlens(cu_seqlens, error, message):

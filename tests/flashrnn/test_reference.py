@@ -1,6 +1,7 @@
 """The oracle: its hand-walked backward against numerical derivatives and against autograd through a plain loop."""
 
 import logging
+import re
 from itertools import pairwise
 
 import pytest
@@ -80,8 +81,7 @@ def test_cell_without_a_scalar_graph_trains_and_says_that_it_is_slow(caplog):
         check_against_plain_loop(NO_GRAPH, random_inputs(NO_GRAPH, 2, 5, 2, 3))
         check_against_plain_loop(NO_GRAPH, random_inputs(NO_GRAPH, 2, 5, 2, 3), random_reset(2, 5))
     (record,) = caplog.records
-    assert "cell 'no_graph' uses the operator aten.lgamma.default" in record.getMessage()
-    assert "takes longer" in record.getMessage()
+    assert re.search(r"'no_graph' .*aten\.lgamma\.default.* longer", record.getMessage())
 
 
 class LogGamma(torch.autograd.Function):

@@ -149,7 +149,7 @@ def test_cumulative_lengths_are_read_once_until_they_change(monkeypatch):
     assert len(reads) == 1
     cu_seqlens.copy_(other)
     torch.testing.assert_close(rnn(x, cu_seqlens=cu_seqlens)[0], rnn(x, cu_seqlens=other.clone())[0], rtol=0, atol=0)
-    with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the time steps, 7"):
+    with pytest.raises(ValueError, match=r"cu_seqlens .* 0 .*7.*\[0, 4, 6, 8\]"):
         rnn(x[1:], cu_seqlens=cu_seqlens)
     with torch.inference_mode():
         rnn(x, cu_seqlens=torch.tensor([0, 2, 4, 8]))

@@ -131,5 +131,5 @@ def test_compiled_and_exported_steps_are_the_same():
 
 @pytest.mark.parametrize("reset", [torch.zeros(3), torch.zeros(2, dtype=torch.bool), [True] * 3])
 def test_a_wrong_reset_is_refused(reset):
-    with pytest.raises((TypeError, ValueError), match=r"reset must be"):
+    with pytest.raises((TypeError, ValueError), match="reset"):
         network().step(torch.randn(3, 5, dtype=torch.float64), None, reset)

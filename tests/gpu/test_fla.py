@@ -85,7 +85,7 @@ def test_gradients_pass_through_states(build, x):
     if not getattr(mixer, "trains_with_states", True):
         with torch.no_grad():
             state = mixer(x)[1]
-        with pytest.raises(ValueError, match=r"cannot be trained with states"):
+        with pytest.raises(ValueError, match="states"):
             mixer(x, state)
         return
     _, state = mixer(x)

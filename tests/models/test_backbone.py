@@ -156,18 +156,18 @@ def test_classes_other_than_tokens():
 
 @pytest.mark.parametrize("token", [11, -1])
 def test_token_outside_the_vocabulary(token):
-    with pytest.raises(ValueError, match=rf"input_ids holds {token}, .*0 to 10"):
+    with pytest.raises(ValueError, match=rf"input_ids .*{token}, .*0 to 10"):
         tiny()(torch.tensor([[1, token]]))
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (3,)])
 def test_wrong_shape(shape):
-    with pytest.raises(ValueError, match="expected \\[B, T\\] with T > 0"):
+    with pytest.raises(ValueError, match=r"\[B, T\] .*T > 0"):
         tiny()(torch.zeros(shape, dtype=torch.int64))
 
 
 def test_wrong_number_of_states():
-    with pytest.raises(ValueError, match="states of 1 blocks"):
+    with pytest.raises(ValueError, match=r"states .*1 "):
         tiny()(torch.zeros(1, 1, dtype=torch.int64), states=[()])
 
 
@@ -179,7 +179,7 @@ def test_a_state_that_is_no_tuple():
         def forward(self, x, state=None, reset=None):
             return super().forward(x), x[:, -1]
 
-    with pytest.raises(TypeError, match=r"Bare is a Tensor"):
+    with pytest.raises(TypeError, match=r"Bare .*Tensor"):
         SequenceModel(11, Bare, d_model=16, num_blocks=1)(torch.zeros(1, 3, dtype=torch.int64))
 
 
@@ -192,14 +192,11 @@ def test_a_pattern_is_repeated_over_the_blocks():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"pattern": ["lstm", "gru"]},
-            r"pattern=\['lstm', 'gru'\]: there is no mixer 'gru', the model has lstm, window",
-        ),
-        ({"pattern": []}, "expected 1 to num_blocks mixers"),
-        ({"pattern": ["lstm"] * 3}, "with num_blocks=2: expected 1 to num_blocks mixers"),
-        ({"pattern": None}, "a pattern names several mixers, and these need a pattern"),
-        ({"mixer": "lstm", "pattern": ["lstm"]}, "a pattern names several mixers, and these need a pattern"),
+        ({"pattern": ["lstm", "gru"]}, r"pattern=\['lstm', 'gru'\].* 'gru'.* lstm, window"),
+        ({"pattern": []}, r"pattern=\[\] .*num_blocks=2"),
+        ({"pattern": ["lstm"] * 3}, r"pattern=\['lstm', 'lstm', 'lstm'\] .*num_blocks=2"),
+        ({"pattern": None}, "pattern"),
+        ({"mixer": "lstm", "pattern": ["lstm"]}, "pattern"),
     ],
 )
 def test_a_pattern_that_fits_no_model(options, message):
@@ -214,5 +211,5 @@ def test_mixer_must_build_something():
 
 @pytest.mark.parametrize("name", ["vocab_size", "d_model", "num_blocks"])
 def test_sizes_are_positive(name):
-    with pytest.raises(ValueError, match=f"{name}=0 must be positive"):
+    with pytest.raises(ValueError, match=f"{name}=0 .*positive"):
         SequenceModel(**{"vocab_size": 11, "mixer": MIXERS["lstm"], "d_model": 16, name: 0})

@@ -146,14 +146,14 @@ def test_no_biases_in_the_projections():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: RNNMixer(768, num_heads=7), "num_heads=7 must be a positive divisor of d_model=768"),
-        (lambda: RNNMixer(d, function="lsmt"), "unknown cell 'lsmt'.*elman.*lstm"),
+        (lambda: RNNMixer(768, num_heads=7), "num_heads=7 .*d_model=768"),
+        (lambda: RNNMixer(d, function="lsmt"), "'lsmt'.*elman.*lstm"),
         (lambda: RNNMixer(d, conv_width=-1), "conv_width=-1"),
-        (lambda: RNNMixer(d, conv_gates=("i",)), r"conv_gates=\['i'\]: conv_width=0 is no convolution"),
-        (lambda: RNNMixer(d, function="gru", conv_width=4, conv_gates=("i",)), r"'gru' has no input gate \['i'\].*'r'"),
+        (lambda: RNNMixer(d, conv_gates=("i",)), r"conv_gates=\['i'\].*conv_width=0"),
+        (lambda: RNNMixer(d, function="gru", conv_width=4, conv_gates=("i",)), r"'gru' .*\['i'\].*'r'"),
         (lambda: AttentionMixer(768, num_heads=7), "d_model=768 with num_heads=7"),
-        (lambda: AttentionMixer(6, num_heads=2), "even head size"),
-        (lambda: AttentionMixer(d, num_heads=2, window=0), "window=0: expected at least 1 token, or null"),
+        (lambda: AttentionMixer(6, num_heads=2), "even"),
+        (lambda: AttentionMixer(d, num_heads=2, window=0), "window=0.* 1 .*null"),
     ],
 )
 def test_bad_arguments(build, message):
@@ -164,7 +164,7 @@ def test_bad_arguments(build, message):
 def test_nn_lstm_has_one_head_and_no_resets():
     with pytest.raises(ValueError, match=r"num_heads=2"):
         NNLSTMMixer(d, num_heads=2)
-    with pytest.raises(ValueError, match=r"torch\.nn\.LSTM cannot reset.*data\.reset_at_documents.*model=lstm can"):
+    with pytest.raises(ValueError, match=r"torch\.nn\.LSTM .*data\.reset_at_documents.*model=lstm"):
         NNLSTMMixer(d)(torch.randn(B, T, d), reset=torch.zeros(B, T, dtype=torch.bool))
 
 

@@ -89,11 +89,11 @@ def test_a_parity_page_says_what_the_runs_and_the_paper_say(tmp_path):
         ["mamba", "1,234", "0.5000", "0.5000", "0.5000", "0 of 1", "0.56"],
         ["lstm", "1,234", "1.0000", "0.7500", "0.7777", "1 of 2", "1.00"],
     ]
-    assert "No result, 1 x, error: out of memory: `model=gru`" in page.read_text()
+    assert "error: out of memory: `model=gru`" in page.read_text()
     assert re.search(
         r"250 steps of 128 sequences of 1-40, 2 seeds \(.*lstm.* on parity\)\. By commit abc on a CPU", page.read_text()
     )
-    assert "This is the quick run" in page.read_text()
+    assert "quick run" in page.read_text()
     assert figure.stat().st_size > 10_000
 
 
@@ -108,7 +108,7 @@ def test_a_page_of_recall_says_who_is_right_beyond_training(tmp_path):
     page, figure = write("recall", recall, recall.measure(options), tmp_path)
     assert [row[0] for row in rows(page)[2:]] == ["transformer", "lstm", "hybrid"]
     assert rows(page)[-1] == ["hybrid", "1,234", "1.0000", "1.0000", "1.0000", "1 of 1"]
-    assert "Right at lengths beyond those of training (above 0.99): hybrid." in page.read_text()
+    assert re.search(r"\(above 0\.99\): hybrid\.", page.read_text())
     assert figure.exists()
 
 
@@ -179,16 +179,16 @@ def test_runs_join_those_of_a_file_and_replace_the_ones_called_alike(tmp_path):
     leave_run(tmp_path / "failed" / "1_lstm", model="mamba")
     (_, _, other) = collect(tmp_path / "failed", earlier)
     assert (other["model"], "error" in other) == ("mamba", False)  # the result that there was stays
-    with pytest.raises(ValueError, match=r"kernels_main.* holds no training runs to add to"):
+    with pytest.raises(ValueError, match="kernels_main"):
         collect(tmp_path / "new", H100 / "kernels_main.json")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["parity", "add_to=FILE"], "add_to: only with runs="),
-        (["parity", "runs=.", "add_to=nothing.json"], "there is no file nothing.json"),
-        (["roofline", "runs=.", "add_to=FILE"], "runs, add_to: only for what trains: language_model"),
+        (["parity", "add_to=FILE"], "add_to: .*runs="),
+        (["parity", "runs=.", "add_to=nothing.json"], r"nothing\.json"),
+        (["roofline", "runs=.", "add_to=FILE"], "runs, add_to: .*language_model"),
     ],
 )
 def test_what_cannot_be_added_to(arguments, message, monkeypatch):
@@ -204,7 +204,7 @@ def test_results_are_not_lost_to_a_collection_of_other_runs(tmp_path):
     (file,) = PARITY.measure(options)
     PARITY.measure(options)
     leave_run(tmp_path / "others" / "0_gru", model="gru")
-    with pytest.raises(ValueError, match=r"holds 1 runs that are not among these, `model=lstm` for one"):
+    with pytest.raises(ValueError, match=r"1 runs .*`model=lstm`"):
         PARITY.measure(Options(runs=tmp_path / "others", out=tmp_path))
     PARITY.measure(Options(runs=tmp_path / "others", add_to=file, out=tmp_path))
     assert len(json.loads(file.read_text())["runs"]) == 2
@@ -214,20 +214,18 @@ def test_results_are_not_lost_to_a_collection_of_other_runs(tmp_path):
 def test_a_row_is_of_runs_that_differ_in_their_seeds_alone(tmp_path, other):
     leave_run(tmp_path / "0_lstm")
     leave_run(tmp_path / "other", **other)
-    with pytest.raises(ValueError, match=r"lstm on parity was trained by `model=lstm` and `.* move one of them away"):
+    with pytest.raises(ValueError, match=r"lstm on parity .*`model=lstm` and `"):
         PARITY.measure(Options(runs=tmp_path, out=tmp_path))
 
 
 def test_nothing_to_collect(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there are no runs of"):
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         collect(tmp_path)
 
 
 def test_nothing_that_has_finished(tmp_path):
     leave_run(tmp_path / "0_gru", model="gru", accuracies=None)
-    with pytest.raises(
-        ValueError, match=r"no run below .* has finished.\nNo result, 1 x, error: out of memory: `model=gru`"
-    ):
+    with pytest.raises(ValueError, match=rf"{tmp_path} [\s\S]*error: out of memory: `model=gru`"):
         collect(tmp_path)
 
 
@@ -265,12 +263,12 @@ def test_runs_are_skipped_resumed_or_begun(tmp_path, monkeypatch, capfd):
     assert f"ckpt_path='{broken_off}'" in commands[0]
     assert not any("ckpt_path" in argument for argument in commands[1])
     assert all("seed=1" in command for command in commands)
-    assert "name=new failed: error: no such thing" in capfd.readouterr().out
+    assert re.search("name=new .*error: no such thing", capfd.readouterr().out)
 
 
 def test_a_run_that_was_called_otherwise_is_not_taken(tmp_path):
     leave_run(tmp_path / "0_lstm")
-    with pytest.raises(ValueError, match="0_lstm holds a run of `model=lstm`, asked for is `model=lstm seed=1`"):
+    with pytest.raises(ValueError, match=r"0_lstm .*`model=lstm`.*`model=lstm seed=1`"):
         train([Run(tmp_path / "0_lstm", ("model=lstm",))], Options(overrides=("seed=1",)))
 
 
@@ -290,7 +288,7 @@ def test_runs_of_something_else_are_refused(name, what, tmp_path):
     result = json.loads(file.read_text())
     del result["ranges"]
     file.write_text(json.dumps(result))
-    with pytest.raises(ValueError, match=f"no run below .* has .*{what}"):
+    with pytest.raises(ValueError, match=f"{tmp_path} .*{what}"):
         reproduce.load(name).measure(Options(runs=tmp_path, out=tmp_path))
 
 
@@ -345,7 +343,7 @@ def test_what_wins_back_the_time_of_compiling_is_compiled(name, quick, compiled,
 
 def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
     file = save("parity", Options(out=tmp_path), {"runs": []})
-    with pytest.raises(ValueError, match=f"{file} holds a full result.*out="):
+    with pytest.raises(ValueError, match=f"{file} .*out="):
         save("parity", Options(quick=True, out=tmp_path), {"runs": []})
 
 
@@ -435,8 +433,7 @@ def test_language_models_beside_the_table_of_the_paper():
     notes = " ".join(language_model.LANGUAGE_MODEL.notes(contents))
     assert "scaled-down" in notes
     assert "killed: `model=transformer`" in notes
-    assert "Not all perplexities are of the same text: `lstm, 1 head`, `nn_lstm, 1 head, trainer.p" in notes
-    assert "model.mixer.backend=cuda` (perplexity 1001.0 by the frequency of tokens alone)" in notes
+    assert re.search(r"`lstm, 1 head`, `nn_lstm, 1 head, trainer\.p.*model\.mixer\.backend=cuda` .*1001\.0", notes)
 
 
 def test_loss_curves_of_runs_that_logged_little(tmp_path):
@@ -451,17 +448,17 @@ def test_loss_curves_of_different_texts_are_not_drawn_side_by_side(monkeypatch, 
     run = {"perplexity": 12.5, "step_time": 0.07, "environment": {"device": "a GPU"}, "experiment": "python_160m"}
     found = [run | {"unigram_perplexity": unigram} for unigram in (1026.7, 1031.5)]
     monkeypatch.setattr(loss_curves, "collect", lambda *_: found)
-    with pytest.raises(ValueError, match="were evaluated on other text than others"):
+    with pytest.raises(ValueError, match="text"):
         loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
     found[0]["experiment"] = "text_tiny"
-    with pytest.raises(ValueError, match="runs of experiment=text_tiny: expected experiment=python_160m"):
+    with pytest.raises(ValueError, match=r"text_tiny.*experiment=python_160m"):
         loss_curves.LOSS_CURVES.measure(Options(runs=tmp_path, out=tmp_path))
 
 
 def test_language_models_that_are_not_in_the_table(monkeypatch, tmp_path):
     run = {"perplexity": 12.5, "step_time": 0.07, "model": "gru", "num_heads": 3, "overrides": [], "seed": 0}
     monkeypatch.setattr(language_model, "collect", lambda *_: [run])
-    with pytest.raises(ValueError, match="is one of the paper's table"):
+    with pytest.raises(ValueError, match=str(tmp_path)):
         language_model.LANGUAGE_MODEL.measure(Options(runs=tmp_path, out=tmp_path))
 
 
@@ -515,9 +512,7 @@ def test_pages_of_files_measured_elsewhere(tmp_path, name, sources, number):
 
 def test_times_of_two_gpus_do_not_stand_side_by_side(tmp_path):
     files = [H200 / "kernels_heads.json", H100 / "kernels_main.json"]
-    with pytest.raises(
-        ValueError, match="kernel times of NVIDIA H100 80GB HBM3 and NVIDIA H200: give those of one GPU"
-    ):
+    with pytest.raises(ValueError, match="NVIDIA H100 80GB HBM3 and NVIDIA H200"):
         write("kernel_speed", reproduce.load("kernel_speed"), files, tmp_path)
 
 
@@ -543,7 +538,7 @@ def test_what_was_measured_with_care_counts_and_other_runs_are_marked():
     _, of_main, of_two_runs = kernels.KERNEL_SPEED.table(contents)
     assert of_main[2:5] == ["1.00", "11.00", "11.0"]
     assert of_two_runs[2:5] == ["2.00", "9.00", "4.5 †"]
-    assert "† of a peer that was timed in another run" in kernels.KERNEL_SPEED.what
+    assert "†" in kernels.KERNEL_SPEED.what
 
 
 def test_a_commit_with_changes_says_so():
@@ -553,7 +548,7 @@ def test_a_commit_with_changes_says_so():
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     file = H100 / "numerical_error.json"
-    with pytest.raises(ValueError, match=r"numerical_error.* is no data of roofline, which is in kernels_heads"):
+    with pytest.raises(ValueError, match=r"numerical_error.*roofline.*kernels_heads"):
         write("roofline", reproduce.load("roofline"), [file], tmp_path)
 
 
@@ -567,17 +562,17 @@ def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
-        ([], "which result.*parity"),
-        (["lstm"], "which result.*parity"),
-        (["parity", "job=2"], "Could not override 'job'"),
+        ([], "parity"),
+        (["lstm"], "parity"),
+        (["parity", "job=2"], "'job'"),
         (["parity", "train.model.d_model"], "missing EQUAL"),
-        (["kernel_speed", "train.model.d_model=8"], "train.KEY: only for what trains: .*parity"),
-        (["roofline", "jobs=2"], "jobs: only for what trains"),
-        (["parity", "runs=x", f"files=[{__file__}]"], "runs: not with files="),
-        (["parity", "quick=true", f"files={__file__}"], "quick: not with files="),
-        (["parity", "runs=x", "train.seed=1", "jobs=2"], "train.KEY, jobs: not with runs="),
-        (["parity", "jobs=0"], "jobs=0: expected"),
-        (["parity", "files=[nowhere.json]"], "there is no file nowhere.json"),
+        (["kernel_speed", "train.model.d_model=8"], r"train\.KEY: .*parity"),
+        (["roofline", "jobs=2"], "jobs: .*parity"),
+        (["parity", "runs=x", f"files=[{__file__}]"], "runs: .*files="),
+        (["parity", "quick=true", f"files={__file__}"], "quick: .*files="),
+        (["parity", "runs=x", "train.seed=1", "jobs=2"], r"train\.KEY, jobs: .*runs="),
+        (["parity", "jobs=0"], "jobs=0"),
+        (["parity", "files=[nowhere.json]"], r"nowhere\.json"),
     ],
 )
 def test_keys_that_change_nothing_are_refused(asked, error, monkeypatch):
@@ -606,7 +601,7 @@ def test_without_a_commit_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(
         reproduce, "load", lambda name: SimpleNamespace(measure=lambda options: pytest.fail("measured"))
     )
-    with pytest.raises(SystemExit, match="error: there is no git history here"):
+    with pytest.raises(SystemExit, match=r"error: .*git"):
         reproduce.main()
 
 
@@ -650,12 +645,12 @@ def test_speed_stands_beside_accuracy_where_there_is_one():
         ("Elman", "elman", 1.0, None),
     ]
     for wrong in ([parity], [parity, trained | {"quick": True}]):
-        with pytest.raises(ValueError, match="expected data of parity, loss_curves, in this order"):
+        with pytest.raises(ValueError, match="parity, loss_curves"):
             throughput.rows(wrong)
 
 
 def test_speed_and_accuracy_are_drawn_from_the_files_of_results_where_this_machine_has_none(tmp_path):
-    with pytest.raises(ValueError, match=r"(?s)there is no .*parity.*files=.*h200/parity.json,.*h200/loss_curves.json"):
+    with pytest.raises(ValueError, match=r"(?s)parity.*files=.*h200/parity\.json,.*h200/loss_curves\.json"):
         throughput.EXTRAPOLATION_THROUGHPUT.measure(Options(out=tmp_path))
 
 

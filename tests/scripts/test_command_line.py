@@ -1,6 +1,7 @@
 """The commands as a user types them."""
 
 import json
+import re
 import runpy
 import sys
 
@@ -22,7 +23,7 @@ UNLOGGED = {"scripts.train": ["hydra/job_logging=none", "hydra/hydra_logging=non
 def test_train_several_models_then_evaluate_one(tmp_path):
     trained = run("scripts.train", "-m", "model=elman,lstm", *TINY["parity"], *SHORT, folder=tmp_path)
     assert trained.returncode == 0, trained.stderr
-    assert trained.stdout.count("Accuracy of the label at the last position") == 2
+    assert trained.stdout.count("Accuracy ") == 2
     (sweep,) = (tmp_path / "outputs" / "parity").iterdir()
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"model=elman", "model=lstm"}
     made = {path.name for path in (sweep / "model=lstm").iterdir()}
@@ -63,16 +64,16 @@ def test_two_processes_train_as_one(strategy, precision, tolerance, tiny_config,
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
-        ("scripts.train", ["model=lsmt"], "Could not find 'model/lsmt'"),
-        ("scripts.train", ["optim.learning_rate=1"], "error: Could not override 'optim.learning_rate'."),
+        ("scripts.train", ["model=lsmt"], "'model/lsmt'"),
+        ("scripts.train", ["optim.learning_rate=1"], "'optim.learning_rate'"),
         ("scripts.train", ["model=rnn"], "model.mixer.function"),
-        ("scripts.train", ["data.min_length=50"], "error: min_length=50, max_length=40"),
+        ("scripts.train", ["data.min_length=50"], "min_length=50, max_length=40"),
         ("scripts.train", [f"hydra.run.dir={__file__}/run"], "Not a directory"),
-        ("scripts.train", ["ckpt_path="], "error: ckpt_path= is empty"),
-        ("scripts.evaluate", ["data.seed=1"], "Missing mandatory value: ckpt"),
-        ("scripts.evaluate", ["ckpt=nowhere"], "error: there is no checkpoint at nowhere"),
-        ("scripts.evaluate", [f"ckpt={__file__}"], "or no checkpoint of ours: it is not a file that torch.save has"),
-        ("scripts.export", ["ckpt=nowhere", "out=x", "to=y"], "error: Could not override 'to'."),
+        ("scripts.train", ["ckpt_path="], "ckpt_path="),
+        ("scripts.evaluate", ["data.seed=1"], ": ckpt"),
+        ("scripts.evaluate", ["ckpt=nowhere"], "nowhere"),
+        ("scripts.evaluate", [f"ckpt={__file__}"], __file__),
+        ("scripts.export", ["ckpt=nowhere", "out=x", "to=y"], "'to'"),
     ],
 )
 def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, arguments, message):
@@ -80,6 +81,7 @@ def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, argument
     monkeypatch.setattr(sys, "argv", [module, *arguments, *UNLOGGED.get(module, [])])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(module, run_name="__main__")
+    assert ended.value.code.startswith("error: ")
     assert message in ended.value.code
     assert len(ended.value.code.splitlines()) <= 3
 
@@ -87,7 +89,7 @@ def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, argument
 def test_an_error_ends_the_process_without_a_traceback(tmp_path):
     ended = run("scripts.train", "model=lsmt", folder=tmp_path)
     assert ended.returncode == 1
-    assert "Could not find 'model/lsmt'" in ended.stderr
+    assert "'model/lsmt'" in ended.stderr
     assert len(ended.stderr.splitlines()) <= 3
 
 
@@ -123,8 +125,7 @@ def test_a_run_with_configs_of_ones_own_goes_on_without_naming_them(tmp_path):
     own = ["--config-dir", "mine", "experiment=mine", "model=own", "schedule.total_steps=20", *TINY["parity"], *SHORT]
     begun = run("scripts.train", *own, folder=tmp_path)
     assert begun.returncode == 0, begun.stderr
-    said = "model.num_heads=2 by experiment=mine, not 4 as in model=own: model.num_heads=4 on the command line decides"
-    assert said in begun.stdout
+    assert re.search(r"model\.num_heads=2 .*experiment=mine.* 4 .*model=own.*model\.num_heads=4 ", begun.stdout)
     (first,) = tmp_path.glob("outputs/mine/*")
     gone_on = run("scripts.train", f"ckpt_path={first}", "trainer.max_steps=9", folder=tmp_path)
     assert gone_on.returncode == 0, gone_on.stderr

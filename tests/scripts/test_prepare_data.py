@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,7 +127,7 @@ def test_checks_what_was_there_before(overrides, tmp_path, monkeypatch):
     asked = config("prepare_data", *overrides, "data.prepare_processes=0")
     file = prepare_data(asked).folder / "train-00000.bin"
     file.write_bytes(file.read_bytes()[::-1])
-    with pytest.raises(ValueError, match=r"train-00000.bin is damaged: its sha256 .*; delete this file"):
+    with pytest.raises(ValueError, match=r"train-00000\.bin .*sha256 .*delete"):
         prepare_data(asked)
     file.unlink()
     prepare_data(asked)
@@ -140,7 +141,7 @@ def test_data_are_those_of_their_config(name):
 
 
 def test_data_that_is_drawn_while_training():
-    with pytest.raises(ValueError, match=r"StateTracking draws its data while it trains"):
+    with pytest.raises(ValueError, match="StateTracking"):
         prepare_data(config("prepare_data", "data=parity", "experiment=parity"))
 
 
@@ -150,7 +151,7 @@ def test_without_network_it_says_at_once_what_to_set(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fail)
-    message = r"'DKYoon/SlimPajama-6B': cannot reach .* set HF_HUB_OFFLINE=1; else set data.source to local files"
+    message = r"'DKYoon/SlimPajama-6B'.*HF_HUB_OFFLINE=1.*data\.source"
     with pytest.raises(ConnectionError, match=message):
         prepare_data(config("prepare_data", f"data.cache_dir={tmp_path}"))
 
@@ -160,12 +161,12 @@ def test_parts_of_a_corpus_and_what_is_left(overrides, tmp_path, monkeypatch, ca
     for part in ("0/2", "1/2", "1/2"):
         data = prepare_data(config("prepare_data", *overrides, f"data.cache_dir={tmp_path}/c", f"part={part}"))
     shown = capsys.readouterr().out
-    assert shown.count("part 0/2 is prepared; 1 sections are left to the other parts") == 1
+    assert len(re.findall(r"part 0/2 .*\b1 ", shown)) == 1
     assert shown.count(f"prepared: {data.folder}") == 2
     assert Manifest.read(data.folder).sections == 2
 
 
 @pytest.mark.parametrize("part", ["2/2", "1", "-1/2", "a/b"])
 def test_a_part_that_is_none(part, overrides):
-    with pytest.raises(ValueError, match=f"part={part}: expected I/N"):
+    with pytest.raises(ValueError, match=f"part={part}.*I/N"):
         prepare_data(config("prepare_data", *overrides, f"part='{part}'"))

@@ -137,7 +137,7 @@ def test_a_run_killed_in_its_evaluation_is_evaluated_when_it_goes_on(tiny_config
     assert train(config) == result
     again = json.loads(file.read_text())
     assert (again["step"], again["ranges"]) == (whole["step"], whole["ranges"])
-    with pytest.raises(ValueError, match=r"so nothing is left of trainer\.max_steps=8"):
+    with pytest.raises(ValueError, match=r"trainer\.max_steps=8"):
         train(config)
 
 
@@ -157,14 +157,14 @@ def test_a_run_that_goes_on_keeps_its_tokenizer(tiny_config):
     first = tiny_config("text_tiny", "schedule.total_steps=20", run="first")
     train(first)
     other = ["schedule.total_steps=20", "data.tokenizer=bpe:333", "trainer.max_steps=12", f"ckpt_path={first.run_dir}"]
-    with pytest.raises(ValueError, match=r"data\.tokenizer=bpe:333: .* was trained with bpe:.*keeps its tokenizer"):
+    with pytest.raises(ValueError, match=r"data\.tokenizer=bpe:333: .*bpe:300"):
         train(tiny_config("text_tiny", *other, run="second"))
 
 
 def test_resuming_with_the_data_of_another_experiment_is_refused(tiny_config):
     config = tiny_config("text_tiny")
     train(config)
-    with pytest.raises(ValueError, match=r"data\._target_=data\.state_.* was trained with data\.text\.Text, and a run"):
+    with pytest.raises(ValueError, match=r"data\._target_=data\.state_.*data\.text\.Text"):
         train(tiny_config("parity", f"ckpt_path={config.run_dir}"))
 
 
@@ -175,7 +175,7 @@ def test_resuming_with_the_data_of_another_experiment_is_refused(tiny_config):
 def test_resuming_with_data_in_which_the_place_of_the_run_means_nothing_is_refused(tiny_config, experiment, change):
     config = tiny_config(experiment)
     train(config)
-    with pytest.raises(ValueError, match=rf"{change}: .* was trained with .*, and a run keeps its data"):
+    with pytest.raises(ValueError, match=rf"{change}: .*trained with"):
         train(tiny_config(experiment, change, f"ckpt_path={config.run_dir}", run="second"))
 
 
@@ -287,7 +287,7 @@ def test_the_folder_of_another_run_is_left_alone(tiny_config):
     made = {file: file.read_bytes() for file in Path(config.run_dir).rglob("*") if file.is_file()}
     train(tiny_config("parity", *whole, run="other"))
     for resumed in ([], [f"ckpt_path={Path(config.run_dir).parent}/other"]):
-        with pytest.raises(FileExistsError, match=rf"{config.run_dir} holds a run: ckpt_path={config.run_dir} goes on"):
+        with pytest.raises(FileExistsError, match=rf"ckpt_path={config.run_dir} "):
             train(tiny_config("parity", *whole, "trainer.max_steps=12", *resumed))
     assert {file: file.read_bytes() for file in made} == made
     train(tiny_config("parity", *whole, "trainer.max_steps=12", f"ckpt_path={config.run_dir}"))
@@ -303,9 +303,7 @@ def test_a_run_goes_on_by_another_backend(tiny_config):
 
 def test_resuming_another_model_is_refused(tiny_config):
     train(tiny_config("parity", run="first"))
-    with pytest.raises(
-        ValueError, match=r"holds another model:\n  model.d_model: 8 in the checkpoint, 16 in this config$"
-    ):
+    with pytest.raises(ValueError, match=r"\n  model\.d_model: 8 .*16 "):
         train(tiny_config("parity", "ckpt_path=last", "model.d_model=16", run="second"))
 
 
@@ -320,7 +318,7 @@ def test_resuming_with_text_held_out_that_was_trained_on_is_refused(tiny_config)
 
 def test_a_finished_run_is_not_resumed(tiny_config):
     train(tiny_config("parity", run="first"))
-    with pytest.raises(ValueError, match=r"is at step 8, so nothing is left of trainer\.max_steps=8"):
+    with pytest.raises(ValueError, match=r"step 8.*trainer\.max_steps=8"):
         train(tiny_config("parity", "ckpt_path=last", run="second"))
 
 
@@ -330,27 +328,27 @@ def test_nothing_to_resume(tiny_config):
 
 
 def test_model_too_small_for_the_data(tiny_config):
-    with pytest.raises(ValueError, match=r"model\.vocab_size=1, but the data has 2"):
+    with pytest.raises(ValueError, match=r"model\.vocab_size=1.* 2"):
         train(tiny_config("parity", "model.vocab_size=1"))
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("global_batch_size=101", r"global_batch_size=101 is no positive multiple of data\.batch_size=4 x .* = 4"),
-        ("val_every=0", "val_every makes 0 batches"),
+        ("global_batch_size=101", r"global_batch_size=101 .*data\.batch_size=4 x .* = 4"),
+        ("val_every=0", "val_every .*0"),
         ("threads=0", "threads=0"),
-        ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed needs a GPU; on a CPU .* bf16-mixed or 32-true"),
+        ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed .*bf16-mixed or 32-true"),
         ("trainer.strategy=fsdp", r"trainer\.strategy=fsdp"),
         ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0"),
         ("trainer.gradient_clip_val=-1", r"trainer\.gradient_clip_val=-1"),
         ("+trainer.limit_test_batches=0", r"trainer\.limit_test_batches=0"),
         ("trainer.strategy=ddp_spawn", r"trainer\.strategy=ddp_spawn"),
-        ("trainer.accelerator=gpu", r"No supported gpu backend found"),
-        ("+trainer.overfit_batches=1", r"trainer\.overfit_batches is set by this program"),
-        ("+trainer.default_root_dir=x", r"trainer\.default_root_dir is set by this program: hydra\.run\.dir="),
+        ("trainer.accelerator=gpu", "gpu"),
+        ("+trainer.overfit_batches=1", r"trainer\.overfit_batches"),
+        ("+trainer.default_root_dir=x", r"trainer\.default_root_dir .*hydra\.run\.dir="),
         ("model.mixer._target_=models.mixers.Nope", r"models\.mixers\.Nope"),
-        ("seed=-1", "-1 is not in bounds"),
+        ("seed=-1", "-1 "),
         ("optim.betas=[0.9]", r"betas=\[0\.9\]"),
         ("data.eval_lengths=[6.5,9]", r"eval_lengths=\[6\.5, 9\]"),
     ],
@@ -358,7 +356,7 @@ def test_model_too_small_for_the_data(tiny_config):
 def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, message):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     with (
-        pytest.raises(SystemExit, match=f"^error: .*{message}.*\n.HYDRA_FULL_ERROR=1 shows where.$"),
+        pytest.raises(SystemExit, match=f"^error: .*{message}.*\n.*HYDRA_FULL_ERROR=1.*$"),
         one_line_errors(),
     ):
         train(tiny_config("parity", override))
@@ -398,12 +396,12 @@ def test_resets_that_a_model_cannot_be_trained_with(tiny_config, tmp_path, model
 
 def test_last_of_runs_whose_name_is_a_number(tiny_config):
     train(tiny_config("parity", "name=2026"))
-    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint under outputs/2026"):
+    with pytest.raises(FileNotFoundError, match="outputs/2026"):
         train(tiny_config("parity", "name=2026", "ckpt_path=last", run="next"))
 
 
 def test_diverging_run_ends_with_a_message(tiny_config):
-    with pytest.raises(FloatingPointError, match=r"loss is nan at step .*: lower optim.lr"):
+    with pytest.raises(FloatingPointError, match=r"nan at step .*optim\.lr"):
         train(tiny_config("parity", "optim.lr=1e38", "trainer.gradient_clip_val=null"))
 
 
@@ -500,7 +498,7 @@ def test_a_callback_that_waits_for_what_is_not_logged(tiny_config, monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     stop = "+callbacks.stop={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/nothing}"
     with (
-        pytest.raises(SystemExit, match=r"metric `val/nothing` .* any of the following: .*`val/loss`"),
+        pytest.raises(SystemExit, match=r"`val/nothing` .*`val/loss`"),
         one_line_errors(),
     ):
         train(tiny_config("parity", stop))
@@ -510,7 +508,7 @@ def test_wandb_without_an_account(tiny_config, monkeypatch, tmp_path):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", "too-short")
-    with pytest.raises(SystemExit, match=r"WANDB_API_KEY invalid: .*WANDB_MODE=offline needs no"), one_line_errors():
+    with pytest.raises(SystemExit, match=r"WANDB_API_KEY .*WANDB_MODE=offline"), one_line_errors():
         train(tiny_config("parity", "logger=wandb"))
 
 

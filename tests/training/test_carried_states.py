@@ -117,8 +117,8 @@ def test_lanes_of_two_processes_are_those_of_one(strategy, tiny_config, tmp_path
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ("data.batch_size=8", "of a run with 4 lanes, this one has 8"),
-        ("data.stateful=false", r"data\.stateful=False: .* a run keeps its data"),
+        ("data.batch_size=8", "4 lanes.* 8"),
+        ("data.stateful=false", r"data\.stateful=False"),
     ],
 )
 def test_other_lanes_are_refused(other, message, tiny_config):
@@ -131,9 +131,9 @@ def test_other_lanes_are_refused(other, message, tiny_config):
 
 def test_what_a_model_cannot_carry_is_said(tiny_config, capsys, monkeypatch):
     monkeypatch.setattr(MambaMixer, "trains_with_states", False, raising=False)
-    with pytest.raises(ValueError, match=r"data\.stateful=true: MambaMixer cannot be trained with states"):
+    with pytest.raises(ValueError, match=r"data\.stateful=true: MambaMixer"):
         check_buildable(tiny_config("text_tiny", "data.stateful=true", "model=mamba"))
     check_buildable(tiny_config("text_tiny", "data.stateful=true", *MODELS["hybrid"]))
-    assert "AttentionMixer carries nothing from one batch to the next" in capsys.readouterr().err
+    assert "AttentionMixer" in capsys.readouterr().err
     check_buildable(tiny_config("text_tiny", "data.stateful=true"))
     assert capsys.readouterr().err == ""

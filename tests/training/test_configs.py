@@ -124,9 +124,9 @@ def test_accumulate(arguments, expected):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((512, 60, 8, 1), r"global_batch_size=512 is no positive multiple of data.batch_size=60 x trainer.devices=8"),
+        ((512, 60, 8, 1), r"global_batch_size=512 .*data\.batch_size=60 x trainer\.devices=8"),
         ((32, 32, 8, 1), "= 256"),
-        ((0, 1, 1, 1), "global_batch_size=0 is no positive multiple"),
+        ((0, 1, 1, 1), "global_batch_size=0 "),
         ((512, 32, "auto", 1), "trainer.devices=auto"),
         ((512, 32, -1, 1), "trainer.devices=-1"),
     ],
@@ -140,7 +140,7 @@ def test_accumulate_refuses(arguments, message):
 def test_a_sweep_starts_no_more_processes(trainer, monkeypatch):
     """Each would go through the sweep by itself."""
     section = config(*trainer, "run_dir=.").trainer
-    with pytest.raises(ValueError, match=r"in a sweep .* start the jobs one by one, or set trainer\.devices=1"):
+    with pytest.raises(ValueError, match=r"sweep .*trainer\.devices=1"):
         check_sweep(section)
     monkeypatch.setattr("lightning.fabric.plugins.environments.TorchElasticEnvironment.detect", lambda: True)
     check_sweep(section)  # torchrun has started all of them
@@ -162,7 +162,7 @@ def test_a_sweep_on_one_device(devices):
 def test_nn_lstm_in_bfloat16_on_a_gpu_is_warned_of(overrides, warned, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     check_buildable(config("experiment=text_tiny", "model.num_heads=1", *overrides, "run_dir=."))
-    assert ("PyTorch computes torch.nn.LSTM in float16 all the same" in capsys.readouterr().err) == warned
+    assert ("torch.nn.LSTM in float16" in capsys.readouterr().err) == warned
 
 
 class MixerThatWantsNumbers(RNNMixer):
@@ -225,12 +225,12 @@ def test_one_line_errors(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     composed = config("model.mixer.function=lsmt", "model.vocab_size=2", "run_dir=.")
     with (
-        pytest.raises(SystemExit, match=r"^error: unknown cell 'lsmt'; registered cells: .*\n.HYDRA_FULL_ERROR=1"),
+        pytest.raises(SystemExit, match=r"^error: .*'lsmt'.*lstm.*\n.HYDRA_FULL_ERROR=1"),
         one_line_errors(),
     ):
         instantiate(composed.model)
     with pytest.raises(SystemExit, match=r"^error: No module named 's3fs'"), one_line_errors():
         raise ModuleNotFoundError("No module named 's3fs'")
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(Exception, match="unknown cell"), one_line_errors():
+    with pytest.raises(Exception, match="'lsmt'"), one_line_errors():
         instantiate(composed.model)

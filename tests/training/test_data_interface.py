@@ -93,17 +93,17 @@ def test_what_a_datamodule_says_of_itself(of):
     assert samples[0] == "--- step 4"
     assert samples[1].startswith("abcdea|")
     assert (folder / "tokenizer" / "letters.txt").read_text() == "abcde"
-    with pytest.raises(ValueError, match=r"data\.size=32: .* was trained with 64, and a run keeps its data"):
+    with pytest.raises(ValueError, match=r"data\.size=32: .* 64"):
         train(of(Spoken, f"ckpt_path={config.run_dir}", size=32, run="next"))
 
 
 def test_sizes_that_nobody_says(of):
-    with pytest.raises(ValueError, match=r"model\.vocab_size is open, and Successors has no vocab_size"):
+    with pytest.raises(ValueError, match=r"model\.vocab_size .*Successors"):
         train(of(Successors))
 
 
 def test_batches_of_a_size_that_the_data_do_not_say(of):
-    with pytest.raises(Exception, match="global_batch_size=64: these data have no batch_size"):
+    with pytest.raises(Exception, match=r"global_batch_size=64.* batch_size"):
         train(of(Spoken, "global_batch_size=64"))
 
 

@@ -37,7 +37,7 @@ def test_a_damaged_file_is_named(tmp_path, num_workers):
     os.truncate(module.train_data.paths[0], 20)
     message = message_of(module.train_dataloader())
     assert message.startswith("error: ")
-    assert "train-00000.bin is damaged: it ends too early; delete this file" in message
+    assert "train-00000.bin is damaged" in message
     assert len(message.splitlines()) == 2
 
 

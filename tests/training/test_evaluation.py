@@ -61,7 +61,7 @@ def test_another_source_where_files_of_their_own_are_validated_on(tiny_config, t
     other.write_text("another text. " * 99)
     config = tiny_config("text_tiny", f"data.val_split={other}")
     train(config)
-    with pytest.raises(ValueError, match=r"data\.source is not what is evaluated: .*data\.val_split=.*other\.txt"):
+    with pytest.raises(ValueError, match=r"data\.source .*data\.val_split=.*other\.txt"):
         evaluate(config.run_dir, f"data.source={tmp_path}/texts/1*.txt")
 
 
@@ -93,14 +93,14 @@ def test_unknown_key(key):
     ],
 )
 def test_what_an_evaluation_does_not_read_is_refused(override):
-    with pytest.raises(ValueError, match=f"{override.partition('=')[0]} would change nothing: "):
+    with pytest.raises(ValueError, match=f"^{override.partition('=')[0]} "):
         evaluate("anything", override)
 
 
 def test_folder_above_the_runs(tmp_path):
     (tmp_path / "2026-01-01" / "checkpoints").mkdir(parents=True)
     (tmp_path / "2026-01-01" / "checkpoints" / "last.ckpt").touch()
-    with pytest.raises(FileNotFoundError, match=r"the folder of a run, such as .*/2026-01-01$"):
+    with pytest.raises(FileNotFoundError, match=r"/2026-01-01$"):
         evaluate(str(tmp_path))
 
 
@@ -111,12 +111,12 @@ def test_weights_of_another_model(tiny_config):
     content = torch.load(file)
     content["config"]["model"]["d_model"] = 16
     torch.save(content, file)
-    with pytest.raises(ValueError, match=r"last.ckpt do not fit this model: [\s\S]*size mismatch"):
+    with pytest.raises(ValueError, match=r"last\.ckpt [\s\S]*size mismatch"):
         evaluate(config.run_dir)
 
 
 def test_another_model_is_refused():
-    with pytest.raises(ValueError, match=r"model\.num_heads: a checkpoint is of the model that was trained"):
+    with pytest.raises(ValueError, match=r"model\.num_heads"):
         evaluate("anything", "model.num_heads=1")
 
 
@@ -138,11 +138,9 @@ def test_part_of_a_text_is_not_compared_with_all_of_it(tiny_config):
 
 
 def test_missing_checkpoint(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"no checkpoint at .*nowhere.ckpt: expected a .ckpt file or the folder"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"/nowhere\.ckpt"):
         evaluate(str(tmp_path / "nowhere.ckpt"))
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*checkpoints/last.ckpt"):
+    with pytest.raises(FileNotFoundError, match=r"/checkpoints/last\.ckpt"):
         evaluate(str(tmp_path))
 
 
@@ -150,7 +148,7 @@ def test_missing_checkpoint(tmp_path):
 def test_damaged_checkpoint(tmp_path, content):
     file = tmp_path / "damaged.ckpt"
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"damaged.ckpt is damaged or no checkpoint of ours"):
+    with pytest.raises(ValueError, match=r"/damaged\.ckpt "):
         evaluate(str(file))
 
 
@@ -159,14 +157,14 @@ def test_truncated_checkpoint(tiny_config):
     train(config)
     file = checkpoint.find(config.run_dir)
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"last.ckpt is damaged"):
+    with pytest.raises(ValueError, match=r"last\.ckpt .*damaged"):
         evaluate(str(file))
 
 
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2]])
 def test_checkpoint_of_something_else(tmp_path, content):
     torch.save(content, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"other.ckpt is damaged or no checkpoint of ours: it was not written"):
+    with pytest.raises(ValueError, match=r"/other\.ckpt "):
         evaluate(str(tmp_path / "other.ckpt"))
 
 

@@ -68,7 +68,7 @@ def test_a_disk_without_room_leaves_no_part_of_a_model(run, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"out=.* could not be written \(.*\)"):
+        with pytest.raises(OSError, match=r"out=.*/out .*\(.*\)"):
             export(folder, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -107,10 +107,7 @@ def test_results_of_another_step_are_not_the_model_s(run, tmp_path):
 def test_a_model_of_state_tracking_is_refused(tiny_config, tmp_path):
     config = tiny_config("parity")
     train(config)
-    with pytest.raises(
-        ValueError,
-        match=r"trained on data.state_tracking.StateTracking, which has no tokenizer: .* can generate or be exported",
-    ):
+    with pytest.raises(ValueError, match=r"data\.state_tracking\.StateTracking.* tokenizer"):
         export(config.run_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -118,7 +115,7 @@ def test_a_model_of_state_tracking_is_refused(tiny_config, tmp_path):
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"out is there already: give a new folder, or an empty one"):
+    with pytest.raises(FileExistsError, match="/out "):
         export("anything", tmp_path / "out")
 
 
@@ -126,5 +123,5 @@ def test_a_damaged_folder_is_told_in_one_line(run, tmp_path):
     folder, _, _ = run
     export(folder, tmp_path / "out")
     (tmp_path / "out" / "training.json").unlink()
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged or no checkpoint of ours: .*training.json"):
+    with pytest.raises(ValueError, match=r"model\.safetensors .*training\.json"):
         evaluate(str(tmp_path / "out"))

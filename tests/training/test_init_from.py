@@ -1,5 +1,6 @@
 """A training that begins with the weights of another run."""
 
+import re
 import shutil
 
 import pytest
@@ -48,5 +49,5 @@ def test_weights_that_do_not_fit_are_named(before, tiny_config):
     config = tiny_config("text_tiny", f"init_from={before}", "model.num_blocks=2", "model.num_heads=2", run="after")
     with pytest.raises(ValueError, match="init_from") as error:
         build(config)
-    assert "blocks.0.mixer.recurrence.R: [4, 1, 8, 8] there, [4, 2, 4, 4] in this model" in str(error.value)
-    assert "blocks.1.mixer.gates.weight: None there, [32, 8] in this model" in str(error.value)
+    assert re.search(r"blocks\.0\.mixer\.recurrence\.R: \[4, 1, 8, 8\].*\[4, 2, 4, 4\]", str(error.value))
+    assert re.search(r"blocks\.1\.mixer\.gates\.weight: None .*\[32, 8\]", str(error.value))

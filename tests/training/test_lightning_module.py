@@ -174,9 +174,9 @@ def test_training_stops_when_the_loss_is_not_finite(tmp_path, value):
     module = tiny_module()
     with torch.no_grad():
         module.model.head.weight[0, 0] = value
-    with pytest.raises(FloatingPointError, match=r"the training loss is nan at step 0: lower optim\.lr"):
+    with pytest.raises(FloatingPointError, match=r"training loss .*nan at step 0.*optim\.lr"):
         tiny_trainer(tmp_path).fit(module, loader(batch()))
-    with pytest.raises(FloatingPointError, match="the val loss is nan"):
+    with pytest.raises(FloatingPointError, match=r"val loss .*nan"):
         tiny_trainer(tmp_path).validate(module, loader(batch()))
 
 
@@ -187,7 +187,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     module.on_save_checkpoint({"state_dict": module.state_dict()})
     with torch.no_grad():
         module.model.head.weight[0, 0] = float("nan")
-    with pytest.raises(FloatingPointError, match=r"model\.head\.weight is not finite at step 0: lower optim\.lr"):
+    with pytest.raises(FloatingPointError, match=r"model\.head\.weight .*step 0.*optim\.lr"):
         module.on_save_checkpoint({"state_dict": module.state_dict()})
 
 
@@ -196,7 +196,7 @@ def test_all_processes_hear_of_weights_that_are_not_finite(tmp_path, monkeypatch
     module = tiny_module()
     module.trainer = tiny_trainer(tmp_path)
     monkeypatch.setattr(module.trainer.strategy, "reduce_boolean_decision", lambda decision, all: True)
-    with pytest.raises(FloatingPointError, match=r"a weight is not finite at step 0: lower optim\.lr"):
+    with pytest.raises(FloatingPointError, match=r"weight .*step 0.*optim\.lr"):
         module.on_save_checkpoint({"state_dict": {}})
 
 
@@ -204,7 +204,7 @@ def test_all_processes_hear_of_weights_that_are_not_finite(tmp_path, monkeypatch
 def test_batches_must_fit_the_model(tmp_path, key, value):
     wrong = batch()
     wrong[key][0, 0] = value
-    with pytest.raises(ValueError, match=f"{key} holds {value}, but the model knows 0 to {value - 1}"):
+    with pytest.raises(ValueError, match=f"{key} .*{value}.* 0 to {value - 1}"):
         tiny_trainer(tmp_path).fit(tiny_module(), loader(wrong))
 
 

@@ -45,7 +45,7 @@ def test_sharded_weights_have_no_average():
     from lightning.pytorch.strategies import ModelParallelStrategy
 
     Sharded.strategy = ModelParallelStrategy.__new__(ModelParallelStrategy)
-    with pytest.raises(ValueError, match="callbacks=ema: sharded weights"):
+    with pytest.raises(ValueError, match="callbacks=ema"):
         MovingAverage().setup(Sharded, torch.nn.Module(), "fit")
 
 
@@ -80,7 +80,7 @@ def test_several_loggers(tiny_config):
 
 
 def test_loggers_have_names(tiny_config):
-    with pytest.raises(ValueError, match=r"logger\._target_=a\.Logger: loggers have names"):
+    with pytest.raises(ValueError, match=r"logger\._target_=a\.Logger"):
         train(tiny_config("parity", "logger=none", "+logger._target_=a.Logger"))
 
 

@@ -49,5 +49,5 @@ def test_the_rates_of_a_mamba_mixer_do_not_decay():
 @pytest.mark.parametrize("setting", [{"lr": 0.0}, {"weight_decay": -0.1}])
 def test_rates_that_make_no_sense(setting):
     ((name, value),) = setting.items()
-    with pytest.raises(ValueError, match=f"{name}={value}.*lr must be positive, weight_decay not negative"):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
         adamw(torch.nn.Linear(2, 2), **setting)

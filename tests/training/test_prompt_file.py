@@ -138,18 +138,18 @@ class TestBrokenOff:
         assert answers(exported, prompts, tmp_path / "out.jsonl") == whole
 
     def test_other_settings_need_another_file(self, whole, exported, prompts, tmp_path):
-        with pytest.raises(ValueError, match=r"out=.*out.jsonl was begun with seed=0"):
+        with pytest.raises(ValueError, match=r"out\.jsonl .*seed=0"):
             answers(exported, prompts, tmp_path / "out.jsonl", seed=1)
         assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(whole)
 
     def test_other_prompts_need_another_file(self, whole, exported, prompts, tmp_path):
         write(prompts, ["other", *PROMPTS[1:]])
-        with pytest.raises(ValueError, match=r"out.jsonl, line 1 answers another prompt: give another out"):
+        with pytest.raises(ValueError, match=r"out\.jsonl, line 1 .*out"):
             answers(exported, prompts, tmp_path / "out.jsonl")
 
     def test_a_file_of_something_else_is_left_alone(self, exported, prompts, tmp_path):
         (tmp_path / "out.jsonl").write_text("mine\n")
-        with pytest.raises(ValueError, match="is there, but not from this command: give another out"):
+        with pytest.raises(ValueError, match="another out"):
             answers(exported, prompts, tmp_path / "out.jsonl")
         assert (tmp_path / "out.jsonl").read_text() == "mine\n"
 
@@ -188,13 +188,13 @@ def test_a_file_without_prompts(exported, tmp_path):
     "options", [{"prompts": "a"}, {"out": "b"}, {"prompts": "a", "out": "b", "prompt": "c"}], ids=" ".join
 )
 def test_a_prompt_or_a_file_of_prompts(options):
-    with pytest.raises(ValueError, match="give prompt, or both of prompts and out"):
+    with pytest.raises(ValueError, match=r"prompt.*prompts and out"):
         generate("anywhere", **options)
 
 
 @pytest.mark.parametrize("name", ["slots", "max_new_tokens"])
 def test_sizes_that_there_are_not(name, exported, prompts, tmp_path):
-    with pytest.raises(ValueError, match=f"{name}=0: expected at least 1"):
+    with pytest.raises(ValueError, match=f"{name}=0.* 1"):
         answers(exported, prompts, tmp_path / "out.jsonl", **{name: 0})
 
 

@@ -50,7 +50,7 @@ def test_a_job_of_another_sweep_is_left_alone(tiny_config):
     sweep.train_job(train, first, folder(first))
     other, _ = jobs(tiny_config)
     other.overrides = ["seed=0", "model=gru"]
-    with pytest.raises(FileExistsError, match=r"holds the job seed=0 val_every=4"):
+    with pytest.raises(FileExistsError, match="seed=0 val_every=4"):
         sweep.train_job(train, other, folder(other))
 
 
@@ -87,5 +87,5 @@ def test_the_metric_of_an_evaluation():
     assert sweep.metric(result, None) == 0.75
     assert sweep.metric(result, "chance") == 0.5
     assert sweep.metric({}, None) is None
-    with pytest.raises(ValueError, match="metric=task: this evaluation has accuracy, chance"):
+    with pytest.raises(ValueError, match=r"metric=task.* accuracy, chance"):
         sweep.metric(result, "task")

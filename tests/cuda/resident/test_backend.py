@@ -1,5 +1,6 @@
 """What `cuda_fused` does without a GPU: reasons why it cannot serve, and the products around its kernels."""
 
+import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -49,24 +50,24 @@ def test_packages_that_are_not_installed(monkeypatch, missing):
     else:
         find_spec = available.find_spec
         monkeypatch.setattr(available, "find_spec", lambda name: None if name == missing else find_spec(name))
-    assert reason() == "cuda-core is not installed: pip install '.[cuda]' in a clone of flashrnn-lm"
+    assert "pip install '.[cuda]'" in reason()
 
 
 def test_gpu_that_is_too_old():
     v100 = replace(named_gpu("A100"), name="V100", capability=(7, 0))
-    assert reason(assumed_gpu=v100) == "it needs compute capability 8.0, V100 has 7.0"
+    assert re.search(r"8\.0.* V100 .*7\.0", reason(assumed_gpu=v100))
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_cell_without_a_scalar_graph(training):
     cell = Cell("sorted", lambda g, h: torch.lgamma(g + h), ("h",))
-    assert reason(cell=cell, training=training).startswith("cell 'sorted' uses the operator aten.lgamma.default")
+    assert re.search(r"'sorted' .*aten\.lgamma\.default", reason(cell=cell, training=training))
 
 
 def test_head_that_does_not_fit_says_what_is_missing():
     lines = reason(head_dim=4096).split("\n")
-    assert lines[0].startswith("forward does not fit on the chip: no solution")
-    assert any(line.startswith("  shared memory: needs at least ") for line in lines[1:])
+    assert lines[0].startswith("forward ")
+    assert any(re.match(r"  shared memory: .* KiB, .* 227 KiB", line) for line in lines[1:])
     assert all(line.startswith("  ") for line in lines[1:])
 
 
@@ -75,5 +76,5 @@ TOO_WIDE = SimpleNamespace(summary="too wide")
 
 def test_only_training_needs_the_backward_to_fit(monkeypatch):
     monkeypatch.setattr(backend.tiling, "infeasible", lambda spec: TOO_WIDE if spec.direction == "backward" else None)
-    assert reason() == "backward does not fit on the chip: too wide"
+    assert re.fullmatch("backward .*: too wide", reason())
     assert reason(training=False) is None

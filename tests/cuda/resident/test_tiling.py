@@ -1,6 +1,7 @@
 """The tilings of the fused kernels: the same answers as CP-SAT's, sooner, and reasons where there is none."""
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -95,10 +96,9 @@ def test_head_that_does_not_fit_names_what_is_missing():
     with pytest.raises(Infeasible, match="shared memory") as error:
         next(tiling.tilings(spec))
     assert set(error.value.conflict) == {"units of the head", "registers", "shared memory"}
-    first, *others = tiling.infeasible(spec).summary.split("\n")
-    assert first == "no solution; these 3 constraints exclude each other:"
-    assert others[0] == "  units of the head: reaches at most 2112, needs at least 4096"
-    assert others[2] == "  shared memory: needs at least 1012.6 KiB, at most 227 KiB"
+    _, units, _, shared_memory = tiling.infeasible(spec).summary.split("\n")
+    assert re.match("  units of the head: .* 2112, .* 4096$", units)
+    assert re.match(r"  shared memory: .* 1012\.6 KiB, .* 227 KiB$", shared_memory)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
