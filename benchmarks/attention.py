@@ -35,7 +35,7 @@ def _found(module: str) -> bool:
 
 
 def by_each_kernel(call: Callable[[], dict]) -> dict[str, dict]:
-    """Return what a call that runs attention returns with each kernel, by name; without those that do not take it."""
+    """Return what a call that runs attention returns with each kernel, by name; kernels that refuse are left out."""
     found = {}
     for name in _names():
         try:
@@ -49,7 +49,7 @@ def by_each_kernel(call: Callable[[], dict]) -> dict[str, dict]:
 
 @contextmanager
 def _kernel(name: str) -> Iterator[None]:
-    """Let scaled_dot_product_attention take that kernel alone in this context."""
+    """Restrict scaled_dot_product_attention to one kernel within this context."""
     if name in _OF_PYTORCH:
         with sdpa_kernel(_OF_PYTORCH[name]):
             yield
@@ -67,7 +67,7 @@ def supports(case: Case) -> bool:
 
 
 def run(job: Job, effort: Effort) -> dict:
-    """Return causal attention with the case's heads by the fastest kernel, which it names."""
+    """Measure causal attention with the case's heads by every kernel; return the row of the fastest, with its name."""
     case, options = job.case, {"device": "cuda", "dtype": getattr(torch, job.case.dtype), "requires_grad": True}
     qkv = [torch.randn(case.B, case.T, case.N, case.D, **options) for _ in range(3)]
 
@@ -85,6 +85,6 @@ def operators(call: Callable[[], object]) -> list[str]:
     """Return PyTorch's operators for attention that a call runs, such as "cudnn" or "flash"."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         call()
-    before, behind = "aten::_scaled_dot_product_", "_attention"
-    called = {event.key for event in profiled.key_averages() if event.key.startswith(before)}
-    return sorted(name.removeprefix(before).partition(behind)[0] for name in called if "_backward" not in name)
+    prefix, suffix = "aten::_scaled_dot_product_", "_attention"
+    called = {event.key for event in profiled.key_averages() if event.key.startswith(prefix)}
+    return sorted(name.removeprefix(prefix).partition(suffix)[0] for name in called if "_backward" not in name)

@@ -74,7 +74,7 @@ SWEEPS = {
 
 
 def network(case: Case, field: str) -> str:
-    """Return what a sweep over this field keeps."""
+    """Return the cell, and of its sizes those that a sweep over this field does not change."""
     heads = f"{case.N * case.D} units" if field == "D" else f"{case.N} × {case.D}"
     return f"{case.function} {heads}"
 

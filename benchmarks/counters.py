@@ -35,7 +35,7 @@ def _count(case: Case, mode: str) -> list[dict]:
 
 
 def parse(lines: Iterable[str]) -> Iterator[dict]:
-    """Return kernels and their counters from ncu's output: a table of quoted values, whose first row has the units."""
+    """Yield kernels and their counters from ncu's output: a table of quoted values, whose first row has the units."""
     for row in csv.DictReader(line for line in lines if line.startswith('"')):
         if row["ID"]:
             counted = {name: int(float(row[metric].replace(",", ""))) for metric, name in COUNTERS.items()}

@@ -60,8 +60,8 @@ def _write(folder: Path, texts: list[str]) -> None:
                 file.write(json.dumps({"text": text, "meta": {"redpajama_set_name": "RedPajamaGithub"}}) + "\n")
 
 
-class _Beside(Encoder):
-    """Runs encode_batch on the same texts too, and leaves the seconds of both in a file."""
+class _TimedEncoder(Encoder):
+    """An encoder that runs encode_batch on the same texts too, and appends the seconds of both to a file."""
 
     def __init__(self, tokenizer, seconds: Path):
         super().__init__(tokenizer)
@@ -83,7 +83,9 @@ def _tokenising(datamodule: "Text", processes: int, seconds: Path) -> dict:
     for number in range(ROUNDS):
         file = seconds.with_suffix(f".{number}")
         start = time.process_time()
-        chunks = encode_in_order(datamodule.recipe.whole().chunks(None), _Beside(datamodule.tokenizer, file), processes)
+        chunks = encode_in_order(
+            datamodule.recipe.whole().chunks(None), _TimedEncoder(datamodule.tokenizer, file), processes
+        )
         tokens = sum(len(encoded.tokens) for _, encoded in chunks)
         here = time.process_time() - start
         bare, own = (sum(found) for found in zip(*(map(float, line.split()) for line in file.open()), strict=True))

@@ -62,14 +62,14 @@ def draw(content: dict, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]], gap: float = 0.055) -> None:
-    """Write the names of curves to the right of a panel whose limits are set, as high as they end but apart.
+def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
+    """Write the names of curves to the right of a panel whose limits are set, at the heights at which they end.
 
     Args:
         axes: the panel.
-        ends: where a curve ends, and its colour, by name.
-        gap: the least distance of two names, of the panel's height.
+        ends: by name, the y at which a curve ends, and its colour.
     """
+    gap = 0.055  # between two names at least, of the panel's height
     to_panel, place = axes.transScale + axes.transLimits, -gap
     right = axes.get_xlim()[1]
     for name, (y, color) in sorted(ends.items(), key=lambda end: end[1][0]):
@@ -78,7 +78,7 @@ def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]], gap: float = 
 
 
 def _title(suite: str, jobs: dict[Job, dict[str, dict]]) -> str:
-    """Return what a figure shows."""
+    """Return the title of a figure."""
     if suite == "main":
         ratios = [ratio for found in _ratios_of(jobs).values() for ratio in found.values()]
         return f"Other kernels take {min(ratios):.1f} to {max(ratios):.1f} times as long as this project's"

@@ -45,13 +45,13 @@ CPU_MODELS = {
     "sLSTM": Model(4, {"name": "RNNMixer", "function": "slstm"}),
     "Transformer": Model(4, {"name": "AttentionMixer"}, recurrent=False),
 }
-BATCHES = (1, 8, 64, 512, 4096)  # each behind 128 tokens
+BATCHES = (1, 8, 64, 512, 4096)  # each after 128 tokens
 CONTEXTS = (1024, 16384, 65536, 2**20)  # each of one sequence
 CPU_CONTEXTS = (512, 2048, 8192, 32768)
 
 
 def cases(gpu: bool, models: Sequence[str] = (), contexts: Sequence[int] = ()) -> list[Case]:
-    """Return what is measured; of Llama, which compiles for every shape, and of what takes minutes, a part."""
+    """Return what is measured: less of Llama, which compiles for every shape, and of what takes minutes."""
     known = GPU_MODELS if gpu else CPU_MODELS
     if unknown := set(models) - set(known):
         raise ValueError(f"models {sorted(unknown)}: expected some of {', '.join(map(repr, known))}")
@@ -68,7 +68,7 @@ def cases(gpu: bool, models: Sequence[str] = (), contexts: Sequence[int] = ()) -
 
 
 class TokenClock(BaseStreamer):
-    """Notes the time at which generate() hands over each token; the first entry is that of the prompt."""
+    """Records when generate() passes on each token; the first entry is that of the prompt."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
@@ -100,9 +100,7 @@ def rows(models: Sequence[str], contexts: Sequence[int], known: Iterable[dict] =
             continue
         gc.collect()
         try:
-            yield case._asdict() | measure(
-                case, bandwidth
-            )  # of a model of its own, which has no buffers of other cases
+            yield case._asdict() | measure(case, bandwidth)
         except torch.OutOfMemoryError:
             yield case._asdict() | {"error": "out of memory"}
 
@@ -121,7 +119,7 @@ def build(name: str, gpu: bool) -> PreTrainedModel:
 
 
 def _llama_config(sizes: dict[str, int], heads: int) -> LlamaConfig:
-    """Return the sizes of a Llama with as many parameters: three matrices of its MLP for our two."""
+    """Return the config of a Llama with as many parameters: its MLP has three matrices where ours has two."""
     d = sizes["d_model"]
     return LlamaConfig(
         vocab_size=sizes["vocab_size"],
@@ -136,7 +134,7 @@ def _llama_config(sizes: dict[str, int], heads: int) -> LlamaConfig:
 
 
 def measure(case: Case, bandwidth: float | None) -> dict:
-    """Return time and memory of generating, by a model of its own: one keeps buffers of several cases.
+    """Return time and memory of generating with a new model, because a model keeps the buffers of its earlier cases.
 
     Args:
         case: what is generated.

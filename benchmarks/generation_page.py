@@ -96,7 +96,7 @@ def _panel(axes: Axes, rows: list[dict], over: str, models: list[str]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(ticks, labels=[f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
-    title = "sequences, each behind 128 tokens" if over == "batch" else "tokens of context of one sequence"
+    title = "sequences, each after 128 tokens" if over == "batch" else "tokens of context of one sequence"
     axes.set(xlabel=title, ylabel="tokens per second")
     axes.grid(alpha=0.3)
     name_curves(axes, ends)

@@ -1,6 +1,6 @@
 """Haste (PyPI haste_pytorch 0.5.0rc0, of 2020), compiled from its sources.
 
-Its own build asks for GPUs that CUDA 13 no longer knows, hence another one here, of its LSTM alone.
+Its own build names GPUs that CUDA 13 no longer supports, so that PyTorch compiles its LSTM here.
 """
 
 import shutil
@@ -28,7 +28,7 @@ def supports(case: Case) -> bool:
 
 
 def run(job: Job, effort: Effort, package: ModuleType) -> dict:
-    """Measure its layer in float32, which its kernels are for, time first, with the product with the inputs."""
+    """Measure its layer in float32, for which its kernels are, time-major, input product included."""
     return layer(job, effort, package.LSTM, torch.float32)
 
 

@@ -30,12 +30,12 @@ class Implementation(Protocol):
     def supports(self, case: Case) -> bool: ...
 
     def measure(self, jobs: Iterable[Job], effort: Effort) -> Iterator[tuple[Job, dict]]:
-        """Return every job with its measurements, or with {"error": why there are none}."""
+        """Yield every job with its measurements, or with {"error": why there are none}."""
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """What can run in this process."""
+    """An implementation that runs in this process."""
 
     name: str
     run: Callable[[Job, Effort], dict]
@@ -96,7 +96,7 @@ def implementations(
 def measure(
     cases: Sequence[Case], implementations: Sequence[Implementation], results: KernelResults, effort: Effort
 ) -> None:
-    """Add what is missing in the results."""
+    """Measure the jobs that are missing in the results, and add them."""
     for implementation in implementations:
         jobs = [Job(case, mode) for case in cases if implementation.supports(case) for mode in MODES]
         missing = [job for job in jobs if results.missing(job, implementation.name)]

@@ -53,7 +53,7 @@ def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulate: Sequence
 
 
 def _fastest(overrides: list[str], batch_size: int, devices: int, accumulate: int) -> dict:
-    """Return a model's step, of one with attention by the fastest kernel for it."""
+    """Measure a model's step; of a model with attention, return the row of the fastest kernel for it."""
     asked = overrides, batch_size, devices, accumulate
     if not _config(overrides).model.mixer._target_.endswith("AttentionMixer"):
         return _measure(*asked)

@@ -23,7 +23,7 @@ class LayerCase:
 
     @property
     def name(self) -> str:
-        """As in ppo-lstm-B256-T16-H128-float32."""
+        """Return the name, such as ppo-lstm-B256-T16-H128-float32."""
         kinds = f"-{self.num_layers}layers" * (self.num_layers > 1) + "-bidirectional" * self.bidirectional
         sizes = f"B{self.B}-T{self.T}-H{self.H}"
         return f"{self.family}-{self.cell}-{sizes}{kinds}{'-reset' * self.reset}-{self.precision}"

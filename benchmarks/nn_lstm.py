@@ -32,7 +32,7 @@ def rows() -> Iterator[dict]:
 
 
 def measured(case: Case, dtype: torch.dtype, tf32: bool, batch_first: bool, gradients: str) -> dict:
-    """Return the times of a layer and of its product with the inputs."""
+    """Return the times of a layer, and of the product with the inputs that they include."""
     training, of_inputs = gradients.startswith("of"), gradients.endswith("inputs")
     options = {"device": "cuda", "dtype": dtype}
     layer = nn.LSTM(case.D, case.D, batch_first=batch_first, **options).train("eval" not in gradients)

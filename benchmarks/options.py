@@ -83,7 +83,7 @@ def measured(variant: Variant, mode: str) -> dict:
 
 
 def outputs(variant: Variant, inputs: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
-    """Return what gradients come from."""
+    """Return what the gradients are taken of: h, or all states."""
     found = flashrnn(*inputs, function=variant.case.function, return_states=variant.return_states)
     return found[2] if variant.of_all else found[0]
 

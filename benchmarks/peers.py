@@ -28,7 +28,7 @@ def cudnn_supports(case: Case) -> bool:
 
 
 def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
-    """Return PyTorch's layer in `dtype`, time first as cuDNN has it."""
+    """Measure PyTorch's layer in `dtype`, time-major, which is cuDNN's own order."""
     products = torch.backends.cuda.matmul
     allowed, products.allow_tf32 = products.allow_tf32, torch.backends.cudnn.allow_tf32  # the layer's own are cuDNN's
     try:
@@ -38,7 +38,7 @@ def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
 
 
 def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype: torch.dtype) -> dict:
-    """Return a layer of that kind, of one head, and the product with the inputs that its time includes."""
+    """Measure a layer of that kind, of one head, and the product with the inputs that its time includes."""
     case, training = job.case, job.mode == TRAINING
     gates = len(get_cell(case.function).input_gates)
     x = torch.randn(case.T, case.B, case.D, device="cuda", dtype=dtype, requires_grad=True)

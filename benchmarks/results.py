@@ -73,7 +73,7 @@ def rows_before(path: Path, commit: str | None) -> list[dict]:
 
 
 def _packages() -> dict[str, str]:
-    """Return versions of what compiles and times kernels, as far as it is installed."""
+    """Return the versions of the installed packages that compile kernels."""
     found = {name: list(distributions(name=name)) for name in ("triton", "cuda-core", "nvidia-cuda-nvrtc")}
     return {name: installed[0].version for name, installed in found.items() if installed}
 

@@ -13,7 +13,7 @@ _REPLAYS = 200
 
 
 def rows() -> Iterator[dict]:
-    """Microseconds of a forward pass of one token of one sequence in bfloat16, behind 1024 others, compiled and
+    """Microseconds of a forward pass of one token of one sequence in bfloat16, after 1024 others, compiled and
     replayed as a CUDA graph (medians), and how many times the Transformer's that is."""
     transformer = None
     for overrides in MODELS:

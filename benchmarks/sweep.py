@@ -28,7 +28,7 @@ _CYCLES_PER_MS = 1.98e6  # an H200's clock in a kernel that does not draw all of
 
 
 def run(case: Sequence[str], out: Path, commit: str) -> None:
-    """Measure what the file of the sweep lacks, and make its page and figure anew."""
+    """Measure what the file of the sweep lacks, and write its page and figure."""
     cases = matching(CASES, case, "the sweep")
     path = out / gpu_folder() / "sweep.json"
     results = KernelResults(path, {"what": " ".join(WHAT.split()), "suite": "sweep"}, head(commit))
@@ -58,7 +58,7 @@ def _first_calls(case: Case) -> None:
 
 
 def row(job: Job) -> dict:
-    """Return backend, estimate, errors and time of what "auto" takes."""
+    """Measure the backend that "auto" takes; return it with its estimate, errors and time."""
     case = job.case
     expected = expectation(job)
     errors = ours.check(job, "auto", "cuda")

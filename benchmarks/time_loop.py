@@ -26,7 +26,7 @@ Loop = Callable[..., Tensor]
 
 
 def run(job: Job, effort: Effort, prepare: Callable[[Loop, list[Tensor]], Loop] = lambda loop, inputs: loop) -> dict:
-    """Time of the loop, as `prepare` makes it of the loop for such inputs."""
+    """Measure the loop over time, after `prepare` has compiled or captured it for such inputs."""
     case, training = job.case, job.mode == TRAINING
     inputs = [x.requires_grad_(training) for x in random_inputs(case.shapes(), getattr(torch, case.dtype))]
     loop = prepare(partial(time_loop, get_cell(case.function)), inputs)

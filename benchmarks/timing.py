@@ -44,7 +44,7 @@ def call_of(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: 
 
 
 def measure(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: bool, effort: Effort) -> dict:
-    """Time of `forward` without gradients, or with those of `inputs`, and the memory that it takes beside them."""
+    """Measure `forward` without gradients, or with those of `inputs`: its time, and its memory beside the inputs."""
     run = call_of(forward, inputs, training)
     _call_ms(run, effort.warmup)
     call_ms = _call_ms(run, effort.rep / 4)
@@ -53,7 +53,7 @@ def measure(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: 
 
 
 def measure_in_a_row(forward: Callable[[], Outputs], inputs: Sequence[Tensor], training: bool) -> dict:
-    """Time alone, of the last calls of a few in a row, with what the caches hold then: many times cheaper."""
+    """Measure time alone, of the last of a few calls in a row, which find the caches warm: many times cheaper."""
     run = call_of(forward, inputs, training)
     run()  # compiles, and takes memory from the driver
     return {"ms": quantiles(_consecutive_ms(run, _IN_A_ROW)[_IN_A_ROW // 2 :])}

@@ -89,7 +89,7 @@ def collected(options: Options, folder: Path, tasks: Sequence[str], what: str) -
 
 
 def check_alike(runs: list[dict]) -> None:
-    """Raise where the mean over a model's seeds would be one over other settings, or count a seed twice."""
+    """Raise ValueError if the runs of a model on a task differ in more than their seeds, or one seed stands twice."""
     first: dict[tuple, dict] = {}
     seeds = set()
     for run in runs:

@@ -61,7 +61,7 @@ def missing(folder: Path, commit: str) -> list[Entry]:
 
 
 def measure(entries: list[Entry], seconds: float) -> Iterator[Entry]:
-    """Run the commands one after the other until the time is over; yield those that ended well."""
+    """Run the commands one after the other until the time is over; yield those that succeeded."""
     end = time.monotonic() + seconds
     for entry in entries:
         if time.monotonic() >= end:

@@ -1,4 +1,4 @@
-"""What every reproduction is made of: data from measurements, a table and a figure of them, the paper's values."""
+"""What every reproduction consists of: data from measurements, a table and a figure of them, the paper's values."""
 
 import json
 import os
@@ -39,8 +39,8 @@ class Options:
 class Reproduction:
     """One result of the paper.
 
-    `measure(options)` leaves JSON files and returns their paths; of an interrupted call it repeats what is missing
-    alone. `table` and `draw` make what people look at from the contents of such files and from nothing else.
+    `measure(options)` writes JSON files and returns their paths; after an interruption it measures what is missing.
+    `table` and `draw` use the contents of such files and nothing else.
     """
 
     source: str  # with what the name of its first data file begins
@@ -69,8 +69,8 @@ def known(value: float | None, form: str = ".2f") -> str:
 def save(name: str, options: Options, content: dict, place: str | None = None) -> Path:
     """Write <place>/<name>.json with what is needed to repeat it; a quick result does not replace a full one.
 
-    `place` is the folder of this device if None. Training runs say themselves by which commit and on which device they
-    were made; where they were collected does not matter.
+    `place` is the folder of this device if None. Training runs have commits and devices of their own, whichever machine
+    collects them.
     """
     path = options.out / (place or device_folder()) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def benchmark(options: Options, name: str, *arguments: str) -> None:
         )
     command = [sys.executable, "-m", "scripts.benchmark", name, f"out={quoted(options.out.resolve())}", *arguments]
     if subprocess.run(command, cwd=ROOT).returncode:
-        raise ValueError(f"scripts.benchmark {name} failed, as said above; what it measured until then is kept")
+        raise ValueError(f"scripts.benchmark {name} failed with the error above; what it measured until then is kept")
 
 
 def kernels(options: Options, *suites: str) -> list[Path]:
@@ -134,7 +134,7 @@ def _gpus_of_kernels(contents: list[dict]) -> set[str]:
 
 
 def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Path) -> list[Path]:
-    """Write the page <name>_<device>.md of the data in `files`, and its figure; return where they are."""
+    """Write <device>/<name>.md, the page of the data in `files`, and its figure; return their paths."""
     first = files[0].stem
     if not first.startswith(reproduction.source):
         raise ValueError(f"{files[0]} is no data of {name}, which is in {reproduction.source}*.json")

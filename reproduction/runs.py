@@ -1,4 +1,4 @@
-"""Training runs by scripts.train, many of them: those that are missing are made, those that broke off go on."""
+"""Many runs of scripts.train: missing ones are started, and interrupted ones resumed."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def check_experiment(runs: Sequence[dict], experiment: str) -> None:
 
 
 def train(runs: Sequence[Run], options: Options) -> None:
-    """Make what is missing, `options.jobs` at a time. A run that fails is told of, and left for the next call."""
+    """Train what has not finished, `options.jobs` runs at a time; failures are printed and left for the next call."""
     if options.overrides:  # an error now, not one for each run
         composed([*runs[0].overrides, *options.overrides])
     for run in runs:
@@ -89,7 +89,7 @@ def train(runs: Sequence[Run], options: Options) -> None:
 
 
 def _check_same(run: Run, overrides: Sequence[str]) -> None:
-    """Raise for a folder whose run was called otherwise."""
+    """Raise ValueError if the folder holds a run with other overrides."""
     called, asked = _overrides(run.folder), [*run.overrides, *overrides]
     if called and set(called) != set(asked):
         raise ValueError(
@@ -99,14 +99,14 @@ def _check_same(run: Run, overrides: Sequence[str]) -> None:
 
 
 def _overrides(folder: Path) -> list[str]:
-    """Return how a run was called, without what each call says of its own; empty where there is none."""
+    """Return the overrides of a run without those of a single call; none where there is no run."""
     file = folder / ".hydra" / "overrides.yaml"
     overrides = yaml.safe_load(file.read_text()) if file.exists() else []
     return [o for o in overrides if not o.startswith(("ckpt_path=", "trainer.enable_progress"))]
 
 
 def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the environments of `jobs` runs at a time, made of `ours`: the GPUs go round, the cores are shared out."""
+    """Return the environments of `jobs` concurrent runs: ours, each with one of the GPUs and a share of the cores."""
     if jobs == 1:
         return [dict(ours)]
     threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
@@ -115,7 +115,7 @@ def environments(jobs: int, gpus: Sequence[str], ours: Mapping[str, str]) -> lis
 
 
 def _gpus() -> list[str]:
-    """Return what PyTorch sees, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    """Return the GPUs that PyTorch sees, by their names in CUDA_VISIBLE_DEVICES."""
     import torch
 
     number = torch.cuda.device_count()
@@ -124,7 +124,7 @@ def _gpus() -> list[str]:
 
 
 def _train(run: Run, overrides: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Return what went wrong, if anything."""
+    """Run scripts.train, and return the error if it failed."""
     run.folder.mkdir(parents=True, exist_ok=True)
     where = [f"hydra.run.dir={quoted(run.folder)}", "trainer.enable_progress_bar=false"]
     if checkpoint.of_run(run.folder):
@@ -176,17 +176,23 @@ def _results(contents: list[dict]) -> list[dict]:
 
 
 def evaluation(folder: Path) -> dict | None:
-    """Return the evaluation of a run by scripts.train that was finished; those of scripts.evaluate are in folders of
-    their own."""
+    """Return the evaluation with which scripts.train finished a run; None where it did not."""
     file = folder / "eval.json"
     return json.loads(file.read_text()) if file.exists() else None
 
 
 def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dict] = lambda run: {}) -> list[dict]:
-    """Return one row for each run below `folder`, as `train` or `scripts.train -m` left them: how it was called, and
-    either its evaluation, seconds per step and tokens per second (medians), or an error; and what `more` finds in its
-    folder. Before them the rows of the file `add_to`. Of two that were called alike the new one stays, unless it alone
-    failed; so a run that was resumed in another folder is the one that ended."""
+    """Return one row for each run that `train` or `scripts.train -m` left below `folder`.
+
+    A row has the run's overrides and either its evaluation, seconds per step and tokens per second (medians), or an
+    error. Of two runs with the same overrides the later one is kept, unless it alone failed: a run that was resumed in
+    another folder counts once.
+
+    Args:
+        folder: of the runs.
+        add_to: a file of earlier rows, which come first.
+        more: returns what else a row has, from the run's folder.
+    """
     found = sorted(file.parent.parent for file in folder.glob("**/.hydra/hydra.yaml"))
     if not found:
         raise FileNotFoundError(f"there are no runs of scripts.train below {folder}")

@@ -58,8 +58,8 @@ def _measure(options: Options) -> list[Path]:
 
 
 def _telling(place: tuple[str, str]) -> tuple[bool, int]:
-    """Return where a task and a model come in the order of training, so that an interrupted call has done what says
-    most: models that take ten times as long as others come last."""
+    """Return the key that sorts tasks and models for training: the most telling tasks first, slow models last, so that
+    an interrupted call has done what says most."""
     task, model = place
     return model in SLOW, MOST_TELLING.index(task) if task in MOST_TELLING else len(MOST_TELLING)
 

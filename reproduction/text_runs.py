@@ -12,7 +12,7 @@ def names(runs: list[dict]) -> list[str]:
 
 
 def shared_overrides(runs: list[dict]) -> list[str]:
-    """Return overrides of all runs alike."""
+    """Return the overrides that all runs share."""
     first = runs[0]["overrides"] if runs else []
     return [override for override in first if all(override in run["overrides"] for run in runs)]
 
@@ -30,7 +30,7 @@ def finished(contents: list[dict]) -> list[dict]:
 
 
 def by_text(contents: list[dict]) -> dict[float, list[dict]]:
-    """Return finished runs by the validation text, where it is known by the perplexity of how often its tokens are."""
+    """Return finished runs by their validation text, which the unigram perplexity of its tokens tells apart."""
     texts: dict[float, list[dict]] = {}
     for run in finished(contents):
         if run.get("unigram_perplexity"):
@@ -39,6 +39,6 @@ def by_text(contents: list[dict]) -> dict[float, list[dict]]:
 
 
 def check_finished(options: Options, rows: list[dict]) -> None:
-    """Raise for a folder of other runs."""
+    """Raise ValueError if no run below options.runs is one of a language model."""
     if options.runs and not finished([{"runs": rows}]):
         raise ValueError(f"no run below {options.runs} has a perplexity, and step times in its metrics.csv")

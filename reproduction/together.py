@@ -19,8 +19,8 @@ AT_ONCE = 16  # models of a process that train side by side
 
 
 def in_processes(calls: Sequence[Callable[[], None]], number: int) -> None:
-    """Call what can be pickled, in this order, in `number` processes, to which the GPUs are dealt out. A call that
-    fails is told of when the others are done."""
+    """Make the calls, which can be pickled, in this order, in `number` processes that share the GPUs. Exceptions are
+    printed, and the other calls go on."""
     context = get_context("spawn")
     gpus = context.Queue()
     for process in range(number):
@@ -41,8 +41,8 @@ def _begin(gpus: Queue, threads: int) -> None:
 
 
 def train(runs: Sequence[Run], overrides: Sequence[str], drawn: dict) -> None:
-    """Make what is missing on this process's GPU, by training.together, which keeps its data in `drawn`. Of a run that
-    fails the reason is in its log."""
+    """Train the runs that have not finished on this process's GPU, by training.together, which keeps its data in
+    `drawn`. The reason why a run failed is in its log."""
     from training.together import train_together
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -54,7 +54,7 @@ def train(runs: Sequence[Run], overrides: Sequence[str], drawn: dict) -> None:
 
 
 def _config(run: Run, overrides: Sequence[str]) -> DictConfig:
-    """Return the config of a run, after writing in its folder how it was called, as scripts.train does."""
+    """Return the config of a run, after writing its overrides to its folder, as scripts.train does."""
     called = [*run.overrides, *overrides]
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         config = compose("train", [*called, f"run_dir={run.folder}"], return_hydra_config=True)

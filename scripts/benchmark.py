@@ -54,7 +54,7 @@ def main(config: DictConfig) -> None:
 
 
 def measure(name: str, out: Path, commit: str, **options: Any) -> None:
-    """Write the rows of a benchmark to <out>/<device>/<name>.json, and page and figure beside it where it has any.
+    """Write the rows of a benchmark to <out>/<device>/<name>.json, and page and figure beside it if it has any.
 
     Of several processes under torchrun the first one writes, to <name>_x<processes>.json.
     """

@@ -60,7 +60,7 @@ def main(config: DictConfig) -> None:
     try:
         prepare_data(config)
     except KeyboardInterrupt:
-        print("interrupted; finished shards are kept, and the same command goes on behind them", file=sys.stderr)
+        print("interrupted; finished shards are kept, and the same command continues after them", file=sys.stderr)
         raise
 
 
