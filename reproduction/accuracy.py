@@ -30,15 +30,14 @@ def extrapolated(run: dict) -> float:
     return float(np.average([part["accuracy"] for part in run["ranges"]], weights=numbers))
 
 
-def finished(contents: list[dict], **kept: str) -> list[dict]:
+def finished(runs: list[dict], **kept: str) -> list[dict]:
     """Return the runs that have an evaluation and these values."""
-    runs = [run for content in contents for run in content["runs"]]
     return [run for run in runs if "ranges" in run and all(run[key] == value for key, value in kept.items())]
 
 
-def mean_extrapolated(contents: list[dict], **kept: str) -> float | None:
+def mean_extrapolated(runs: list[dict], **kept: str) -> float | None:
     """Return the mean over the finished runs that have these values; None if there is none."""
-    each = [extrapolated(run) for run in finished(contents, **kept)]
+    each = [extrapolated(run) for run in finished(runs, **kept)]
     return mean(each) if each else None
 
 
@@ -47,9 +46,9 @@ def model_name(model: str) -> str:
     return _NAMES.get(model, model.capitalize() if model in MODELS else model)
 
 
-def solved(contents: list[dict], **kept: str) -> int:
+def solved(runs: list[dict], **kept: str) -> int:
     """Return how many of the finished runs that have these values made no mistake."""
-    return sum(map(without_mistake, finished(contents, **kept)))
+    return sum(map(without_mistake, finished(runs, **kept)))
 
 
 def without_mistake(run: dict) -> bool:
@@ -66,8 +65,8 @@ def in_order(runs: list[dict], key: str, order: Sequence[str]) -> list[str]:
     return sorted({run[key] for run in runs}, key=lambda name: (order.index(name) if name in order else 99, name))
 
 
-def seeds_without_mistake(contents: list[dict], **kept: str) -> str:
-    return f"{solved(contents, **kept)} of {len(finished(contents, **kept))}"
+def seeds_without_mistake(runs: list[dict], **kept: str) -> str:
+    return f"{solved(runs, **kept)} of {len(finished(runs, **kept))}"
 
 
 def collected(options: Options, folder: Path, tasks: Sequence[str], what: str) -> list[dict]:
@@ -80,7 +79,7 @@ def collected(options: Options, folder: Path, tasks: Sequence[str], what: str) -
     rows = [
         row for row in collect(folder, options.add_to) if row["data"] in tasks or (len(tasks) > 1 and "ranges" in row)
     ]
-    runs = finished([{"runs": rows}])
+    runs = finished(rows)
     if options.runs and not runs:
         raise ValueError(f"no run below {folder} has accuracies of {what}")
     if len({str([part["lengths"] for part in run["ranges"]]) for run in runs}) > 1:
@@ -104,18 +103,17 @@ def check_alike(runs: list[dict]) -> None:
         seeds.add((*place, run["seed"]))
 
 
-def training_notes(contents: list[dict]) -> list[str]:
+def training_notes(runs: list[dict]) -> list[str]:
     """Return how the runs were trained, and which of them failed."""
-    runs = finished(contents)
     by_setting: dict[tuple, list[dict]] = {}
-    for run in runs:
-        seeds = len({other["seed"] for other in finished(contents, data=run["data"], model=run["model"])})
+    for run in finished(runs):
+        seeds = len({other["seed"] for other in finished(runs, data=run["data"], model=run["model"])})
         chosen = " ".join(o for o in run["overrides"] if o.startswith(("model.", "optim.")))
         setting = (run["step"], run["batch_size"], *run["training_lengths"], seeds, chosen)
         by_setting.setdefault(setting, []).append(run)
     said = "; ".join(_setting(*setting, by_setting[setting]) for setting in sorted(by_setting))
-    by, sequences = trained_by(contents), runs[0]["ranges"][0]["sequences"]
-    return [f"Trained for {said}. By {by}; {sequences} sequences per range and seed.", *failures(contents)]
+    by, sequences = trained_by(runs), finished(runs)[0]["ranges"][0]["sequences"]
+    return [f"Trained for {said}. By {by}; {sequences} sequences per range and seed.", *failures(runs)]
 
 
 def _setting(steps: int, batch: int, low: int, high: int, seeds: int, chosen: str, runs: list[dict]) -> str:

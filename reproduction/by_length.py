@@ -18,25 +18,26 @@ from reproduction.accuracy import (
     seeds_without_mistake,
 )
 from reproduction.result import Table, known
+from reproduction.runs import runs_of
 
 _GROUPED = 8  # lengths, of which a point of the figure is the mean
 
 
 def table(contents: list[dict], models: Sequence[str], published: dict[str, float] | None = None) -> Table:
     """Return accuracies of each range of lengths, and beside them published ones, if there are any."""
-    runs = finished(contents)
+    runs = finished(runs_of(contents))
     ranges = [part["lengths"] for part in runs[0]["ranges"]]
     beside = [] if published is None else ["paper"]
     rows = [
         ["model", "parameters", *(f"{a}-{b}" for a, b in ranges), "all lengths", "seeds without a mistake", *beside]
     ]
     for model in in_order(runs, "model", models):
-        of_model = sorted(finished(contents, model=model), key=lambda run: run["seed"])
+        of_model = sorted(finished(runs, model=model), key=lambda run: run["seed"])
         parts = [mean(run["ranges"][k]["accuracy"] for run in of_model) for k in range(len(ranges))]
         all_lengths = mean(map(extrapolated, of_model))
         cells = [
             *(rounded_down(part, 4) for part in (*parts, all_lengths)),
-            seeds_without_mistake(contents, model=model),
+            seeds_without_mistake(runs, model=model),
         ]
         beside = [] if published is None else [known(published.get(model))]
         rows.append([model, f"{of_model[0]['parameters']:,}", *cells, *beside])
@@ -47,15 +48,15 @@ def draw(contents: list[dict], file: Path, models: Sequence[str], published: dic
     """Draw accuracy over length, a panel per model, seeds together."""
     from matplotlib.figure import Figure
 
-    runs = finished(contents)
+    runs = finished(runs_of(contents))
     models, chance = in_order(runs, "model", models), runs[0]["chance"]
     columns = min(4, len(models))
     figure = Figure(figsize=(2.7 * columns, 2.4 * math.ceil(len(models) / columns) + 0.5), layout="constrained")
-    figure.suptitle(_extrapolates(contents, models))
+    figure.suptitle(_extrapolates(runs, models))
     panels = figure.subplots(math.ceil(len(models) / columns), columns, sharex=True, sharey=True, squeeze=False).flat
     for model, axes in zip(models, panels, strict=False):
-        points = _grouped(finished(contents, model=model))
-        accuracy = mean_extrapolated(contents, model=model)
+        points = _grouped(finished(runs, model=model))
+        accuracy = mean_extrapolated(runs, model=model)
         axes.axvspan(*runs[0]["training_lengths"], color="tab:green", alpha=0.15)
         axes.axhline(chance, color="gray", linestyle=":")
         axes.plot("length", "accuracy", data=points, color="tab:blue" if accuracy > 0.9 else "tab:gray")
@@ -70,10 +71,10 @@ def draw(contents: list[dict], file: Path, models: Sequence[str], published: dic
     figure.savefig(file, dpi=150)
 
 
-def _extrapolates(contents: list[dict], models: Sequence[str]) -> str:
+def _extrapolates(runs: list[dict], models: Sequence[str]) -> str:
     """Return what the figure shows, as a title."""
-    right = [model_name(m) for m in models if mean_extrapolated(contents, model=m) > 0.99]
-    low, high = (f(run["ranges"][k]["lengths"][k] for run in finished(contents)) for f, k in ((min, 0), (max, -1)))
+    right = [model_name(m) for m in models if mean_extrapolated(runs, model=m) > 0.99]
+    low, high = (f(run["ranges"][k]["lengths"][k] for run in runs) for f, k in ((min, 0), (max, -1)))
     return f"Beyond the lengths of training, at {low} to {high}: right are {', '.join(right) or 'none'}"
 
 

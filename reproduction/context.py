@@ -15,6 +15,7 @@ from reproduction.runs import (
     failures,
     folder_of_runs,
     made_on,
+    runs_of,
     tokens,
     trained_by,
 )
@@ -37,7 +38,7 @@ def _measure(options: Options) -> list[Path]:
     rows = collect(folder, options.add_to, _described)
     check_finished(options, rows)
     rows.sort(key=lambda row: (row["model"], row.get("context_length", 0), row.get("stateful", False)))
-    check_experiment(finished([{"runs": rows}]), EXPERIMENT)
+    check_experiment(finished(rows), EXPERIMENT)
     return [save("context", options, {"runs": rows}, made_on(rows))]
 
 
@@ -75,7 +76,7 @@ def _name(run: dict) -> str:
 
 
 def _table(contents: list[dict]) -> Table:
-    runs = finished(contents)
+    runs = finished(runs_of(contents))
     edges = _edges(runs)
     columns = [f"{low}-{high - 1}" for low, high in edges]
     rows = [["model", "parameters (M)", "tokens (M)", "validation", *columns, "ms / step", "device"]]
@@ -103,16 +104,17 @@ def _perplexity(run: dict, low: int, high: int) -> float:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    found = finished(contents)[0]["by_position"]
+    runs = runs_of(contents)
+    found = finished(runs)[0]["by_position"]
     return [
         f"Positions: {found['documents']} held-out documents, from their beginning on, all with the same tokens. "
         "Validation: the perplexity on all held-out text in blocks of the context, or with the state carried on. "
         "Trained on the same number of tokens, the state of an LSTM going on through a document in every evaluation; "
         "'blocks apart': the model forgets all after every context, as in training, where it otherwise attends to all "
         "of the document.",
-        f"Seed 0. By {trained_by(contents)}.",
+        f"Seed 0. By {trained_by(runs)}.",
         *quick_note(contents),
-        *failures(contents),
+        *failures(runs),
     ]
 
 
@@ -120,7 +122,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     """Draw perplexity over the position: solid with states carried on in training, dashed without."""
     from matplotlib.figure import Figure
 
-    runs = finished(contents)
+    runs = finished(runs_of(contents))
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.subplots()
     colours = dict(zip(CONTEXTS, ("tab:blue", "tab:orange", "tab:green"), strict=True))

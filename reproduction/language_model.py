@@ -6,7 +6,7 @@ from pathlib import Path
 from reproduction.accuracy import model_name
 from reproduction.loss_curves import NN_LSTM
 from reproduction.result import Options, Reproduction, Table, paper, save
-from reproduction.runs import Run, collect, failures, folder_of_runs, made_on, speed, tokens, trained_by
+from reproduction.runs import Run, collect, failures, folder_of_runs, made_on, runs_of, speed, tokens, trained_by
 from reproduction.text_runs import by_text, check_finished, finished, names
 
 SOURCE = "language_model_runs"  # language_model_* are files of scripts.benchmark
@@ -33,12 +33,12 @@ def _measure(options: Options) -> list[Path]:
     )
     rows = collect(folder, options.add_to)
     check_finished(options, rows)
-    if options.runs and not any(ours([{"runs": rows}], row) for row in table):
+    if options.runs and not any(ours(rows, row) for row in table):
         raise ValueError(f"no run below {folder} is one of the paper's table: a model, heads and a backend of it")
     return [save(SOURCE, options, {"runs": rows}, made_on(rows))]
 
 
-def ours(contents: list[dict], row: dict) -> dict | None:
+def ours(runs: list[dict], row: dict) -> dict | None:
     """Return our run of a row of the paper's table, if it is finished; of several the one with the first seed."""
 
     def key(model: str, heads: int, overrides: Sequence[str]) -> tuple:
@@ -46,15 +46,16 @@ def ours(contents: list[dict], row: dict) -> dict | None:
         return model, heads, *(override for override in overrides if override.startswith(named))
 
     wanted = key(_model(row), row["heads"], BACKENDS[row["backend"]])
-    runs = [run for run in finished(contents) if key(run["model"], run["num_heads"], run["overrides"]) == wanted]
-    return min(runs, key=lambda run: run["seed"], default=None)
+    found = [run for run in finished(runs) if key(run["model"], run["num_heads"], run["overrides"]) == wanted]
+    return min(found, key=lambda run: run["seed"], default=None)
 
 
 def _table(contents: list[dict]) -> Table:
     names = ["parameters (M)", "s / step", "hours", "perplexity (tokens trained on)"]
     table = [["model", "backend", "heads", *(cell for name in names for cell in (name, "paper"))]]
+    runs = runs_of(contents)
     for row in paper("language_model"):
-        run = ours(contents, row)
+        run = ours(runs, row)
         step = run and TOKENS / (GPUS * speed(run))
         pairs = [
             (run and f"{run['parameters'] // 10**6}", str(row["parameters"])),
@@ -81,21 +82,22 @@ def _notes(contents: list[dict]) -> list[str]:
         "A perplexity after 30 M tokens is that of the scaled-down run (`quick=true`: experiment=python_160m, the "
         "Python sources of the machine). It is to be compared within its column, not with the paper's."
     )
-    experiments = {run["experiment"] for run in contents[0]["runs"]}
-    by = f"By {trained_by(contents)}."
-    return [seconds, *([scaled_down] if SCALED_DOWN in experiments else []), *_texts(contents), by, *failures(contents)]
+    runs = runs_of(contents)
+    experiments = {run["experiment"] for run in runs}
+    by = f"By {trained_by(runs)}."
+    return [seconds, *([scaled_down] if SCALED_DOWN in experiments else []), *_texts(runs), by, *failures(runs)]
 
 
-def _texts(contents: list[dict]) -> list[str]:
+def _texts(runs: list[dict]) -> list[str]:
     """Return a paragraph where not all rows were trained on the same text, as a machine's sources change."""
-    shown = [run for row in paper("language_model") if (run := ours(contents, row))]
+    shown = [run for row in paper("language_model") if (run := ours(runs, row))]
     name_of = {id(run): f"`{name}`" for name, run in zip(names(shown), shown, strict=True)}
-    texts = by_text([{"runs": shown}])
+    texts = by_text(shown)
     if len(texts) < 2:
         return []
     parts = [
-        f"{', '.join(name_of[id(run)] for run in runs)} (perplexity {unigram} by the frequency of tokens alone)"
-        for unigram, runs in sorted(texts.items())
+        f"{', '.join(name_of[id(run)] for run in of_text)} (perplexity {unigram} by the frequency of tokens alone)"
+        for unigram, of_text in sorted(texts.items())
     ]
     return [f"Not all perplexities are of the same text: {'; '.join(parts)}."]
 
@@ -106,9 +108,9 @@ def _draw(contents: list[dict], file: Path) -> None:
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    rows = paper("language_model")
+    rows, runs = paper("language_model"), runs_of(contents)
     for place, row in enumerate(rows):
-        run = ours(contents, row)
+        run = ours(runs, row)
         axes.barh(place - 0.2, TOKENS / row["step"] / GPUS, 0.4, color="tab:orange")
         if run:
             axes.barh(place + 0.2, speed(run), 0.4, color="tab:blue")

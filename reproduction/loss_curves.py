@@ -16,6 +16,7 @@ from reproduction.runs import (
     folder_of_runs,
     logged,
     made_on,
+    runs_of,
     tokens,
     trained_by,
 )
@@ -51,8 +52,8 @@ def _measure(options: Options) -> list[Path]:
     check_finished(options, rows)
     if options.add_to and any("curve" not in row for row in rows):
         raise ValueError(f"{options.add_to} has no losses of its runs: expected a file that loss_curves wrote")
-    check_experiment(finished([{"runs": rows}]), EXPERIMENT)
-    if len(by_text([{"runs": rows}])) > 1:
+    check_experiment(finished(rows), EXPERIMENT)
+    if len(by_text(rows)) > 1:
         raise ValueError(f"runs below {folder} were evaluated on other text than others, so none is beside another")
     return [save("loss_curves", options, {"runs": rows}, made_on(rows))]
 
@@ -80,7 +81,7 @@ def _table(contents: list[dict]) -> Table:
         "tokens / s",
         "device",
     ]
-    rows, runs = [header], finished(contents)
+    rows, runs = [header], finished(runs_of(contents))
     for name, run in zip(names(runs), runs, strict=True):
         numbers = [
             f"{run['parameters'] / 1e6:.1f}",
@@ -94,13 +95,14 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    shared = " ".join(shared_overrides(finished(contents)))
-    trained = f"Seed 0 unless said. By {trained_by(contents)}."
+    runs = runs_of(contents)
+    shared = " ".join(shared_overrides(finished(runs)))
+    trained = f"Seed 0 unless said. By {trained_by(runs)}."
     return [
         *([f"All with `{shared}`."] if shared else []),
         trained,
         *quick_note(contents),
-        *failures(contents),
+        *failures(runs),
     ]
 
 
@@ -108,7 +110,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     """Draw a panel for each run, the others behind it in gray."""
     from matplotlib.figure import Figure
 
-    runs = finished(contents)
+    runs = finished(runs_of(contents))
     curves = [_smoothed(run["curve"]) for run in runs]
     rows = math.ceil(len(runs) / _COLUMNS)
     figure = Figure(figsize=(3.1 * _COLUMNS, 2.3 * rows + 0.6), layout="constrained")

@@ -6,7 +6,7 @@ from pathlib import Path
 from reproduction import by_length
 from reproduction.accuracy import MODELS, SEEDS, check_alike, collected, finished, training_notes
 from reproduction.result import Options, Reproduction, paper, save
-from reproduction.runs import Run, folder_of_runs, made_on
+from reproduction.runs import Run, folder_of_runs, made_on, runs_of
 
 
 def _measure(options: Options) -> list[Path]:
@@ -17,7 +17,7 @@ def _measure(options: Options) -> list[Path]:
 
     folder = folder_of_runs("parity", options, runs)
     rows = collected(options, folder, ["parity"], "parity")
-    check_alike(finished([{"runs": rows}]))
+    check_alike(finished(rows))
     return [save("parity", options, {"runs": rows}, made_on(rows))]
 
 
@@ -34,7 +34,7 @@ def _notes(contents: list[dict]) -> list[str]:
         "This is the quick run (`quick=true`: experiment=parity), which a CPU can do; the protocol of the paper "
         "(experiment=parity_paper) is 20,000 steps of 256 sequences."
     )
-    return [*training_notes(contents), *([quick] if contents[0]["quick"] else [])]
+    return [*training_notes(runs_of(contents)), *([quick] if contents[0]["quick"] else [])]
 
 
 PARITY = Reproduction(

@@ -14,7 +14,7 @@ from reproduction.accuracy import (
     training_notes,
 )
 from reproduction.result import Options, Reproduction, quick_note, save
-from reproduction.runs import Run, check_experiment, folder_of_runs, made_on
+from reproduction.runs import Run, check_experiment, folder_of_runs, made_on, runs_of
 
 MODELS = ("transformer", "lstm", "hybrid")
 EXPERIMENT = "recall"
@@ -29,7 +29,7 @@ def _measure(options: Options) -> list[Path]:
 
     folder = folder_of_runs("recall", options, runs)
     rows = collected(options, folder, (EXPERIMENT, "recall_group"), "the recall task")
-    found = finished([{"runs": rows}])
+    found = finished(rows)
     check_experiment(found, EXPERIMENT)
     check_alike(found)
     return [save("recall", options, {"runs": rows}, made_on(rows))]
@@ -41,13 +41,12 @@ def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    learnt = [
-        model_name(model) for model in MODELS if (mean := mean_extrapolated(contents, model=model)) and mean > 0.99
-    ]
+    runs = runs_of(contents)
+    learnt = [model_name(model) for model in MODELS if (mean := mean_extrapolated(runs, model=model)) and mean > 0.99]
     return [
         f"Right at lengths beyond those of training (above 0.99): {', '.join(learnt) or 'none'}. The hybrid has the "
         "blocks lstm, attention, lstm; the others have as many of one kind.",
-        *training_notes(contents),
+        *training_notes(runs),
         *quick_note(contents),
     ]
 

@@ -143,36 +143,41 @@ def failure(folder: Path) -> str:
     return errors[-1] if errors else "it did not finish"
 
 
-def failures(contents: list[dict]) -> list[str]:
-    """Return a paragraph for each error in collected data, with the runs that have no results because of it."""
+def runs_of(contents: list[dict]) -> list[dict]:
+    """Return the runs of all files."""
+    return [run for content in contents for run in content["runs"]]
+
+
+def failures(runs: list[dict]) -> list[str]:
+    """Return a paragraph for each error, with the runs that have no results because of it."""
     of_error: dict[str, list[str]] = {}
-    for run in (run for content in contents for run in content["runs"] if "error" in run):
+    for run in (run for run in runs if "error" in run):
         of_error.setdefault(run["error"], []).append(f"`{' '.join(run['overrides'])}`")
     return [
-        f"No result, {len(runs)} x, {error}: {', '.join(runs[:3])}{', ...' * (len(runs) > 3)}"
-        for error, runs in of_error.items()
+        f"No result, {len(called)} x, {error}: {', '.join(called[:3])}{', ...' * (len(called) > 3)}"
+        for error, called in of_error.items()
     ]
 
 
-def trained_by(contents: list[dict]) -> str:
+def trained_by(runs: list[dict]) -> str:
     """Return commit and device of the runs that have results."""
-    made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(contents)}
+    made = {(run["environment"]["commit"], run["environment"]["device"]) for run in _results(runs)}
     return "; ".join(
         f"commit {short(commit) if commit else 'not known'} on {device}" for commit, device in sorted(made, key=str)
     )
 
 
-def made_on(rows: list[dict]) -> str:
+def made_on(runs: list[dict]) -> str:
     """Return the folder for results of the device that made most of these runs, not of the one that collects them."""
-    devices = Counter(row["environment"]["device"] for row in _results([{"runs": rows}]))
+    devices = Counter(run["environment"]["device"] for run in _results(runs))
     if not devices:
         return device_folder()
     device = max(sorted(devices), key=devices.get)
     return gpu_folder(device) if device.startswith("NVIDIA") else "cpu"
 
 
-def _results(contents: list[dict]) -> list[dict]:
-    return [run for content in contents for run in content["runs"] if "environment" in run]
+def _results(runs: list[dict]) -> list[dict]:
+    return [run for run in runs if "environment" in run]
 
 
 def evaluation(folder: Path) -> dict | None:
@@ -198,8 +203,8 @@ def collect(folder: Path, add_to: Path | None = None, more: Callable[[Path], dic
         raise FileNotFoundError(f"there are no runs of scripts.train below {folder}")
     rows = [_row(run) | more(run) for run in found]
     rows = [row for row in rows if not any(_alike(row, other) and not _replaces(row, other) for other in rows)]
-    if not _results([{"runs": rows}]):
-        raise ValueError("\n".join([f"no run below {folder} has finished.", *failures([{"runs": rows}])]))
+    if not _results(rows):
+        raise ValueError("\n".join([f"no run below {folder} has finished.", *failures(rows)]))
     kept = [old for old in _rows_of(add_to) if not any(_alike(old, new) and _replaces(new, old) for new in rows)]
     return kept + [new for new in rows if not any(_alike(old, new) for old in kept)]
 

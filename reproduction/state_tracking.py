@@ -28,7 +28,7 @@ from reproduction.accuracy import (
     without_mistake,
 )
 from reproduction.result import Options, Reproduction, Table, save
-from reproduction.runs import OUTPUTS, Run, evaluation, made_on, train
+from reproduction.runs import OUTPUTS, Run, evaluation, made_on, runs_of, train
 
 # The simplest first, which is taken of those that are equally good.
 GRID = tuple(
@@ -53,7 +53,7 @@ def _measure(options: Options) -> list[Path]:
         make = _train_together if torch.cuda.is_available() else _train_each
         make(folder, sorted(product(TASKS, MODELS), key=_telling), options)
     rows = [_without_details(row) for row in collected(options, folder, TASKS, "state-tracking tasks")]
-    check_alike(finished([{"runs": rows}]))
+    check_alike(finished(rows))
     return [save("state_tracking", options, {"runs": rows}, made_on(rows))]
 
 
@@ -130,7 +130,8 @@ def _without_details(row: dict) -> dict:
 
 
 def _table(contents: list[dict]) -> Table:
-    seeds = _by_task_and_model(contents)
+    runs = finished(runs_of(contents))
+    seeds = _by_task_and_model(runs)
     accuracy, solved, number = seeds["accuracy"].mean(), seeds["solved"].sum(), seeds.size()
     fitted = ~(seeds["fitted"].mean() < FITTED)  # also where nobody looked
     cells = (
@@ -142,17 +143,16 @@ def _table(contents: list[dict]) -> Table:
         + number.map(str)
         + ")"
     )
-    cells = _arranged(cells.unstack(), contents).fillna("")
-    chance = _chance(contents)
+    cells = _arranged(cells.unstack(), runs).fillna("")
+    chance = _chance(runs)
     return [
         ["task", *cells.columns, "chance"],
         *([task, *row, f"{chance[task]:.3f}"] for task, row in zip(cells.index, cells.values, strict=True)),
     ]
 
 
-def _by_task_and_model(contents: list[dict]) -> DataFrameGroupBy:
-    """Return what the finished runs reached, a group for each task and model with its seeds as rows."""
-    runs = finished(contents)
+def _by_task_and_model(runs: list[dict]) -> DataFrameGroupBy:
+    """Return what finished runs reached, a group for each task and model with its seeds as rows."""
     table = DataFrame({key: [run[key] for run in runs] for key in ("data", "model")})
     reached = {
         "accuracy": [extrapolated(run) for run in runs],
@@ -162,35 +162,34 @@ def _by_task_and_model(contents: list[dict]) -> DataFrameGroupBy:
     return table.assign(**reached).groupby(["data", "model"])
 
 
-def _chance(contents: list[dict]) -> dict[str, float]:
-    return {run["data"]: run["chance"] for run in finished(contents)}
+def _chance(runs: list[dict]) -> dict[str, float]:
+    return {run["data"]: run["chance"] for run in runs}
 
 
-def _arranged(table: DataFrame, contents: list[dict]) -> DataFrame:
+def _arranged(table: DataFrame, runs: list[dict]) -> DataFrame:
     """Return a table of tasks by models in the order of the paper."""
-    runs = finished(contents)
     return table.reindex(index=in_order(runs, "data", TASKS), columns=in_order(runs, "model", MODELS))
 
 
 def _notes(contents: list[dict]) -> list[str]:
     """Return how the runs were trained, and for each model on each task what was selected and what it reached."""
-    selections = sum(run.get("seed") == SELECTION_SEED for content in contents for run in content["runs"])
+    runs = runs_of(contents)
+    selections = sum(run.get("seed") == SELECTION_SEED for run in runs)
     rule = (
         f"Settings are the best of {len(GRID)} by accuracy at lengths of training, of runs with another seed: rates of "
         f"5e-4, 1e-3, 2e-3 and 5e-3, one and two blocks, with and without MLP ({selections} runs). * below {FITTED} at "
         "lengths of training: the model does not fit the task."
     )
-    return [*training_notes(contents), *([rule, markdown(_settings_table(contents))] if selections else [])]
+    return [*training_notes(runs), *([rule, markdown(_settings_table(finished(runs)))] if selections else [])]
 
 
-def _settings_table(contents: list[dict]) -> Table:
+def _settings_table(runs: list[dict]) -> Table:
     rows = [["task", "model", "settings", "at lengths of training", "beyond", "seeds without a mistake"]]
-    runs = finished(contents)
     for task, model in product(in_order(runs, "data", TASKS), in_order(runs, "model", MODELS)):
-        if of_place := finished(contents, data=task, model=model):
+        if of_place := finished(runs, data=task, model=model):
             setting = " ".join(o for o in of_place[0]["overrides"] if o.startswith(("model.", "optim.")))
             accuracies = rounded_down(_in_distribution(of_place)), rounded_down(mean(map(extrapolated, of_place)))
-            seeds = seeds_without_mistake(contents, data=task, model=model)
+            seeds = seeds_without_mistake(runs, data=task, model=model)
             rows.append([task, model, f"`{setting}`", *accuracies, seeds])
     return rows
 
@@ -204,8 +203,9 @@ def _draw(contents: list[dict], file: Path) -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
-    accuracies = _arranged(_by_task_and_model(contents)["accuracy"].mean().unstack(), contents)
-    chance = accuracies.index.map(_chance(contents)).to_series(accuracies.index)
+    runs = finished(runs_of(contents))
+    accuracies = _arranged(_by_task_and_model(runs)["accuracy"].mean().unstack(), runs)
+    chance = accuracies.index.map(_chance(runs)).to_series(accuracies.index)
     above_chance = accuracies.sub(chance, axis=0).div(1 - chance, axis=0).to_numpy()
     rows, columns = accuracies.shape
     figure = Figure(figsize=(max(7, 1.1 * columns + 3), max(2.6, 0.5 * rows + 1.4)), layout="constrained")
@@ -215,7 +215,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     )
     axes = figure.subplots()
     for i, j in np.argwhere(~np.isnan(above_chance)):
-        seeds = seeds_without_mistake(contents, data=accuracies.index[i], model=accuracies.columns[j])
+        seeds = seeds_without_mistake(runs, data=accuracies.index[i], model=accuracies.columns[j])
         text = f"{rounded_down(accuracies.iat[i, j])}\n{seeds}"
         colour = "white" if above_chance[i, j] > 0.6 else "black"
         axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)

@@ -24,15 +24,15 @@ def _name(run: dict, shared: list[str]) -> str:
     return ", ".join(parts + own)
 
 
-def finished(contents: list[dict]) -> list[dict]:
+def finished(runs: list[dict]) -> list[dict]:
     """Return the runs that have a perplexity, and logged how fast they were."""
-    return [run for run in contents[0]["runs"] if "perplexity" in run and run["step_time"]]
+    return [run for run in runs if "perplexity" in run and run["step_time"]]
 
 
-def by_text(contents: list[dict]) -> dict[float, list[dict]]:
+def by_text(runs: list[dict]) -> dict[float, list[dict]]:
     """Return finished runs by their validation text, which the unigram perplexity of its tokens tells apart."""
     texts: dict[float, list[dict]] = {}
-    for run in finished(contents):
+    for run in finished(runs):
         if run.get("unigram_perplexity"):
             texts.setdefault(round(run["unigram_perplexity"], 1), []).append(run)
     return texts
@@ -40,5 +40,5 @@ def by_text(contents: list[dict]) -> dict[float, list[dict]]:
 
 def check_finished(options: Options, rows: list[dict]) -> None:
     """Raise ValueError if no run below options.runs is one of a language model."""
-    if options.runs and not finished([{"runs": rows}]):
+    if options.runs and not finished(rows):
         raise ValueError(f"no run below {options.runs} has a perplexity, and step times in its metrics.csv")

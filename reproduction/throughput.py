@@ -41,20 +41,20 @@ def rows(contents: list[dict]) -> list[Row]:
         raise ValueError(
             f"expected data of {', '.join(SOURCES)}, in this order, and none of a quick run of loss_curves"
         )
-    parity, trained = contents
+    parity, trained = (content["runs"] for content in contents)
     first: dict[tuple[str, int], dict] = {}  # of each model's seeds
-    for run in sorted(text_runs.finished([trained]), key=lambda run: run["seed"]):
+    for run in sorted(text_runs.finished(trained), key=lambda run: run["seed"]):
         if not any(override.startswith("model.mixer.backend=") for override in run["overrides"]):
             first.setdefault((run["model"], run["num_heads"]), run)
     found = []
     for (model, heads), run in first.items():
         cell = _CELL_OF.get(model, model)
-        accuracy = mean_extrapolated([parity], model=cell)
+        accuracy = mean_extrapolated(parity, model=cell)
         if accuracy is not None:
             label = f"{model_name(model)}, {heads} head{'s' * (heads > 1)}"
             found.append(Row(label, cell, accuracy, speed(run), run["environment"]["device"]))
     alone = [cell for cell in MODELS if cell not in {row.cell for row in found}]
-    accuracies = {cell: mean_extrapolated([parity], model=cell) for cell in alone}
+    accuracies = {cell: mean_extrapolated(parity, model=cell) for cell in alone}
     return [
         *sorted(found, key=lambda row: -row.tokens_per_second),
         *(Row(model_name(cell), cell, value, None, "") for cell, value in accuracies.items() if value is not None),

@@ -77,9 +77,9 @@ def _accuracy(content: dict, task: str, what: str, model: str) -> list[str]:
     mistake."""
 
     def said(name: str) -> str:
-        seeds = len(finished([content], data=task, model=name))
-        mean = rounded_down(mean_extrapolated([content], data=task, model=name))
-        return f"{mean} ({solved([content], data=task, model=name)} of {seeds} seeds make no mistake)"
+        seeds = len(finished(content["runs"], data=task, model=name))
+        mean = rounded_down(mean_extrapolated(content["runs"], data=task, model=name))
+        return f"{mean} ({solved(content['runs'], data=task, model=name)} of {seeds} seeds make no mistake)"
 
     label = {"slstm": "sLSTM", "gru": "GRU"}[model]
     return [f"accuracy, {what}", f"{label}: {said(model)}", f"Transformer: {said('transformer')}", ""]
@@ -98,7 +98,7 @@ def _perplexity() -> list[str]:
         next(row for row in paper("language_model") if (row["model"], row["heads"]) == key)
         for key in (("slstm", 12), ("transformer", 12))
     )
-    found = [ours([trained], row)["perplexity"] for row in (cell, attention)]
+    found = [ours(trained["runs"], row)["perplexity"] for row in (cell, attention)]
     what = "perplexity of such a model after 30 M tokens of Python source code, one seed"
     return [what, f"sLSTM: {found[0]:.1f}", f"Transformer: {found[1]:.1f}", ""]
 
