@@ -12,7 +12,7 @@ from flashrnn.cells import Cell, cell_of_key
 from flashrnn.dispatch import no_autocast, operator_gate_format, run_backward, run_forward
 from flashrnn.memory_format import aux_in_format, empty_in_format, in_format
 from flashrnn.problem import Inputs, StateGradients, empty_aux, empty_states, state_dtype
-from flashrnn.residual import GateFormat, Residual, converted, empty_gates
+from flashrnn.residual import GateFormat, Residual, empty_gates
 
 
 def recurrence(
@@ -104,7 +104,12 @@ def _run_forward(
         definition = cell_of_key(cell)
         taken, results, gates = run_forward(backend, definition, Inputs(Wx, R, b, states, reset), all_states, training)
     given = taken.gate_format(definition, Wx.shape[4], Wx.dtype)
-    return *results, converted(gates, given, gate_format, definition, b)
+    if given != gate_format:
+        if not training:
+            return *results, empty_gates(definition, Wx, training, gate_format)
+        residual = Residual(R, states, reset, results.h, results.aux, gates, given, b=b)
+        gates = residual.gates_in(gate_format, definition)
+    return *results, gates
 
 
 _forward = _operator(_run_forward)

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
+from flashrnn.cells.printers.pytorch import torch_function
+from flashrnn.cells.trace import trace
 from flashrnn.memory_format import empty_in_format, in_format
-from flashrnn.products import varying
+from flashrnn.products import varying, write_previous
 
-GateFormat = Literal["GND", "NGD", "NDG", "PNDG", "NDV"]
+GateFormat = Literal["GND", "NGD", "NDG", "PNDG", "NDV", "NDV+"]
 """The axes of one step's gates in memory, the outermost first.
 
 G are the gates in the cell's order, N the heads, D the units of a head. P are G pieces of a head's units: a piece lies
 where format GND has one gate of that head. V are the gates that vary with time, in the cell's order; the others equal
-the biases b.
+the biases b. In format NDV+ a head has one axis, of its [D, V] numbers, normalised where the gradient needs no more,
+and after them its statistics as float32 (`cells.statistics`).
 """
 
 
@@ -34,11 +37,32 @@ class Residual(NamedTuple):
     gate_format: GateFormat
     donated: bool = False  # the backward pass may overwrite the gates: nobody reads them after it
     b_dtype: torch.dtype | None = None  # of the gradient of b; None: state dtype
-    b: Tensor | None = None  # [G, N, D], for format NDV
+    b: Tensor | None = None  # [G, N, D], for formats NDV and NDV+
 
     def gates_in(self, wanted: GateFormat, cell: Cell) -> Tensor:
         """Return gates [B, T, *the axes of `wanted`], in the memory format of h."""
-        return converted(in_format(self.gates, self.h), self.gate_format, wanted, cell, self.b)
+        gates = in_format(self.gates, self.h)
+        if wanted != "NDV+" or self.gate_format == wanted:
+            return converted(gates, self.gate_format, wanted, cell, self.b)
+        return in_format(self._with_statistics(cell), gates)
+
+    def _with_statistics(self, cell: Cell) -> Tensor:
+        """Return gates and statistics of every step in format NDV+."""
+        gates = as_gnd(self.gates, self.gate_format, cell, self.b)
+        gates = gates.to(torch.promote_types(gates.dtype, torch.float32))
+        before = self.h.new_empty(len(cell.states), *self.h.shape, dtype=gates.dtype)
+        for i, (out, state) in enumerate(zip(before, (self.h, *self.aux), strict=True)):
+            initial = 0.0 if self.states is None else saturated(self.states[i], state.dtype)
+            write_previous(out, state, initial, self.reset, slice(0, self.h.shape[1]))
+        graph = trace(cell).statistics.forward
+        function = torch_function(graph, (*cell.gates, *cell.states), tuple(graph.outputs))
+        by_name = dict(zip(cell.gates, gates.unbind(2), strict=True))
+        by_name |= zip(graph.outputs, function(*by_name.values(), *before), strict=True)
+        stored = torch.stack([by_name.get(f"stored_{gate}", by_name[gate]) for gate in varying(cell)], dim=-1)
+        statistics = [by_name[name][..., 0] for name in trace(cell).statistics.names]
+        padding = [torch.zeros_like(statistics[0])] * (statistics_floats(cell) - len(statistics))
+        of_head = torch.stack([*statistics, *padding], dim=-1).float().view(self.gates.dtype)
+        return torch.cat([saturated(stored, of_head.dtype).flatten(3), of_head], dim=3)
 
 
 def residual_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -56,13 +80,24 @@ def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if largest >= torch.finfo(x.dtype).max else x.clamp(-largest, largest).to(dtype)
 
 
+def statistics_floats(cell: Cell) -> int:
+    """Return how many floats a head's statistics take in format NDV+: whole vectors of four."""
+    return -(-len(trace(cell).statistics.names) // 4) * 4
+
+
+def head_numbers(cell: Cell, head_dim: int, dtype: torch.dtype) -> int:
+    """Return the numbers of a head in formats NDV and NDV+: the latter is that of cells with statistics."""
+    return head_dim * len(varying(cell)) + statistics_floats(cell) * 4 // residual_dtype(dtype).itemsize
+
+
 def empty_gates(cell: Cell, Wx: Tensor, training: bool, gate_format: GateFormat) -> Tensor:
     """Return an empty tensor [B, T, *the axes of `gate_format`], without time steps if there is no training."""
     G, (N, D) = len(cell.gates), Wx.shape[3:]
-    V = len(varying(cell))
-    inner = {"GND": (G, N, D), "NGD": (N, G, D), "NDG": (N, D, G), "PNDG": (G, N, D // G, G), "NDV": (N, D, V)}[
-        gate_format
-    ]
+    if gate_format == "NDV+":
+        inner: tuple[int, ...] = (N, head_numbers(cell, D, Wx.dtype))
+    else:
+        sizes = {"G": G, "N": N, "D": D, "V": len(varying(cell))}
+        inner = (G, N, D // G, G) if gate_format == "PNDG" else tuple([sizes[axis] for axis in gate_format])
     return empty_in_format(Wx, *inner, steps=None if training else 0, dtype=residual_dtype(Wx.dtype))
 
 
@@ -82,6 +117,8 @@ def converted(gates: Tensor, given: GateFormat, wanted: GateFormat, cell: Cell, 
 
 def as_gnd(gates: Tensor, given: GateFormat, cell: Cell, b: Tensor | None) -> Tensor:
     """Return gates as [B, T, G, N, D], a view if there is one."""
+    if given == "NDV+":
+        return as_gnd(_without_statistics(gates, cell, b.shape[2]), "NDV", cell, b)
     if given == "NDV":
         all_gates = saturated(b, gates.dtype).expand(*gates.shape[:2], *b.shape).clone()
         all_gates[:, :, [cell.gates.index(gate) for gate in varying(cell)]] = gates.permute(0, 1, 4, 2, 3)
@@ -90,3 +127,16 @@ def as_gnd(gates: Tensor, given: GateFormat, cell: Cell, b: Tensor | None) -> Te
         return gates.permute(0, 1, 5, 3, 2, 4).flatten(4)
     axes = {"GND": (2, 3, 4), "NGD": (3, 2, 4), "NDG": (4, 2, 3)}[given]
     return gates.permute(0, 1, *axes)
+
+
+def _without_statistics(gates: Tensor, cell: Cell, head_dim: int) -> Tensor:
+    """Return gates in format NDV+ in format NDV: normalised ones as they were."""
+    numbers = head_dim * len(varying(cell))
+    found, statistics = gates[..., :numbers].unflatten(3, (head_dim, -1)).clone(), trace(cell).statistics
+    values = gates[..., numbers:].contiguous().view(torch.float32).unbind(3)
+    by_name = dict(zip(statistics.names, values, strict=False))
+    for gate, (scale, mean) in statistics.normalised.items():
+        of_gate = found[..., varying(cell).index(gate)]
+        offset = 0.0 if mean is None else by_name[mean][..., None]
+        of_gate.copy_(saturated(of_gate / by_name[scale][..., None] + offset, gates.dtype))
+    return found

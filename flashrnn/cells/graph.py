@@ -143,19 +143,13 @@ class Graph:
         leaf = node.op in ("input", "const")
         return self._insert(node) if leaf else self.add(node.op, *(here[a] for a in node.args))
 
-    def after(self, first: "Graph") -> "Graph":
-        """Return this graph on the outputs of `first`, which are among its inputs, and on its other inputs."""
-        whole = Graph()
-        there = whole.copy(first.outputs.values(), first)
-        here: dict[int, int] = {}
-        for index in self.needed(self.outputs.values()):
-            node = self.nodes[index]
-            if node.op == "input" and node.value in first.outputs:
-                here[index] = there[first.outputs[node.value]]
-            else:
-                here[index] = whole.copied(node, here)
-        whole.outputs = {name: here[index] for name, index in self.outputs.items()}
-        return whole
+    def beside(self, other: "Graph") -> "Graph":
+        """Return a graph with the outputs of both."""
+        both = Graph()
+        for graph in (self, other):
+            here = both.copy(graph.outputs.values(), graph)
+            both.outputs |= {name: here[index] for name, index in graph.outputs.items()}
+        return both
 
     def extract(self, outputs: dict[str, int]) -> "Graph":
         """Return the part of this graph that `outputs` need, as a graph of its own."""

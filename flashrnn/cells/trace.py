@@ -14,6 +14,7 @@ from flashrnn.cells.graph import Graph, UntraceableCell
 from flashrnn.cells.linear import split
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.recorder import recorded
+from flashrnn.cells.statistics import Statistics, statistics_of
 from flashrnn.forking import lock_that_forks_wait_for
 
 
@@ -25,12 +26,14 @@ class Trace:
     factors: gates and previous states -> `factor<k>`.
     backward: `factor<k>` and `d_new_<state>` -> `d_<gate>` for every gate and `d_<state>` for every previous state.
     gradient: gates, previous states and `d_new_<state>` -> the same as `backward`, in fewer operations.
+    statistics: what a forward may store for the gradient, and the gradient from that.
     """
 
     forward: Graph
     factors: Graph
     backward: Graph
     gradient: Graph
+    statistics: Statistics
 
     @property
     def reduces(self) -> bool:
@@ -105,7 +108,7 @@ def _record(cell: Cell, dtype: torch.dtype) -> Trace:
         dict(zip((*names, *cotangents), values, strict=True)),
         [f"d_{name}" for name in names],
     )
-    return Trace(new, *split(cell, joint, cotangents), joint)
+    return Trace(new, *split(cell, joint, cotangents), joint, statistics_of(joint, cell.gates, cotangents))
 
 
 def _new_states(cell: Cell, values: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.products import recurrent_only, varying
-from flashrnn.residual import residual_dtype
+from flashrnn.products import constant, recurrent_only
+from flashrnn.residual import head_numbers, residual_dtype
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
         of.writes("h", "scalar", B, T, N, D),
         of.writes("aux", "aux_number", S - 1, B, T, N, D),
         of.writes("last", "float", S, B, N, D),
-        of.writes("gates", "gate", B, T, N, D, len(varying(spec.cell))),
+        of.writes("gates", "gate", B, T, N, head_numbers(spec.cell, D, spec.dtype)),
         Parameter("workspace", "uint4*", torch.uint8),
         Parameter("launch", "u64"),
         *_OF_FUSED,
@@ -145,16 +145,16 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
 
 def _fused_backward(spec: KernelSpec) -> Parameters:
     of, (S, G, GI, GR, GU), N, D = _Of(spec), _counts(spec), spec.heads, spec.head_dim
-    of_states, V = range(S - 1) if spec.variant.d_aux else (), len(varying(spec.cell))
+    of_states = range(S - 1) if spec.variant.d_aux else ()
     return (
         of.reads("R", "scalar", GR, N, D, D),
-        *([of.reads("bias", "float", G, N, D)] if V < G else []),  # gates that are not stored
+        *([of.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # gates that are not stored
         of.reads("initial", "float", S, B, N, D),
         of.reads("reset", "unsigned char", B, T),
         of.reads("h", "scalar", B, T, N, D),
         of.reads("aux", "aux_number", S - 1, B, T, N, D),
         of.reads("first_aux", "aux_number", S - 1, B, N, D),
-        of.shares("gates", "const gate", B, T, N, D, V),
+        of.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, D, spec.dtype)),
         of.reads("d_h", "scalar", B, T, N, D),
         *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
         of.reads("d_last", "float", S, B, N, D),

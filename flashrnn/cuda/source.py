@@ -19,7 +19,7 @@ _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.flo
 def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
     """Return the source that all kernels of a cell need, with constants `more` of this one."""
     cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction)
-    reduces = trace(cell).reduces
+    reduces, statistics = trace(cell).reduces, trace(cell).statistics
     constants = {
         "HEADS": spec.heads,
         "D": spec.head_dim,
@@ -34,6 +34,8 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "STORE_AUX": variant.aux is not None,
         "STORE_GATES": variant.training,
         "HAS_D_AUX": variant.d_aux,
+        "STATISTICS": len(statistics.names),
+        "STATISTICS_NEEDED": statistics.needed,
         "EXCHANGES": len(found),
         "EXCHANGED_VECTORS": max((one.vectors for one in found), default=0),
         "EXCHANGED_PAIRS": max((one.pairs for one in found), default=0),
@@ -74,9 +76,9 @@ def definitions(
 @cache
 def finite_at_zero(cell: Cell) -> bool:
     """Return whether padding, which is all zeros, stays finite: then it needs no masks."""
-    graphs, names = trace(cell), (*cell.gates, *cell.states)
-    zeros = [torch.zeros((), dtype=torch.float64)] * len(names)
+    graphs = trace(cell)
     values = []
-    for graph in (graphs.forward, graphs.factors):
-        values += torch_function(graph, names, list(graph.outputs))(*zeros)
+    for graph in (graphs.forward, graphs.factors, graphs.statistics.gradient):
+        zeros = [torch.zeros((), dtype=torch.float64)] * len(graph.inputs)
+        values += torch_function(graph, graph.inputs, list(graph.outputs))(*zeros)
     return all(math.isfinite(value) for value in values)

@@ -7,7 +7,7 @@ import torch
 from flashrnn import Cell, FlashRNN, dispatch, flashrnn, get_cell
 from flashrnn.accuracy import relative_error
 from flashrnn.dispatch import choose
-from tests.problems import BUILT_IN, CELLS, MINIMAL_GATED, cell_name, random_inputs, random_reset, results
+from tests.problems import BUILT_IN, CELLS, LAYERNORM, MINIMAL_GATED, cell_name, random_inputs, random_reset, results
 from tests.suite import allowing_tf32, tf32_on_the_processor
 from tests.tolerances import assert_close
 
@@ -24,7 +24,7 @@ def operator_arguments(cell, B=2, T=3, N=2, D=3, *, with_reset):
 @pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
 @pytest.mark.parametrize(
     ("cell", "gate_format"),
-    zip(BUILT_IN, ("GND", "NGD", "PNDG", "NDG"), strict=True),
+    zip((*BUILT_IN, LAYERNORM[0]), ("GND", "NGD", "PNDG", "NDG", "NDV+"), strict=True),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_opcheck_forward(cell, gate_format, with_reset, all_states):

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from flashrnn import Cell
+from flashrnn.cells.trace import trace
 from flashrnn.dispatch import BACKENDS
 from flashrnn.memory_format import in_format
 from flashrnn.problem import Inputs, StateGradients
 from flashrnn.residual import Residual, converted, empty_gates
-from tests.problems import CELLS, cell_name, random_inputs, random_reset
+from tests.problems import CELLS, NORMALISED, cell_name, random_inputs, random_reset
 from tests.tolerances import assert_close
 
 NAMES = ("vanilla", "cpu_fused", "triton_fused")
@@ -31,7 +32,7 @@ def residual(name: str, cell: Cell, inputs: Inputs) -> Residual:
     backend = BY_NAME[name]
     results, gates = backend.forward(cell, inputs, all_states=False, training=True)
     gate_format = backend.gate_format(cell, 16, torch.float32)
-    return Residual(inputs.R, inputs.states, inputs.reset, results.h, results.aux, gates, gate_format)
+    return Residual(inputs.R, inputs.states, inputs.reset, results.h, results.aux, gates, gate_format, b=inputs.b)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -71,3 +72,14 @@ def test_gates_of_a_unit_lie_where_the_name_of_the_format_says(time_major):
         for wanted in places:
             expected = converted(by_gate, "GND", wanted, cell, None)
             assert torch.equal(converted(gates, given, wanted, cell, None), expected)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in NORMALISED if trace(cell).statistics.names], ids=cell_name)
+def test_statistics_are_made_where_the_forward_has_stored_none_and_normalised_gates_are_undone(cell):
+    without = residual("vanilla", cell, inputs_of(cell))
+    stored = without._replace(gates=without.gates_in("NDV+", cell), gate_format="NDV+")
+    assert stored.gates.shape == empty_gates(cell, inputs_of(cell).Wx, True, "NDV+").shape
+    assert_close({"gates": stored.gates_in("GND", cell)}, {"gates": without.gates}, torch.float32)
+    grads = StateGradients(torch.randn(3, 4, 2, 16), (None,) * (len(cell.states) - 1), None)
+    found, expected = (BY_NAME["vanilla"].backward(cell, one, grads) for one in (stored, without))
+    assert_close(found._asdict(), expected._asdict(), torch.float32)

@@ -79,17 +79,29 @@ def head_functions(cell: Cell) -> str:
     """Return the text of `cells_forward` and `cells_backward` of a cell that reduces over the units of a head.
 
     They compute CELLS cells of a thread, phase by phase. `units.reduce` reduces between phases (`UnitReductions` in
-    resident/kernels/unit_reductions.cuh); `cotangents` gives the gradients of the new states, as late as possible.
+    resident/kernels/unit_reductions.cuh); `cotangents` gives the gradients of the new states, as late as possible. The
+    forward also returns statistics and the gates as they are stored, which the backward takes (`cells.statistics`).
     """
     return "\n\n".join(_head_function(_of_head(cell, direction)) for direction in ("forward", "backward"))
 
 
 def _of_head(cell: Cell, direction: str) -> Function:
-    forward, factors, backward = functions(cell)
+    (forward, factors, backward), graphs = functions(cell), trace(cell)
+    statistics = graphs.statistics
+    stored = tuple(f"stored_{gate}" if gate in statistics.normalised else gate for gate in cell.gates)
     if direction == "forward":
-        return forward._replace(name="cells_forward")
-    inputs = {**factors.inputs, "d_new": backward.inputs["d_new"]}
-    return Function("cells_backward", trace(cell).gradient, inputs, backward.outputs)
+        whole = graphs.forward.beside(statistics.forward)
+        whole.outputs |= {gate: whole.input(gate) for gate in cell.gates}
+        outputs = {**forward.outputs, "statistics": statistics.names, "stored": stored}
+        return Function(
+            "cells_forward",
+            whole.extract({name: whole.outputs[name] for group in outputs.values() for name in group}),
+            forward.inputs,
+            outputs,
+        )
+    needed = statistics.names[: statistics.needed]
+    inputs = {**factors.inputs, "g": stored, "statistics": needed, "d_new": backward.inputs["d_new"]}
+    return Function("cells_backward", statistics.gradient, inputs, backward.outputs)
 
 
 def _exchange(graph: Graph, reductions: Sequence[int]) -> Exchange:
@@ -179,12 +191,12 @@ class _Phases:
 
     def whole(self) -> str:
         inputs, outputs = self._function.inputs, self._function.outputs
-        arguments = [f"const float (&{group})[{len(names)}][CELLS]" for group, names in inputs.items()]
+        arguments = [f"const float (&{group})[{max(len(names), 1)}][CELLS]" for group, names in inputs.items()]
         types = ["int CELLS", "class Units"]
         if "d_new" in inputs:
             arguments[-1] = "const Cotangents& cotangents"
             types.insert(1, "class Cotangents")
-        arguments += [f"float (&{group})[{len(names)}][CELLS]" for group, names in outputs.items()]
+        arguments += [f"float (&{group})[{max(len(names), 1)}][CELLS]" for group, names in outputs.items()]
         head = f"DEVICE void {self._function.name}({', '.join(arguments)}, const Units& units) {{"
         return "\n".join([f"template <{', '.join(types)}>", head, *self.lines, "}"])
 

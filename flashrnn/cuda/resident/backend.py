@@ -29,8 +29,8 @@ from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradie
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, contiguous, empty_in_format, in_format, is_time_major
 from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, empty_aux, empty_states
-from flashrnn.products import recurrent_only, varying
-from flashrnn.residual import GateFormat, Residual, empty_gates, residual_dtype, saturated
+from flashrnn.products import constant, recurrent_only
+from flashrnn.residual import GateFormat, Residual, empty_gates, head_numbers, residual_dtype, saturated
 
 Choose = Callable[[KernelSpec], tuple[Binary, Tiling]]
 
@@ -107,7 +107,7 @@ class CudaFused:
         if plan.overlapped:
             blocks = producers(plan.spec, plan.tiling)
             concurrent = ConcurrentGradient(plan.spec, plan.overlapped, blocks, h, states, reset)
-        constants = {"bias": residual.b.to(d_states.dtype).contiguous()} if gate_format == "NDV" else {}
+        constants = {"bias": residual.b.to(d_states.dtype).contiguous()} if constant(cell) else {}
         arguments = {
             "R": R.contiguous(),
             **constants,
@@ -186,11 +186,12 @@ def _plan(
 def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
     """Return the bytes between time steps of Wx, h, aux and gates."""
     cell, aux, unit = spec.cell, spec.variant.aux, row_t * spec.heads * spec.head_dim
+    of_head = head_numbers(cell, spec.head_dim, spec.dtype)
     return {
         "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
         "h_step": unit * spec.dtype.itemsize,
         "aux_step": unit * aux.itemsize if aux else 0,
-        "gates_step": unit * len(varying(cell)) * residual_dtype(spec.dtype).itemsize,
+        "gates_step": row_t * spec.heads * of_head * residual_dtype(spec.dtype).itemsize,
     }
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from flashrnn.cells import Cell
+from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
@@ -17,8 +18,10 @@ def gate_format(cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
     """Return the format of a head's gates for the backward: PNDG if no copy of a thread crosses the end of a piece.
 
     The pieces have the memory of the gradients of the head's inputs, so that a backward may write these over the gates.
-    NDV if there are gates with a bias alone, which are not stored.
+    NDV if there are gates with a bias alone, which are not stored. NDV+ if there are statistics.
     """
+    if trace(cell).statistics.names:
+        return "NDV+"
     if len(varying(cell)) < len(cell.gates):
         return "NDV"
     whole = head_dim % 8 == 0 and head_dim % (2 * len(cell.gates)) == 0

@@ -365,6 +365,7 @@ def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
         exchange = (
             sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size) + (1 - several_blocks) * sums
         )
+        row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes of each tile of 16 units
     inputs = units * seqs * row
     constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
     resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants

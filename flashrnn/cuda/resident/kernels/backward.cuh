@@ -109,6 +109,8 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
   bool carry[CELLS];
   float d_g_all[GATES][CELLS];
 #if REDUCES
+  NeededCells statistics;
+  read_statistics(statistics, tile, coord);
   auto cotangents = [&](float (&d_new)[STATES][CELLS]) {
     if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, shared.operand, exchange, coord);
 #pragma unroll
@@ -119,7 +121,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
       d_new[0][q] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
     }
   };
-  step_back(d_g_all, d_state, d_b, carry, g, old, constants, cotangents, resets, cells.valid, units);
+  step_back(d_g_all, d_state, d_b, carry, g, old, constants, statistics, cotangents, resets, cells.valid, units);
   if (t > 0) resets.load(t - 1, cells.valid);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) carry_next[q] = carry[q];

@@ -29,7 +29,8 @@ DEVICE float gate_of(int j, int q, const float (&stored)[PAIRS][PAIR_GATES], con
 template <class Cotangents>
 DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                       bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES], const float (&old)[STATES][CELLS],
-                      const float (&constants)[CONSTANTS + 1][PAIR], const Cotangents& cotangents, const ResetMask& reset,
+                      const float (&constants)[CONSTANTS + 1][PAIR], const NeededCells& statistics,
+                      const Cotangents& cotangents, const ResetMask& reset,
                       const bool (&valid)[CELLS], const UnitReductions& units) {
   float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS];
 #pragma unroll
@@ -40,7 +41,7 @@ DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS
 #pragma unroll
     for (int j = 0; j < GATES; j++) g[j][q] = gate_of(j, q, gates, constants);
   }
-  cells_backward(g, s, cotangents, d_g, d_old, units);
+  cells_backward(g, s, statistics, cotangents, d_g, d_old, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll

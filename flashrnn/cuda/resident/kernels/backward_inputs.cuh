@@ -14,7 +14,35 @@ struct StepRows {
   DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
 };
 
-// Copies gates, d_h, the other states before the step and, where the cell's gradient needs it, h before the step; from the last
+// Copies the statistics of every step that the backward needs, to [SEQS in tile_row order][NEEDED_FLOATS] for each unit tile.
+struct StatisticsLoader {
+  static constexpr int WIDTH = STATISTIC_ALIGNMENT, OF_SEQUENCE = NEEDED_FLOATS * 4 / WIDTH;  // bytes of a copy, copies
+  static constexpr int ALL = SEQS / SPREAD * OF_SEQUENCE, COPIES = (ALL + TILE_THREADS - 1) / TILE_THREADS;
+  const char* from[COPIES + 1];
+  u32 to[COPIES + 1];
+  bool copies[COPIES + 1], valid[COPIES + 1];
+  // first(sequence) points at the gates of the head in the first step.
+  template <class First>
+  DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) {
+      const int copy = i * TILE_THREADS + coord.tile_thread, sequence = copy / OF_SEQUENCE % (SEQS / SPREAD) * SPREAD;
+      copies[i] = copy < ALL, valid[i] = coord.has_sequence(sequence);
+      const gate* gates = first(valid[i] ? coord.of_batch(sequence) : 0);
+      from[i] = reinterpret_cast<const char*>(gates + D * STORED) + copy % OF_SEQUENCE * WIDTH;
+      to[i] = tile + tile_row(sequence) * NEEDED_FLOATS * 4 + copy % OF_SEQUENCE * WIDTH;
+    }
+  }
+  DEVICE void load(u32 offset, i64 step) {
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) {
+      if (copies[i]) copy_async<WIDTH>(to[i] + offset, from[i], valid[i]);
+      from[i] += step;
+    }
+  }
+};
+
+// Copies gates, statistics, d_h, the other states before the step and, where the cell's gradient needs it, h before the step; from the last
 // step to the first.
 struct StepInputs {
   const StepRows from;
@@ -24,10 +52,13 @@ struct StepInputs {
   TileLoader<sizeof(gate), 1, 0, STORED, GATES_IN_PIECES> gates;
   TileLoader<BYTES, 1, 0> d_h, h;
   TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
+  StatisticsLoader statistics;
 
   DEVICE StepInputs(u32 tile, const StepRows& from, const ThreadCoord& coord)
       : from(from), coord(coord), tile(tile), head(coord.head * D) {
-    gates.start(tile, coord, [&](i64 n) { return from.gates + from.last_row(n, 0) * ROW * STORED + head * (GATES_IN_PIECES ? 1 : STORED); });
+    auto of_head = [&](i64 n) { return from.gates + from.last_row(n, 0) * HEADS * HEAD_NUMBERS + (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS); };
+    gates.start(tile, coord, of_head);
+    if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, of_head);
     d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
     h.start(tile + H_TILE, coord, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
@@ -43,6 +74,7 @@ struct StepInputs {
   DEVICE void load(int t, int stage) {
     if (t >= 0) {
       gates.load(stage * INPUT_BYTES, -from.step.gates);
+      if constexpr (STATISTICS_NEEDED > 0) statistics.load(stage * INPUT_BYTES, -from.step.gates);
       d_h.load(stage * INPUT_BYTES, -from.step.h);
       if (STATES > 1 && t == 0 && from.T > 1) start_aux(true);
 #pragma unroll
@@ -59,6 +91,20 @@ DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Th
     ResidualGates gates;
     gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.tile_unit) * STORED);
     gates.get(g[p]);
+  }
+}
+
+// Reads the statistics of the lane's sequences.
+DEVICE void read_statistics(NeededCells& statistics, const char* tile, const ThreadCoord& coord) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) + tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);
+#pragma unroll
+    for (int k = 0; k < STATISTICS_NEEDED; k++) {
+      const float4 four = from[k / 4];
+#pragma unroll
+      for (int q = p * PAIR; q < p * PAIR + PAIR; q++) statistics[k][q] = k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w;
+    }
   }
 }
 

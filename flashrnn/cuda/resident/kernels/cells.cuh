@@ -102,7 +102,8 @@ struct RoundedCells<float> {
 using StoredCells = RoundedCells<scalar>;
 
 // The gates of a pair of cells, as the forward stores them for the backward: [units of the pair][STORED], one access if they are
-// whole words. A row of all units is [HEADS][D][STORED], format NDG or NDV of residual.py. With GATES_IN_PIECES, format PNDG, the
+// whole words. A row of all units is [HEADS][D][STORED], format NDG or NDV of residual.py; with STATISTICS, those of a head follow
+// its gates (NDV+). With GATES_IN_PIECES, format PNDG, the
 // [D][GATES] gates of a head are in GATES pieces of D, which have the memory of the head's part of [GATES][HEADS][D]. There, the
 // gradients of its inputs may be written over them: when a block writes those of a step, all blocks of its cluster have loaded
 // the gates. (So have the blocks of a grid, but nothing orders their reads before this block's writes.)
@@ -142,6 +143,33 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
       }
   }
 };
+
+// The statistics of a head: floats that are the same for all its units (cells/statistics.py), in whole vectors of four.
+constexpr int STATISTIC_FLOATS = (STATISTICS + 3) / 4 * 4, NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // by the backward
+using StatisticCells = float[STATISTICS > 0 ? STATISTICS : 1][CELLS];
+using NeededCells = float[STATISTICS_NEEDED > 0 ? STATISTICS_NEEDED : 1][CELLS];
+constexpr int HEAD_NUMBERS = D * STORED + STATISTIC_FLOATS * 4 / int(sizeof(gate));  // of gates and statistics
+constexpr int STATISTIC_ALIGNMENT = D * STORED * sizeof(gate) % 16 == 0 ? 16 : D * STORED * sizeof(gate) % 8 == 0 ? 8 : 4;
+static_assert(!GATES_IN_PIECES || STATISTICS == 0);
+
+// Stores those of the lane's sequences, where its units are the first of the head. `to`: of each pair's gates.
+DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)[PAIRS], const bool (&valid)[CELLS],
+                             const ThreadCoord& coord) {
+  if (STATISTICS == 0 || coord.unit(0) != 0) return;
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    if (!valid[p * PAIR]) continue;
+    float* at = reinterpret_cast<float*>(to[p] + D * STORED);
+    auto number = [&](int k) { return k < STATISTICS ? statistics[k < STATISTICS ? k : 0][p * PAIR] : 0.0f; };
+#pragma unroll
+    for (int k = 0; k < STATISTIC_FLOATS; k += STATISTIC_ALIGNMENT / 4) {
+      if constexpr (STATISTIC_ALIGNMENT == 16)
+        *reinterpret_cast<float4*>(at + k) = make_float4(number(k), number(k + 1), number(k + 2), number(k + 3));
+      else if constexpr (STATISTIC_ALIGNMENT == 8) *reinterpret_cast<float2*>(at + k) = make_float2(number(k), number(k + 1));
+      else at[k] = number(k);
+    }
+  }
+}
 
 // The biases of gates that have nothing else, and are not stored: [CONSTANTS][UNITS] of the block in shared memory.
 constexpr int CONSTANTS = GATES - STORED, CONSTANT_BYTES = CONSTANTS * UNITS * 4;

@@ -82,9 +82,10 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
   float constants[CONSTANTS + 1][PAIR];
   read_constants(constants, shared.constants, coord);
-  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units);
+  StatisticCells statistics;
+  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units, statistics);
   if (coord.has_cells()) {
-    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units);
+    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units, statistics);
     if (t + 1 < steps) resets.load(t + 1, cells.valid);
     results.h.round(s[0]);
     results.h.get(s[0]);
@@ -106,6 +107,7 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
     }
     __syncthreads();
   }
+  if (STORE_GATES) store_statistics(statistics, results.gates_to, cells.valid, coord);
 }
 
 // PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, reset -> h, aux, last, gates (see cells.cuh).

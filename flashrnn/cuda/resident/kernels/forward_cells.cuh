@@ -40,8 +40,9 @@ DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[G
 #if REDUCES
 DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
                        const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
-                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions& units) {
-  float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS];
+                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions& units,
+                       StatisticCells& statistics) {
+  float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     const bool carry = reset.carries(q);
@@ -51,7 +52,7 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
     for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
       g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : b[j][q % PAIR], carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
   }
-  cells_forward(g, old, fresh, units);
+  cells_forward(g, old, fresh, statistics, stored, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
@@ -64,14 +65,14 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
     for (int j = 0; j < GATES; j++)
 #pragma unroll
       for (int q = 0; q < PAIR; q++)
-        if (STORED_OF[j] >= 0) all[q * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = g[j][p * PAIR + q];
+        if (STORED_OF[j] >= 0) all[q * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = stored[j][p * PAIR + q];
     residual[p].round(all);
   }
 }
 #else
 DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
                        const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
-                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions&) {
+                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions&, StatisticCells&) {
   float all_gates[PAIRS][PAIR_GATES];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
@@ -114,6 +115,8 @@ struct Results {
         const int number = coord.unit(p * PAIR) * GATES;
         gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
       }
+      if constexpr (STATISTICS > 0)
+        gates_to[p] += ((cells.sequence[p * PAIR] * row_b - row_t) * HEADS + coord.head) * (HEAD_NUMBERS - D * STORED);
       asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
     }
     aux_stride = aux_stride_;

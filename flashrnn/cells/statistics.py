@@ -1,0 +1,135 @@
+"""What a forward stores for the gradient of a step that reduces over units, so that its backward reduces less.
+
+Statistics are values that are the same in all units of a head and depend on gates and states alone, such as means and
+reciprocal deviations. A gate that the gradient needs as (gate - mean) * scale alone is stored in this form. The gate
+itself would be rounded, and where its mean is large, less the exact mean it would be far from what the forward has
+computed with.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from flashrnn.cells.graph import TRUTH, Graph
+
+
+class Normalised(NamedTuple):
+    """A gate that is stored as (gate - mean) * scale; the names of these statistics."""
+
+    scale: str
+    mean: str | None  # None: zero
+
+
+class Statistics(NamedTuple):
+    """What is stored for a gradient.
+
+    forward: gates and previous states -> `statistic<k>` in order, and `stored_<gate>` for every normalised gate.
+    gradient: gates, normalised ones as `stored_<gate>`, previous states, statistics and `d_new_<state>` -> `d_<gate>`
+        for every gate and `d_<state>` for every previous state.
+    needed: how many of the statistics, the first ones, `gradient` takes. Others are there to undo normalisations.
+    normalised: by the gate's name.
+    """
+
+    forward: Graph
+    gradient: Graph
+    needed: int
+    normalised: dict[str, Normalised]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all statistics, in order."""
+        return tuple(name for name in self.forward.outputs if name.startswith("statistic"))
+
+
+def statistics_of(joint: Graph, gates: Sequence[str], cotangents: Sequence[str]) -> Statistics:
+    """Return what to store for `joint`, the gradient of a step from its gates, states and cotangents.
+
+    Of a chain of operations on values that are the same in all units the last ones are taken: the reciprocal deviation,
+    not the variance.
+    """
+    storable = _storable(joint, cotangents)
+    found = _normalised(joint, gates, storable)
+    needed = _needed_statistics(joint, storable, found)
+    given = needed.union(found)
+    to_undo = {k for scale, mean in found.values() for k in (scale, mean) if k is not None}
+    names = {k: f"statistic{i}" for i, k in enumerate([*sorted(needed), *sorted(to_undo - needed)])}
+    stored = {k: f"stored_{_gate_of(joint, k, gates)}" for k in found}
+    gradient, here = Graph(), {}
+    for index in _needed(joint, joint.outputs.values(), given):
+        given_as = names.get(index) or stored.get(index)
+        here[index] = gradient.input(given_as) if given_as else gradient.copied(joint.nodes[index], here)
+    gradient.outputs = {name: here[index] for name, index in joint.outputs.items()}
+    outputs = {name: index for index, name in (names | stored).items()}
+    normalised = {
+        stored[k].removeprefix("stored_"): Normalised(names[scale], None if mean is None else names[mean])
+        for k, (scale, mean) in found.items()
+    }
+    return Statistics(joint.extract(outputs), gradient, len(needed), normalised)
+
+
+def _storable(joint: Graph, cotangents: Sequence[str]) -> set[int]:
+    """Return the nodes that may be statistics. A gradient compares what `max` has given with gates and states as they
+    were stored, which are rounded: so it has to take the maximum of these."""
+    excluded: list[bool] = []
+    storable = set()
+    for index, node in enumerate(joint.nodes):
+        of_itself = node.value in cotangents or node.op == "unit_max"
+        excluded.append(of_itself or any(excluded[a] for a in node.args))
+        if joint.is_uniform(index) and not excluded[index] and node.op not in ("const", *TRUTH):
+            storable.add(index)
+    return storable
+
+
+def _needed_statistics(joint: Graph, storable: set[int], normalised: Iterable[int]) -> set[int]:
+    """Return the statistics that the gradient takes.
+
+    None is a term of a sum: a gradient computes states of a step from what was rounded, and where their mean is large,
+    it is not the forward's.
+    """
+    storable = set(storable)
+    while True:
+        order = _needed(joint, joint.outputs.values(), storable.union(normalised))
+        computed = (joint.nodes[k] for k in order if k not in storable and k not in normalised)
+        terms = {a for node in computed if node.op in ("add", "sub") for a in node.args} & storable
+        if not terms:
+            return storable.intersection(order)
+        storable -= terms
+
+
+def _normalised(joint: Graph, gates: Sequence[str], storable: set[int]) -> dict[int, tuple[int, int | None]]:
+    """Return the nodes (gate - mean) * scale that are all that the gradient needs of a gate, with scale and mean."""
+    users: dict[int, list[int]] = {}
+    for index in _needed(joint, joint.outputs.values(), storable):
+        if index not in storable:
+            for a in set(joint.nodes[index].args):
+                users.setdefault(a, []).append(index)
+    found = {}
+    for index, node in enumerate(joint.nodes):
+        if node.op != "input" or node.value not in gates:
+            continue
+        centered, mean = index, None
+        match [joint.nodes[k] for k in users.get(index, ())]:
+            case [one] if one.op == "sub" and one.args[0] == index and one.args[1] in storable:
+                (centered,), mean = users[index], one.args[1]
+        match [joint.nodes[k] for k in users.get(centered, ())]:
+            case [one] if one.op == "mul" and (scales := storable.intersection(one.args)):
+                found[users[centered][0]] = (*scales, mean)
+    return found
+
+
+def _gate_of(graph: Graph, index: int, gates: Sequence[str]) -> str:
+    """Return the gate that a normalised one is made of."""
+    node = graph.nodes[index]
+    if node.op == "input":
+        return str(node.value)
+    return next(_gate_of(graph, a, gates) for a in node.args if not graph.is_uniform(a))
+
+
+def _needed(graph: Graph, outputs: Iterable[int], given: set[int]) -> list[int]:
+    """Return the nodes that `outputs` depend on, in execution order, without what those that are `given` depend on."""
+    todo, seen = list(outputs), set()
+    while todo:
+        index = todo.pop()
+        if index not in seen:
+            seen.add(index)
+            todo.extend(() if index in given else graph.nodes[index].args)
+    return sorted(seen)
