@@ -6,19 +6,20 @@ from lightning import Trainer
 
 
 def batch_is_open(trainer: Trainer) -> bool:
-    """Return whether training has taken a batch that it has not finished, because an exception broke its step off."""
+    """Return whether training has taken a batch that it has not finished, because an exception interrupted its step."""
     counted = trainer.fit_loop.epoch_loop.batch_progress.current
     return counted.ready > counted.processed
 
 
 def align_loop(trainer: Trainer, taken: int | None, batches: int | None) -> None:
-    """Tell Lightning how many batches were before, where the run before had batches of another size.
+    """Set how many batches Lightning has counted, for a resumed run whose batches have another size.
 
-    It validates after so many of all (`total`), and ends steps and epochs after so many of the epoch (`current`).
+    Lightning validates by the count of all batches (`total`), and ends steps and epochs by that of the epoch
+    (`current`).
 
     Args:
         trainer: at the start of training.
-        taken: batches of the epoch that were before; None without epochs, where only whole steps matter.
+        taken: batches of the epoch that have been taken; None without epochs, where only whole steps matter.
         batches: of an epoch.
     """
     counted = trainer.fit_loop.epoch_loop.batch_progress

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, however the process that writes them ends."""
+"""Files that are written atomically: whole or not at all, however the process ends."""
 
 import os
 import shutil
@@ -13,10 +13,10 @@ from data.storage import is_url
 
 @contextmanager
 def replacing(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a file beside `path` that takes its place when the block ends without an error; make the folder.
+    """Open a temporary file that replaces `path` when the block ends without an error; make the folder.
 
-    The disk has content and name in the end, so that they outlive a loss of power. One process writes at a time, over
-    what a killed one left. On another storage a file appears when all of it is uploaded.
+    Content and name are flushed to the disk, so that they survive a loss of power. One process at a time may write a
+    path. On other storage the file appears when it is uploaded whole.
 
     Args:
         path: of the file; an OSError names it.

@@ -28,11 +28,11 @@ LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+
 class Corpus:
     """Documents in a fixed order.
 
-    source: "stdlib" (sources of the Python standard library), "installed" (and of all packages installed beside it), a
-    file or glob, local or by URL (s3://bucket/**/*.jsonl.zst, with the package of fsspec that it needs), or the name of
-    a dataset on the hub. Files are JSON lines (.jsonl, .json, compressed or
-    not), .parquet, or else plain text, which is cut at line ends into documents of about 16 KiB (of 32 where no line
-    ends), so that one large file streams, and can be held out in part.
+    source: "stdlib" (sources of the Python standard library), "installed" (these and those of all installed packages),
+    a file or glob, local or by URL (s3://bucket/**/*.jsonl.zst, with the package of fsspec that it needs), or the name
+    of a dataset on the hub. Files are JSON lines (.jsonl, .json, compressed or not), .parquet, or else plain text.
+    Plain text is cut at line ends into documents of about 16 KiB (32 without line ends), so that a large file can be
+    streamed, and held out in part.
     """
 
     source: str
@@ -40,9 +40,8 @@ class Corpus:
     subset: str | None = None  # the rest is for the hub
     split: str = "train"
     revision: str | None = None
-    section: tuple[int, int] | None = (
-        None  # which of how many: local files from one to another, shards of a hub dataset
-    )
+    # Of local files the first and the end, of a hub dataset which of how many parts; None: all of it.
+    section: tuple[int, int] | None = None
 
     @cached_property
     def files(self) -> list[str] | None:
@@ -54,7 +53,7 @@ class Corpus:
         return found[slice(*self.section)] if found and self.section else found
 
     def sections(self, size: int) -> list["Corpus"]:
-        """Cut into stretches of whole files, each of about `size` bytes as stored; which they are depends on the files
+        """Return the corpus in parts of whole files, each of about `size` bytes as stored. They depend on the files
         alone."""
         if self.files is not None:
             starts = np.cumsum([0, *(storage.info(name).size for name in self.files)])
@@ -68,7 +67,7 @@ class Corpus:
         return [replace(self, section=(number, count)) for number in range(count)]
 
     def identity(self) -> dict[str, str | None]:
-        """Return what tells this corpus from others, as far as it is known without a download."""
+        """Return what distinguishes this corpus from others, as far as it is known without a download."""
         if self.files is None:
             hub_names = {"subset": self.subset, "split": self.split, "revision": self.revision}
             return {"source": self.source, "column": self.column, **hub_names}
@@ -76,7 +75,7 @@ class Corpus:
 
     @cached_property  # of thousands of files it takes a moment, and every checkpoint holds it
     def extent(self) -> str:
-        """What a place in the corpus counts in: names and sizes of files, wherever they lie, or names on the hub."""
+        """What a position in the corpus depends on: names and sizes of files in any folder, or names on the hub."""
         if self.files is None:
             return " ".join(filter(None, (self.source, self.subset, self.split, self.revision)))
         files = [(Path(name).name, storage.info(name).size) for name in self.files]
@@ -107,10 +106,10 @@ class Corpus:
 
 
 class Documents(Iterator[str]):
-    """The documents of a corpus that have any text; of several readers each gets its own.
+    """The documents of a corpus that have any text; each of several readers gets its own.
 
-    max_bytes: as many documents as begin within the first `max_bytes` of text.
-    position: that of other Documents of the same corpus and readers, to go on behind the last document they gave.
+    max_bytes: read the documents that begin within the first `max_bytes` of text.
+    position: of other Documents of the same corpus and readers; continues after the last document they returned.
     """
 
     def __init__(
@@ -135,13 +134,12 @@ class Documents(Iterator[str]):
 
     @property
     def position(self) -> dict[str, Any]:
-        """The place behind the last document, as JSON: that in the files, and how many rows and bytes of text came
-        before."""
+        """The place after the last document, as JSON: the place in the files, and the rows and bytes of text before."""
         return {"rows": self._rows.state_dict(), "row": self._row, "bytes": self._bytes}
 
     @property
     def fraction(self) -> float | None:
-        """How much of the corpus, or of max_bytes, has been read; None if its size is not known."""
+        """The share of the corpus, or of max_bytes, that has been read; None if its size is not known."""
         of_limit = self._bytes / self._max_bytes if self._max_bytes else 0.0
         if not self._size:
             return of_limit or None
@@ -159,7 +157,7 @@ class Documents(Iterator[str]):
 
     @property
     def empty(self) -> bool:
-        """Whether there was no text so far."""
+        """Whether no text was found so far."""
         return self._bytes == 0
 
     def __iter__(self) -> "Documents":
@@ -210,15 +208,13 @@ def held_out(text: str, fraction: float) -> bool:
 
 
 def fingerprint(files: Iterable[str]) -> str:
-    """Return what changes when a file is added, removed or edited. Contents are not read: they may be terabytes."""
-    entries = []
-    for name in files:
-        entries.append((name, *storage.info(name)))
+    """Return a hash of names, sizes and times; contents are not read, because they may be terabytes."""
+    entries = [(name, *storage.info(name)) for name in files]
     return hashlib.blake2b(repr(entries).encode(), digest_size=16).hexdigest()
 
 
 def local_files(source: str) -> list[str] | None:
-    """Return the files that a name, a glob or a URL means, in sorted order; None: it is a name on the hub."""
+    """Return the files that a name, a glob or a URL matches, in sorted order; None for a name on the hub."""
     if storage.is_url(source):
         if found := storage.find(source):
             return found

@@ -1,6 +1,6 @@
-"""Documents to token ids, in this process or in several, in the order in which they came.
+"""Documents to token ids, in this process or in several, in order.
 
-Worker processes import this file and what unpickling a tokenizer takes, and nothing slower.
+Worker processes import this file and what unpickling a tokenizer needs, nothing slower.
 """
 
 import copy
@@ -19,13 +19,13 @@ import numpy as np
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The threads that encode do not survive a fork: a forked rank has to encode without them or would wait forever. Left to
-# itself, the library does the same, but prints a warning for every DataLoader worker.
+# The threads that encode do not survive a fork: a forked rank has to encode without them, or it waits forever. The
+# library does this by itself too, but prints a warning for every DataLoader worker.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
-AHEAD = 4  # chunks per process that wait for their turn: enough to keep all busy
+AHEAD = 4  # chunks that wait, per process: enough to keep all busy
 
 
 class HasTexts(Protocol):
@@ -50,9 +50,9 @@ def vocab_size(tokenizer: "PreTrainedTokenizerBase") -> int:
 
 
 class Encoder:
-    """Documents to token ids without special tokens, but for the end of text behind each. Can be pickled.
+    """Documents to token ids, each followed by the end of text and without other special tokens. Can be pickled.
 
-    A document that spells out a special token means its letters.
+    The name of a special token within a document is ordinary text.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
@@ -89,8 +89,13 @@ class Encoder:
 
 
 def encode_in_order(chunks: Iterable[Chunk], encoder: Encoder, processes: int) -> Iterator[tuple[Chunk, Encoded]]:
-    """Return every chunk with the tokens of its texts, whatever the number of processes; 0: in this one, with
-    threads."""
+    """Return every chunk with the tokens of its texts, in order.
+
+    Args:
+        chunks: with the texts.
+        encoder: copied to the processes.
+        processes: how many; 0: this one, with threads.
+    """
     if processes == 0:
         for chunk in chunks:
             yield chunk, encoder(chunk.texts)
@@ -107,9 +112,8 @@ def encode_in_order(chunks: Iterable[Chunk], encoder: Encoder, processes: int) -
             yield chunk, encoded.result()
     except BrokenProcessPool as error:
         raise ChildProcessError(
-            f"one of the {processes} tokenising processes ended. If it says nothing above it was killed, most often "
-            "because memory ran out: use fewer (data.prepare_processes); what is finished is kept, and the same "
-            "command goes on from there"
+            f"one of the {processes} tokenising processes ended. Without a message above it was killed, most often for "
+            "want of memory: use fewer (data.prepare_processes). Finished shards are kept; the same command continues"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

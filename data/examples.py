@@ -1,4 +1,4 @@
-"""Prompts and responses as tokens, of which those of responses are learnt."""
+"""Prompts and responses as tokens, of which only the responses are learnt."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -18,7 +18,7 @@ from backports import zstd
 
 from data import storage
 
-READ = "bytes_read"  # key of a row: bytes, as stored, of all the files that have been read when it comes
+READ = "bytes_read"  # key of a row: bytes, as stored, of all files that have been read so far
 DOCUMENT_CHARS = 16 * 1024
 JSON_LINES = re.compile(r"\.jsonl?(\.(gz|bz2|xz|zst))?$")
 TABLES = re.compile(r"\.[ct]sv(\.(gz|bz2|xz|zst))?$")
@@ -29,7 +29,7 @@ Rows = Iterator[tuple[dict, int]]  # row, and bytes of the file read so far
 
 
 def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict]:
-    """Return rows {column: text, READ: bytes}; `starts` are the bytes of all files in front of each file."""
+    """Return rows {column: text, READ: bytes}; `starts` are the bytes of all files before each file."""
     for name, start in zip(files, starts, strict=True):
         with _naming_damage(name):
             for row, read in READERS[kind(name)](name, column):
@@ -41,7 +41,7 @@ def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict
 def read_json_lines(name: str) -> Iterator[dict]:
     """Return the objects of a file of JSON lines, compressed or not."""
     if kind(name) != "JSON lines":
-        raise ValueError(f"{name} is no file of JSON lines: expected .jsonl or .json, perhaps compressed")
+        raise ValueError(f"{name} is no file of JSON lines: expected .jsonl or .json, compressed or not")
     with _naming_damage(name):
         for row, _ in _json_lines(name, ""):
             yield row
@@ -72,7 +72,7 @@ def _naming_damage(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open(name: str) -> Iterator[tuple[TextIO, Callable[[], int]]]:
-    """Return the text of a file, and what tells how many of its bytes have been read."""
+    """Return the text of a file, and a function that returns how many of its bytes have been read."""
     opener = OPENERS.get(Path(name).suffix, _as_it_is)
     with storage.open_binary(name) as raw, opener(raw, "rt", encoding="utf-8") as text:
         yield text, raw.tell

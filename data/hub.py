@@ -1,4 +1,4 @@
-"""The Hugging Face hub: datasets, and one quick question before anything that takes long."""
+"""The Hugging Face hub: datasets, and a quick check that something is there."""
 
 import datasets
 import huggingface_hub
@@ -18,7 +18,7 @@ def check(kind: str, name: str, revision: str | None = None) -> str | None:
     """Return the commit that `revision` (None: the newest) of a "dataset" or "tokenizer" is now; None when working
     offline.
 
-    Asked before the real requests, which try for half a minute when there is no network.
+    Called before the real requests, which retry for half a minute when there is no network.
     """
     if offline():
         return None

@@ -1,4 +1,4 @@
-"""Instruction data: prompts and responses, of which the responses alone are learnt."""
+"""Instruction data: prompts and responses, of which only the responses are learnt."""
 
 import hashlib
 import json

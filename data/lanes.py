@@ -1,4 +1,4 @@
-"""Windows of a long sequence that follow each other in the rows of successive batches, for models that carry states."""
+"""Consecutive windows of a long sequence, in the same row of consecutive batches, for models that carry states."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,9 @@ def lane_order(lanes: int, length: int) -> np.ndarray:
 
 
 class Lanes(Dataset):
-    """A dataset of windows that follow each other, cut into lanes of `length` of them.
+    """A dataset of consecutive windows, cut into lanes of `length` windows.
 
-    Batches also have continues, bool [B]: True where a window goes on from the one before it, False where a lane
-    begins.
+    Batches also have continues, bool [B]: True where a window follows the one before it, False where a lane begins.
     """
 
     def __init__(self, dataset: Dataset, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Long documents, each from its beginning on, in windows that are read one after the other."""
+"""Long documents in consecutive windows, from their beginnings on."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,18 +15,18 @@ _READ_AT_ONCE = 2**24  # tokens
 
 
 class LongDocuments(Dataset):
-    """Maps indices [B] of windows to a batch: input_ids and labels, int64 [B, WINDOW], and `position`, that of the
-    first of these labels in their documents, and `begins`, True where nothing from before is to be seen.
+    """Maps indices [B] of windows to a batch: input_ids and labels, int64 [B, WINDOW]; `position`, that of the first
+    label in the document; `begins`, True where the model starts without a state.
 
-    Window i of document d has the index d * windows + i; those of one batch are to have the same i. The first input is
-    the end-of-text token, as where text is generated, and the first label the first token of the document.
+    Window i of document d has the index d * windows + i; a batch has windows of the same i. The first input of a
+    document is the end-of-text token, as in generation, and the first label its first token.
 
     Args:
         folder: of prepared tokens.
         split: of the manifest.
-        length: tokens that are read of each document, a multiple of WINDOW; shorter documents are left out.
-        limit: documents, the first of the split.
-        context: tokens after which nothing from before is to be seen, a multiple of WINDOW; None: never.
+        length: tokens to read of each document, a multiple of WINDOW; shorter documents are left out.
+        limit: the largest number of documents.
+        context: tokens after which the model starts without a state again, a multiple of WINDOW; None: never.
     """
 
     def __init__(self, folder: Path, split: str, length: int, limit: int, context: int | None = None) -> None:

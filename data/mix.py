@@ -1,4 +1,4 @@
-"""Language modelling on several texts at once, each with its share of the samples."""
+"""Language modelling on several texts, each with a share of the samples."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -18,13 +18,13 @@ from data.text import Text
 class Mix(StreamingDataModule):
     """Blocks of several `data.text.Text`, in a random order in which each has a share of the samples by its weight.
 
-    A small source begins again, in a new order, while a large one lasts. All have the tokenizer of the first, which
-    `bpe:...` trains on that one. Validation joins that of all; an evaluation also says the perplexity on each.
+    A source that ends begins again, in a new order. All have the tokenizer of the first source, on which `bpe:...`
+    trains it. Validation joins that of all sources; an evaluation also reports the perplexity on each.
 
     Args:
-        sources: by name, the `weight` of each (any positive numbers) and what it has of its own: `source`, `column`,
-            `subset`, `split`, `val_split`, `revision`, `max_bytes`, as in `Text`.
-        shared: what they have in common: the other arguments of `Text`.
+        sources: by name, a positive `weight` and the source's own arguments of `Text`: `source`, `column`, `subset`,
+            `split`, `val_split`, `revision`, `max_bytes`.
+        shared: the other arguments of `Text`, the same for all.
     """
 
     may_change = Text.may_change

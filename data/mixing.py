@@ -18,8 +18,8 @@ PERIOD = 4096  # samples in which each source has its share, rounded to whole sa
 class Schedule:
     """Maps the number of a sample to its source, and to its number among the samples of that source.
 
-    Every PERIOD samples have the sources in a new random order, each as often as its weight says. So any place can be
-    computed without those before it.
+    In every PERIOD samples each source comes as often as its weight says, in a new random order. So the source of any
+    sample is computed without those before it.
     """
 
     def __init__(self, weights: Sequence[float], seed: Sequence[int]):
@@ -54,7 +54,7 @@ class Schedule:
             numbers[now] = self.counts[sources[now]] * period + earlier[places[now]]
         return sources, numbers
 
-    def __getstate__(self) -> dict[str, Any]:  # for workers, without what is cached
+    def __getstate__(self) -> dict[str, Any]:  # for workers, without the cache
         return {"counts": self.counts, "seed": self.seed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Schedule:
 
 
 class MixedBlocks(Dataset):
-    """Maps sample numbers [B] to a batch; each source is read in a new random order whenever it begins again."""
+    """Maps sample numbers [B] to a batch; a source that begins again has a new random order."""
 
     def __init__(self, sources: Sequence[PackedBlocks], schedule: Schedule, seed: int):
         self.sources = sources
@@ -92,9 +92,9 @@ class MixedBlocks(Dataset):
 
 
 class MixedStream:
-    """Endless batches whose samples are taken from streams of single blocks, as a schedule says.
+    """Endless batches whose samples come from streams of single blocks, as a schedule says.
 
-    Each batch carries under "position" the samples before it, and the places in all streams.
+    Each batch carries under "position" the number of samples up to its end, and the places in all streams.
     """
 
     def __init__(self, streams: Sequence[StreamedBlocks], schedule: Schedule, batch_size: int, position: dict | None):
@@ -117,7 +117,7 @@ class MixedStream:
 
 
 class Joined(Dataset):
-    """Blocks of several sources, one after the other: maps indices [B] to a batch."""
+    """Maps indices [B] to a batch of blocks of several sources, one source after the other."""
 
     def __init__(self, sources: Sequence[PackedBlocks]):
         self.sources = sources

@@ -25,9 +25,9 @@ def check_at_least(least: int, **values: int | None) -> None:
 
 
 def outlive_signals(worker: int) -> None:
-    """Let Ctrl-C, SIGUSR1 and the first SIGTERM of a process that loads data pass: terminals and SLURM send them to all
-    of a run's processes, and training needs batches to end its step. The next SIGTERM ends it: it comes from PyTorch,
-    which cleans up."""
+    """Ignore Ctrl-C, SIGUSR1 and the first SIGTERM in a process that loads data. Terminals and SLURM send them to all
+    processes of a run, and training needs batches to finish its step. A second SIGTERM ends the process: PyTorch sends
+    it to clean up."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
@@ -47,7 +47,7 @@ class _Padded(Dataset):
 
 
 class TimedLoader(DataLoader):
-    """A DataLoader that knows for how many seconds batches were waited for."""
+    """A DataLoader that counts the seconds for which training waits for batches, in `waited`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,19 +63,19 @@ class TimedLoader(DataLoader):
 
 
 class ResumableDataModule(L.LightningDataModule):
-    """A DataModule that continues with the very batch that follows the checkpoint, also in the middle of an epoch.
+    """A DataModule that resumes with the next batch, also in the middle of an epoch.
 
     Its state is the position in the training data: the number of samples that all ranks together have trained on.
-    Use it with `Trainer(use_distributed_sampler=False)`; its samplers know their rank themselves.
+    Use it with `Trainer(use_distributed_sampler=False)`: its samplers know their rank.
     """
 
     distributes_itself = True
-    # Arguments that a run may have otherwise when it is resumed; its place in the data means the same for the others.
+    # Arguments that may differ when a run is resumed. The position in the data depends on all others.
     may_change: ClassVar[frozenset[str]] = frozenset({"batch_size", "num_workers", "seed"})
 
     def __init__(self, batch_size: int, num_workers: int, seed: int):
         super().__init__()
-        # What Lightning guesses about loaders is wrong for these: they resume, and a batch takes a fraction of a ms.
+        # Lightning's guesses are wrong for these loaders: they resume, and a batch takes a fraction of a ms.
         for text in ("your dataloader is not resumable", "does not have many workers"):
             warnings.filterwarnings("ignore", message=f".*{text}", module="lightning")
         check_at_least(1, batch_size=batch_size)
@@ -83,13 +83,12 @@ class ResumableDataModule(L.LightningDataModule):
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed
-        self._position: Any = 0  # behind the batch that training took last
-        self._position_before: Any = 0  # in front of it
+        self._position: Any = 0  # after the batch that training took last
+        self._position_before: Any = 0  # before that batch
         self._sampler: ResumableSampler | None = None
 
     def prepare_part(self, part: int, parts: int) -> int:
-        """Do the share of one of several machines in what is made ahead of training; return how many sections are not
-        finished by them all."""
+        """Prepare the share of one of several machines; return how many sections are not finished by any of them."""
         raise ValueError(f"part={part}/{parts}: {type(self).__name__} is not prepared in parts; leave part out")
 
     @property
@@ -107,7 +106,7 @@ class ResumableDataModule(L.LightningDataModule):
     def training_loader(self, dataset: Dataset, size: int | None, lanes: bool = False) -> DataLoader:
         """Return batches in the order of a ResumableSampler; `dataset` maps an array of indices to a batch.
 
-        With `lanes`, for samples that follow each other, each row of an optimizer step is a lane of them.
+        With `lanes`, each row of an optimizer step is a lane of consecutive samples.
         """
         self._sampler = ResumableSampler(
             size,
@@ -126,10 +125,11 @@ class ResumableDataModule(L.LightningDataModule):
         return self._loader(Lanes(dataset, self._sampler.lane_length) if lanes else dataset, self._sampler)
 
     def evaluation_loader(self, dataset: Dataset, size: int, run: int | None = None) -> DataLoader:
-        """Return samples 0 ... size-1 in order, the last batch as short as it comes; ranks take turns sample by sample,
-        and all have as many: who has run out has one without labels, for others may wait for it in every batch.
+        """Return samples 0 ... size-1 in order; the last batch may be shorter. Ranks take turns sample by sample, and
+        all have the same number of batches, which collectives need: a rank without samples left has some without
+        labels.
 
-        With `run`, so many samples follow each other, and each row of a batch is a lane of such runs.
+        With `run`, samples follow each other in runs of this length, and each row of a batch is a lane of whole runs.
         """
         if run:
             rows = min(self.batch_size, -(-size // (run * self.world_size)))
@@ -141,7 +141,7 @@ class ResumableDataModule(L.LightningDataModule):
         return self._loader(_Padded(dataset, size), BatchSampler(own, self.batch_size, drop_last=False))
 
     def _loader(self, dataset: Dataset, batches: ResumableSampler | BatchSampler | list) -> "TimedLoader":
-        # With batch_size=None the dataset gets all indices of a batch at once, and can make them in one go.
+        # With batch_size=None the dataset gets all indices of a batch in one call.
         return TimedLoader(
             dataset,
             sampler=batches,
@@ -152,7 +152,7 @@ class ResumableDataModule(L.LightningDataModule):
         )
 
     def on_before_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
-        # Lightning calls this with the batch that training takes now, whatever workers have fetched ahead.
+        # Lightning calls this with the batch that training takes now; workers have fetched others ahead.
         if self.trainer.training:
             self._position_before = self._position
             self._position = self._next_position(batch)
@@ -164,7 +164,7 @@ class ResumableDataModule(L.LightningDataModule):
         return self._position + self.batch_size * self.world_size
 
     def state_dict(self) -> dict[str, Any]:
-        open_batch = self.trainer is not None and batch_is_open(self.trainer)  # which is not trained on
+        open_batch = self.trainer is not None and batch_is_open(self.trainer)  # has not been trained on
         return {"position": self._position_before if open_batch else self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

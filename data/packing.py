@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from data import storage
 from data.manifest import REMEDY, TRAIN, VALIDATION, Manifest
 
-COUNTED_TOKENS = 2**26  # are enough to know how frequent each token is
+COUNTED_TOKENS = 2**26  # enough for the frequencies of tokens
 _ADVICE = {
     TRAIN: "use more text or a smaller data.context_length",
     VALIDATION: "of few documents (or 16 KiB pieces of a .txt file) none may be held out: data.val_fraction=0.2 holds "
@@ -19,11 +19,11 @@ _ADVICE = {
 
 
 def blocks_to_batch(blocks: np.ndarray, reset_at: int | None) -> dict[str, torch.Tensor]:
-    """Turn blocks of tokens [B, T+1] into input_ids and labels, int64 [B, T]: the target of a position is the next
+    """Return input_ids and labels, int64 [B, T], from blocks of tokens [B, T+1]: the target of a position is the next
     token.
 
-    With a token `reset_at`, also reset, bool [B, T]: True where it is an input. As a label it ends a document, as an
-    input begins the next one, which is how text is generated.
+    With a token `reset_at`, also return reset, bool [B, T]: True where the token is an input. As a label the token ends
+    a document; as an input it begins the next one, as in generation.
     """
     tokens = torch.from_numpy(blocks.astype(np.int64))
     batch = {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
@@ -35,7 +35,7 @@ def blocks_to_batch(blocks: np.ndarray, reset_at: int | None) -> dict[str, torch
 class PackedBlocks(Dataset):
     """Maps block indices [B] to a batch. Block i of a shard is its tokens i*T ... i*T+T, so each is a label once.
 
-    What is left at the end of a shard, fewer than T tokens, is not used. Blocks count through all shards of the split.
+    The rest of a shard, fewer than T tokens, is not used. Blocks are numbered through all shards of the split.
     """
 
     def __init__(
@@ -73,8 +73,7 @@ class PackedBlocks(Dataset):
         return blocks_to_batch(self._read(indices), self._reset_at)
 
     def _read(self, indices: Sequence[int]) -> np.ndarray:
-        """Return blocks [B, T+1]. Read, not mapped into memory: a file cut off meanwhile is an error then, not a
-        crash."""
+        """Return blocks [B, T+1]. Files are not mapped into memory: a truncated file is an error, not a crash."""
         indices = np.asarray(indices)
         shards = np.searchsorted(self._ends, indices, side="right")
         numbers = indices - np.concatenate([[0], self._ends])[shards]

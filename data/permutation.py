@@ -1,4 +1,4 @@
-"""A random order that is computed where it is asked for: it takes no memory, however many samples there are."""
+"""A random order that is computed place by place, so that it takes no memory for any number of samples."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ class Permutation:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers of which each bit depends on all bits of the given ones (the finaliser of SplitMix64)."""
+    """Return numbers whose bits each depend on all bits of the given ones (the finaliser of SplitMix64)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""The order in which training takes its samples: the same for any number of workers and ranks, resumable anywhere."""
+"""The order of training samples: the same for any number of workers and ranks, resumable at any batch."""
 
 from collections.abc import Iterator
 
@@ -12,16 +12,16 @@ from data.permutation import Permutation
 class ResumableSampler(Sampler[np.ndarray]):
     """Yields the sample indices of one rank's batches, one array [batch_size] per batch, from sample `consumed` on.
 
-    A global batch is `world_size * batch_size` consecutive samples of one global order, and every rank takes its own
-    slice of it. With a `size`, the order is a new permutation of range(size) in every epoch, drawn from (seed, epoch);
-    an epoch is as many optimizer steps, of `accumulate` global batches each, as are whole, and what is left of it is
-    dropped. With `size=None` the order is 0, 1, 2, ... without end. With `lanes` it is that of `lane_order`, in every
-    epoch: every sample of an optimizer step has a lane, of `lane_length` samples that follow each other.
+    A global batch is `world_size * batch_size` consecutive samples of one global order; every rank takes its slice of
+    it. With a `size`, the order is a new permutation of range(size) in every epoch, drawn from (seed, epoch). An epoch
+    has whole optimizer steps, of `accumulate` global batches each; the remaining samples are dropped. With `size=None`
+    the order is 0, 1, 2, ... without end. With `lanes` it is `lane_order` in every epoch: every sample of an optimizer
+    step has a lane of `lane_length` consecutive samples.
 
-    The whole state is `consumed`, the number of samples that training has taken on all ranks together. It is set from
-    outside, since only the training loop knows what it took: workers fetch ahead. Iterating yields the rest of the
-    epoch that `consumed` lies in; len() is that of a whole epoch. What the run before left of a step of another size is
-    passed over at the start, so that all ranks have as many batches.
+    The state is `consumed`, the number of samples that training has taken on all ranks together. The training loop sets
+    it, because workers fetch ahead. Iterating yields the rest of the current epoch; len() is that of a whole epoch. If
+    `consumed` is within a step, as after a run with steps of another size, the rest of this step is skipped, so that
+    all ranks have the same number of batches.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ResumableSampler(Sampler[np.ndarray]):
         if size is not None and size < step:
             raise ValueError(
                 f"there are {size} training samples, fewer than a step takes: {batch_size} x {world_size} ranks x "
-                f"{accumulate} accumulated; use a smaller batch_size, or global_batch_size, or more data"
+                f"{accumulate} accumulated; use a smaller batch_size or global_batch_size, or more data"
             )
         self.size = size
         self.batch_size = batch_size
@@ -58,7 +58,7 @@ class ResumableSampler(Sampler[np.ndarray]):
 
     def __len__(self) -> int:
         if self.size is None:
-            raise TypeError("an infinite sampler has no length")  # what PyTorch and Lightning expect of one
+            raise TypeError("an infinite sampler has no length")  # PyTorch and Lightning expect a TypeError
         return self._epoch_samples // self._global_batch
 
     @property

@@ -15,8 +15,8 @@ from data.tasks import get_task
 
 Supervision = Literal["per_position", "final"]
 
-# Samples are drawn in blocks, because setting up a generator takes longer than drawing a sequence. A sample is a
-# function of its index all the same: block index // BLOCK, row index % BLOCK.
+# Samples are drawn in blocks, because setting up a generator takes longer than drawing a sequence. A sample is still a
+# function of its index: block index // BLOCK, row index % BLOCK.
 BLOCK = 128
 TRAIN, VALIDATION, TEST = range(3)  # distinct random streams
 
@@ -24,9 +24,9 @@ TRAIN, VALIDATION, TEST = range(3)  # distinct random streams
 class TaskSamples(Dataset):
     """Maps indices [B] to a batch of sequences of one task: input_ids and labels, int64 [B, max_length].
 
-    Lengths are uniform in min_length ... max_length, but cut to a limit that grows linearly from the one to the other
-    with the index, over the first `curriculum` samples. Sequences stand at the front; behind their end the input is 0
-    and the label -100. All batches have the same width, so that compiled models see one shape.
+    Lengths are uniform in min_length ... max_length, but over the first `curriculum` samples they are cut to a limit
+    that grows linearly from min_length to max_length. After the end of a sequence the input is 0 and the label -100.
+    All batches have the same width, so that compiled models see one shape.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class TaskSamples(Dataset):
 class StateTracking(ResumableDataModule):
     """Endless training data of one task, and evaluation data of lengths beyond those of training.
 
-    Training lengths are uniform in min_length ... max_length; with a curriculum the longest allowed grows from the one
-    to the other over the first `curriculum` training sequences, over all devices. `eval_lengths` are the edges of the
-    evaluation ranges: (40, 64, 256) gives 40-63 and 64-256, both ends included (`eval_ranges`). Validation is one
-    loader, uniform over all of them; testing is one loader for the lengths of training, and one per range. Each
-    evaluation loader holds `eval_batches * batch_size` sequences.
+    Training lengths are uniform in min_length ... max_length; with a curriculum the longest one grows from min_length
+    to max_length over the first `curriculum` training sequences, over all devices. `eval_lengths` are the edges of the
+    evaluation ranges: (40, 64, 256) gives 40-63 and 64-256, both ends included (`eval_ranges`). Validation has one
+    loader, uniform over all ranges; a test has one for the lengths of training, and one per range. Each evaluation
+    loader holds `eval_batches * batch_size` sequences.
 
     A sample is a pure function of (seed, split, lengths, index). Training needs `Trainer(max_steps=...)`. `options` are
     those of the task (`data.tasks.FAMILIES`).
@@ -143,18 +143,17 @@ class StateTracking(ResumableDataModule):
 
     @property
     def chance(self) -> float:
-        """The accuracy of guessing."""
+        """The accuracy of a random guess."""
         return self.task.chance
 
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return the accuracy at the last position: at lengths of training, for each range and each length beyond, and
-        as `accuracy` the mean of the ranges, weighed by how many lengths they have."""
+        """Return the accuracy at the last position: at lengths of training, for each evaluation range and each of its
+        lengths, and as `accuracy` the mean of the ranges, weighted by their numbers of lengths."""
         trainer.test(module, datamodule=self, verbose=False)
         return self.report(module.test_sequences)
 
     def report(self, sequences: torch.Tensor) -> dict[str, Any]:
-        """Return what `evaluate` does, from one row for each test sequence: number of its loader, length, right or
-        not."""
+        """Return what `evaluate` does, from rows of `training.evaluation_metrics.last_answers`."""
         loader, length, right = sequences.unbind(dim=1)
         parts = []
         for index, lengths in enumerate(self._test_lengths):

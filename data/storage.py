@@ -22,7 +22,7 @@ def is_url(name: object) -> bool:
 
 
 def path(name: str | Path) -> Path:
-    """Return a path, or of a URL what has the methods of one."""
+    """Return a Path, or for a URL a UPath, which has the same methods."""
     if not is_url(name):
         return Path(name)
     from upath import UPath  # for URLs alone
@@ -51,7 +51,7 @@ def open_binary(name: str) -> BinaryIO:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Return the bytes of all files in a folder and those below, by their names in it."""
+    """Return the sizes in bytes of all files below a folder, by their names relative to it."""
     if not is_url(folder):
         files = (file for file in folder.rglob("*") if file.is_file())
         return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
@@ -60,7 +60,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def read_ranges(files: Sequence[Path], starts: Sequence[int], size: int) -> list[bytes]:
-    """Return `size` bytes of each file from its start on, fewer where the file ends; all are asked for at once."""
+    """Return `size` bytes of each file from its start on, fewer where the file ends; URLs are read concurrently."""
     if not is_url(files[0]):
         found = []
         for file, start in zip(files, starts, strict=True):
@@ -73,13 +73,13 @@ def read_ranges(files: Sequence[Path], starts: Sequence[int], size: int) -> list
 
 
 def lock(name: Path) -> AbstractContextManager:
-    """Return a lock that processes share on a disk; elsewhere there is none, and files are written whole, the same by
-    all."""
+    """Return a lock that processes share on a disk. Elsewhere there is none: files appear whole, and all processes
+    write the same."""
     return nullcontext() if is_url(name) else FileLock(name)
 
 
 def local_folder(folder: Path) -> Path:
-    """Return a folder, or a copy on this machine for as long as the process runs; itself if it is not there."""
+    """Return a local folder; for a URL that exists, a copy on this machine that lasts as long as the process."""
     if not is_url(folder) or not folder.exists():
         return folder
     if str(folder) not in _copies:
@@ -96,7 +96,7 @@ _copies: dict[str, tempfile.TemporaryDirectory] = {}  # by URL
 
 
 def upload(source: Path, target: Path) -> None:
-    """Copy a folder of this machine to where it is to lie."""
+    """Copy a local folder to a path or URL."""
     target.mkdir(parents=True, exist_ok=True)
     for name in sizes(source):
         (target / name).write_bytes((source / name).read_bytes())

@@ -18,14 +18,14 @@ DOCUMENTS_AT_ONCE = 64  # encoded together
 
 
 class StreamedBlocks:
-    """Endless batches from the documents of one reader, from the beginning of the corpus again at its end.
+    """Endless batches from the documents of one reader; at the end of the corpus it begins again.
 
-    Shuffled: blocks, within windows of `shuffle_blocks` of them (rounded up to whole batches) that follow one another
-    in the corpus. Not shuffled: files and documents. Of several readers each has documents of its own: whole files
-    where their number divides by that of the readers, else every one reads all and keeps its share.
+    Blocks are shuffled within consecutive windows of `shuffle_blocks` blocks, rounded up to whole batches. Files and
+    documents are not shuffled. Each of several readers has its own documents: whole files if their number is a multiple
+    of that of the readers; otherwise every reader reads everything and keeps its share.
 
-    Each batch carries under "position" what it takes to go on behind it: where its window begins in the corpus, the
-    tokens read before but not used, and how many batches of the window are taken. Going on reads the window again.
+    Each batch carries under "position" what a resumed run needs to continue after it: where its window begins in the
+    corpus, the tokens read before but not used, and how many batches of the window are taken. The window is read again.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StreamedBlocks:
             window, taken, tokens = window + 1, 0, tokens[window_tokens:]
 
     def _read(self, place: dict[str, Any] | None) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-        """Return tokens from a place in the corpus on, without end, and the place behind them."""
+        """Return tokens without end from a place in the corpus on, each time with the place after them."""
         while True:
             found = place is not None
             documents = Documents(self.corpus, reader=self.reader, readers=self.readers, position=place)
@@ -102,7 +102,7 @@ class StreamedBlocks:
 class InTurn(IterableDataset):
     """Batches of several streams in turn, from stream `first` on; each worker of a loader reads one stream.
 
-    Each batch says under "stream" which one it is of.
+    Each batch carries the number of its stream under "stream".
     """
 
     def __init__(self, streams: Sequence[Iterable[dict]], first: int):
@@ -117,19 +117,20 @@ class InTurn(IterableDataset):
 
 
 class StreamingDataModule(ResumableDataModule):
-    """A DataModule that may stream its training data: every worker of every rank reads documents of its own.
+    """A DataModule that may stream its training data: every worker of every rank reads its own documents.
 
-    A rank's position is the places of its workers, and whose turn is next. Resuming needs as many ranks and workers.
+    The position of a rank is the places of its workers and which worker is next. Resuming needs the same number of
+    ranks and of workers.
     """
 
     streaming: bool
 
     def stream(self, reader: int, readers: int, position: dict | None) -> Iterable[dict]:
-        """Return the batches of one of all readers, which carry their position."""
+        """Return the batches of one of several readers, each with its position."""
         raise NotImplementedError
 
     def stream_identity(self) -> dict[str, int | str]:
-        """Return what a place in the stream counts in."""
+        """Return what a position in the stream depends on."""
         raise NotImplementedError
 
     @property
@@ -188,8 +189,6 @@ class StreamingDataModule(ResumableDataModule):
             keys = [key for key in now if before.get(key) != now[key]]
             if keys:
                 differences = [f"{key}: {before.get(key)} in the checkpoint, {now[key]} now" for key in keys]
-                raise ValueError(
-                    f"with streaming=true a run goes on in the same stream alone; {'; '.join(differences)}"
-                )
+                raise ValueError(f"with streaming=true a run resumes only in the same stream; {'; '.join(differences)}")
             position = position[self.rank]
         super().load_state_dict({"position": position})

@@ -33,11 +33,11 @@ class Text(StreamingDataModule):
     `val_split`, or else the `val_fraction` of the documents that a hash of their text selects. Blocks come in a new
     random order in every epoch.
 
-    With `streaming`, validation alone is stored, and training reads the source while it goes: shuffled as
-    StreamedBlocks says, each worker of each rank documents of its own; resuming then needs as many of both.
+    With `streaming`, only validation is stored, and training tokenises the source while it reads, shuffled as by
+    StreamedBlocks. Each worker of each rank reads its own documents; resuming needs the same number of both.
 
-    With `stateful`, the tokens are cut into one lane for each row of an optimizer step, and blocks follow each other in
-    a lane, in every epoch alike, so that a model can carry its state from a block to the next; batches also have
+    With `stateful`, the tokens are cut into one lane for each row of an optimizer step. Blocks follow each other in a
+    lane, in the same order in every epoch, so that a model can carry its state from block to block; batches also have
     `continues`. Validation has lanes for the rows of its batches.
     """
 
@@ -126,9 +126,9 @@ class Text(StreamingDataModule):
         return storage.local_folder(self.folder / TOKENIZER)
 
     def take_tokenizer(self, saved: Path) -> None:
-        """Take that of an earlier run: what the recipe names, or would train, may have changed since.
+        """Use the tokenizer of an earlier run, because what the recipe names, or would train, may have changed since.
 
-        Tokens that were prepared with it are used as they are.
+        Tokens that were prepared with it are reused.
         """
         known = str(self.tokenizer_folder) if self.tokenizer_folder.is_dir() else self.recipe.tokenizer
         if not tokenization.same(known, saved):
@@ -216,12 +216,12 @@ class Text(StreamingDataModule):
 
     @cached_property
     def bytes_per_label(self) -> float:
-        """The bytes of text that a validation label stands for on average, by which bits per byte are told."""
+        """The bytes of text that a validation label stands for on average, for bits per byte."""
         counts = self.val_data.label_counts()
         return float(counts @ tokenization.token_bytes(self.tokenizer)[: len(counts)] / counts.sum())
 
     def check_evaluation_of(self, changed: Iterable[str]) -> None:
-        """Raise ValueError for another source, where files of their own are validated on."""
+        """Raise ValueError for another source if validation has its own files."""
         validation = self.recipe.val_corpus
         of_files = validation is not None and validation.files is not None
         if of_files and "data.source" in changed and "data.val_split" not in changed:
@@ -238,8 +238,7 @@ class Text(StreamingDataModule):
         return self.manifest.totals
 
     def unigram_perplexity(self) -> float:
-        """Return the perplexity on the validation labels of the training tokens' frequencies, one added to each
-        count."""
+        """Return the perplexity of a unigram model on the validation labels: training counts plus one."""
         if self.streaming:
             raise ValueError("a unigram model needs the training tokens, which streaming=true does not store")
         train = self.train_data.label_counts() + 1

@@ -21,14 +21,12 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def identity(name: str) -> dict[str, str]:
-    """Return what tells this tokenizer from others; of one in a folder it is what the folder holds, wherever it
-    lies."""
+    """Return what distinguishes this tokenizer from others: its name, or for a folder a hash of its content."""
     return {"tokenizer": content_hash(load(name)) if Path(name).is_dir() else name}
 
 
 def same(name: str, saved: Path) -> bool:
-    """Return whether the tokenizer of this name gives the tokens of a saved one; no if there is none of this name any
-    more."""
+    """Return whether the tokenizer of this name exists and gives the tokens of a saved one."""
     if trained_size(name) is not None:
         return False
     try:
@@ -39,7 +37,7 @@ def same(name: str, saved: Path) -> bool:
 
 
 def content_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the sha256 of what decides on the tokens."""
+    """Return the sha256 of everything that tokens depend on."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(f"{type(tokenizer).__name__} {tokenizer.eos_token_id} {rules}".encode()).hexdigest()
