@@ -1,6 +1,6 @@
-"""Interfaces of Lightning and PyTorch that training uses and they do not promise; pyproject.toml bounds the versions.
+"""Private interfaces of Lightning and PyTorch that training uses; pyproject.toml bounds the versions.
 
-What DataModules use of this kind is in data/_compat.py.
+Those that DataModules use are in data/_compat.py.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SignalHandler = Callable[[int, Any], None]
 
 
 def handle_sigterm_by(trainer: Trainer, handler: SignalHandler) -> None:
-    """Have Lightning call this at SIGTERM in place of its own handler, and not ask all processes in every batch."""
+    """Replace Lightning's handler of SIGTERM, and its question to all processes in every batch."""
     trainer._signal_connector._sigterm_notifier_fn = handler
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
@@ -38,14 +38,14 @@ def keep_average_on(callback: WeightAveraging, device: torch.device) -> None:
 
 
 class KeepingWriter(ExperimentWriter):
-    """A writer of metrics.csv that goes on with the file that is there."""
+    """A writer of metrics.csv that appends to an existing file."""
 
     def _check_log_dir_exists(self) -> None:
         pass  # Lightning's deletes the file here
 
 
 def enclosing_ddp() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward runs now."""
+    """Return the DistributedDataParallel whose forward is running."""
     return DistributedDataParallel._get_active_ddp_module()
 
 

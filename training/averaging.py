@@ -10,8 +10,8 @@ from training._compat import keep_average_on
 
 
 class MovingAverage(EMAWeightAveraging):
-    """An EMAWeightAveraging whose average lies where the weights are; by itself it lies on the CPU, and each update
-    copies all weights to it."""
+    """An EMAWeightAveraging whose average is on the device of the weights. Lightning's is on the CPU, so that each
+    update copies all weights."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.strategy, ModelParallelStrategy):

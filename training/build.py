@@ -1,4 +1,4 @@
-"""What a config describes, built: data, model and trainer."""
+"""Data, model and trainer, built from a config."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -34,9 +34,9 @@ class Run(NamedTuple):
 
 
 def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
-    """Return the run of a config, with all that is drawn at random drawn by its seed.
+    """Return the run of a config, with everything random drawn by its seed.
 
-    What the config leaves open (sizes of the model, an id for wandb) is set in it.
+    Sets in the config what it leaves open: sizes of the model, an id for wandb.
     """
     check(config)
     seed_everything(config.seed, verbose=False)
@@ -45,13 +45,13 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     before = resumed.file if resumed else start
     take_tokenizer(data, before and checkpoint.tokenizer_folder(before))
     name_wandb_run(config.logger, resumed.content["config"]["logger"] if resumed else {})
-    # Before the data, which may take hours to prepare: this raises for what Lightning and the callbacks refuse.
+    # Before the data, which may take hours to prepare: Lightning and the callbacks refuse mistakes here.
     trainer = build_trainer(config)
     data.prepare_data()
     data.setup("fit")
     fit_model_to_data(config.model, data)
     if config.compile:
-        torch.compiler.reset()  # the jobs of a sweep are one function of many models, and PyTorch compiles it for few
+        torch.compiler.reset()  # PyTorch compiles a function for few models, and a sweep has many
     model, weights = build_model(config, start, isinstance(trainer.strategy, ModelParallelStrategy))
     model.checkpoint_blocks = config.activation_checkpointing
     schedule = schedule_of(config.get("schedule"))
@@ -63,13 +63,13 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
 def build_model(
     config: DictConfig, start: Path | None, sharded: bool
 ) -> tuple[SequenceModel, Callable[[], Mapping[str, Tensor]] | None]:
-    """Return a model with its initial weights; or, if it will be sharded, one on the meta device, and what returns the
-    weights that it would have had, so that one process alone has all of them, and on the CPU.
+    """Return a model with its initial weights; if it will be sharded, a model on the meta device and a function that
+    returns the initial weights on the CPU, which one process calls.
 
     Args:
         config: of the run.
-        start: a checkpoint or export whose weights it begins with; None draws them.
-        sharded: whether the weights will be shared out.
+        start: a checkpoint or export with initial weights; None draws them.
+        sharded: whether the weights will be sharded over devices.
     """
     random_state = torch.get_rng_state()
 
@@ -88,25 +88,25 @@ def build_model(
 
 
 def name_wandb_run(loggers: DictConfig, before: Mapping) -> None:
-    """Give a run of wandb an id that its checkpoints remember: that of the run that it resumes, or a new one.
+    """Set the id of a wandb run, which its checkpoints hold: that of the resumed run, or a new one.
 
     Args:
-        loggers: by name, of the config.
-        before: the same of the run that is resumed.
+        loggers: of the config, by name.
+        before: the loggers of the resumed run.
     """
     if "wandb" in loggers:
         loggers.wandb.id = loggers.wandb.id or before.get("wandb", {}).get("id") or secrets.token_hex(4)
 
 
 def build_loggers(loggers: DictConfig) -> list[Logger]:
-    """Return the loggers of a config, which has them by name."""
+    """Return the loggers of a config."""
     if "_target_" in loggers:
         raise ValueError(f"logger._target_={loggers._target_}: loggers have names, as in logger.mine._target_=...")
     return [instantiate(logger) for logger in loggers.values()]
 
 
 def fit_model_to_data(model: DictConfig, data: LightningDataModule) -> None:
-    """Set the sizes of the model's vocabulary and output that the config leaves open."""
+    """Set the vocabulary and output sizes that the config leaves open."""
     for key in ("vocab_size", "num_classes"):
         needed = getattr(data, key, None)
         model[key] = needed if model[key] is None else model[key]
@@ -118,9 +118,9 @@ def fit_model_to_data(model: DictConfig, data: LightningDataModule) -> None:
 
 def build_trainer(config: DictConfig) -> Trainer:
     """Return the Trainer of a config with its callbacks."""
-    ends = [GracefulStop(), callbacks.RunRecord(config)]  # the second says what signal the first has noted
+    ends = [GracefulStop(), callbacks.RunRecord(config)]  # in this order: the second reports the signal of the first
     samples = [callbacks.TextSamples(config.run_dir)] if config.samples else []
-    reports = [*samples, callbacks.StepStatistics()]  # samples do not count as training
+    reports = [*samples, callbacks.StepStatistics()]  # in this order: samples do not count as training time
     hooks = [instantiate(config.checkpoint), *ends, *reports]
     hooks += [instantiate(callback) for callback in config.callbacks.values()]
     distributes_itself = getattr(get_object(config.data._target_), "distributes_itself", False)
@@ -129,8 +129,8 @@ def build_trainer(config: DictConfig) -> Trainer:
         hooks += [bar] * (bar not in hooks)
     else:
         loggers.append(Lines(config.run_dir, config.trainer.max_steps))
-    # By itself Lightning writes checkpoints of SLURM's jobs to the working folder, from which all later jobs go on.
-    by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may be in a job too
+    # Lightning's own requeueing writes checkpoints to the working folder, from which all later jobs would resume.
+    by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun may run within a job
     slurm = [SLURMEnvironment(auto_requeue=False)] if by_srun else []
     return instantiate(
         config.trainer,

@@ -1,4 +1,4 @@
-"""What a run reports and leaves behind while it trains."""
+"""Callbacks that report on a run: its config, tokenizer, statistics of steps and samples of text."""
 
 import shutil
 import signal
@@ -22,14 +22,15 @@ from training.data_interface import decoded, samples
 from training.metrics_file import MetricsFile
 from training.peaks import PEAK_FLOPS, peak_flops
 
-PROMPT, CONTINUATION, SAMPLES = 32, 64, 3  # tokens of a validation block, tokens that the model adds, how often
+PROMPT, CONTINUATION = 32, 64  # tokens of a validation block, tokens that the model adds
+SAMPLES = 3
 
 
 class RunRecord(Callback):
-    """Put the config into the run's folder, checkpoints and loggers, and a tokenizer into the folder."""
+    """Writes the config to the run's folder, checkpoints and loggers, and a tokenizer to the folder."""
 
     def __init__(self, config: DictConfig) -> None:
-        self._open_config = config  # the data will set the model's vocabulary
+        self._open_config = config  # the data set the model's vocabulary later
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.config: dict[str, Any] = OmegaConf.to_container(self._open_config, resolve=True)
@@ -54,7 +55,7 @@ class RunRecord(Callback):
                 logger.log_hyperparams({**self.config, "environment": environment})
 
     def _keep_tokenizer(self, tokenizer: Any, kept: Path) -> None:
-        """Save it, in place of one that another run left in the folder."""
+        """Save a tokenizer in place of what is there."""
         new = kept.with_name(f"{TOKENIZER}.new")
         tokenizer.save_pretrained(str(new))
         shutil.rmtree(kept, ignore_errors=True)
@@ -71,7 +72,7 @@ class RunRecord(Callback):
         advice = f"ckpt_path={run} goes on from its checkpoint"
         if not self.last.exists():
             advice = f"no checkpoint yet, there is one every val_every={self.config['val_every']} steps"
-        elif step == trainer.max_steps:  # nothing is left to train
+        elif step == trainer.max_steps:
             advice = f"python -m scripts.evaluate ckpt={run} evaluates it"
         by_signal = isinstance(exception, SIGTERMException) and exception.code
         cause = f"by {signal.Signals(exception.code - 128).name} " if by_signal else ""
@@ -81,28 +82,28 @@ class RunRecord(Callback):
 
 
 class RateFinder(LearningRateFinder):
-    """A LearningRateFinder at the beginning of a run alone, whose suggestion is the run's `optim.lr` from then on."""
+    """A LearningRateFinder at the beginning of a run, but not of a resumed one; its suggestion becomes `optim.lr`."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.ckpt_path is not None or pl_module.lr is None:
             return
-        pl_module.checks_loss = False  # the largest rates are meant to make it diverge
+        pl_module.checks_loss = False  # the largest rates make it diverge on purpose
         super().on_fit_start(trainer, pl_module)
         pl_module.checks_loss = True
         rank_zero_only(print)(f"callbacks=lr_finder: optim.lr={pl_module.lr:.3g}")
 
 
 class StepStatistics(Callback):
-    """Log every `log_every_n_steps` steps, as means since the last time, without the time of validation and its samples
-    of text, and with that of writing checkpoints:
+    """Logs means over the last `log_every_n_steps` steps, with the time of checkpoints but without that of validation
+    and samples:
 
     train/step_time: seconds.
     train/tokens_per_second: over all devices.
     train/data_wait: share of the time in which the process waited for a batch of a `data.module.TimedLoader`. A GPU may
-        have had work meanwhile.
-    train/mfu: model FLOPs utilisation, the FLOPs of `SequenceModel.flops_per_token` over the peak of the GPU
-        (training/peaks.py). Only for half precision on a GPU whose peak is known.
-    train/gpu_memory: GiB, the most that was allocated at once.
+        have been busy meanwhile.
+    train/mfu: model FLOPs utilisation: `SequenceModel.flops_per_token` over the peak of the GPU (training/peaks.py), in
+        half precision on a GPU whose peak is known.
+    train/gpu_memory: GiB, the peak of the allocated memory.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -132,7 +133,7 @@ class StepStatistics(Callback):
         steps = trainer.global_step - self._logged_step
         if not steps or trainer.global_step % trainer.log_every_n_steps:
             return
-        if pl_module.device.type == "cuda":  # which logging waits for, after this
+        if pl_module.device.type == "cuda":  # logging waits for the GPU anyway
             torch.cuda.synchronize(pl_module.device)
         seconds = time.perf_counter() - self._since
         speed = self._tokens / seconds
@@ -149,12 +150,12 @@ class StepStatistics(Callback):
 
 
 def _waited(trainer: Trainer) -> float:
-    """Return the seconds for which training has waited for batches; 0 if its loader does not say."""
+    """Return the seconds for which training has waited for batches; 0 for a loader that does not count them."""
     return getattr(trainer.train_dataloader, "waited", 0.0)
 
 
 def _within_training(trainer: Trainer) -> bool:
-    """Return whether a validation belongs to a training, and is not the check before it."""
+    """Return whether a validation is part of training, and not the sanity check before it."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 

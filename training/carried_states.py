@@ -1,4 +1,4 @@
-"""States that go on from one batch to the next, where the windows of a batch follow those of the batch before it."""
+"""States that are carried from batch to batch, where the windows of a batch follow those of the batch before."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ from models.backbone import States
 class CarriedStates:
     """The states after the last windows of all lanes.
 
-    Of accumulated batches each has lanes of its own, a slot. States are those of `SequenceModel.carried`: None for a
-    block that carries nothing.
+    Each of several accumulated batches has its own lanes, a slot. States are those of `SequenceModel.carried`: None for
+    a block that carries nothing.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class CarriedStates:
 
         Args:
             slot: of the batch.
-            continues: bool [B], True where a window goes on; the others begin with zeros.
+            continues: bool [B], True where a window follows the one before; the others begin with zeros.
             new: returns states of any value for the batch.
-            place: slots, ranks and the rank of this process, by which it finds its share of a checkpoint's lanes.
+            place: number of slots, number of ranks and this rank, which find its share of a checkpoint's lanes.
         """
         if slot not in self._of_slot:
             states = new()
@@ -46,7 +46,7 @@ class CarriedStates:
         self._of_slot[slot] = [state and tuple(part.clone() for part in state) for state in states]
 
     def _fill(self, states: States, slot: int, batch: int, place: tuple[int, int, int]) -> None:
-        """Put what a checkpoint has of this process's lanes into `states`; zeros where there is no checkpoint."""
+        """Fill `states` with a checkpoint's states of this process's lanes; with zeros if there is no checkpoint."""
         slots, ranks, rank = place
         for state, saved in zip(states, self._saved or [None] * len(states), strict=True):
             for index, part in enumerate(state or ()):
@@ -56,11 +56,11 @@ class CarriedStates:
                     part.copy_(saved[index].unflatten(0, (slots, ranks, batch))[slot, rank])
 
     def state_dict(self, all_gather: Callable[[Tensor], Tensor]) -> list[list[Tensor] | None]:
-        """Return the states of all lanes, of each block None or tensors [lanes, ...], by slot, rank and row; nothing
-        where nothing was carried.
+        """Return the states of all lanes: for each block None or tensors [lanes, ...], by slot, rank and row. Empty if
+        nothing was carried.
 
         Args:
-            all_gather: returns a tensor [B, ...] of all ranks, [ranks * B, ...].
+            all_gather: maps a tensor [B, ...] of each rank to that of all ranks, [ranks * B, ...].
         """
         slots = [self._of_slot[slot] for slot in sorted(self._of_slot)]
 

@@ -1,4 +1,4 @@
-"""Checkpoints: written so that a good one is always there, and found by file or run folder with one clear error."""
+"""Checkpoints: written atomically, found by file or run folder, and loaded with one clear error."""
 
 import json
 import sys
@@ -26,8 +26,8 @@ EXPORTED, TRAINING = "model.safetensors", "training.json"  # of a folder of scri
 
 
 class StepCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint by steps alone, which saves after the last step too, however training ends. Its base class does
-    so after trainer.fit, when the loops have moved on: a run that is resumed from there miscounts its steps."""
+    """A ModelCheckpoint by steps that also saves after the last step, however training ends. Its base class saves after
+    trainer.fit, when the loops have moved on, so that a resumed run would miscount its steps."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -42,7 +42,7 @@ class StepCheckpoint(ModelCheckpoint):
         self._step, self._stop = trainer.global_step, False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
-        # Lightning calls checkpoints behind all other callbacks, which may be what ends training.
+        # Lightning calls checkpoints after all other callbacks, which may end training.
         self._stop |= trainer.should_stop
         trainer.should_stop = self._stop and trainer.global_step != self._step  # steps are whole
         if trainer.global_step == self._step:
@@ -67,14 +67,14 @@ class StepCheckpoint(ModelCheckpoint):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints that take their place when they are whole; the last one stays as the previous one."""
+    """Writes checkpoints atomically, and keeps the last one as the previous one."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         path = Path(path)
         try:
             with replacing(path, backup=path.with_name(PREVIOUS) if path.name == LAST else None) as file:
                 torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:  # torch.save has its own words for a full disk
+        except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError for a full disk
             reason = str(error).partition("\n")[0]
             raise OSError(
                 f"the checkpoint {path} could not be written ({reason}): is the disk full? Earlier ones are untouched"
@@ -85,7 +85,8 @@ def find(path: str, run_name: str | None = None) -> Path:
     """Return the checkpoint file that a path means.
 
     Args:
-        path: a file; the folder of a run (its newest that can be read) or of an export; or "last", the newest of runs.
+        path: a file; the folder of a run, which means its newest readable checkpoint, or of an export; or "last", the
+            newest checkpoint of all runs.
         run_name: for "last", the name of the runs; None takes all.
     """
     if path == "last":
@@ -120,7 +121,7 @@ def of_run(folder: Path) -> list[Path]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Return what scripts.train has put into a checkpoint, or what is left of it in an exported folder.
+    """Return the content of a checkpoint of scripts.train, or what an exported folder has of it.
 
     Tensors are on the CPU; weights are read from the file when they are used.
     """
@@ -134,14 +135,14 @@ def load(file: Path) -> dict[str, Any]:
         if not isinstance(content, dict) or not {"config", "state_dict"} <= content.keys():
             raise ValueError("it was not written by scripts.train")
         content["config"] = upgraded(content["config"])
-    except Exception as error:  # torch raises a different kind for each way of being damaged
+    except Exception as error:  # torch raises many kinds
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{file} is damaged or no checkpoint of ours: {reason}") from error
     return content
 
 
 def load_weights(module: nn.Module, file: Path, content: dict[str, Any]) -> None:
-    """Set the weights of a module to those of a checkpoint file, whose content this is."""
+    """Set the weights of a module to those of a checkpoint; errors name its file."""
     try:
         module.load_state_dict(content["state_dict"])
     except RuntimeError as error:
@@ -151,10 +152,10 @@ def load_weights(module: nn.Module, file: Path, content: dict[str, Any]) -> None
 
 
 def load_initial_weights(model: nn.Module, file: Path) -> None:
-    """Set the weights of a model that is to be trained to those of a checkpoint or an exported model.
+    """Set the weights of a model to those of a checkpoint or an exported model, before training.
 
     Raises:
-        ValueError: some weights are missing, are not of this model, or have another shape; names them.
+        ValueError: weights are missing, unknown or of another shape; names them.
     """
     content = load_file(file) if file.name == EXPORTED else load(file)["state_dict"]
     found = {name.removeprefix("model."): weight for name, weight in content.items()}
@@ -182,12 +183,12 @@ def _load_exported(file: Path) -> dict[str, Any]:
 
 
 def run_folder(file: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint file belongs to; None where it stands alone."""
+    """Return the folder of the run that a checkpoint file belongs to; None for a file elsewhere."""
     return file.parents[1] if file.parent.name == "checkpoints" else None
 
 
 def tokenizer_folder(file: Path) -> Path | None:
-    """Return the folder of the tokenizer that a checkpoint or export was trained with; None where it stands alone."""
+    """Return the folder of the tokenizer of a checkpoint or export; None if there is none beside it."""
     if file.name == EXPORTED:
         import models.hugging_face  # noqa: F401, registers the config.json that transformers reads with the tokenizer
 

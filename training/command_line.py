@@ -1,4 +1,4 @@
-"""How a command begins and ends: Hydra reads its KEY=VALUE arguments, and an error is told in one line."""
+"""The frame of a command: Hydra reads its KEY=VALUE arguments, and an error is one line."""
 
 import logging
 import os
@@ -28,16 +28,16 @@ MULTIRUN = ("-m", "--multirun")
 
 
 class JobError(CompactHydraException):
-    """What has ended a job of a sweep, and was told."""
+    """An error that ended a job of a sweep and has been printed."""
 
 
 def hydra_command(
     config_name: str, arguments: Callable[[list[str]], list[str]] = list
 ) -> Callable[[Callable[[DictConfig], float | None]], Callable[[], None]]:
-    """Decorate a function of a config: it becomes a command that Hydra starts with configs/<config_name>.yaml.
+    """Return a decorator that makes a function of a config a command, with configs/<config_name>.yaml.
 
-    What it returns is what a sweeper optimises. Whatever goes wrong, in Hydra too, ends it in one line, as
-    `one_line_errors` says.
+    A sweeper optimises what the function returns. Errors, those of Hydra too, end the command as `one_line_errors`
+    says.
 
     Args:
         config_name: of the config, without folder and ending.
@@ -56,7 +56,7 @@ def hydra_command(
                 with _environment(FULL_ERROR, asked), one_line_errors(overrides if in_sweep else None):
                     return job(config)
 
-            # Hydra prints its errors with a traceback, or, asked by this variable, raises them.
+            # Hydra prints its errors with a traceback; with this variable it raises them.
             with one_line_errors(), _environment(FULL_ERROR, "1"):
                 sys.argv = [typed[0], *arguments(typed[1:])]
                 hydra.main(version_base="1.3", config_path=CONFIGS, config_name=config_name)(run)()
@@ -100,12 +100,12 @@ def values(config: DictConfig, name: str, *overrides: str) -> dict[str, Any]:
 
 
 def literal(arguments: Sequence[str], texts: Sequence[str] = (), paths: Sequence[str] = ()) -> list[str]:
-    """Return KEY=VALUE arguments in which Hydra reads some values as they stand.
+    """Return KEY=VALUE arguments in which some values are quoted, so that Hydra takes them literally.
 
     Args:
         arguments: those of a command line.
-        texts: keys whose values are taken literally, whatever is in them.
-        paths: keys whose values are, too, where Hydra would read no single text; in a sweep they may be several.
+        texts: keys whose values are always quoted.
+        paths: keys whose values are quoted unless Hydra reads them as a text, or in a sweep as several.
     """
     sweep = not set(arguments).isdisjoint(MULTIRUN)
 
@@ -133,19 +133,19 @@ def parsed(argument: str) -> Override | None:
 
 
 def quoted(value: object) -> str:
-    """Return a value that Hydra takes as it stands, whatever characters it has; it unescapes before quotes alone."""
+    """Return a value in quotes, so that Hydra takes it literally. Hydra unescapes backslashes only before quotes."""
     escaped = re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), str(value))
     return f"'{escaped}'"
 
 
 def unquoted(text: str) -> str:
-    """Return what Hydra makes of a text: without quotes and escapes. A path that it reads otherwise is what it is."""
+    """Return a text without Hydra's quotes and escapes; unchanged if Hydra does not read it as a text."""
     found = parsed(f"key={text}")
     return found.value() if found and isinstance(found.value(), str) else text
 
 
 def prepare_process(threads: int | None) -> None:
-    """Set PyTorch's threads, and cut Lightning's messages down to warnings that a user can act on."""
+    """Set PyTorch's threads, and reduce Lightning's messages to warnings that a user can act on."""
     import torch
 
     if threads is not None:
@@ -162,9 +162,9 @@ def prepare_process(threads: int | None) -> None:
 
 @contextmanager
 def one_line_errors(job: str | None = None) -> Iterator[None]:
-    """End the program with the message of an expected error alone; HYDRA_FULL_ERROR=1 shows the traceback.
+    """End the program with the message of an expected error; HYDRA_FULL_ERROR=1 shows the traceback.
 
-    That of a job of --multirun, by its overrides, is shown and passed on to Hydra, because other jobs follow.
+    An error in a job of --multirun, which is given by its overrides, is printed and raised, because other jobs follow.
     """
     try:
         yield
@@ -184,7 +184,7 @@ def one_line_errors(job: str | None = None) -> Iterator[None]:
 
 
 def _message(error: BaseException) -> str | None:
-    """Return what to tell a user about an error; None if it is of no expected kind, so that its place matters."""
+    """Return the message of an error; None for an unexpected kind, of which the traceback matters."""
     kind, text = type(error).__name__, str(error)
     if kind in ("MisconfigurationException", "SafetensorError"):
         return text
@@ -193,10 +193,10 @@ def _message(error: BaseException) -> str | None:
     if type(error).__module__.startswith("wandb."):
         return f"{text} (of logger=wandb; WANDB_MODE=offline needs no account)"
     if isinstance(error, InstantiationException) and not isinstance(error.__cause__, TypeError | type(None)):
-        return _message(error.__cause__) or _joined(text)  # what a constructor raised, which says what is wrong
+        return _message(error.__cause__) or _joined(text)  # a constructor raised the cause
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _joined(text)
-    if isinstance(error.__cause__, OSError):  # of a folder that logging cannot write to
+    if isinstance(error.__cause__, OSError):  # logging cannot write to a folder
         return f"{text}: {error.__cause__}"
     if kind == "OutOfMemoryError":
         return f"{text.partition('. ')[0]}: lower data.batch_size (global_batch_size keeps what a step sees)"

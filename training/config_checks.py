@@ -1,7 +1,4 @@
-"""Configs that compose and still cannot work, or would do harm, told before anything slow begins.
-
-What Hydra and Lightning refuse themselves is left to them.
-"""
+"""Checks of a config before anything slow begins; what Hydra and Lightning refuse is left to them."""
 
 import sys
 from typing import Any
@@ -25,7 +22,7 @@ def check(config: DictConfig) -> None:
 
 
 def check_trainer(trainer: DictConfig) -> None:
-    """Raise for what Lightning takes and does badly, or what this program would not do with it."""
+    """Raise for settings that Lightning accepts but that do not work, or that this program sets itself."""
     for name, instead in _OURS.items():
         if name in trainer:
             raise ValueError(f"trainer.{name} is set by this program: {instead}")
@@ -76,8 +73,8 @@ def check_precision(trainer: DictConfig) -> None:
 
 
 def check_buildable(config: DictConfig) -> None:
-    """Raise for sizes that no model can have, settings that no optimizer takes, and resets where the model has none:
-    both are built, without memory, so that nobody waits for data first."""
+    """Raise for impossible sizes, settings that the optimizer does not take, and resets or states that the model cannot
+    be trained with. Model and optimizer are built on the meta device."""
     asked = config.model.vocab_size
     sized = OmegaConf.merge(config, {"model": {"vocab_size": 1 if asked is None else asked}})  # null: that of the data
     import_targets([sized.model, sized.optim])
@@ -85,7 +82,7 @@ def check_buildable(config: DictConfig) -> None:
         with torch.device("meta"):
             model = instantiate(sized.model)
     except InstantiationException as error:
-        if isinstance(error.__cause__, RuntimeError):  # some part wants numbers, and is built when they are there
+        if isinstance(error.__cause__, RuntimeError):  # some part needs numbers, which the meta device has not
             return
         raise
     check_optimizer(sized.optim, schedule_of(sized.get("schedule")), model)
@@ -100,7 +97,7 @@ def check_buildable(config: DictConfig) -> None:
 
 
 def _check_states(model: Any) -> None:
-    """Raise where a model cannot be trained with states; say what it does not carry."""
+    """Raise if a model cannot be trained with states; print which mixers carry none."""
     if without := [part for part in model.modules() if not getattr(part, "trains_with_states", True)]:
         raise ValueError(
             f"data.stateful=true: {type(without[0]).__name__} cannot be trained with states; set it to false"
@@ -111,7 +108,7 @@ def _check_states(model: Any) -> None:
 
 
 def import_targets(section: Any) -> None:
-    """Import all that a config names: on the meta device, modules would have constants without values."""
+    """Import everything that a config names: constants of a module imported on the meta device have no values."""
     if isinstance(section, DictConfig) and section.get("_target_"):
         try:
             get_object(section._target_)
@@ -123,7 +120,7 @@ def import_targets(section: Any) -> None:
 
 
 def check_optimizer(optim: DictConfig, schedule: Schedule | None, model: Any) -> None:
-    """Raise for settings that no optimizer takes, those of an experiment too, which are for AdamW."""
+    """Raise for settings that the optimizer does not take; experiments set some for AdamW."""
     try:
         configured = instantiate(optim)(model, fused=False)
     except TypeError as error:
@@ -137,7 +134,7 @@ def check_optimizer(optim: DictConfig, schedule: Schedule | None, model: Any) ->
 
 
 def _warn_of_float16(model: Any, trainer: DictConfig) -> None:
-    """Warn where PyTorch's autocast runs cuDNN's recurrent networks in float16, though bfloat16 was asked for."""
+    """Warn if PyTorch's autocast would run cuDNN's recurrent networks in float16 though bfloat16 was asked for."""
     on_gpu = trainer.accelerator != "cpu" and torch.cuda.is_available()
     if on_gpu and trainer.precision == "bf16-mixed" and any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
         text = (

@@ -1,4 +1,4 @@
-"""Where the configs are, and the resolvers that they use."""
+"""The folder of configs, their resolvers, and what is derived from a composed config."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ def accumulate(global_batch_size: int | None, batch_size: int | None, devices: i
         raise ValueError(f"trainer.devices={devices}: with global_batch_size set it must be the number of devices")
     if batch_size is None:
         raise ValueError(
-            f"global_batch_size={global_batch_size}: these data have no batch_size of which it is a multiple"
+            f"global_batch_size={global_batch_size} must be a multiple of data.batch_size, which these data lack"
         )
     together = batch_size * devices * num_nodes
     if global_batch_size < 1 or global_batch_size % together:
@@ -32,14 +32,14 @@ def accumulate(global_batch_size: int | None, batch_size: int | None, devices: i
 
 
 def composed(overrides: Sequence[str], name: str = "train") -> DictConfig:
-    """Return the config that a command has for these overrides; raise Hydra's error where they are none."""
-    in_a_command = GlobalHydra.instance().is_initialized()  # which has begun with the same configs
+    """Return the config that a command composes from these overrides."""
+    in_a_command = GlobalHydra.instance().is_initialized()  # with the same folder of configs
     with nullcontext() if in_a_command else initialize_config_dir(CONFIGS, version_base="1.3"):
         return compose(name, overrides=list(overrides))
 
 
 def say_overruled(config: DictConfig, hydra: DictConfig) -> None:
-    """Print which values of the chosen model's own file the experiment has set to others.
+    """Print which values of the chosen model's file the experiment has replaced.
 
     Args:
         config: as composed.
@@ -69,7 +69,7 @@ def leaves(section: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def mixer_name(model: Mapping[str, Any]) -> str:
-    """Return what a model of this config is called: by its cell, or else its mixer, or its pattern of several."""
+    """Return a model's name: its pattern, its cell or its mixer."""
     if model.get("pattern"):
         return "-".join(model["pattern"])
     mixer = model["mixer"]
@@ -77,7 +77,7 @@ def mixer_name(model: Mapping[str, Any]) -> str:
 
 
 def chooses_backend(key: str) -> bool:
-    """Return whether a key of the config is the backend of a mixer, for which a model's weights are the same."""
+    """Return whether a key is the backend of a mixer, which does not change the model's weights."""
     return key.startswith("model.mixer.") and key.endswith(".backend")
 
 

@@ -1,13 +1,13 @@
-"""What training asks of a LightningDataModule beyond Lightning's own hooks. All of it may be missing:
+"""What training uses of a LightningDataModule beyond Lightning's hooks. Everything is optional:
 
 vocab_size, num_classes: sizes of the model that its config leaves open.
 evaluate(trainer, module) -> dict: what the trained model can do, as JSON; its first number is what a sweep optimises.
     Without it: loss, perplexity and accuracy on val_dataloader.
 samples(number, length): at most `number` beginnings that a model continues after each validation, each int64 [tokens],
     with `length` tokens where the data have no beginnings of their own.
-tokenizer: of `transformers`, or whatever decodes them, and saves itself in the folder of the run by `save_pretrained`.
-take_tokenizer(folder): go on with the tokenizer that the run before has saved.
-may_change: names of the arguments that a resumed run may have otherwise; without it, all.
+tokenizer: decodes tokens by `decode`, and is saved in the folder of the run by `save_pretrained`.
+take_tokenizer(folder): use the tokenizer that an earlier run has saved.
+may_change: names of the arguments that may differ in a resumed run; without it, all.
 check_evaluation_of(keys): raise for changed keys of the config that do not change what is evaluated.
 distributes_itself: whether its loaders give each device its share; without it, Lightning's sampler does.
 
@@ -26,7 +26,7 @@ from training.lightning_module import TrainingModule
 
 
 def evaluate(data: LightningDataModule, trainer: Trainer, module: TrainingModule) -> dict[str, Any]:
-    """Return what the data's own evaluation finds, or else the metrics of a validation."""
+    """Return the result of the data's own evaluation, or the metrics of a validation."""
     if hasattr(data, "evaluate"):
         return data.evaluate(trainer, module)
     metrics = trainer.validate(module, datamodule=data, verbose=False)[0]
@@ -45,12 +45,12 @@ def decoded(data: LightningDataModule, tokens: Tensor) -> str:
 
 
 def take_tokenizer(data: LightningDataModule, saved: Path | None) -> None:
-    """Have the data go on with the tokenizer in a folder, if there is one, and if they can."""
+    """Give the data the tokenizer in a folder, if there is one and they take it."""
     if saved is not None and hasattr(data, "take_tokenizer"):
         data.take_tokenizer(saved)
 
 
 def check_evaluation_of(data: LightningDataModule, changed: Iterable[str]) -> None:
-    """Raise where the data say that changed keys of the config change nothing."""
+    """Raise for changed keys of the config that do not change what is evaluated."""
     if hasattr(data, "check_evaluation_of"):
         data.check_evaluation_of(changed)

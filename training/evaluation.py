@@ -1,4 +1,4 @@
-"""What a trained model can do on the data that it is evaluated on, from its checkpoint alone."""
+"""Evaluation of a run at its end, and of a checkpoint."""
 
 import sys
 import time
@@ -40,7 +40,7 @@ _OF_TRAINING = (
 
 
 def evaluate(ckpt: str, changes: DictConfig | dict[str, Any]) -> dict:
-    """Evaluate a checkpoint, and leave the results in a new folder of its run.
+    """Evaluate a checkpoint, and write the results to a new folder in that of its run.
 
     Args:
         ckpt: a file or folder, as `checkpoint.find` takes it.
@@ -70,7 +70,7 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any]) -> dict:
 
 
 def evaluate_run(run: Run, config: DictConfig, step: int, start: float) -> dict:
-    """Evaluate what was trained, and leave the results in the folder of the run.
+    """Evaluate a run after its training, and write the results to its folder.
 
     Args:
         run: at the end of its training.

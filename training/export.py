@@ -18,8 +18,7 @@ from training import checkpoint, model_card
 def training_tokenizer(file: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a checkpoint, from the folder of its run.
 
-    For a checkpoint that stands alone it is made as the section `data` of its config says, which may mean training it
-    on the corpus.
+    For a checkpoint elsewhere it is made as the section `data` of its config says, which may train it on the corpus.
     """
     if folder := checkpoint.tokenizer_folder(file):
         return tokenization.load(str(folder))
@@ -65,7 +64,7 @@ def load(ckpt: str) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
 
 
 def evaluation(file: Path, step: int) -> dict[str, Any] | None:
-    """Return what the checkpoint's run found at this step by itself, or else what scripts.evaluate found last."""
+    """Return the run's own evaluation at this step, or else the last one of scripts.evaluate."""
     run = checkpoint.run_folder(file)
     if run is None:
         return None

@@ -1,4 +1,4 @@
-"""Training of a run that is built, from its beginning or from a checkpoint."""
+"""Training of a run, from its beginning or from a checkpoint."""
 
 from omegaconf import DictConfig
 

@@ -1,4 +1,4 @@
-"""What happens on SIGTERM, SIGUSR1 and Ctrl-C: the step under way is finished and saved, and the run ends."""
+"""SIGTERM, SIGUSR1 and Ctrl-C: the current step is finished and saved, and the run ends."""
 
 import os
 import signal
@@ -13,15 +13,14 @@ from training._compat import end_by_sigterm, handle_sigterm_by
 
 
 class GracefulStop(Callback):
-    """SIGTERM, and SIGUSR1 as clusters send it ahead of time, end training after the step under way, whose state is
-    saved, in all processes of the run alike. So does the first Ctrl-C where there is one process; the second one ends
-    it at once.
+    """Ends training after the current step, and saves it, on SIGTERM or on SIGUSR1, which clusters send ahead of time,
+    in all processes of the run. With one process the first Ctrl-C does the same; the second one ends it at once.
 
-    Lightning 2.6 has a flag for the signal, at which its loops raise SIGTERMException. Left to itself it sets the flag
-    at once, also between accumulated batches, where no run can go on; it tells the other processes by a collective in
-    the signal's handler, in the midst of theirs, and all wait for ever; and it asks for the signal in every batch, so
-    that a GPU waits for the answer. So here the flag is set where a step ends; several processes agree on it in steps
-    that are logged, for which GPUs wait anyway.
+    Lightning 2.6 has a flag for the signal, at which its loops raise SIGTERMException. Its own handler sets the flag at
+    once, also between accumulated batches, where no run can be resumed. It tells the other processes by a collective
+    within the handler, which can meet another collective, so that all wait forever. And it checks for the signal in
+    every batch, for which a GPU waits. Here the flag is set when a step ends; several processes agree on it in logged
+    steps, for which GPUs wait anyway.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -33,14 +32,14 @@ class GracefulStop(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
-        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background ignores Ctrl-C
+        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # background jobs ignore Ctrl-C
         if trainer.world_size == 1 and heard and _in_main_thread():
             signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _on_interrupt(self, number: int, _: Any) -> None:
         self._signal = signal.SIGINT
         self._let_go_of_interrupts()
-        # not print: the signal may have come in the midst of one
+        # not print, which the signal may have interrupted
         os.write(2, b"\nstopping when this step is done; Ctrl-C again stops at once\n")
 
     def _let_go_of_interrupts(self) -> None:
@@ -51,9 +50,9 @@ class GracefulStop(Callback):
         self._signal = signal.Signals(number)
         if trainer.state.fn == "fit":
             return
-        if trainer.strategy.launcher is not None:  # under torchrun and SLURM others start the processes, and end them
+        if trainer.strategy.launcher is not None:  # torchrun and SLURM end processes themselves
             trainer.strategy.launcher.kill(number)
-        signal.signal(number, signal.SIG_DFL)  # at once: outside of training there is nothing to save
+        signal.signal(number, signal.SIG_DFL)  # outside of training there is nothing to save
         os.kill(os.getpid(), number)
 
     def _received_by_any(self, trainer: Trainer) -> bool:
@@ -73,7 +72,7 @@ class GracefulStop(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._let_go_of_interrupts()
         if isinstance(exception, SIGTERMException) and trainer.local_rank == 0:
-            # of the others 0: Lightning kills a run of which one fails; SIGTERM may have come to one of them alone
+            # The others end with 0: Lightning kills a run if one process fails, and one alone may get SIGTERM.
             exception.code = 128 + (self._signal or signal.SIGTERM)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -83,5 +82,5 @@ class GracefulStop(Callback):
 
 
 def _in_main_thread() -> bool:
-    """Return whether this is the thread that alone may set handlers of signals."""
+    """Return whether this thread may set handlers of signals."""
     return threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""Training of a SequenceModel: cross-entropy on labelled positions, and what is logged about it."""
+"""Training and evaluation of a SequenceModel by cross-entropy on labelled positions."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -27,9 +27,9 @@ STATES = "carried_states"  # in checkpoints
 class TrainingModule(LightningModule):
     """Trains and evaluates a SequenceModel on batches of input_ids [B, T], labels [B, T] and perhaps reset [B, T].
 
-    Batches that also have continues, bool [B], follow each other: where it is True, a row begins with the detached
-    state that the model had at the end of this row in the batch before (of accumulated batches: in that of the step
-    before). Validation and test carry states of their own; checkpoints hold those of training.
+    In batches that also have continues, bool [B], a row where it is True begins with the detached state at the end of
+    this row in the batch before; with accumulated batches, in the same batch of the step before. Validation and test
+    have their own states; checkpoints hold those of training.
 
     Training logs every `log_every_n_steps` steps: loss, perplexity, accuracy, learning rate and gradient norm before
     clipping. Validation and test log loss, perplexity and accuracy over all scored labels, and bits per byte where the
@@ -37,18 +37,17 @@ class TrainingModule(LightningModule):
 
     Args:
         model: the model to train.
-        optim: `optim(model, fused=...)` gives an optimizer, or a dict of one and its schedule as `configure_optimizers`
-            returns, such as a partial of `training.optim.adamw`; None for a module that only evaluates.
-        schedule: the factor of the optimizer's learning rate in each optimizer step, from 0, such as
-            `training.schedules.cosine` returns; None for a constant rate, or for an `optim` with a schedule of its own.
+        optim: `optim(model, fused=...)` returns an optimizer, or a dict with an optimizer and its schedule as
+            `configure_optimizers` does, such as a partial of `training.optim.adamw`; None for a module that only
+            evaluates.
+        schedule: maps an optimizer step, from 0, to the factor of the learning rate, as those of `training.schedules`;
+            None for a constant rate, or for an `optim` with its own schedule.
         weights: returns the initial weights of a `model` on the meta device, for a strategy that shards it.
-        compile: torch.compile the model and its loss, for training, and for evaluating batches of the same shape, which
-            those of text have. Other batches run uncompiled: each shape would be compiled anew.
+        compile: torch.compile the model and its loss for training, and for evaluating batches of the same shape, as
+            those of text. Other batches run uncompiled, because each shape takes as long to compile.
 
-    After a test, `test_sequences` holds one row per sequence: index of its dataloader, its length (position of the last
-    label, from 1), and 1 where the answer at that last position was right, else 0. After one on documents (batches with
-    position and begins, of `data.long_documents`), `test_windows` holds one row per batch: its position, the number of
-    its labels, and the sum of their losses.
+    After a test, `test_sequences` holds the rows of `last_answers`, [sequences, 3]. After a test on documents (batches
+    of `data.long_documents`), `test_windows` holds a row for each batch: position, number of labels, sum of losses.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class TrainingModule(LightningModule):
         self.weights = weights
         self.optim = optim
         self.schedule = schedule
-        self.checks_loss = True  # whether training ends where the loss is not finite
-        self._logged_loss: tuple[Tensor | None, int] = None, 0  # on a GPU, and its step
+        self.checks_loss = True  # end training when the loss is not finite
+        self._logged_loss: tuple[Tensor | None, int] = None, 0  # on a GPU, with its step
         self._lr: float | None = getattr(optim, "keywords", {}).get("lr")
         self.compile_loss = compile
         self._compiled_loss: CompiledLoss | None = None
@@ -93,7 +92,7 @@ class TrainingModule(LightningModule):
 
     @lr.setter
     def lr(self, rate: float) -> None:
-        """Set it for an optimizer that is configured, too, as Lightning's LearningRateFinder does."""
+        """Set the rate, also of a configured optimizer, as Lightning's LearningRateFinder does."""
         self._lr = rate
         for options in self._group_options:
             options |= {"lr": rate} | ({"initial_lr": rate} if "initial_lr" in options else {})
@@ -109,7 +108,7 @@ class TrainingModule(LightningModule):
         return configured
 
     def on_train_start(self) -> None:
-        """Give the optimizer what this run asks for, not what that of its checkpoint had."""
+        """Give the optimizer the options of this run, not those of its checkpoint."""
         optimizer, schedule = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
         groups = optimizer.param_groups
         for group, asked in zip(groups, self._group_options, strict=True):
@@ -125,7 +124,7 @@ class TrainingModule(LightningModule):
     ) -> tuple[Tensor, Tensor]:
         """Return the mean cross-entropy over the scored labels, and the right answers, bool [B, T]."""
         input_ids, labels = batch["input_ids"], batch["labels"]
-        if batch_idx == 0:  # on a GPU the check waits for the device: once per epoch is enough to see a wrong model
+        if batch_idx == 0:  # once per epoch, because on a GPU the check waits for the device
             check_ids("input_ids", input_ids, self.model.vocab_size)
             check_ids("labels", labels, self.model.num_classes, ignore=IGNORE)
         compiled = self.compile_loss and input_ids.shape == self._training_shape
@@ -140,7 +139,7 @@ class TrainingModule(LightningModule):
 
     @torch.no_grad()
     def _any_states(self, input_ids: Tensor, labels: Tensor) -> States:
-        """Return states for the rows of a batch, in the format of those that the model returns."""
+        """Return states of any value for a batch, as the model returns them."""
         return self.model.carried(self.model.loss(input_ids[:, :1], labels[:, :1], return_states=True)[2])
 
     # --- training ---
@@ -163,7 +162,7 @@ class TrainingModule(LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Look at the loss of a logged step on a GPU, when all of the step is queued: reading a value waits for it."""
+        """Check the loss of a logged step on a GPU after the step is queued, because reading a value waits for it."""
         loss, step = self._logged_loss
         if loss is not None and self.global_step > step:
             self._logged_loss = None, 0
@@ -179,7 +178,7 @@ class TrainingModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: GradClipAlgorithmType | None = None,
     ) -> None:
-        """Clip by norm, once per optimizer step; here because the norm is what we log, and it is computed once."""
+        """Clip by norm, once per optimizer step, and log the norm that this computes."""
         if gradient_clip_algorithm not in (None, GradClipAlgorithmType.NORM):
             raise ValueError(
                 f"trainer.gradient_clip_algorithm={gradient_clip_algorithm.value}: only 'norm' is supported"
@@ -195,9 +194,9 @@ class TrainingModule(LightningModule):
             self.log("train/lr", optimizer.param_groups[0]["lr"])
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        """Keep weights that are not finite out of checkpoints: on a GPU the loss is not looked at in every step."""
+        """Raise if weights are not finite: on a GPU the loss is not checked in every step."""
         wrong = [name for name, weight in checkpoint["state_dict"].items() if not weight.isfinite().all()]
-        # Under FSDP one process has the weights, and the others are to end with it.
+        # Under FSDP one process has the weights, and the others have to end with it.
         if self.trainer.strategy.reduce_boolean_decision(bool(wrong), all=False):
             raise FloatingPointError(self._advice(f"{wrong[0] if wrong else 'a weight'} is not finite"))
         if states := self._training_states.state_dict(self._of_all_ranks):
@@ -271,8 +270,8 @@ class TrainingModule(LightningModule):
 
 
 def _place_counts(optimizer: torch.optim.Optimizer, group: dict) -> None:
-    """Put each parameter's count of steps where its group's kernels read it; PyTorch does when it loads a state, which
-    may be of a run that was fused where this one is not."""
+    """Move each parameter's count of steps to the device where its group's kernels read it. PyTorch does this when it
+    loads a state, but by the saved options, and the optimizer may have been fused where this one is not."""
     for parameter in group["params"]:
         state = optimizer.state.get(parameter, {})
         if isinstance(count := state.get("step"), Tensor):

@@ -9,8 +9,10 @@ from lightning.pytorch.utilities import rank_zero_info
 
 
 def wandb_logger(save_dir: str, project: str, name: str, **options: Any) -> WandbLogger:
-    """Return a WandbLogger that never asks for a login: without a key and without WANDB_MODE it logs offline. `options`
-    are others of WandbLogger's or wandb.init's."""
+    """Return a WandbLogger that never asks for a login: without a key and without WANDB_MODE it logs offline.
+
+    `options` are those of WandbLogger and wandb.init.
+    """
     mode = os.environ.get("WANDB_MODE")
     if mode is None and not wandb.login(prompt=False):
         mode = "offline"
@@ -18,5 +20,5 @@ def wandb_logger(save_dir: str, project: str, name: str, **options: Any) -> Wand
             f"wandb: no key found, logging offline to {save_dir}/wandb; upload it with `wandb sync`, "
             "or run `wandb login`, or set WANDB_API_KEY or WANDB_MODE before the next run"
         )
-    wandb.finish()  # the run of an earlier job of --multirun, which WandbLogger would go on with
+    wandb.finish()  # else WandbLogger continues the run of an earlier job of --multirun
     return WandbLogger(save_dir=save_dir, project=project, name=name, mode=mode, **options)

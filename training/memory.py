@@ -1,4 +1,4 @@
-"""The memory of a training on each GPU, predicted from its config without one."""
+"""The memory of a training on each GPU, predicted from its config without a GPU."""
 
 import torch
 from hydra.utils import instantiate
@@ -16,16 +16,15 @@ GIB = 2**30
 
 
 def predict(config: DictConfig) -> dict[str, float]:
-    """Return GiB per GPU at the peak of a training step, by what takes them, for AdamW without torch.compile.
+    """Return GiB per GPU at the peak of a training step, by kind, for AdamW without torch.compile.
 
-    Activations are those that autograd would keep: a step of one block is run with tensors that have shapes and no
-    memory, by the kernels that this machine has for them. Left out: the allocator's fragments, CUDA's own memory (half
-    a GiB), NCCL's buffers.
+    Activations are those that autograd keeps: each block runs with tensors that have shapes but no memory, by the
+    kernels that this machine has. Not included: fragmentation, CUDA's own memory (half a GiB), NCCL's buffers.
     """
     batch, time = config.data.batch_size, config.data.context_length
     half = str(config.trainer.precision) == "bf16-mixed"
     if config.model.vocab_size is None:
-        raise ValueError("model.vocab_size=null is that of the data, which are not read here: set it")
+        raise ValueError("model.vocab_size=null takes that of the data, which are not read here: set it")
     import_targets([config.model])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True), device:
@@ -66,7 +65,7 @@ def _sharing(trainer: DictConfig) -> int:
 
 
 def _saved_of(block: Module, batch: int, time: int, width: int, half: bool) -> tuple[int, int]:
-    """Return the bytes that a block keeps for its backward pass: those of the batch, and autocast's copies of its
+    """Return the bytes that a block keeps for its backward pass: activations of the batch, and autocast's copies of
     weights."""
     of_one, of_two = (_saved(block, B, time, width, half) for B in (1, 2))
     per_sequence = of_two - of_one
@@ -80,7 +79,7 @@ def _saved(block: Module, batch: int, time: int, width: int, half: bool) -> int:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            saved[storage._cdata] = storage  # kept alive, so that no other gets its place
+            saved[storage._cdata] = storage  # kept alive, so that its address is not reused
         return tensor
 
     x = torch.zeros(batch, time, width, requires_grad=True)

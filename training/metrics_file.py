@@ -14,7 +14,7 @@ from training._compat import KeepingWriter
 
 
 class MetricsFile(CSVLogger):
-    """A CSVLogger that keeps the file of a run which goes on in the same folder."""
+    """A CSVLogger that keeps the file of a run that is resumed in the same folder."""
 
     @property
     @rank_zero_experiment
@@ -25,7 +25,7 @@ class MetricsFile(CSVLogger):
 
     @rank_zero_only
     def begin_at(self, step: int) -> None:
-        """Forget what was logged by this step and later ones, which come (again) now, and a row that was cut off."""
+        """Delete the rows from this step on, which are logged again, and an incomplete last row."""
         file = Path(self.experiment.metrics_file_path)
         if not file.exists():
             return

@@ -41,7 +41,7 @@ def write(folder: Path, training: dict[str, Any], parameters: int) -> None:
 
 
 def _of_any_machine(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's config without the places where it left its files, which a published card has no use for."""
+    """Return a run's config without the places of its files, which do not belong in a published card."""
     return {key: value for key, value in config.items() if key not in ("run_dir", "ckpt_path", "checkpoint", "logger")}
 
 
@@ -76,7 +76,7 @@ def _training(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source(data: dict[str, Any]) -> str:
-    """Return the text of a run; of a mix all, with their weights."""
+    """Return the name of a run's text; for a mix those of all texts, with their weights."""
     if "sources" not in data:
         return data.get("source", data["_target_"])
     return ", ".join(f"{own['source']} (weight {own['weight']})" for own in data["sources"].values())

@@ -1,4 +1,4 @@
-"""Configs of checkpoints that earlier versions have written, as this one composes them."""
+"""Configs in checkpoints of earlier versions, in the form of this version."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ _LOGGERS = {"training.metrics_file.MetricsFile": "csv", "training.loggers.wandb_
 
 
 def upgraded(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved config with schedules and loggers where they are now."""
+    """Return a saved config with schedule and loggers as groups."""
     config = dict(config)
     optim, logger = config.get("optim") or {}, config.get("logger") or {}
     overrides = list(config.get("overrides") or [])
@@ -24,7 +24,7 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_schedule(optim: dict[str, Any]) -> dict[str, dict]:
-    """Return AdamW and its schedule, which were one section."""
+    """Return the sections `optim` and `schedule` of a saved section `optim` that held both."""
     schedule = {"_target_": "training.schedules.cosine"}
     schedule |= {key: optim.pop(key) for key in ("total_steps", "warmup_steps")}
     schedule["final_lr_ratio"] = optim.pop("final_lr") / optim["lr"]

@@ -1,4 +1,4 @@
-"""A file of prompts and the file of their answers, which grows line by line in the order of the prompts."""
+"""A file of prompts, and the file of their answers, in the order of the prompts."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ EXPECTED = 'expected {"prompt": "..."}'
 
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file, JSON objects with a string "prompt"; raise a ValueError that names another one."""
+    """Return the lines of a file, JSON objects with a string "prompt"; raise ValueError for any other line."""
     return [_prompt(file, number, line) for number, line in enumerate(_lines(file.read_text("utf-8")), 1)]
 
 
@@ -28,14 +28,14 @@ def _prompt(file: Path, number: int, line: str) -> dict[str, Any]:
 
 
 class AnswerFile:
-    """Answers to prompts, written when those to all prompts before them are there.
+    """Answers to prompts, each written after those to all earlier prompts.
 
-    Beside the file stand the settings that made it, so that nobody adds answers of other settings to it.
+    A file beside it holds the settings, so that answers of other settings are refused.
 
     Args:
-        file: may have the first answers already, of a run that was broken off.
+        file: may have the first answers already, of an interrupted command.
         prompts: all lines of the prompt file.
-        settings: what decides about texts.
+        settings: everything that texts depend on.
     """
 
     def __init__(self, file: Path, prompts: list[dict[str, Any]], settings: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class AnswerFile:
         self._early: dict[int, dict[str, Any]] = {}
         self._check_settings(Path(f"{file}.settings.json"), settings)
         self.answered = self._begun()
-        """How many answers there are."""
+        """The number of answers in the file."""
 
     def _check_settings(self, beside: Path, settings: dict[str, Any]) -> None:
         if not self._file.exists():
@@ -51,13 +51,13 @@ class AnswerFile:
             beside.write_text(json.dumps(settings, indent=1) + "\n")
             return
         if not beside.exists():
-            raise ValueError(f"out={self._file} is there, but not from this command: give another out")
+            raise ValueError(f"out={self._file} exists, but not from this command: give another out")
         before = json.loads(beside.read_text())
         if other := [f"{key}={before.get(key)}" for key in settings if before.get(key) != settings[key]]:
             raise ValueError(f"out={self._file} was begun with {' '.join(other)}: give the same, or another out")
 
     def _begun(self) -> int:
-        """Count the answers that are there, and cut off one that is not whole."""
+        """Return the number of answers in the file, and delete an incomplete last one."""
         if not self._file.exists():
             self._file.touch()
             return 0
@@ -75,7 +75,7 @@ class AnswerFile:
         return len(lines)
 
     def add(self, index: int, answer: dict[str, Any]) -> None:
-        """Take the answer to a prompt, and write all whose turn it is."""
+        """Add the answer to a prompt, and write those that are next in order."""
         self._early[index] = self._prompts[index] | answer
         with self._file.open("a", encoding="utf-8") as file:
             while self.answered in self._early:

@@ -1,4 +1,4 @@
-"""Where a number comes from."""
+"""The commit that a result was made with."""
 
 import shutil
 import subprocess
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def commit() -> str | None:
-    """Return the commit of this checkout, "-dirty" behind it if there are changes, or code that git does not know; None
-    without git or its history."""
+    """Return the commit of this checkout, followed by "-dirty" if there are changes or untracked code; None without git
+    or its history."""
     if shutil.which("git") is None:
         return None
     described = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")  # tags

@@ -1,4 +1,4 @@
-"""What an evaluation found: as JSON, as a plot, and on the screen."""
+"""The result of an evaluation as JSON, as a plot, and on the screen."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from training.provenance import commit
 
 
 def environment(device: torch.device) -> dict:
-    """Return where a number comes from: versions, the device that it was computed on, commit of this checkout."""
+    """Return the commit of this checkout, versions, and the device that a number was computed on."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "commit": commit(),
@@ -27,7 +27,7 @@ def environment(device: torch.device) -> dict:
 
 
 def save(folder: Path, result: dict, config: DictConfig, device: torch.device, **facts: float) -> dict[str, Path]:
-    """Write eval.json and, for accuracies, accuracy.png; return where they are."""
+    """Write eval.json and, for accuracies and losses by position, a plot; return their paths by name."""
     places = {"results": write(folder, result, config, device, **facts)}
     if "ranges" in result:
         places["plot"] = folder / "accuracy.png"
@@ -39,7 +39,7 @@ def save(folder: Path, result: dict, config: DictConfig, device: torch.device, *
 
 
 def write(folder: Path, result: dict, config: DictConfig, device: torch.device, **facts: float) -> Path:
-    """Write eval.json, and return where it is."""
+    """Write eval.json, and return its path."""
     content = {"name": config.name, **facts, **result, "environment": environment(device)}
     content["config"] = OmegaConf.to_container(config, resolve=True)
     path = folder / "eval.json"
@@ -49,7 +49,7 @@ def write(folder: Path, result: dict, config: DictConfig, device: torch.device, 
 
 
 def plot(result: dict, model: str, file: Path) -> None:
-    """Draw accuracy over length, beside chance and the lengths seen in training."""
+    """Draw accuracy over length, with chance and the lengths of training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -88,7 +88,7 @@ def by_position(found: dict) -> list[tuple[int, int, float]]:
 
 
 def plot_by_position(found: dict, model: str, context_length: int, file: Path) -> None:
-    """Draw perplexity over the position in documents, beside the length of context in training."""
+    """Draw perplexity over the position in documents, with the context length of training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -108,7 +108,7 @@ def plot_by_position(found: dict, model: str, context_length: int, file: Path) -
 
 
 def show(result: dict, places: dict[str, Path]) -> None:
-    """Print the result as a table, and where everything is."""
+    """Print the result as a table, and the paths."""
     from rich.console import Console
     from rich.table import Table
 

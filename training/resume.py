@@ -1,4 +1,4 @@
-"""A run that goes on: from which checkpoint, and whether the two fit together."""
+"""The checkpoint that a run resumes, and whether it fits the config."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,17 +14,17 @@ from training.resumed_config import differences
 
 
 class Resumed(NamedTuple):
-    """A checkpoint to go on from."""
+    """A checkpoint that is resumed."""
 
     file: Path
     content: dict[str, Any]
 
 
 def find_resumed(config: DictConfig) -> Resumed | None:
-    """Return what the config resumes, and print what then differs from the run; raise where it may not go on so, or
-    where its folder holds another run."""
+    """Return the checkpoint that the config resumes, and print how the config differs; raise if it must not differ so,
+    or if the folder of the config holds another run."""
     if config.ckpt_path == "":
-        raise ValueError("ckpt_path= is empty: give the folder of a run, a checkpoint file or last; null begins anew")
+        raise ValueError("ckpt_path= is empty: give the folder of a run, a checkpoint file or last; null resumes none")
     file = checkpoint.find(config.ckpt_path, config.name) if config.ckpt_path is not None else None
     check_folder(Path(config.run_dir), file)
     if file is None:
@@ -36,7 +36,7 @@ def find_resumed(config: DictConfig) -> Resumed | None:
 
 
 def check(resumed: Resumed, config: DictConfig) -> None:
-    """Raise where a run would go on with other data, another tokenizer or another model."""
+    """Raise if a run would resume with other data, another tokenizer or another model."""
     check_data(resumed, config)
     check_tokenizer(resumed, config)
     check_unseen(resumed.content, config)
@@ -44,16 +44,16 @@ def check(resumed: Resumed, config: DictConfig) -> None:
 
 
 def check_folder(folder: Path, resumed: Path | None) -> None:
-    """Raise where a run would write over another one: its folder has checkpoints, and none of them is resumed."""
+    """Raise if a run would overwrite another one: its folder has checkpoints, and none of them is resumed."""
     own = resumed and checkpoint.run_folder(resumed)
     if checkpoint.of_run(folder) and not (own and own.samefile(folder)):
         raise FileExistsError(
-            f"{folder} holds a run: ckpt_path={folder} goes on with it, another hydra.run.dir=... begins a new one"
+            f"{folder} holds a run: ckpt_path={folder} resumes it, another hydra.run.dir=... begins a new one"
         )
 
 
 def check_data(resumed: Resumed, config: DictConfig) -> None:
-    """Raise where a run would go on with other data, in which its place in them means nothing."""
+    """Raise if a run would resume with other data, in which its position means nothing."""
     before, now = resumed.content["config"]["data"], OmegaConf.to_container(config.data, resolve=True)
     may_change = getattr(get_object(now["_target_"]), "may_change", now)
     for key in ["_target_", *sorted(before.keys() & now.keys() - set(may_change))]:
@@ -65,7 +65,7 @@ def check_data(resumed: Resumed, config: DictConfig) -> None:
 
 
 def check_tokenizer(resumed: Resumed, config: DictConfig) -> None:
-    """Raise unless the config names the tokenizer that the model of the checkpoint was trained with."""
+    """Raise unless the config names the tokenizer of the checkpoint's model."""
     before, now = (of.get("tokenizer") for of in (resumed.content["config"]["data"], config.data))
     folder = checkpoint.tokenizer_folder(resumed.file)
     if now != before and not (folder and tokenization.same(now, folder)):
@@ -75,7 +75,7 @@ def check_tokenizer(resumed: Resumed, config: DictConfig) -> None:
 
 
 def check_unseen(content: dict[str, Any], config: DictConfig) -> None:
-    """Raise where the language model of a checkpoint would be evaluated on documents that it was trained on."""
+    """Raise if the model of a checkpoint would be evaluated on documents that it was trained on."""
     before, now = content["config"]["data"], config.data
     if now.get("val_split") is not None or now.get("source") != before.get("source") or "val_fraction" not in now:
         return
@@ -88,12 +88,12 @@ def check_unseen(content: dict[str, Any], config: DictConfig) -> None:
 
 
 def check_model(resumed: Resumed, config: DictConfig, open_sizes: bool = True) -> None:
-    """Raise where the checkpoint holds another model than the config has.
+    """Raise if the checkpoint holds another model than the config.
 
     Args:
         resumed: the checkpoint.
-        config: of the run that goes on.
-        open_sizes: whether the data have yet to set sizes that the config leaves open.
+        config: of the run that resumes it.
+        open_sizes: ignore sizes that the config leaves to the data.
     """
     sections = resumed.content["config"]["model"], OmegaConf.to_container(config.model, resolve=True)
     saved, asked = (
@@ -109,7 +109,7 @@ def check_model(resumed: Resumed, config: DictConfig, open_sizes: bool = True) -
 
 
 def steps_left(resumed: Resumed, config: DictConfig) -> bool:
-    """Return whether there are steps left to train; raise if nothing is left, though the run was evaluated."""
+    """Return whether there are steps left to train; raise if there are none and the run was evaluated."""
     check_model(resumed, config, open_sizes=False)
     file, content = resumed
     run = checkpoint.run_folder(file)

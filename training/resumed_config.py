@@ -1,4 +1,4 @@
-"""By which command and config a run goes on: its own, with the changes of the command that resumes it."""
+"""The config of a resumed run: its own, with the changes of the command that resumes it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _BY_THE_DATA = ("model.vocab_size", "model.num_classes")  # where a config leave
 
 
 def command_of_run(arguments: list[str]) -> list[str]:
-    """Return the arguments after those of the run that ckpt_path resumes, so that they change its config."""
+    """Return the arguments of a command, after those of the run that its ckpt_path resumes."""
     given = {argument.partition("=")[0]: argument.partition("=")[2] for argument in arguments}
     if given.get("ckpt_path", "") in ("", "null"):
         return literal(arguments, paths=["ckpt_path", "init_from"])
@@ -28,7 +28,7 @@ def command_of_run(arguments: list[str]) -> list[str]:
 
 
 def command_to_record(hydra: DictConfig) -> list[str]:
-    """Return the overrides of a command, and as one more the folders of configs that it was given.
+    """Return the overrides of a command, and an override for the folders of configs that it was given.
 
     Args:
         hydra: Hydra's own config.
@@ -40,11 +40,10 @@ def command_to_record(hydra: DictConfig) -> list[str]:
 
 
 def take_saved_values(config: DictConfig) -> None:
-    """Set the values of the run that is resumed where the files of configs/ have others since; what its command and
-    this one set stays.
+    """Set the values of the resumed run where files of configs/ have changed since; overrides stay.
 
     Args:
-        config: composed of the overrides of the run, and after them those of this command.
+        config: composed from the overrides of the run, followed by those of this command.
     """
     from training import checkpoint
 
@@ -70,7 +69,7 @@ def _is_interpolation(config: DictConfig, key: str) -> bool:
 
 
 def differences(saved: dict[str, Any], config: DictConfig) -> list[str]:
-    """Return a line for each value that a resumed run has and its checkpoint has not, or otherwise."""
+    """Return a line for each value that differs between a checkpoint and the config of the run that resumes it."""
     before, now = _leaves(saved), _leaves(config)
     lines = []
     for key in sorted(before.keys() | now.keys()):

@@ -49,12 +49,12 @@ def wsd(total_steps: int, warmup_steps: int = 750, decay_ratio: float = 0.2, fin
 
 
 def schedule_of(section: DictConfig | None) -> Schedule | None:
-    """Return what the group schedule has chosen; None for schedule=none, for which experiments may set keys, too."""
+    """Return the schedule of a config; None for schedule=none, whose section may have keys of an experiment."""
     return instantiate(section) if section and "_target_" in section else None
 
 
 def with_schedule(configured: dict | Optimizer, schedule: Schedule | None) -> dict:
-    """Return an optimizer, or what Lightning's `configure_optimizers` may return, with a schedule of its rate."""
+    """Return an optimizer, or a dict as of Lightning's `configure_optimizers`, with a schedule of its rate."""
     found = {"optimizer": configured} if isinstance(configured, Optimizer) else configured
     if schedule is None:
         return found

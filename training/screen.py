@@ -1,4 +1,4 @@
-"""What a run prints while it trains: a bar in a terminal, lines in a file or a pipe."""
+"""Progress of a run on the screen: a bar in a terminal, lines in a file or a pipe."""
 
 import sys
 
@@ -19,10 +19,10 @@ _SHOWN = {
 
 
 class Lines(Logger):
-    """A line for each step that is logged, and for each validation.
+    """Prints a line for each logged step and each validation.
 
     Args:
-        folder: of the run, where Lightning puts what has no folder of its own.
+        folder: of the run; Lightning puts files of other callbacks there.
         max_steps: of the run.
     """
 
@@ -48,7 +48,7 @@ class Lines(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if step is None or step >= self.max_steps:  # the evaluation at the end has a table of its own
+        if step is None or step >= self.max_steps:  # the final evaluation prints a table
             return
         for part in ("train", "val"):
             shown = [
@@ -61,8 +61,8 @@ class Lines(Logger):
 
 
 def progress_bar(asked: bool, hooks: list) -> ProgressBar | None:
-    """Return the bar of a run: the one among its callbacks, or that of Lightning if it is asked for and there is a
-    terminal to draw it in; None for lines."""
+    """Return the progress bar of a run: that among its callbacks, or Lightning's if it is asked for and there is a
+    terminal; None for lines."""
     own = next((hook for hook in hooks if isinstance(hook, ProgressBar)), None)
     return own or (TQDMProgressBar(refresh_rate=10) if asked and sys.stdout.isatty() else None)
 

@@ -1,4 +1,4 @@
-"""A model whose weights lie in parts on several devices (FSDP2)."""
+"""Sharding of a model over several devices (FSDP2)."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 
 from models.backbone import SequenceModel
 
-# A block's state is one, and nobody writes to it.
+# The state of a block is such a view, but nothing writes to it.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
@@ -43,7 +43,7 @@ def materialize(model: SequenceModel, device: torch.device, weights: Callable[[]
     Args:
         model: sharded.
         device: of this process.
-        weights: returns all of them on the CPU; the first process alone calls it, and hands their parts out.
+        weights: returns all of them on the CPU; only the first process calls it, and sends the parts to the others.
     """
     model.to_empty(device=device)
     first = torch.distributed.get_rank() == 0

@@ -1,4 +1,4 @@
-"""The jobs of a sweep (-m), one after the other in one process: what is done stays, and a table shows all of them."""
+"""The jobs of a sweep (-m), in one process: finished jobs are kept, and a table shows all of them."""
 
 import json
 import os
@@ -14,18 +14,18 @@ _folder: Path | None = None
 
 
 def named_by_what_differs(arguments: Sequence[str]) -> list[str]:
-    """Return arguments by which Hydra names the folder of a job after the overrides that are not the same in all."""
+    """Return the arguments with one more, by which Hydra names the folder of a job by the overrides that vary."""
     overrides = [override for argument in arguments if (override := parsed(argument)) is not None]
     same = [override.key_or_group for override in overrides if not override.is_sweep_override()]
     named = [key for key in same if not key.startswith("hydra.")]
     added = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(named)}]"
-    # Beside the others: Hydra takes no overrides before and after an option.
+    # Next to the others: Hydra takes no overrides both before and after an option.
     place = next((k for k, argument in enumerate(arguments) if parsed(argument) is not None), len(arguments))
     return [*arguments[:place], added, *arguments[place:]]
 
 
 def train_job(train: Callable[[DictConfig], dict], config: DictConfig, sweep: Path) -> dict:
-    """Train one job, or go on with it where the same sweep was broken off: in the folder that hydra.sweep.dir names.
+    """Train one job, or continue it if the sweep in this folder was interrupted.
 
     Args:
         train: trains and evaluates the run of a config.
@@ -68,7 +68,7 @@ def metric(result: dict, name: str | None) -> float | None:
 
 
 def check_sweep(trainer: DictConfig) -> None:
-    """Raise where Lightning would start more processes: each would go through the whole sweep by itself."""
+    """Raise if Lightning would start more processes, each of which would run the whole sweep."""
     import torch
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
@@ -84,21 +84,21 @@ def check_sweep(trainer: DictConfig) -> None:
 
 
 def _check_same(folder: Path, overrides: list[str]) -> None:
-    """Raise where the folder holds a job of another sweep."""
+    """Raise if the folder holds a job of another sweep."""
     file = folder / "config.yaml"
     if file.exists() and (before := list(OmegaConf.load(file).overrides)) != overrides:
         raise FileExistsError(f"{folder} holds the job {' '.join(before)}: give another hydra.sweep.dir=...")
 
 
 def _numbers(result: dict) -> dict[str, float]:
-    """Return the numbers of an evaluation that a row has room for."""
+    """Return the numbers of an evaluation for a row of the table."""
     if "ranges" in result:
         return {"accuracy {}-{}".format(*part["lengths"]): part["accuracy"] for part in result["ranges"]}
     return {key: value for key, value in result.items() if isinstance(value, int | float)}
 
 
 def show() -> None:
-    """Print the table of the jobs that have ended, if there are any, and write it beside them as results.csv."""
+    """Print the table of the jobs that have ended, if any, and write it to results.csv in the folder of the sweep."""
     from pandas import DataFrame
 
     if not _rows or int(os.environ.get("RANK", 0)):

@@ -43,7 +43,7 @@ def generate(
 
 
 def load(ckpt: str, device: str, dtype: str, top_p: float) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
-    """Return model and tokenizer, once all options are known to be what there is."""
+    """Check the options, and return model and tokenizer."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
     if not 0 < top_p <= 1:
@@ -70,10 +70,10 @@ def generate_one(
 ) -> str:
     """Print prompt and continuation, and return them; `options` are those of transformers' GenerationConfig."""
     model, tokenizer = load(ckpt, device, dtype, options["top_p"])
-    if not options["do_sample"]:  # what transformers does not expect then
+    if not options["do_sample"]:  # transformers warns of them then
         options = {key: value for key, value in options.items() if key not in SAMPLING}
     set_seed(seed)
-    # Documents follow an end of text in training, so that is how one begins; it has not been there already.
+    # As in training, a document begins after an end of text, which does not count as a repetition.
     penalty = RepetitionPenaltyLogitsProcessor(repetition_penalty, prompt_ignore_length=1)
     encoder = Encoder(tokenizer)
     ids = [encoder.end_of_text, *encoder.ids([prompt])[0]]
@@ -90,7 +90,7 @@ def generate_one(
 
 
 class TimedStreamer(TextStreamer):
-    """Prints text as it comes, and measures how fast that is."""
+    """Prints text while it is generated, and measures the speed."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, **options: Any) -> None:
         super().__init__(tokenizer, **options)
@@ -101,8 +101,8 @@ class TimedStreamer(TextStreamer):
         super().put(value)
 
     def speed(self) -> str:
-        """Return the time of reading the prompt and choosing the first token, and that of each token after it."""
-        start, tokens = self._times[0], self._times[2:]  # the first to come is the prompt
+        """Return the time until the first token, and that of each token after it."""
+        start, tokens = self._times[0], self._times[2:]  # the first put is the prompt
         if not tokens:
             return "(0 tokens)"
         first, after = tokens[0] - start, tokens[-1] - tokens[0]
@@ -159,11 +159,11 @@ def generate_file(
 
 
 class StopString:
-    """Looks for a string in the text of tokens, see models.generation.continuous_batching.StopConditions."""
+    """Finds a string in the text of tokens, as `models.generation.continuous_batching.StopConditions` asks."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, string: str) -> None:
         self._tokenizer, self._string = tokenizer, string
-        self._reach = len(string.encode())  # the most tokens that it can be spread over: a token has a byte at least
+        self._reach = len(string.encode())  # largest number of tokens of the string: a token has at least a byte
 
     def __call__(self, tokens: list[int], before: int) -> int | None:
         if not self._among(tokens, before, len(tokens)):

@@ -1,9 +1,10 @@
-"""Many small models trained at once on one GPU: as ensembles, whose step is a CUDA graph on a stream of its own.
+"""Many small models trained at once on one GPU, as ensembles; the step of an ensemble is a CUDA graph on its own
+stream.
 
-A step of a small model takes milliseconds of the host and a hundred kernels of a few microseconds. As a graph it takes
-the host no time, models of one shape share the kernels (torch.func.vmap), and ensembles of different shapes run side by
-side. Data, models, optimizers, schedules and evaluation are those of `scripts.train` for the same
-configs; there are no validations, checkpoints or logs.
+A step of a small model takes milliseconds of the host, and a hundred kernels of a few microseconds. A graph takes no
+time of the host, models of one shape share the kernels (torch.func.vmap), and ensembles of different shapes run
+concurrently. Data, models, optimizers, schedules and evaluation are those of `scripts.train` for the same configs;
+there are no validations, checkpoints or logs.
 """
 
 import time
@@ -59,7 +60,7 @@ class Learner:
         self.model: nn.Module = instantiate(config.model).to(device)
 
     def share(self, weights: dict[str, Tensor], rate: Tensor) -> None:
-        """Make the parameters parts of the ensemble's `weights`, and the optimizer, whose rate is that of a tensor."""
+        """Make the parameters views of the ensemble's weights, and build the optimizer, whose rate is a tensor."""
         for name, parameter in self.model.named_parameters():
             parameter.data = weights[name]
         self.optimizer: Optimizer = instantiate(self.config.optim)(self.model, fused=True)
@@ -73,7 +74,8 @@ class Learner:
 
 
 class Ensemble:
-    """Models of the same shapes, each with its own weights, rate and perhaps data, that take their steps together."""
+    """Models of the same shapes that take their steps together, each with its own weights and rate, and with the same
+    or its own data."""
 
     def __init__(self, learners: Sequence[Learner]) -> None:
         self.learners = learners
@@ -93,7 +95,7 @@ class Ensemble:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def _of_all(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Return the learners' data, side by side where they are not the same."""
+        """Return the data of the learners: stacked, or once if they are the same."""
         return tensors[0] if self._same_data else torch.stack(list(tensors), dim=axis)
 
     def _step(self) -> None:
@@ -126,14 +128,14 @@ class Ensemble:
             except RuntimeError as error:
                 if "vmap" not in str(error):
                     raise
-                self._maps = False  # transformers' Mamba and mLSTM change tensors in place: one model after the other
+                self._maps = False  # Mamba and mLSTM of transformers change tensors in place: run them one by one
         models = range(len(self.learners))
         each = [{name: x[k] for name, x in self._weights.items()} for k in models]
         buffers = [{name: x[k] for name, x in self._buffers.items()} for k in models]
         return torch.stack([logits(each[k], buffers[k], ids if own is None else ids[k]) for k in models])
 
     def _take_gradients(self, loss: Tensor) -> None:
-        """Give the models' parameters their gradients, clipped by the norm of each model's."""
+        """Set the gradients of all parameters, clipped by the norm of each model."""
         gradients = torch.autograd.grad(loss, list(self._weights.values()))
         together = torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)  # [models, parameters]
         if (most := self.learners[0].config.trainer.gradient_clip_val) is not None:
@@ -159,7 +161,7 @@ class Ensemble:
         ]
 
     def capture(self) -> None:
-        """Take the first steps, and on a GPU make a graph of those that follow."""
+        """Take the first steps on a GPU, and capture a graph for the others."""
         if self._stream is None:
             return
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -173,7 +175,7 @@ class Ensemble:
         self._graph = graph
 
     def step(self) -> None:
-        """Take one more step; with a graph, only begin it."""
+        """Take one step; a graph is only launched."""
         if self._graph is None:
             self._step()
         else:
@@ -185,15 +187,15 @@ class Ensemble:
 def train_together(
     runs: Mapping[Path, DictConfig], device: torch.device, drawn: dict[str, Batches] | None = None
 ) -> dict[Path, str]:
-    """Train the models of configs, and leave eval.json in each one's folder.
+    """Train the models of configs, and write eval.json to the folder of each.
 
     Args:
         runs: configs, by the folders of their results.
-        device: a GPU; on the CPU it takes as long as one run after the other.
-        drawn: data of earlier calls, to which that of this one is added.
+        device: a GPU; on the CPU there is no gain over one run after the other.
+        drawn: data of earlier calls, to which those of this call are added.
 
     Returns:
-        of the runs that have no result, why.
+        the reason for each run without a result.
     """
     start = time.perf_counter()
     drawn = {} if drawn is None else drawn

@@ -1,7 +1,7 @@
 """sLSTM layers of a checkpoint of the xlstm package (https://github.com/NX-AI/xlstm) as RNNMixers.
 
-A layer is taken over whole: convolution, gates, recurrence and norm. The blocks around it are not: theirs have another
-feed-forward part. The cell is taken to be the package's function="slstm", not its "lstm": the checkpoint does not say.
+A layer is converted whole: convolution, gates, recurrence and norm. The blocks around it are not, because they have
+another feed-forward part. The cell is assumed to be the package's function="slstm", which a checkpoint does not record.
 """
 
 import pickle
@@ -15,8 +15,8 @@ from data.atomic_file import replacing
 from flashrnn import get_cell
 from models.mixers import RNNMixer
 
-# The package gives its fgate to the cell's input gate and its igate to the forget gate. The names are wrong, and stay
-# so for the sake of trained models (https://github.com/NX-AI/xlstm/issues/98).
+# The package gives its fgate to the cell's input gate and its igate to the forget gate. It keeps these wrong names for
+# trained models (https://github.com/NX-AI/xlstm/issues/98).
 SLSTM = get_cell("slstm")
 MODULES = {"i": "fgate", "f": "igate", "z": "zgate", "o": "ogate"}
 
