@@ -12,11 +12,11 @@ from .block import Block
 from .loss import linear_cross_entropy
 from .mixers.step_context import StepContext
 
-States = list[tuple[Tensor, ...] | None]  # one tuple per block, as its mixer defines it; None starts anew
+States = list[tuple[Tensor, ...] | None]  # one tuple per block, as its mixer defines it; None: no state yet
 
 
 def carries_state(mixer: nn.Module) -> bool:
-    """Return whether the state of a mixer goes on from one batch to the next where these follow each other."""
+    """Return whether the state of a mixer is carried from batch to batch where batches follow each other."""
     return getattr(mixer, "carries_state", True)
 
 
@@ -42,18 +42,18 @@ class SequenceModel(nn.Module):
         num_classes: size of the output layer; None is `vocab_size`, a language model.
         d_model: width.
         num_blocks: number of blocks.
-        num_heads: given to `mixer` too, unless it is None, or `mixer` is a partial that has its own.
-        embedding_std: standard deviation of the initial embeddings; None is that of all other weights.
-        mlp: an MLP after the mixer in every block; without it, the mixer's output is read linearly.
-        pattern: which of the mixers each block has, by name, from the first block on and over again: a hybrid of
+        num_heads: given to `mixer`, unless it is None or `mixer` is a partial with its own.
+        embedding_std: standard deviation of the initial embeddings; None takes that of all other weights.
+        mlp: an MLP after the mixer in every block.
+        pattern: names of mixers, one for each block from the first on, repeated to `num_blocks`: a hybrid of
             `["lstm", "lstm", "attention"]` has attention in every third block.
 
-    With the attribute `checkpoint_blocks` set, training keeps the inputs of blocks alone and runs each block again in
-    the backward pass: less memory for one forward pass more.
+    With the attribute `checkpoint_blocks` set, training keeps only the inputs of blocks and runs each block again in
+    the backward pass, which takes less memory and one more forward pass.
 
-    Initialised as GPT-2: weights normal with standard deviation sqrt(2 / 5d), which is near its 0.02 at d = 768 and
-    grows as the width shrinks; those that write to the residual stream are divided by sqrt(2 num_blocks). A mixer with
-    a method `init_weights` may change its own weights after that.
+    Initialised as GPT-2: weights are normal with standard deviation sqrt(2 / 5d), which is about 0.02 at d = 768; those
+    that write to the residual stream are divided by sqrt(2 num_blocks). A mixer with a method `init_weights` may change
+    its weights after that.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class SequenceModel(nn.Module):
 
         Args:
             input_ids: int64 [B, T].
-            states: what an earlier call returned, to go on from there; None starts anew.
+            states: the states that an earlier call returned; None starts without states.
             reset: bool [B, T], True where a new document starts.
 
         Returns:
@@ -130,13 +130,13 @@ class SequenceModel(nn.Module):
         states: States | None = None,
         return_states: bool = False,
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, States]:
-        """Return the mean cross-entropy, without ever holding all logits at once, and which answers are right.
+        """Return the mean cross-entropy, without all logits in memory at once, and which answers are right.
 
         Args:
             input_ids: int64 [B, T].
             labels: int64 [B, T], models.loss.IGNORE where nothing is scored.
             reset: as in `forward`.
-            states: what an earlier call returned, to go on from there; None starts anew.
+            states: the states that an earlier call returned; None starts without states.
             return_states: return the states after the last position too, detached.
 
         Returns:
@@ -151,18 +151,18 @@ class SequenceModel(nn.Module):
         return loss, right, [tuple(part.detach() for part in state) for state in new_states]
 
     def carried(self, states: States) -> States:
-        """Return what goes on to the next batch where batches follow each other: None for mixers that carry nothing."""
+        """Return the states that are carried to the next batch; None for mixers that carry nothing."""
         return [state if carries_state(block.mixer) else None for block, state in zip(self.blocks, states, strict=True)]
 
     @torch.no_grad()
     def read(
         self, input_ids: Tensor, states: States | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, States]:
-        """Return logits of the last position alone [B, num_classes], and the states: `forward` for prompts, without
+        """Return logits of the last position [B, num_classes], and the states: `forward` for prompts, without
         gradients.
 
-        A long prompt is read in pieces, so that it takes the memory of a piece, unless a mixer has said that it goes on
-        from a state more slowly than it starts (`reads_whole`).
+        A long prompt is read in pieces, so that it takes the memory of a piece, unless a mixer is slower from a state
+        than without one (`reads_whole`).
         """
         B, T = input_ids.shape
         whole = any(getattr(block.mixer, "reads_whole", False) for block in self.blocks)
@@ -203,16 +203,16 @@ class SequenceModel(nn.Module):
     def flops_per_token(self, T: int) -> float:
         """Return floating-point operations per token of one forward and backward pass over sequences of T tokens.
 
-        6 per parameter that multiplies, which is all of them but the embedding (recurrent matrices too: once per token
-        and direction), and what a mixer adds that is no parameter, its own `flops_per_token(T)`: the scores and sums of
-        attention (PaLM, arXiv 2204.02311, appendix B). Recomputation does not count.
+        They are 6 per parameter but those of the embedding, recurrent matrices included, and `flops_per_token(T)` of a
+        mixer for what is no product with parameters, such as the scores and sums of attention (PaLM, arXiv 2204.02311,
+        appendix B). Recomputation does not count.
         """
         parameters = sum(parameter.numel() for parameter in self.parameters()) - self.embedding.weight.numel()
         mixers = (block.mixer for block in self.blocks)
         return 6.0 * parameters + sum(m.flops_per_token(T) for m in mixers if hasattr(m, "flops_per_token"))
 
     def hidden_states(self, input_ids: Tensor, states: States | None, reset: Tensor | None) -> tuple[Tensor, States]:
-        """Return what the output layer sees, [B, T, d_model], and the states after the last position."""
+        """Return the input of the output layer, [B, T, d_model], and the states after the last position."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids have shape {list(input_ids.shape)}: expected [B, T] with T > 0")
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():

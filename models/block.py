@@ -20,7 +20,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then, with an MLP, x + mlp(norm(x)). The mixer sees x [B, T, d] and carries the state."""
+    """x + mixer(norm(x)), then, with an MLP, x + mlp(norm(x)); x is [B, T, d], the state that of the mixer."""
 
     def __init__(self, d_model: int, mixer: nn.Module, mlp: bool = True) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Block(nn.Module):
         return x, state
 
     def step(self, x: Tensor, state: tuple[Tensor, ...], context: StepContext) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute one token of each sequence, x [B, d], without gradients: the same as `forward`, in few kernels."""
+        """Compute one token of each sequence, x [B, d], without gradients: `forward` in few kernels."""
         x, state = self.mixer.step(self.mixer_norm(x), state, context, x)
         if self.mlp is not None:
             x = _add_linear(x, self.mlp.act(self.mlp.up(self.mlp_norm(x))), self.mlp.down)
@@ -47,6 +47,6 @@ class Block(nn.Module):
 
 
 def _add_linear(x: Tensor, y: Tensor, linear: nn.Module) -> Tensor:
-    """Return x + linear(y), in place where the product can add to what is there: one kernel less."""
+    """Return x + linear(y), in place where the product can add to x, which saves a kernel."""
     plain = type(linear) is nn.Linear and linear.bias is None and not torch.is_autocast_enabled(x.device.type)
     return x.addmm_(y, linear.weight.t()) if plain else x + linear(y)

@@ -1,4 +1,4 @@
-"""Residual blocks without gradients in few kernels: one between matrix products, for the addition and the norms."""
+"""Residual blocks without gradients in few kernels: one between two matrix products, for the addition and the norms."""
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ _ALIGNED = 8  # numbers of 16 bits
 
 
 def are_plain(blocks: nn.ModuleList, norm: nn.Module, head: nn.Module) -> bool:
-    """Return whether a model is recurrent blocks as they are built, without convolutions, and nothing looks at them or
-    changes what they compute."""
+    """Return whether all blocks are recurrent blocks of this project without convolutions, and no hook or replaced
+    method observes or changes them."""
     if not (_is_plain_norm(norm) and _is_plain_linear(head) and all(map(_is_plain, blocks))):
         return False
     return not any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in blocks.modules())
@@ -35,10 +35,10 @@ def serves(embedding: nn.Embedding, blocks: nn.ModuleList, norm: nn.Module, head
 def hidden_states(
     x: Tensor, blocks: nn.ModuleList, norm: nn.LayerNorm, states: list[tuple[Tensor, ...] | None], reset: Tensor | None
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Return norm(blocks(x)) and the new states, for blocks that `serves` has been asked for.
+    """Return norm(blocks(x)) and the new states, for blocks that `serves` accepts.
 
     Args:
-        x: [B, T, d], which is written over.
+        x: [B, T, d], overwritten.
         blocks: each with a state.
         norm: the one after the blocks.
         states: as SequenceModel.forward has them.
@@ -66,13 +66,13 @@ def hidden_states(
 
 
 def logits(x: Tensor, head: nn.Module) -> Tensor:
-    """Return head(x) [B, C] without gradients. In 16 bits a product whose number of rows is not a multiple of eight
-    is several times slower: those beyond it are computed apart."""
+    """Return head(x) [B, C] without gradients. In 16 bits a product is several times slower if its number of rows is
+    not a multiple of eight: the remaining rows are a second product."""
     (B, _), C = x.shape, head.out_features
     whole, rest = C // _ALIGNED * _ALIGNED, C % _ALIGNED
     if x.device.type != "cuda" or x.dtype.itemsize != 2 or not (whole and rest) or not _is_plain_linear(head):
         return head(x)
-    rows = x.new_empty(B, whole + _ALIGNED)  # so that each begins where several numbers are stored at once
+    rows = x.new_empty(B, whole + _ALIGNED)  # so that each row is aligned for vectorised stores
     torch.mm(x, head.weight[:whole].t(), out=rows[:, :whole])
     rows[:, whole:C] = torch.mm(x, head.weight[-_ALIGNED:].t())[:, -rest:]
     return rows[:, :C]

@@ -1,4 +1,4 @@
-"""The output layer and its cross-entropy in one, chunk by chunk, so that the logits of a batch never exist at once."""
+"""The output layer and its cross-entropy, chunk by chunk, so that the logits of a batch are never in memory at once."""
 
 import torch
 from torch import Tensor
@@ -6,18 +6,18 @@ from torch.nn import functional as F
 
 IGNORE = -100  # label of a position that is not scored
 CHUNK = 2**28  # logits at a time: half a GB in bfloat16
-HALF_ROWS = 2**12  # rows at a time in float16, in which the sum of more rows' gradients may be too large
+HALF_ROWS = 2**12  # rows at a time in float16, in which the sum of more rows' gradients may overflow
 ALIGNMENT = 64  # half-precision rows of the padded weight: whole cache lines, which tensor cores read at full speed
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy of the logits x weight^T, in float32, and where the largest logit is the label's.
 
-    The logits are computed in the dtype of autocast, the rest in float32 (float64 for float64). The gradients are
-    computed along with the loss: each chunk of logits is made once and forgotten. Beside x, weight and their gradients
-    this takes a few times CHUNK logits, where the usual way takes M V in half precision and twice M V in float32.
-    Compiled, it takes CHUNK logits and their gradients, in the dtype of autocast alone, and the chunks' shares of the
-    weight's gradient, V d each, which are added up at once.
+    Logits are computed in the dtype of autocast, the rest in float32 (float64 for float64). Gradients are computed with
+    the loss, so that each chunk of logits is computed once. Besides x, weight and their gradients this takes a few
+    times CHUNK logits in memory, where the usual way takes M V in half precision and twice M V in float32. Compiled, it
+    takes CHUNK logits and their gradients in the dtype of autocast, and the chunks' shares of the weight's gradient, V
+    d each.
 
     V is padded to a multiple of 64 in half precision: rows of the 50,257 tokens of GPT-2 do not begin where tensor
     cores can load them. torch.nn.functional.linear_cross_entropy (PyTorch 2.13) has neither that nor the answers, and
@@ -46,7 +46,7 @@ def _dtype_of_products(x: Tensor) -> torch.dtype:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Summed loss and right answers of all rows, and, if asked for, the gradients of the sum."""
+    """The summed loss and the right answers of all rows, with the gradients of the sum if asked for."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, labels: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_total: Tensor, _) -> tuple[Tensor | None, ...]:
         d_x, d_weight = ctx.saved_tensors
-        # By way of the dtype of d_total: rounded to half precision, the factor would be wrong for all rows alike.
+        # In the dtype of d_total: rounded to half precision, the factor would be wrong for all rows.
         return (d_x.to(d_total.dtype) * d_total).to(d_x.dtype), (d_weight * d_total).to(ctx.weight_dtype), None, None
 
 

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .step_context import StepContext, rotary_frequencies
 
-# cuDNN plans anew for every length, and a cache grows by a token at a time: 50 ms per token in place of 12 on an H100.
+# cuDNN makes a plan for every length, and a cache grows token by token: 50 ms per token instead of 12 on an H100.
 _BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -15,9 +15,9 @@ _BACKENDS_FOR_CACHE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTIO
 def rotary_angles(positions: Tensor, D: int, base: float) -> Tensor:
     """Return cosines and sines for int64 positions [...], float32 [2, ..., D/2].
 
-    An operator of its own, because torch.compile would move the sines into the product and compute them for every
-    element anew; and no buffer, because that is lost when a model is built on the meta device. All layers of a compiled
-    model share one call.
+    It is an operator, because torch.compile would fuse the sines into the product and compute them again for every
+    element. It is no buffer, because a buffer is lost when a model is built on the meta device. All layers of a
+    compiled model share one call.
     """
     angles = positions.to(torch.float32)[..., None] * rotary_frequencies(D, base, positions.device)
     return torch.stack((angles.cos(), angles.sin()))
@@ -29,8 +29,7 @@ def _(positions: Tensor, D: int, base: float) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Return the rotary embedding of x [B, N, T, D] by `angles` that fit it, such as [2, T, D/2]; computed in float32,
-    in the dtype of x after that."""
+    """Return the rotary embedding of x [B, N, T, D] by `angles` such as [2, T, D/2], computed in float32."""
     cos, sin = angles
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
@@ -39,17 +38,18 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 class AttentionMixer(nn.Module):
     """Multi-head causal self-attention, over all tokens or a sliding window of them, 4 d² parameters.
 
-    The state is (keys [B, N, L, D], values [B, N, L, D], position [B]) of the last L tokens, of which the window keeps
-    window - 1, and of the position of the next one; and (keys, values, position, start [B]) once resets were given: a
-    token attends to tokens of its own document only, whose first position is `start`.
+    The state is (keys [B, N, L, D], values [B, N, L, D], position [B]): keys and values of the last L tokens, at most
+    window - 1 of them with a window, and the position of the next token. After resets it also has start [B], the first
+    position of the current document: a token attends to tokens of its own document only.
 
     Args:
         d_model: width of input and output.
         num_heads: number of heads; d_model / num_heads must be even (rotary embedding turns pairs).
-        rope_base: base of the rotary frequencies; None is no rotary embedding: in a hybrid, recurrent blocks know where
-            they are, and attention then looks as far as it has to.
-        window: tokens that one attends to, its own included; None is all. Sequences that are longer are computed with a
-            mask, which takes the time of attention over all.
+        rope_base: base of the rotary frequencies; None is no rotary embedding, for hybrids, whose recurrent blocks know
+            the position.
+        window: tokens that a token attends to, its own included; None is all. Longer sequences are computed with a
+        mask,
+            which takes the time of attention over all tokens.
         block_index: place in the backbone, part of the mixer interface, unused here.
         num_blocks: number of such places, unused here.
     """

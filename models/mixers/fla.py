@@ -1,4 +1,4 @@
-"""Layers of flash-linear-attention on a GPU, the strong rivals: Gated DeltaNet, Gated DeltaProduct, Mamba-2."""
+"""Layers of flash-linear-attention on a GPU: Gated DeltaNet, Gated DeltaProduct, Mamba-2."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ State = tuple[Tensor, ...]
 
 
 class _OneLayerCache:
-    """What a layer of flash-linear-attention takes as a cache, for this layer alone."""
+    """The cache of one layer of flash-linear-attention."""
 
     def __init__(self, state: State | None) -> None:
         self.state = state and {"recurrent_state": state[0], "conv_state": state[1] if len(state) == 2 else state[1:]}
@@ -35,7 +35,7 @@ class FLAMixer(nn.Module):
     """A layer of flash-linear-attention with its own gates, convolutions and output map.
 
     The state is (recurrent state, last inputs of each convolution), all with the batch first. The kernels run on a GPU
-    and compute in half precision: where x is float32, in bfloat16. torch.compile leaves the layer out.
+    and compute in half precision, for float32 inputs in bfloat16. torch.compile leaves the layer out.
 
     With resets a sequence runs in single steps, without gradients.
 
@@ -80,7 +80,7 @@ class FLAMixer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Scale the output map as the backbone does those that write to the residual stream."""
+        """Scale the output map as the backbone scales those that write to the residual stream."""
         out = getattr(self.layer, "o_proj", None) or self.layer.out_proj
         out.weight.div_(math.sqrt(2 * self.num_blocks))
 
@@ -107,7 +107,8 @@ class FLAMixer(nn.Module):
 
 
 class Mamba2Mixer(FLAMixer):
-    """Mamba-2 (arXiv 2405.21060). From a state it runs in single steps, without gradients; fast with mamba_ssm alone.
+    """Mamba-2 (arXiv 2405.21060). From a state it runs in single steps, without gradients. It is fast only with
+    mamba_ssm.
 
     Args:
         d_model: width of input and output.

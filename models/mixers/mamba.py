@@ -17,8 +17,8 @@ class MambaMixer(nn.Module):
 
     The state is (last inputs of the convolution [B, expand d, conv_width], recurrent state [B, expand d, state_size]).
     Sequences run in the parallel form, by mambapy's scan. With resets they run in single steps, which transformers
-    computes in place: such calls have no gradients, and asking for them is a ValueError. torch.compile leaves the layer
-    out: it would take minutes to unroll time.
+    computes in place, so that gradients are a ValueError. torch.compile leaves the layer out, because it would take
+    minutes to unroll time.
 
     Args:
         d_model: width of input and output.
@@ -75,7 +75,7 @@ class MambaMixer(nn.Module):
         if state is None and reset is None:
             return self._call(x, DynamicCache(config=self.config))
         if reset is None and (x.shape[1] > 1 or torch.is_grad_enabled()):
-            return self._go_on(x, state)
+            return self._from_state(x, state)
         if torch.is_grad_enabled():
             raise ValueError(
                 "model=mamba cannot be trained with resets, because transformers' single step has no gradients: set "
@@ -87,8 +87,8 @@ class MambaMixer(nn.Module):
         return stepwise(self._step, x, state, reset)
 
     @torch.compiler.disable
-    def _go_on(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute the parallel form from a state; that of transformers starts from zeros alone."""
+    def _from_state(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Compute the parallel form from a state; that of transformers has no initial state."""
         layer, N = self.layer, self.config.state_size
         conv_state, recurrent_state = state
         inputs, gate = layer.in_proj(x).transpose(1, 2).chunk(2, dim=1)  # [B, inner, T]

@@ -12,16 +12,16 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMLayer as MLSTMLayer
 from .stepwise import step_by_forward, stepwise
 
 CHUNK = 64
-# Gates of a padded step: keep everything, add nothing. exp(-60) is nothing in float32 beside exp(-15), the smallest
-# that the layer's soft cap lets an input gate be.
+# Gates of a padded step: keep everything, add nothing. In float32 exp(-60) is negligible beside exp(-15), the smallest
+# input gate that the layer's soft cap admits.
 KEEP, ADD_NOTHING = 60.0, -60.0
 
 
 class Chunkwise(nn.Module):
     """transformers' chunkwise mLSTM for any T, with the state after the last step.
 
-    In place of its xLSTMBackend, which takes the steps beyond the last full chunk one by one: at T = 40 that is ten
-    times as slow.
+    It replaces xLSTMBackend, which computes the steps after the last full chunk one by one: at T = 40 that is ten times
+    as slow.
     """
 
     def forward(

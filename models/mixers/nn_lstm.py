@@ -8,10 +8,9 @@ from .stepwise import step_by_forward
 
 
 class NNLSTMMixer(nn.Module):
-    """y = norm(nn.LSTM(x)): the blocks of RNNMixer(function="lstm") with one head, by PyTorch; 8 d² parameters.
+    """y = norm(nn.LSTM(x)): RNNMixer(function="lstm") with one head, by PyTorch; 8 d² parameters.
 
-    The state is (h [B, d], c [B, d]). There are no resets. torch.compile leaves nn.LSTM out and
-    compiles what is between.
+    The state is (h [B, d], c [B, d]). There are no resets. torch.compile leaves nn.LSTM out.
 
     Args:
         d_model: width of input and output.
@@ -28,7 +27,7 @@ class NNLSTMMixer(nn.Module):
         if num_heads != 1:
             raise ValueError(f"num_heads={num_heads}: torch.nn.LSTM has one head; model=lstm takes any number")
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
-        nn.init.zeros_(self.lstm.bias_hh_l0).requires_grad_(False)  # of two biases the sum would learn twice as fast
+        nn.init.zeros_(self.lstm.bias_hh_l0).requires_grad_(False)  # two biases would learn twice as fast
         self.norm_weight = nn.Parameter(torch.ones(d_model))
 
     def forward(

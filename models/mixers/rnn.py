@@ -8,8 +8,8 @@ from flashrnn import Cell, Recurrence, get_cell
 
 from .step_context import StepContext
 
-# Which gates the causal convolution feeds. xLSTM feeds the input and forget gates of its sLSTM, which decide what is
-# kept, and leaves the values to be stored and read out (z, o) raw; the GRU's counterparts are r and z.
+# The gates that the causal convolution feeds. In xLSTM's sLSTM they are the input and forget gates, but not the values
+# to be stored and read out (z, o); the GRU's counterparts are r and z.
 CONV_GATES = {"slstm": ("i", "f"), "lstm": ("i", "f"), "gru": ("r", "z")}
 
 
@@ -37,7 +37,7 @@ class CausalConv(nn.Module):
             term = padded[:, past - lag : past - lag + T] * self.weight[:, past - lag]
             y = y + (term if reset is None else term * (age >= lag)[..., None])
         state = padded[:, T:]
-        if reset is not None:  # what was before the last document does not reach the next call
+        if reset is not None:  # inputs before the last document do not reach the next call
             steps_of_state = torch.arange(T - past, T, device=x.device)
             state = state * (steps_of_state >= start[:, -1:])[..., None]
         return F.silu(y), state
@@ -57,7 +57,7 @@ class RNNMixer(nn.Module):
         d_model: width of input and output, num_heads times the head size.
         num_heads: heads of the recurrence, each with its own recurrent matrices and its own norm.
         function: the cell, by registered name or as a flashrnn.Cell.
-        conv_width: width of a causal convolution with SiLU in front of some of the gates; 0 is none, xLSTM takes 4.
+        conv_width: width of a causal convolution with SiLU before some of the gates; 0 is none, xLSTM has 4.
         conv_gates: names of the gates that the convolution feeds; None takes CONV_GATES, all for any other cell.
         backend: as in `flashrnn.Recurrence`.
         recurrent_init: as there.

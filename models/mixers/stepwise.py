@@ -1,4 +1,4 @@
-"""A sequence in single steps, for mixers whose own sequence form knows no states or no resets."""
+"""A sequence in single steps, for mixers whose sequence form has no states or no resets."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ State = tuple[Tensor, ...]
 def stepwise(
     step: Callable[[Tensor, State], tuple[Tensor, State]], x: Tensor, state: State, reset: Tensor | None
 ) -> tuple[Tensor, State]:
-    """Put x [B, T, d] through `step(x [B, 1, d], state)`, where resets [B, T] put the state of a sequence back to
+    """Apply `step(x [B, 1, d], state)` to x [B, T, d] step by step; resets [B, T] set the state of a sequence to
     zero."""
     outputs = []
     for t in range(x.shape[1]):
@@ -27,6 +27,6 @@ def stepwise(
 def step_by_forward(
     self: Callable[..., tuple[Tensor, State]], x: Tensor, state: State, context: StepContext, residual: Tensor
 ) -> tuple[Tensor, State]:
-    """Make a mixer's method `step` of its `forward`, for states of fixed size."""
+    """Compute a mixer's `step` by its `forward`, for states of constant size."""
     y, state = self(x[:, None], state)
     return residual + y[:, 0], state
