@@ -8,6 +8,7 @@ NAME is a file of configs/benchmark, which has its keys, and a module of benchma
 
 import json
 import os
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from benchmarks.cases import SUITES
 from training.command_line import hydra_command, literal, named, values
 from training.configuration import titles
 
-PATHS = ("out", "flashrnn_wheel", "haste_sources")  # among the keys
 ON_CPU = ("reference_cpu", "cpu_fused", "data")  # of a machine with a GPU, too
 GOES_ON = ("layers", "generation")  # where an earlier run was broken off; on a GPU or a CPU
 WRITERS = {
@@ -32,7 +32,12 @@ WRITERS = {
 """By benchmark, or suite of kernels: the module that writes page and figure."""
 
 
-@hydra_command("benchmark", lambda words: literal(named(words, "benchmark"), paths=PATHS))
+def arguments(words: Sequence[str]) -> list[str]:
+    """Return what Hydra reads: a first word is the benchmark, and a commit is no number."""
+    return literal(named(words, "benchmark"), texts=["commit"], paths=["out", "flashrnn_wheel", "haste_sources"])
+
+
+@hydra_command("benchmark", arguments)
 def main(config: DictConfig) -> None:
     """Run the chosen measurement, or draw earlier ones."""
     name = HydraConfig.get().runtime.choices.benchmark
@@ -40,6 +45,8 @@ def main(config: DictConfig) -> None:
         raise ValueError(f"which benchmark? python -m scripts.benchmark NAME, one of {', '.join(titles('benchmark'))}")
     options = values(config, "benchmark", f"benchmark={name}")
     if name == "figures":
+        if not options["files"]:
+            raise ValueError("which files? python -m scripts.benchmark figures files=[FILE,FILE]")
         for file in options["files"]:
             print(*write_page(Path(file)), sep="\n")
         return

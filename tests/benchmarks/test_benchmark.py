@@ -391,6 +391,7 @@ class TestCommandLine:
     def test_names_are_listed(self, monkeypatch):
         assert "NAME, one of calls, counters" in self.refused(monkeypatch)
         assert "layers" in self.refused(monkeypatch, "lstm")
+        assert "files=[FILE" in self.refused(monkeypatch, "figures")
         assert "Could not override 'cases'" in self.refused(monkeypatch, "layers", "cases=[x]")
 
     def test_says_which_cases_there_are(self, monkeypatch):
@@ -472,9 +473,10 @@ class TestCommandLine:
 
         monkeypatch.setattr("benchmarks.language_model.rows", rows)
         models = "models=['model=lstm model.num_heads=1',model]"
-        self.run(monkeypatch, "language_model", models, "batch_sizes=8", f"out={tmp_path}", "commit=abc")
+        self.run(monkeypatch, "language_model", models, "batch_sizes=8", f"out={tmp_path}", "commit=12e4567")
         assert asked == [(["model=lstm model.num_heads=1", "model"], [8], [1])]
-        assert (tmp_path / "gpu" / "language_model_x2.json").exists() == (rank == 0)
+        written = [json.loads(file.read_text())["commit"] for file in tmp_path.glob("gpu/language_model_x2.json")]
+        assert written == ["12e4567"] * (rank == 0)
 
     def test_measures_the_reference(self, monkeypatch, tmp_path):
         monkeypatch.setattr(reference_cpu, "processor_time", lambda runs: {k: {"p50": 1.0} for k in runs})
