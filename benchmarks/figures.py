@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks import floors
 from benchmarks.cases import FORWARD, MODES, SWEEPS, Job, network
@@ -77,13 +79,25 @@ def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
         axes.text(1.02, place, name, color=color, va="center", fontsize=9, transform=axes.transAxes)
 
 
+def number_log_axis(axis: Axis) -> None:
+    """Label the ticks 1, 2 and 5 of each decade of a logarithmic axis as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 def _title(suite: str, jobs: dict[Job, dict[str, dict]]) -> str:
-    """Return the title of a figure."""
-    if suite == "main":
-        ratios = [ratio for found in _ratios_of(jobs).values() for ratio in found.values()]
-        return f"Other kernels take {min(ratios):.1f} to {max(ratios):.1f} times as long as this project's"
-    over = SWEEPS[suite][1] if suite in SWEEPS else "network"
-    return f"Time per step over {over}"
+    """Return the finding of a figure: the smallest and the largest ratio of another kernel's time to ours."""
+    if suite == "backends":
+        found = [times(rows) for rows in jobs.values() if "ms" in rows.get(OURS, {})]
+        ratios = [ms[name] / ms[OURS] for ms in found for name in OTHERS if name in ms]
+        others, ours = "This project's other backends", "cuda_fused"
+    else:
+        ratios = [ratio for of_job in _ratios_of(jobs).values() for ratio in of_job.values()]
+        others, ours = "Other recurrent kernels", "this project's"
+    if not ratios:
+        return "Time of this project's kernels"
+    return f"{others} take {min(ratios):.1f} to {max(ratios):.1f} times as long as {ours}"
 
 
 def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor: bool) -> Figure:
@@ -114,6 +128,7 @@ def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(ticks, labels=map(str, ticks))
+    number_log_axis(ax.yaxis)
     ax.grid(alpha=0.3)
 
 
@@ -135,6 +150,7 @@ def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
     for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
         _bars(ax, found, mode, {name: f"C{k}" for k, name in enumerate(names)})
         ax.set(title=mode, xlabel="µs per time step", xscale="log")
+        number_log_axis(ax.xaxis)
     return figure
 
 
@@ -181,5 +197,5 @@ def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
         ax.axvline(1, color="black", linewidth=1)
         ax.margins(x=0.08)
         ax.spines[["top", "right"]].set_visible(False)
-        ax.set(title=mode, xlabel="their time over ours (line: as fast)")
+        ax.set(title=mode, xlabel="time of the other kernel / time of this project's (line: equal)")
     return figure

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.figures import name_curves
+from benchmarks.figures import name_curves, number_log_axis
 from benchmarks.generation import LLAMA
 from benchmarks.markdown import markdown, write_page
 
@@ -58,13 +58,13 @@ def draw(rows: list[dict], device: str, file: Path) -> None:
     models = list(dict.fromkeys(row["model"] for row in rows))
     for axes, (over, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         _panel(axes, found, over, models)
-    figure.suptitle(f"{_finding(rows)}\n{device}", fontsize=11)
+    figure.suptitle(f"{_finding(rows)} ({device})", fontsize=11)
     figure.savefig(file, dpi=150)
 
 
 def _finding(rows: list[dict]) -> str:
-    """Return how many times as fast as the slowest model the fastest one is after the longest context of both; of one
-    model alone, its speed."""
+    """Return how many times as fast as the slowest model all others are, after the longest context of all; for one
+    model, its speeds over the context."""
     speeds: dict[tuple[int, int], dict[str, float]] = {}
     for row in rows:
         if "error" not in row:
@@ -72,12 +72,15 @@ def _finding(rows: list[dict]) -> str:
     most = max(map(len, speeds.values()))
     context, batch = max(place for place, found in speeds.items() if len(found) == most)
     found = speeds[context, batch]
-    fastest, slowest = max(found, key=found.get), min(found, key=found.get)
     sequences = "one sequence" if batch == -1 else f"{-batch} sequences"
-    ratio = found[fastest] / found[slowest]
     if len(found) == 1:
-        return f"After {context:,} tokens, {sequences}: {fastest} gives {found[fastest]:,.0f} tokens per second"
-    return f"After {context:,} tokens, {sequences}: {fastest} is {ratio:.1f} times as fast as {slowest}"
+        (model,) = found
+        pace = [speed[model] for (_, rows_of), speed in speeds.items() if rows_of == batch]
+        reached = f"{min(pace):,.0f} to {max(pace):,.0f} tokens per second"
+        return f"{model}: {reached}\nafter up to {context:,} tokens, {sequences}"
+    slowest, *others = sorted(found, key=found.get)
+    ratio, names = found[others[0]] / found[slowest], " and ".join(sorted(others))
+    return f"{names}: at least {ratio:.1f} times as fast as {slowest}\nafter {context:,} tokens, {sequences}"
 
 
 def _panel(axes: Axes, rows: list[dict], over: str, models: list[str]) -> None:
@@ -96,7 +99,8 @@ def _panel(axes: Axes, rows: list[dict], over: str, models: list[str]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(ticks, labels=[f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
-    title = "sequences, each after 128 tokens" if over == "batch" else "tokens of context of one sequence"
+    title = "sequences, each after 128 tokens" if over == "batch" else "tokens of context, one sequence"
     axes.set(xlabel=title, ylabel="tokens per second")
+    number_log_axis(axes.yaxis)
     axes.grid(alpha=0.3)
     name_curves(axes, ends)

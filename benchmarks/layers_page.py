@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import median
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.cases import MODES
+from benchmarks.figures import number_log_axis
 from benchmarks.layer_cases import LayerCase
 from benchmarks.layers import OURS, case_of
 from benchmarks.markdown import markdown, write_page
@@ -77,6 +77,14 @@ def _title(case: LayerCase) -> str:
     return ", ".join([f"{case.family}: {case.cell}", sizes, *kinds, *["resets"] * case.reset])
 
 
+def _finding(rows: list[dict]) -> str:
+    """Return the median ratio of PyTorch's time to FlashRNN's for each cell."""
+    by_cell: dict[str, list[float]] = {}
+    for row in rows:
+        by_cell.setdefault(row["cell"], []).append(row["ratio"])
+    return "Median speed-up over PyTorch: " + ", ".join(f"{cell} {median(r):.2f}" for cell, r in by_cell.items())
+
+
 def draw(rows: list[dict], device: str, path: Path) -> None:
     """Draw a panel for every mode, a point for every network, by family, cell and precision."""
     families = list(dict.fromkeys(row["family"] for row in rows))
@@ -90,12 +98,10 @@ def draw(rows: list[dict], device: str, path: Path) -> None:
             axes.plot(list(points.values()), places, "o", alpha=0.6, markersize=5, label=f"{cell}, {name}")
         axes.axvline(1, color="black", linewidth=1)
         middle = median(ratio for of_precision in found.values() for ratio in of_precision.values())
-        axes.set(xscale="log", title=f"{mode}: median {middle:.2f}", xlabel="PyTorch's time over FlashRNN's")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set(xscale="log", title=f"{mode}: median {middle:.2f}", xlabel="time of PyTorch / time of FlashRNN")
+        number_log_axis(axes.xaxis)
         axes.set_yticks(range(len(families)), families)
         axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(groups))
-    figure.suptitle(f"FlashRNN beside nn.LSTM and nn.GRU, right of the line it is faster ({device})")
+    figure.suptitle(f"{_finding(rows)} ({device}; right of the line FlashRNN is faster)")
     figure.savefig(path, dpi=120)

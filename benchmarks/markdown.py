@@ -8,8 +8,10 @@ Table = list[list[str]]  # the header, then rows
 
 
 def markdown(table: Table) -> str:
+    """Return the table in markdown; columns of numbers after the first are aligned to the right."""
     header, *rows = table
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    numeric = [all(row[k][:1].isdigit() for row in rows if row[k]) for k in range(1, len(header))]
+    lines = [header, ["---", *("---:" if right else "---" for right in numeric)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -18,7 +20,7 @@ def write_page(data: Path, paragraphs: Iterable[str]) -> Path:
     page = data.with_suffix(".md")
     last = (
         f"Data, with command, commit and machine: [{data.name}]({data.name}). "
-        f"`python -m scripts.benchmark figures files=[{data.name}]` makes page and figure from it."
+        f"`python -m scripts.benchmark figures files=[{data.name}]` regenerates the page and the figure."
     )
     page.write_text("\n\n".join([*paragraphs, last]) + "\n")
     return page

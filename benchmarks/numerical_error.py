@@ -66,7 +66,7 @@ def draw(content: dict, file: Path) -> None:
         axes.set(title=dtype, xlabel="time step", ylabel="relative error of h", xlim=(0, None), ylim=(0, None))
         axes.spines[["top", "right"]].set_visible(False)
         name_curves(axes, ends)
-    figure.suptitle(f"{_finding(rows)} ({content['machine']['gpu']}; dotted: the same steps in PyTorch)")
+    figure.suptitle(f"{_finding(rows)} ({content['machine']['gpu']}; dotted: PyTorch loop)")
     figure.savefig(file, dpi=150)
 
 

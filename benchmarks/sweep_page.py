@@ -109,7 +109,7 @@ def _finding(jobs: dict[Job, dict[str, dict]]) -> str:
 def _curves(axes: Axes, series: Series, rows: Mapping[int, dict]) -> None:
     curves = {
         "measured": (measured_ms(rows), "o-"),
-        "the solver's estimate of the time loops": (estimated_ms(rows), "k:"),
+        "solver's estimate of the time loop": (estimated_ms(rows), "k:"),
     }
     for label, (curve, style) in curves.items():
         points = sorted(curve.items())

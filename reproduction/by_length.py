@@ -66,16 +66,19 @@ def draw(contents: list[dict], file: Path, models: Sequence[str], published: dic
         axes.set(ylim=(min(0.3, chance - 0.1), 1.05), xlim=(0, None))
     for axes in list(panels):  # those that no model is left for
         axes.set_axis_off()
-    figure.supxlabel("length of the sequence (green: seen in training; dotted: chance)", fontsize=9)
+    figure.supxlabel("length of the sequence (green: training lengths; dotted: chance)", fontsize=9)
     figure.supylabel("accuracy at the last position", fontsize=9)
     figure.savefig(file, dpi=150)
 
 
 def _extrapolates(runs: list[dict], models: Sequence[str]) -> str:
-    """Return what the figure shows, as a title."""
+    """Return the models that extrapolate, as a title."""
     right = [model_name(m) for m in models if mean_extrapolated(runs, model=m) > 0.99]
     low, high = (f(run["ranges"][k]["lengths"][k] for run in runs) for f, k in ((min, 0), (max, -1)))
-    return f"Beyond the lengths of training, at {low} to {high}: right are {', '.join(right) or 'none'}"
+    shortest, longest = runs[0]["training_lengths"]
+    who = " and ".join(filter(None, [", ".join(right[:-1]), *right[-1:]])) or "No model"
+    verb = "extrapolate" if len(right) > 1 else "extrapolates"
+    return f"{who} {verb} from lengths of {shortest} to {longest} to lengths of {low} to {high}"
 
 
 def _grouped(runs: list[dict]) -> DataFrame:

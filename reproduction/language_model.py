@@ -103,23 +103,27 @@ def _texts(runs: list[dict]) -> list[str]:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw tokens per second, ours beside the paper's."""
+    """Draw tokens per second and GPU, this project's and the paper's."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     rows, runs = paper("language_model"), runs_of(contents)
-    for place, row in enumerate(rows):
-        run = ours(runs, row)
+    trained = [(ours(runs, row), row) for row in rows]
+    for place, (run, row) in enumerate(trained):
         axes.barh(place - 0.2, TOKENS / row["step"] / GPUS, 0.4, color="tab:orange")
         if run:
             axes.barh(place + 0.2, speed(run), 0.4, color="tab:blue")
+    devices = ", ".join(dict.fromkeys(run["environment"]["device"] for run, _ in trained if run))
     axes.barh(0, 0, color="tab:orange", label="paper, each of 8 H100")
-    axes.barh(0, 0, color="tab:blue", label="ours")
+    axes.barh(0, 0, color="tab:blue", label=f"this project, one {devices}")
     axes.set_yticks(range(len(rows)), labels=[_label(row) for row in rows])
     axes.invert_yaxis()
-    axes.set(xlabel="tokens per second and GPU", title="Tokens per second in training, beside the paper's")
-    axes.legend()
+    ratios = [speed(run) / (TOKENS / row["step"] / GPUS) for run, row in trained if run]
+    finding = f"Training is {min(ratios):.1f} to {max(ratios):.1f} times as fast as in the paper"
+    axes.set(xlabel="tokens per second and GPU", title=finding)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(file, dpi=150)
 
 
@@ -130,7 +134,8 @@ def _label(row: dict) -> str:
 
 LANGUAGE_MODEL = Reproduction(
     source=SOURCE,
-    what="160 M parameters, GPT-2 vocabulary or one as large, context 1024. Seconds per step are medians.",
+    what="Models of 160 M parameters with the GPT-2 vocabulary or one of equal size, context 1024. Seconds per step "
+    "are medians.",
     measure=_measure,
     table=_table,
     draw=_draw,

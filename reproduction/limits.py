@@ -45,14 +45,15 @@ def _draw(contents: list[dict], file: Path) -> None:
     axes.set_xticks(range(len(cells)), labels=cells)
     axes.set_yticks(range(len(gpus)), labels=gpus)
     axes.tick_params(length=0)
-    axes.set_title("Largest heads that stay on the chip, 16 bit, forward and backward")
+    least, most = min(sizes.values()), max(sizes.values())
+    axes.set_title(f"Heads of up to {least} to {most} units stay on the chip (bfloat16, forward and backward)")
     figure.savefig(file, dpi=150)
 
 
 HEAD_SIZE_LIMITS = Reproduction(
     source="head_size_limits",
-    what="The largest head, forward and backward, whose recurrent matrix stays in registers and shared memory over all "
-    "time steps (`cuda_fused`), by the integer constraint solver; no GPU is asked.",
+    what="The largest head whose recurrent matrix stays in registers and shared memory over all time steps, forward "
+    "and backward (`cuda_fused`, bfloat16). The integer constraint solver computes it without a GPU.",
     measure=_measure,
     table=_table,
     draw=_draw,

@@ -114,16 +114,16 @@ def _draw(contents: list[dict], file: Path) -> None:
     curves = [_smoothed(run["curve"]) for run in runs]
     rows = math.ceil(len(runs) / _COLUMNS)
     figure = Figure(figsize=(3.1 * _COLUMNS, 2.3 * rows + 0.6), layout="constrained")
-    reached = [f"{run['perplexity']:.1f}" for run in sorted(runs, key=lambda run: run["perplexity"])]
-    figure.suptitle(f"After the same tokens: perplexities of {reached[0]} to {reached[-1]}; gray: the others")
+    reached = sorted(zip([run["perplexity"] for run in runs], map(_called, names(runs)), strict=True))
+    (least, best), (most, worst) = reached[0], reached[-1]
+    figure.suptitle(f"Perplexity after the same tokens: {least:.1f} ({best}) to {most:.1f} ({worst}); gray: other runs")
     panels = figure.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False).flat
     for name, run, curve, axes in zip(names(runs), runs, curves, panels, strict=False):
         for other in curves:
             axes.plot(other, color="lightgray", linewidth=1)
         axes.plot(curve, color="tab:blue")
-        called = name.replace("model.mixer.backend=", "").replace("trainer.precision=", "")
         axes.set_title(
-            f"{called}\nperplexity {run['perplexity']:.1f}, {1e3 * run['step_time']:.0f} ms a step", fontsize=8
+            f"{_called(name)}\nperplexity {run['perplexity']:.1f}, {1e3 * run['step_time']:.0f} ms per step", fontsize=8
         )
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize=8)
@@ -138,6 +138,11 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
+def _called(name: str) -> str:
+    """Return the name of a run without the keys of its overrides."""
+    return name.replace("model.mixer.backend=", "").replace("trainer.precision=", "")
+
+
 def _smoothed(points: list[tuple[int, float]]) -> Series:
     """Return losses by step, each the mean of it and of those before."""
     return Series(dict(points), dtype=float).rolling(_SMOOTHED).mean().dropna()
@@ -145,8 +150,8 @@ def _smoothed(points: list[tuple[int, float]]) -> Series:
 
 LOSS_CURVES = Reproduction(
     source="loss_curves",
-    what="The models of the paper's table trained on the Python sources of the machine (experiment=python_160m), all "
-    "on the same blocks in the same order.",
+    what="The models of the paper's table, trained on the machine's Python source code (experiment=python_160m). All "
+    "see the same blocks in the same order.",
     measure=_measure,
     table=_table,
     draw=_draw,

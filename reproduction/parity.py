@@ -39,8 +39,8 @@ def _notes(contents: list[dict]) -> list[str]:
 
 PARITY = Reproduction(
     source="parity",
-    what="Accuracy of the label at the last position, by the length of the sequence, mean over seeds, rounded down. "
-    "The paper gives one number for lengths 40 to 256.",
+    what="Accuracy of the label at the last position by the length of the sequence, mean over seeds, rounded down. The "
+    "paper gives one number for lengths 40 to 256.",
     measure=_measure,
     table=partial(by_length.table, models=MODELS, published=paper("parity")),
     draw=partial(by_length.draw, models=MODELS, published=paper("parity")),

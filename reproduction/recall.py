@@ -53,8 +53,8 @@ def _notes(contents: list[dict]) -> list[str]:
 
 RECALL = Reproduction(
     source="recall",
-    what="A sequence binds keys to permutations of three things, then names such keys; the label at each is the "
-    "product so far of what they stand for (`data=recall`). Accuracy of the last label by the length of the sequence, "
+    what="A sequence binds keys to permutations of three elements and then names keys. The label is the product of the "
+    "permutations so far (`data=recall`). The table has the accuracy of the last label by the length of the sequence, "
     "mean over seeds, rounded down.",
     measure=_measure,
     table=partial(by_length.table, models=MODELS),

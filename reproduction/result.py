@@ -155,7 +155,7 @@ def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Pat
         f"![{title}]({figure.name})",
         *reproduction.notes(contents),
         *dict.fromkeys(map(origin, contents)),
-        f"Data: {sources}. `python -m scripts.reproduce {name} files=[FILE]` makes page and figure from it.",
+        f"Data: {sources}. `python -m scripts.reproduce {name} files=[FILE]` regenerates the page and the figure.",
     ]
     page.write_text("\n\n".join(paragraphs) + "\n")
     return [page, figure]

@@ -176,15 +176,15 @@ def _notes(contents: list[dict]) -> list[str]:
     runs = runs_of(contents)
     selections = sum(run.get("seed") == SELECTION_SEED for run in runs)
     rule = (
-        f"Settings are the best of {len(GRID)} by accuracy at lengths of training, of runs with another seed: rates of "
-        f"5e-4, 1e-3, 2e-3 and 5e-3, one and two blocks, with and without MLP ({selections} runs). * below {FITTED} at "
-        "lengths of training: the model does not fit the task."
+        f"The settings are the best of {len(GRID)}, selected by accuracy at training lengths in runs with another "
+        "seed: learning rates 5e-4, 1e-3, 2e-3 and 5e-3, one and two blocks, with and without MLP "
+        f"({selections} runs). * marks an accuracy below {FITTED} at training lengths: the model does not fit the task."
     )
     return [*training_notes(runs), *([rule, markdown(_settings_table(finished(runs)))] if selections else [])]
 
 
 def _settings_table(runs: list[dict]) -> Table:
-    rows = [["task", "model", "settings", "at lengths of training", "beyond", "seeds without a mistake"]]
+    rows = [["task", "model", "settings", "at training lengths", "beyond", "seeds without a mistake"]]
     for task, model in product(in_order(runs, "data", TASKS), in_order(runs, "model", MODELS)):
         if of_place := finished(runs, data=task, model=model):
             setting = " ".join(o for o in of_place[0]["overrides"] if o.startswith(("model.", "optim.")))
@@ -211,7 +211,9 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure = Figure(figsize=(max(7, 1.1 * columns + 3), max(2.6, 0.5 * rows + 1.4)), layout="constrained")
     learnt = ", ".join(f"{model_name(model)} {number}" for model, number in (accuracies > 0.99).sum().items())
     figure.suptitle(
-        f"Accuracy beyond the lengths of training, and seeds without a mistake\nTasks above 0.99: {learnt}", fontsize=11
+        f"Tasks with an accuracy above 0.99 beyond the training lengths: {learnt}\n"
+        "In each field: mean accuracy, and seeds without a mistake",
+        fontsize=10,
     )
     axes = figure.subplots()
     for i, j in np.argwhere(~np.isnan(above_chance)):
@@ -222,15 +224,15 @@ def _draw(contents: list[dict], file: Path) -> None:
     image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     axes.set_xticks(range(columns), labels=map(model_name, accuracies.columns))
     axes.set_yticks(range(rows), labels=[task.replace("_", " ") for task in accuracies.index])
-    figure.colorbar(image, label="from chance (0) to all right (1)")
+    figure.colorbar(image, label="0: chance, 1: all correct")
     figure.savefig(file, dpi=150)
 
 
 STATE_TRACKING = Reproduction(
     source="state_tracking",
-    what="Accuracy of the last label of sequences longer than those of training, lengths uniform: mean over seeds, "
-    "rounded down, and in brackets how many of them made no mistake at all. The tasks and their sources are described "
-    "in `data/tasks.py`.",
+    what="Accuracy of the last label of sequences that are longer than in training, with uniform lengths: mean over "
+    "seeds, rounded down, and in brackets the number of seeds without a mistake. `data/tasks.py` describes the tasks "
+    "and their sources.",
     measure=_measure,
     table=_table,
     draw=_draw,
