@@ -80,9 +80,8 @@ def answers(
         ends: when texts end.
         slots: how many texts are generated at a time.
     """
-    if not prompts:
-        return
-    return (yield from _Scheduler(model, prompts, params, ends, min(slots, len(prompts))).run())
+    if prompts:
+        yield from _Scheduler(model, prompts, params, ends, min(slots, len(prompts))).run()
 
 
 class _Scheduler:
@@ -106,9 +105,8 @@ class _Scheduler:
                 self._fill()
             synchronous = self.decoder.synchronous
             self.coming.append((self.decoder.advance(1 if synchronous else SYNC_INTERVAL), dict(self.going)))
-            while len(self.coming) > (
-                0 if synchronous else 1
-            ):  # the last ones come while the host looks at those before
+            ahead = 0 if synchronous else 1  # which come while the host looks at those before
+            while len(self.coming) > ahead:
                 yield from self._look()
 
     def _fill(self) -> None:
