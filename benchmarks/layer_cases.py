@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 FULL_PRECISIONS = ("float16", "bfloat16", "float32", "tf32")
 CPU_PRECISIONS = ("float32", "bfloat16")
 
@@ -20,6 +22,11 @@ class LayerCase:
     num_layers: int = 1
     bidirectional: bool = False
     reset: bool = False  # states return to zero where an episode starts, about once in 32 steps
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of inputs and weights."""
+        return torch.float32 if self.precision == "tf32" else getattr(torch, self.precision)
 
     @property
     def name(self) -> str:

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from multiprocessing import get_context
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.cases import MODES, TRAINING, matching
 from benchmarks.layer_cases import LayerCase, cases
-from benchmarks.timing import call_of, device_ms, ms_in_turns, quantiles, seconds
+from benchmarks.timing import call_of, device_ms, ms_in_turns, quantiles, seconds, tf32
 from flashrnn import FlashRNN, warmup
 
 OURS, THEIRS = "FlashRNN", "PyTorch"
@@ -54,16 +53,16 @@ def compile_kernels(cases: list[LayerCase]) -> None:
 
 def _compile(cases: list[LayerCase]) -> None:
     for case in cases:
-        with precision(case.precision) as dtype:
+        with tf32(case.precision == "tf32"):
             for heads in range(1, 2 + case.bidirectional):  # both directions may be heads of one recurrence
-                warmup(case.cell, heads=heads, head_dim=case.H, batch=case.B, dtype=dtype, reset=case.reset)
+                warmup(case.cell, heads=heads, head_dim=case.H, batch=case.B, dtype=case.dtype, reset=case.reset)
 
 
 def measured(case: LayerCase, mode: str, device: str) -> dict:
     """Return the times of both networks and their ratio, or why there are none."""
-    with precision(case.precision) as dtype:
+    with tf32(case.precision == "tf32"):
         try:
-            networks, x = network_pair(case, dtype, device)
+            networks, x = network_pair(case, case.dtype, device)
             check(case, networks, x)
             calls = {
                 name: call(network, list(weights), x, mode == TRAINING) for name, (network, weights) in networks.items()
@@ -72,20 +71,6 @@ def measured(case: LayerCase, mode: str, device: str) -> dict:
         except torch.OutOfMemoryError as error:
             return {"error": str(error).partition(".")[0]}
     return {"ms": ms, "ratio": round(ms[THEIRS]["p50"] / ms[OURS]["p50"], 3)}
-
-
-@contextmanager
-def precision(name: str) -> Iterator[torch.dtype]:
-    """Return the dtype of inputs and weights, with PyTorch's products as coarse as TF32 for that name alone."""
-    settings = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "tf32" if name == "tf32" else "ieee"
-    try:
-        yield torch.float32 if name == "tf32" else getattr(torch, name)
-    finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
 
 
 def network_pair(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.cases import HIDDEN, Case
-from benchmarks.timing import QUICK, Outputs, call_of, measure, seconds
+from benchmarks.timing import QUICK, Outputs, call_of, measure, seconds, tf32
 
 # The dtype, and whether cuDNN may round products of float32 to TF32.
 DTYPES = {
@@ -31,7 +31,7 @@ def rows() -> Iterator[dict]:
         yield {"dtype": dtype, "batch_first": batch_first, "gradients": gradients} | found
 
 
-def measured(case: Case, dtype: torch.dtype, tf32: bool, batch_first: bool, gradients: str) -> dict:
+def measured(case: Case, dtype: torch.dtype, rounded: bool, batch_first: bool, gradients: str) -> dict:
     """Return the times of a layer, and of the product with the inputs that they include."""
     training, of_inputs = gradients.startswith("of"), gradients.endswith("inputs")
     options = {"device": "cuda", "dtype": dtype}
@@ -39,9 +39,7 @@ def measured(case: Case, dtype: torch.dtype, tf32: bool, batch_first: bool, grad
     linear = nn.Linear(case.D, 4 * case.D, **options)
     shape = (case.B, case.T, case.D) if batch_first else (case.T, case.B, case.D)
     x = torch.randn(shape, requires_grad=of_inputs, **options)
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
+    with tf32(rounded):
         times = {}
         for name, module in (("layer", layer), ("product", linear)):
             inputs = [*module.parameters(), *([x] if of_inputs else [])]
@@ -55,5 +53,3 @@ def measured(case: Case, dtype: torch.dtype, tf32: bool, batch_first: bool, grad
                 call = call_of(forward, inputs, training)
                 wall = round(1e3 * seconds(call, _CALLS) / _CALLS, 4)
         return {"ms": times["layer"], "wall_ms": wall, "input_ms": times["product"]}
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

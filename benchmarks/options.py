@@ -1,7 +1,6 @@
 """Time and memory of what a user may ask for, over the same without it: all states, a cell of one's own, TF32."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from benchmarks import ours
 from benchmarks.cases import HIDDEN, MODES, TRAINING, Case, Job
-from benchmarks.timing import QUICK, measure, random_inputs
+from benchmarks.timing import QUICK, measure, random_inputs, tf32
 from flashrnn import Cell, flashrnn
 
 
@@ -74,7 +73,7 @@ def over(row: dict, first: dict) -> dict[str, float]:
 def measured(variant: Variant, mode: str) -> dict:
     """Return errors, time and memory."""
     case = variant.case
-    with _tf32(variant.tf32):
+    with tf32(variant.tf32):
         errors = ours.check(Job(case, mode), "auto", "cuda")
         if variant.return_states:
             errors |= check_states(case, "auto", "cuda")
@@ -101,13 +100,3 @@ def check_states(case: Case, backend: str, device: str) -> dict[str, float]:
         return {f"state {k}": state for k, state in enumerate(states)}
 
     return ours.errors(run, dtype, backend)
-
-
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """Let PyTorch's products of float32 round to TF32 in this context."""
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks import ROOT
 from benchmarks.cases import TRAINING, Case, Job
-from benchmarks.timing import Effort, measure
+from benchmarks.timing import Effort, measure, tf32
 from benchmarks.worker import Worker
 from flashrnn import get_cell
 
@@ -29,12 +29,9 @@ def cudnn_supports(case: Case) -> bool:
 
 def cudnn(job: Job, effort: Effort, dtype: torch.dtype) -> dict:
     """Measure PyTorch's layer in `dtype`, time-major, which is cuDNN's own order."""
-    products = torch.backends.cuda.matmul
-    allowed, products.allow_tf32 = products.allow_tf32, torch.backends.cudnn.allow_tf32  # the layer's own are cuDNN's
-    try:
+    rounded = torch.backends.cudnn.rnn.fp32_precision == "tf32"
+    with tf32(rounded):  # also the product with the inputs alone
         return layer(job, effort, CUDNN[job.case.function], dtype)
-    finally:
-        products.allow_tf32 = allowed
 
 
 def layer(job: Job, effort: Effort, kind: Callable[[int, int], nn.Module], dtype: torch.dtype) -> dict:

@@ -1,11 +1,12 @@
-"""Random inputs on the GPU, and the time and memory of what runs on them.
+"""Random inputs, whether their products are TF32, and the time and memory of what runs on them.
 
 Imports nothing of this project's, so that the process of another package of the name `flashrnn` can use it.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -29,6 +30,20 @@ def random_inputs(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, devic
     scale = {"R": shapes["R"][-1] ** -0.5}
     inputs = (scale.get(name, 1.0) * torch.randn(*shape, device=device) for name, shape in shapes.items())
     return [x.to(dtype).requires_grad_() for x in inputs]
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Let PyTorch's products and cuDNN's recurrent layers round float32 to TF32, or not, within this context."""
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
 
 
 Outputs = Tensor | tuple[Tensor, ...]

@@ -111,9 +111,3 @@ class TestOptions:
         assert options.check_states(case, "vanilla", "cpu").keys() == {"state 0", "state 1"}
         with pytest.raises(ArithmeticError, match=r"state 1 1\.0e-01 \(bound 1\.0e-02\)"):
             options.check_states(case, "wrong", "cpu")
-
-    def test_tf32_is_allowed_within_alone(self):
-        before = torch.backends.cuda.matmul.allow_tf32
-        with options._tf32(not before):
-            assert torch.backends.cuda.matmul.allow_tf32 is not before
-        assert torch.backends.cuda.matmul.allow_tf32 is before

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import layers, layers_page
+from benchmarks import layers, layers_page, timing
 from benchmarks.cases import FORWARD, MODES, TRAINING
 from benchmarks.layer_cases import CPU, GPU, LayerCase, cases
 
@@ -49,14 +49,16 @@ def test_no_memory_is_a_result(monkeypatch):
     assert layers.measured(SMALL, FORWARD, "cpu") == {"error": "CUDA out of memory"}
 
 
-def test_precisions_are_set_for_a_while():
-    products = torch.backends.cuda.matmul
-    before = products.fp32_precision
-    with layers.precision("tf32") as dtype:
-        assert (dtype, products.fp32_precision) == (torch.float32, "tf32")
-    with layers.precision("bfloat16") as dtype:
-        assert (dtype, products.fp32_precision) == (torch.bfloat16, "ieee")
-    assert products.fp32_precision == before
+def test_tf32_is_set_within_alone():
+    def settings():
+        return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.rnn.fp32_precision
+
+    before = settings()
+    for allowed, precision in ((True, "tf32"), (False, "ieee")):
+        with timing.tf32(allowed):
+            assert settings() == (precision, precision)
+    assert settings() == before
+    assert {case.precision: case.dtype for case in cases(gpu=True)}["tf32"] == torch.float32
 
 
 def test_a_run_goes_on_where_it_was_broken_off(monkeypatch):
