@@ -31,10 +31,10 @@ def path(name: str | Path) -> Path:
 
 
 def find(pattern: str) -> list[str]:
-    """Return the URLs that match one with * and **, in sorted order."""
+    """Return the files that a URL names or, as a glob, matches, in sorted order."""
     system, inner = fsspec.url_to_fs(pattern)
-    found = [name for name in (system.glob(inner) if "*" in inner else [inner]) if system.isfile(name)]
-    return sorted(system.unstrip_protocol(name) for name in found)
+    found = {inner: {"type": "file"}} if system.isfile(inner) else system.glob(inner, detail=True)
+    return sorted(system.unstrip_protocol(name) for name, about in found.items() if about["type"] == "file")
 
 
 def info(name: str) -> Info:
@@ -69,7 +69,7 @@ def read_ranges(files: Sequence[Path], starts: Sequence[int], size: int) -> list
                 found.append(content.read(size))
         return found
     ends = [start + size for start in starts]
-    return files[0].fs.cat_ranges([file.path for file in files], list(starts), ends)
+    return files[0].fs.cat_ranges([file.path for file in files], list(starts), ends, on_error="raise")
 
 
 def lock(name: Path) -> AbstractContextManager:

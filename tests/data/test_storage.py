@@ -11,7 +11,7 @@ from data import preparation, tokenization
 from data.atomic_file import replacing
 from data.corpora import Corpus, Documents
 from data.manifest import Manifest
-from data.storage import path
+from data.storage import find, path, read_ranges
 from data.text import Text
 
 TEXTS = [f"{number}: " + "the state of a network " * 3 for number in range(80)]
@@ -42,6 +42,26 @@ def text_of(source, cache_dir, tokenizer, **options):
     module.prepare_data()
     module.setup()
     return module
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.jsonl", "0.jsonl 1.jsonl 3.jsonl [1].jsonl"),
+        ("[02].jsonl*", "0.jsonl 2.jsonl.gz"),
+        ("?.jsonl.gz", "2.jsonl.gz"),
+        ("**", "0.jsonl 1.jsonl 2.jsonl.gz 3.jsonl [1].jsonl"),
+        ("[1].jsonl", "[1].jsonl"),
+    ],
+)
+def test_files_of_a_pattern(bucket, pattern, names):
+    fsspec.filesystem("memory").pipe("/bucket/texts/[1].jsonl", b"")
+    assert [name.rpartition("/")[2] for name in find(f"{bucket}/texts/{pattern}")] == names.split()
+
+
+def test_what_goes_wrong_while_reading_is_raised(bucket):
+    with pytest.raises(FileNotFoundError):
+        read_ranges([path(f"{bucket}/texts/0.jsonl"), path(f"{bucket}/texts/none")], [0, 0], 4)
 
 
 def test_documents_are_read_from_there_in_order(bucket):

@@ -103,7 +103,7 @@ def test_sizes_that_nobody_says(of):
 
 
 def test_batches_of_a_size_that_the_data_do_not_say(of):
-    with pytest.raises(Exception, match=r"global_batch_size=64.* batch_size"):
+    with pytest.raises(Exception, match=r"global_batch_size=64 .*batch_size"):
         train(of(Spoken, "global_batch_size=64"))
 
 
