@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from flashrnn.cells import Cell, get_cell
-from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.resident import tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
@@ -151,6 +150,6 @@ def explain(
 
 def _first_plan(direction: str, problem: Problem, batch: int) -> str:
     spec = KernelSpec(direction, problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu)
-    found = tiling.best(bucket(spec, tiling.SOLVER))
+    found = tiling.likely(spec)
     plan = _as_plan(spec, found, tiling.cycles(spec, found))
     return f"{plan}; about {plan.cycles:.0f} cycles per time step"

@@ -1,7 +1,7 @@
-"""Batch buckets: one tiling for many batch sizes, so that whoever calls with all of them compiles few kernels.
+"""Batch buckets: one kernel for many batch sizes, so that whoever calls with all of them compiles few.
 
-The solvers find a tiling for one batch size. Asked for every size, they give up to twenty tilings of one kernel. Six of
-these are taken, or as many more as it needs for a slowdown of at most SLOWEST by the solvers' estimates.
+The solvers find a tiling for one batch size. Asked for every size, they give up to twelve kernels. FEW of these are
+taken, or as many more as it needs for a slowdown of at most SLOWEST, by the solvers' estimates, over the fastest.
 """
 
 import hashlib
@@ -15,11 +15,9 @@ from pathlib import Path
 from flashrnn.cache import cache_folder, store
 from flashrnn.cuda.spec import KernelSpec
 
-FEW = 6  # tilings of a direction for all batch sizes up to LARGEST
+FEW = 6  # kernels of a direction for all batch sizes up to LARGEST
 LARGEST = 512
-SLOWEST = (
-    1.05  # over the time of a step with the solver's own tiling; powers of two, which most callers have, have that
-)
+SLOWEST = 1.02
 _SOLVED = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 60, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _JUDGED = (*range(1, 65), *range(66, 257, 2), *range(264, LARGEST + 1, 8))  # sizes between two have the larger's bucket
 
@@ -34,7 +32,7 @@ class Solver:
     Attributes:
         source: the file with the estimates. Buckets are found anew when it changes.
         best: the tiling that should be the fastest for a spec.
-        cycles: the estimate for a spec and a tiling that need not be of its batch.
+        cycles: the estimate for a spec and the kernel of a tiling, which need not be of its batch.
     """
 
     source: str
@@ -91,32 +89,26 @@ def find(spec: KernelSpec, solver: Solver) -> Ranges:
     tilings: dict[Hashable, int] = {}
     for batch in _SOLVED:
         tilings.setdefault(solver.best(replace(spec, batch=batch)), batch)
-    cycles = {
-        solved: [solver.cycles(replace(spec, batch=batch), tiling) for batch in _JUDGED]
-        for tiling, solved in tilings.items()
-    }
-    taken = _fewest_slow(cycles)
+    estimates: dict[tuple[float, ...], int] = {}  # tilings of one kernel have the same
+    for tiling, solved in tilings.items():
+        estimates.setdefault(tuple(solver.cycles(replace(spec, batch=batch), tiling) for batch in _JUDGED), solved)
+    cycles = {solved: row for row, solved in estimates.items()}
+    taken = _best_few(cycles)
     serving = [min(taken, key=lambda one: cycles[one][i]) for i in range(len(_JUDGED))]
     starts = [1, *(before + 1 for before in _JUDGED[:-1])]
     return tuple((starts[i], one) for i, one in enumerate(serving) if i == 0 or one != serving[i - 1])
 
 
-def _fewest_slow(cycles: dict[int, list[float]]) -> list[int]:
-    """Return the FEW tilings with the smallest slowdown, or more where that is above SLOWEST."""
+def _best_few(cycles: dict[int, tuple[float, ...]]) -> list[int]:
+    """Return the FEW kernels with the smallest slowdown of any batch size, or more where that is above SLOWEST."""
     fastest = [min(column) for column in zip(*cycles.values(), strict=True)]
     ratios = {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
 
     def within(slowdown: float, most: int) -> list[int] | None:
-        limits = [1.0 if batch.bit_count() == 1 else slowdown for batch in _JUDGED]
-        serves = {
-            one: sum(1 << i for i, pair in enumerate(zip(row, limits, strict=True)) if pair[0] <= pair[1])
-            for one, row in ratios.items()
-        }
+        serves = {one: sum(1 << i for i, ratio in enumerate(row) if ratio <= slowdown) for one, row in ratios.items()}
         return _cover(serves, (1 << len(_JUDGED)) - 1, most)
 
-    number = next(
-        (most for most in range(FEW, len(ratios)) if within(SLOWEST, most) is not None), max(FEW, len(ratios))
-    )
+    number = next(most for most in range(FEW, max(FEW, len(ratios)) + 1) if within(SLOWEST, most) is not None)
     allowed = sorted({ratio for row in ratios.values() for ratio in row})
     return within(
         allowed[bisect_left(allowed, True, key=lambda slowdown: within(slowdown, number) is not None)], number
@@ -124,7 +116,7 @@ def _fewest_slow(cycles: dict[int, list[float]]) -> list[int]:
 
 
 def _cover(serves: dict[int, int], missing: int, most: int) -> list[int] | None:
-    """Return at most `most` tilings that together serve all that is missing, as bits of batch sizes; None without."""
+    """Return at most `most` kernels that together serve all that is missing, as bits of batch sizes; None without."""
     if not missing:
         return []
     if not most:

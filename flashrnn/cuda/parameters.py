@@ -122,7 +122,9 @@ class _Of:
 
 B, T = "B", "T"
 # Bytes between steps are arguments because the loop does not recompute what is in constant memory.
-_OF_FUSED = _numbers("B", "T", "row_b", "row_t", "first_group", "x_step", "h_step", "aux_step", "gates_step")
+_OF_FUSED = _numbers(
+    "B", "T", "row_b", "row_t", "first_group", "x_step", "h_step", "aux_step", "gates_step", "used_sequences"
+)
 
 
 def _fused_forward(spec: KernelSpec) -> Parameters:

@@ -1,4 +1,4 @@
-"""Batch buckets: few kernels for all batch sizes, and how much slower the solvers expect them to be."""
+"""Batch buckets: six kernels for all batch sizes, and how much slower the solvers expect them to be."""
 
 import json
 from dataclasses import replace
@@ -11,6 +11,7 @@ from flashrnn.cuda import buckets
 from flashrnn.cuda.buckets import FEW, LARGEST, SLOWEST, bucket
 from flashrnn.cuda.resident import kernel
 from flashrnn.cuda.resident import tiling as resident
+from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tuned import save_tiling
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.streaming import tiling as streaming
@@ -35,23 +36,31 @@ def _cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(
-    ("solver", "cell", "heads", "head_dim", "most"),
+    ("solver", "cell", "heads", "head_dim"),
     [
-        (resident.SOLVER, LSTM, 12, 64, FEW),
-        (resident.SOLVER, LSTM, 1, 768, FEW),
-        (resident.SOLVER, GRU, 1, 768, 8),
-        (streaming.SOLVER, LSTM, 1, 768, 10),
+        (resident.SOLVER, LSTM, 12, 64),
+        (resident.SOLVER, LSTM, 1, 768),
+        (resident.SOLVER, GRU, 1, 768),
+        (resident.SOLVER, GRU, 3, 256),
+        (streaming.SOLVER, LSTM, 1, 4096),
     ],
-    ids=["lstm 12 x 64", "lstm 1 x 768", "gru 1 x 768", "streaming"],
+    ids=["lstm 12 x 64", "lstm 1 x 768", "gru 1 x 768", "gru 3 x 256", "streaming"],
 )
-def test_few_tilings_serve_all_batch_sizes_nearly_as_fast(solver, cell, heads, head_dim, most, direction):
+def test_six_kernels_serve_all_batch_sizes_nearly_as_fast(solver, cell, heads, head_dim, direction):
     spec = spec_of(direction, cell, heads, head_dim)
     serving = {batch: bucket(replace(spec, batch=batch), solver) for batch in range(1, LARGEST + 1)}
-    assert len({solver.best(one) for one in serving.values()}) <= most
+    assert len({one.batch for one in serving.values()}) <= FEW
     for batch in SOME:
         here = replace(spec, batch=batch)
         ratio = solver.cycles(here, solver.best(serving[batch])) / solver.cycles(here, solver.best(here))
-        assert ratio <= (1 if batch.bit_count() == 1 else SLOWEST) + 1e-9, batch
+        assert ratio <= SLOWEST, batch
+
+
+def test_a_kernel_of_clusters_serves_batches_by_as_many_sequences_as_are_fastest():
+    spec = spec_of("forward", LSTM, 1, 768)
+    tilings = {batch: resident.likely(replace(spec, batch=batch)) for batch in (2, 16, 30)}
+    assert {batch: one.sequences for batch, one in tilings.items()} == {2: 2, 16: 4, 30: 6}
+    assert len({prelude(replace(spec, batch=batch), one, 0) for batch, one in tilings.items()}) == 1
 
 
 def test_the_estimate_of_a_tiling_for_its_own_batch_is_the_solvers():
@@ -65,7 +74,7 @@ def test_larger_batches_have_the_fastest_of_the_buckets():
     spec = spec_of("forward", LSTM, 1, 768)
     batches = {batch for _, batch in buckets._ranges(spec, resident.SOLVER)}
     large = replace(spec, batch=1000)
-    cycles = {one: resident.cycles(large, resident.best(replace(spec, batch=one))) for one in batches}
+    cycles = {one: resident.SOLVER.cycles(large, resident.best(replace(spec, batch=one))) for one in batches}
     assert cycles[bucket(large, resident.SOLVER).batch] == min(cycles.values())
 
 

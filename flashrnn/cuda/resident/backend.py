@@ -13,7 +13,6 @@ from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.available import unavailable
-from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
 from flashrnn.cuda.parameters import Argument, fused
@@ -178,7 +177,8 @@ def _plan(
     row_b, row_t = (1, B) if time_major else (T, 1)
     sizes = {"B": B, "T": T, "row_b": row_b, "row_t": row_t, **_step_bytes(spec, row_t)}
     launches = [
-        (groups, kernel.with_known(first_group=first, **sizes)) for first, groups in kernel.waves(tiling.batches(B) * N)
+        (groups, kernel.with_known(first_group=first, used_sequences=tiling.sequences, **sizes))
+        for first, groups in kernel.waves(tiling.batches(B) * N)
     ]
     return _Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped)
 
@@ -228,7 +228,7 @@ def counting_chunks(spec: KernelSpec, steps: int) -> KernelSpec:
     """Return the spec of a backward; it counts chunks if its likely tiling leaves multiprocessors idle for d_R."""
     if steps < FEWEST_STEPS:
         return spec
-    likely = tiling.best(bucket(spec.of_all_variants, tiling.SOLVER))  # unless another one is tuned or spills less
+    likely = tiling.likely(spec)  # unless another one is tuned or spills less
     overlapped = concurrent_gradient.overlapped(spec, producers(spec, likely))
     return replace(spec, variant=replace(spec.variant, counts_chunks=overlapped is not None))
 

@@ -26,7 +26,8 @@ def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
     tuned = saved_tiling(spec)
     if tuned is not None:
         return compile_tiling(spec, tuned), tuned
-    return _compile_bucket(bucket(spec, tiling.SOLVER))
+    binary, choice = _compile_bucket(bucket(spec, tiling.SOLVER))
+    return binary, tiling.for_batch(spec, choice)
 
 
 @cache

@@ -5,7 +5,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.resident.tiling import Tiling, any_sequences
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
@@ -38,7 +38,8 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "UNIT_TILES": tiling.unit_tiles,
         "K_SLICES": tiling.k_slices,
         "BATCH_TILES": tiling.batch_tiles,
-        "SEQUENCES": tiling.sequences,
+        "SEQUENCES": tiling.columns if any_sequences(cell, tiling) else tiling.sequences,
+        "ANY_SEQUENCES": any_sequences(cell, tiling),
         "BLOCKS": tiling.blocks,
         "GRID": tiling.grid,
         "STAGES": tiling.stages,

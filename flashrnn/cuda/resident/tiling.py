@@ -18,7 +18,7 @@ from flashrnn.cells.printers.cuda import exchanges, operation_count
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Solution, ceil_div, lookup, maximum, minimum
 from flashrnn.constrint.expressions import Operand, Variable
-from flashrnn.cuda.buckets import Solver
+from flashrnn.cuda.buckets import Solver, bucket
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
 from flashrnn.products import varying
@@ -74,6 +74,11 @@ class Tiling:
     def padded(self) -> int:
         """Units of a head, padding included."""
         return self.units * self.blocks
+
+    @property
+    def columns(self) -> int:
+        """Columns of the product, of which `sequences` are used."""
+        return 8 * self.batch_tiles
 
     @property
     def warps(self) -> int:
@@ -200,7 +205,31 @@ def best(spec: KernelSpec) -> Tiling:
     return next(tilings(spec))
 
 
-SOLVER = Solver(__file__, best, cycles)
+def any_sequences(cell: Cell, tiling: Tiling) -> bool:
+    """Return whether the kernel serves any number of sequences up to the tiling's columns, given at its launch."""
+    clustered = tiling.blocks > 1 and not tiling.grid
+    return clustered and tiling.sequences < tiling.columns and not trace(cell).reduces
+
+
+def for_batch(spec: KernelSpec, tiling: Tiling) -> Tiling:
+    """Return the tiling of the same kernel that should be fastest for the spec's batch."""
+    if not any_sequences(spec.cell, tiling):
+        return tiling
+    numbers = range(2, tiling.columns + 1, 2)
+    return min((replace(tiling, sequences=number) for number in numbers), key=lambda choice: cycles(spec, choice))
+
+
+def likely(spec: KernelSpec) -> Tiling:
+    """Return the tiling that the spec will get, unless another one is tuned, or spills less once it is compiled."""
+    return for_batch(spec, best(bucket(spec.of_all_variants, SOLVER)))
+
+
+def _kernel_cycles(spec: KernelSpec, tiling: Tiling) -> float:
+    """Return the estimate for the kernel of a tiling, a cycle more where the number of sequences is no constant."""
+    return cycles(spec, for_batch(spec, tiling)) + any_sequences(spec.cell, tiling)
+
+
+SOLVER = Solver(__file__, best, _kernel_cycles)
 
 
 @cache

@@ -16,7 +16,7 @@ DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const Threa
     for (int i = 0; i < BLOCKS; i += AT_ONCE) {
       const u32 distance = i + first, rank = (coord.rank + distance) % BLOCKS;
       const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * VECTORS + own) * 16;
-      if (distance < BLOCKS && vector % SEQS < SEQUENCES)
+      if (distance < BLOCKS && vector % SEQS < coord.used())
         send(remote_address(to, rank), value, remote_address(barriers + distance / SEGMENT_BLOCKS * 8, rank));
     }
   }
@@ -88,7 +88,7 @@ DEVICE void init_barriers(u32 barriers) {
   if (threadIdx.x == 0)
     for (int i = 0; i < 2 * SEGMENTS; i++) barrier_init(barriers + i * 8);
 }
-DEVICE void expect_h(u32 barriers, int buffer) {
+DEVICE void expect_h(u32 barriers, int buffer, const ThreadCoord& coord) {
   if (threadIdx.x == 0)
-    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SEQS * SEQUENCES);
+    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SEQS * coord.used());
 }

@@ -21,7 +21,7 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 DEVICE void clear_operands(char* gates, u32* receive_buffer) {
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: there is no step after the last one
     reinterpret_cast<u32*>(gates)[i] = 0;
-  if (SEQUENCES < SEQS)  // nobody sends the others
+  if (FEWER)  // nobody sends the others
     for (int i = threadIdx.x; i < RECEIVE_BYTES / 2; i += THREADS) receive_buffer[i] = 0;
 }
 
@@ -150,7 +150,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
 #pragma unroll
   for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
   copy_wait<STAGES - 2>();
-  if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQS * SEQUENCES);
+  if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQS * coord.used());
   __syncthreads();
   if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.operand, exchange, coord);
   stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -166,7 +166,7 @@ flashrnn_backward(PARAMETERS) {
   if (COUNT_CHUNKS) launch_dependents();
   extern __shared__ __align__(128) char memory[];
   const SharedMemory shared(memory);
-  const ThreadCoord coord(first_group, B);
+  const ThreadCoord coord(first_group, B, used_sequences);
   const int steps = static_cast<int>(T);
   const StepStrides strides{x_step, h_step, aux_step, gates_step};
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);

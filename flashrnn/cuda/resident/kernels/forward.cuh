@@ -67,7 +67,7 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   const int next = t + 1 & 1;
   const bool exchange = BLOCKS > 1 && t + 1 < steps;
   if (GRID && exchange) ring.clear(t + 1);
-  if (CLUSTERED && exchange) expect_h(shared.barriers, next);
+  if (CLUSTERED && exchange) expect_h(shared.barriers, next, coord);
 
   float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
   begin_sums(c, b);
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(PARAMETERS) {
   extern __shared__ __align__(128) char memory[];
   const SharedMemory shared(memory);
-  const ThreadCoord coord(first_group, B);
+  const ThreadCoord coord(first_group, B, used_sequences);
   const int steps = static_cast<int>(T);
   const StepStrides strides{x_step, h_step, aux_step, gates_step};
   const Ring ring(workspace, coord);

@@ -12,7 +12,8 @@
 #include "kernels/math.cuh"
 
 constexpr bool CLUSTERED = BLOCKS > 1 && !GRID;
-constexpr int SEQS = 8 * BATCH_TILES;               // of which SEQUENCES are used: the others are not exchanged
+constexpr int SEQS = 8 * BATCH_TILES;               // of which SEQUENCES are used: the others are not exchanged. With ANY_SEQUENCES
+                                                    // (clusters), how many are used is an argument of the kernel
 constexpr int UNITS = 16 * UNIT_TILES;              // of a block
 constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
 constexpr int WARPS = UNIT_TILES * K_SLICES;
@@ -25,6 +26,8 @@ constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise 
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
+constexpr bool FEWER = ANY_SEQUENCES || SEQUENCES < SEQS;
+static_assert(!ANY_SEQUENCES || (CLUSTERED && !REDUCES));
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
 static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 
@@ -45,16 +48,19 @@ struct ThreadCoord {
   i64 head;
   int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
   int tile_unit;                         // first unit of the unit tile, in the head
-  DEVICE ThreadCoord(i64 first_group, i64 B) {
+  int used_sequences;                    // of SEQS, with ANY_SEQUENCES
+  DEVICE ThreadCoord(i64 first_group, i64 B, i64 used_sequences_) {
+    used_sequences = static_cast<int>(used_sequences_);
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, lane_in_quad = lane % 4;
     unit_tile = warp / K_SLICES, k_slice = warp % K_SLICES, tile_thread = threadIdx.x % TILE_THREADS;
     int group = static_cast<int>(first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
-    sequence0 = batch_tile * SEQUENCES, sequences = static_cast<int>(B) - sequence0;
-    if (SEQUENCES < SEQS) sequences = min(sequences, SEQUENCES);
+    sequence0 = batch_tile * used(), sequences = static_cast<int>(B) - sequence0;
+    if (FEWER) sequences = min(sequences, used());
     tile_unit = rank * UNITS + unit_tile * 16;
   }
+  DEVICE int used() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
   DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || k_slice < CELL_SLICES; }
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
   DEVICE int unit(int q) const { return tile_unit + 2 * quad + (k_slice * CELLS + q) % 2; }
