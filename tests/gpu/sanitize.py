@@ -1,7 +1,8 @@
 """Small cases of the kernels under compute-sanitizer, which comes with CUDA's toolkit: `python -m tests.gpu.sanitize`.
 
-A line for each case that fails, with the file of what the tool said. The cases of a backend share a process; where the
-tool reports something, each has one of its own, because the first error ends what a process can do on its GPU.
+A line for each case that fails, with the file of what the tool said. The cases of a group, which is a backend or the
+kernels of decoding, share a process; where the tool reports something, each has one of its own, because the first error
+ends what a process can do on its GPU.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,7 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrnn import flashrnn, get_cell, products
+from flashrnn import decoding, flashrnn, get_cell, products
+from tests.cuda.decoding.test_step import random_model
 from tests.problems import random_reset, results
 from tests.suite import Case, inputs_for
 
@@ -37,22 +40,29 @@ SIZES = (  # one block, clusters, grids
     Case(get_cell("layernorm_gru"), B=9, T=4, N=1, D=1024),
     Case(get_cell("lstm"), B=8, T=130, N=2, D=128),  # d_R overlaps with the loop
 )
-CASES = tuple(itertools.product(BACKENDS, SIZES, DTYPES))
+DECODING = "decoding"
+DECODED = (  # T steps of a model of two blocks
+    Case(get_cell("lstm"), B=3, T=2, N=2, D=32),
+    Case(get_cell("slstm"), B=11, T=2, N=1, D=64),
+    Case(get_cell("gru"), B=2, T=2, N=4, D=32),
+)
+GROUPS = (*BACKENDS, DECODING)
+CASES = (*itertools.product(BACKENDS, SIZES, DTYPES), *itertools.product((DECODING,), DECODED, DTYPES))
 _PRODUCT = products._product
 
 
-def sanitize(tool: str, backend: str, folder: Path) -> list[str]:
-    """What went wrong, if anything."""
-    numbers = [number for number, case in enumerate(CASES) if case[0] == backend]
-    if _sanitize(tool, numbers, folder / f"{tool}-{backend}.txt"):
+def sanitize(tool: str, group: str, folder: Path) -> list[str]:
+    """Return what went wrong, if anything."""
+    numbers = [number for number, case in enumerate(CASES) if case[0] == group]
+    if _sanitize(tool, numbers, folder / f"{tool}-{group}.txt"):
         return []
     logs = {number: folder / f"{tool}-{'-'.join(map(str, CASES[number]))}.txt" for number in numbers}
     failed = [f"{tool}: {log}" for number, log in logs.items() if not _sanitize(tool, [number], log)]
-    return failed or [f"{tool}, of all cases in one process: {folder / f'{tool}-{backend}.txt'}"]
+    return failed or [f"{tool}, of all cases in one process: {folder / f'{tool}-{group}.txt'}"]
 
 
 def _sanitize(tool: str, numbers: list[int], log: Path) -> bool:
-    """Whether the tool finds these cases clean."""
+    """Return whether the tool finds these cases clean."""
     options = ["--tool", tool, "--kernel-name", "kns=flashrnn", "--report-api-errors", "no", "--error-exitcode", "1"]
     if tool == "synccheck":  # a cluster has more mbarriers than it reckons with
         options += ["--num-cuda-barriers", "8192"]
@@ -63,16 +73,42 @@ def _sanitize(tool: str, numbers: list[int], log: Path) -> bool:
 
 
 def run(number: int) -> None:
-    backend, case, dtype = CASES[number]
-    print(backend, case, dtype, flush=True)
+    """Run a case on the GPU, as far as that serves it."""
+    group, case, dtype = CASES[number]
+    print(group, case, dtype, flush=True)
+    device = torch.device("cuda:0")
     try:
-        inputs = inputs_for(backend, case, dtype, torch.device("cuda:0"))
+        (decode if group == DECODING else partial(train, group))(case, dtype, device)
     except pytest.skip.Exception as reason:
         return print(f"not served: {reason}", flush=True)
-    reset = random_reset(case.B, case.T).to("cuda:0") if case.reset else None
+    torch.cuda.synchronize()
+
+
+def train(backend: str, case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    """Run forward and backward of a backend."""
+    inputs = inputs_for(backend, case, dtype, device)
+    reset = random_reset(case.B, case.T).to(device) if case.reset else None
     with patch.object(products, "_product", _product_in_float32):
         results(flashrnn, inputs, function=case.cell, backend=backend, reset=reset)
-    torch.cuda.synchronize()
+
+
+def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    """Run steps of a language model, and an addition to its residual stream with the norms around it."""
+    model = random_model(case.cell, case.N, case.D, 2, case.B, dtype)
+    model = model._replace(
+        embedding=model.embedding.to(device),
+        blocks=[decoding.ResidualBlock(*(part.to(device) for part in block)) for block in model.blocks],
+        norm=model.norm.to(device),
+        head=model.head.to(device),
+    )
+    if reason := decoding.unsupported_reason(model):
+        pytest.skip(reason)
+    step, tokens = decoding.ModelStep(model), torch.zeros(case.B, dtype=torch.int64, device=device)
+    logits, chosen = torch.empty(case.B, len(model.head), dtype=dtype, device=device), torch.empty_like(tokens)
+    for _ in range(case.T):
+        step(tokens, logits, chosen)
+    x = model.embedding.clone()
+    decoding.add_norm(x, model.embedding, model.norm, model.blocks[0].head_norm, case.D)
 
 
 def _product_in_float32(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
@@ -94,7 +130,7 @@ def main() -> None:
     if shutil.which("compute-sanitizer") is None:
         sys.exit("error: there is no compute-sanitizer on the PATH; it comes with CUDA's toolkit")
     options.out.mkdir(parents=True, exist_ok=True)
-    asked = [(tool, backend, options.out) for tool in options.tools for backend in BACKENDS]
+    asked = [(tool, group, options.out) for tool in options.tools for group in GROUPS]
     with ThreadPoolExecutor(options.jobs) as pool:
         failed = list(itertools.chain.from_iterable(pool.map(lambda job: sanitize(*job), asked)))
     print(*failed, f"{len(CASES)} cases by {', '.join(options.tools)}: {len(failed)} failed", sep="\n")
