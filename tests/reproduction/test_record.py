@@ -1,14 +1,17 @@
 """What is missing among the results of a GPU is known and measured in order, as long as there is time."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks import RESULTS
 from reproduction import ENTRIES, record
-from scripts import results
-from training.configuration import titles
+from scripts import benchmark, reproduce, results
+from training.configuration import composed
 
 
 def leave(folder, name, commit):
@@ -22,10 +25,17 @@ def test_what_is_absent_or_of_another_commit_is_missing(tmp_path):
     assert names == [entry.file for entry in record.RECORD if entry.file != "calls"]
 
 
-@pytest.mark.parametrize("entry", record.RECORD, ids=lambda entry: entry.file)
-def test_every_result_has_a_command_that_exists(entry):
-    module, name, *_ = entry.command.split()
-    assert name in {"benchmark": titles("benchmark"), "reproduce": ENTRIES}[module]
+INDEX = re.findall(r"\| `((?:benchmark|reproduce) .*)` \|$", (RESULTS / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", sorted({*INDEX, *(entry.command for entry in record.RECORD)}))
+def test_commands_of_results_have_names_and_keys_that_exist(command):
+    module, *words = shlex.split(command)
+    arguments = {"benchmark": benchmark, "reproduce": reproduce}[module].arguments(words)
+    config = composed(arguments, module)
+    if module == "reproduce":
+        assert config.name in ENTRIES
+        composed(config.overrides)
 
 
 def test_commands_run_in_order_until_the_time_is_over(monkeypatch):
