@@ -44,7 +44,7 @@ DECODING = "decoding"
 DECODED = (  # T steps of a model of two blocks
     Case(get_cell("lstm"), B=3, T=2, N=2, D=32),
     Case(get_cell("slstm"), B=11, T=2, N=1, D=64),
-    Case(get_cell("gru"), B=2, T=2, N=4, D=32),
+    Case(get_cell("gru"), B=2, T=2, N=2, D=32),
 )
 GROUPS = (*BACKENDS, DECODING)
 CASES = (*itertools.product(BACKENDS, SIZES, DTYPES), *itertools.product((DECODING,), DECODED, DTYPES))
