@@ -1,4 +1,4 @@
-"""Draws the figures of docs/kernels.md: where R lies in the tilings that the solver chooses, and the order of a step.
+"""Draw the figures of docs/kernels.md: where R is stored in the tilings of the solver, and the order of a step.
 
 python -m docs.tools.kernel_figures
 """
@@ -16,7 +16,7 @@ _FRAGMENT = 512  # bytes of a 16 x 16 tile of R in 16 bit
 
 
 class Part(NamedTuple):
-    """A piece of a step's work: what, from when and for how long, in parts of a step; not to scale."""
+    """A part of a step: its text, start and length in tenths of a step (not to scale), and colour."""
 
     text: str
     start: float
@@ -32,26 +32,26 @@ STEPS = {
             Part("R h", 0, 4, _MULTIPLY),
             Part("sums", 4, 1, _ADD),
             Part("cells", 5, 2, _CELL),
-            Part("h to the other buffer", 7, 2, _SEND),
+            Part("store h in the other buffer", 7, 2, _SEND),
             Part("barrier", 9, 1, _WAIT),
         ),
         "overlapped": (
-            Part("results of the step before leave", 1, 3, _COPY),
-            Part("inputs of later steps come", 4, 6, _COPY),
+            Part("store results of the previous step", 1, 3, _COPY),
+            Part("load inputs of later steps", 4, 6, _COPY),
         ),
     },
     "Cluster": {
         "warps": (
             Part("R h, own part", 0, 1, _MULTIPLY),
-            Part("next parts, as they arrive", 1, 3, _MULTIPLY),
+            Part("R h, other parts as they arrive", 1, 3, _MULTIPLY),
             Part("sums", 4, 1, _ADD),
             Part("cells", 5, 1.5, _CELL),
-            Part("h to all blocks", 6.5, 1.5, _SEND),
-            Part("first part on its way", 8, 2, _WAIT),
+            Part("send h to all blocks", 6.5, 1.5, _SEND),
+            Part("wait for the first part", 8, 2, _WAIT),
         ),
         "overlapped": (
-            Part("the other parts are on their way", 0, 3, _SEND),
-            Part("inputs of later steps come", 4, 6, _COPY),
+            Part("other parts arrive", 0, 3, _SEND),
+            Part("load inputs of later steps", 4, 6, _COPY),
         ),
     },
     "Grid": {
@@ -60,11 +60,11 @@ STEPS = {
             Part("sums", 2, 0.7, _ADD),
             Part("cells", 2.7, 1, _CELL),
             Part("h to L2", 3.7, 1, _SEND),
-            Part("looks in L2, until h of all blocks is there", 4.7, 5.3, _WAIT),
+            Part("poll L2 until h of all blocks has arrived", 4.7, 5.3, _WAIT),
         ),
         "overlapped": (
-            Part("workspace of the next h is cleared", 0, 2, _SEND),
-            Part("inputs of later steps come", 3, 7, _COPY),
+            Part("clear workspace of next h", 0, 2, _SEND),
+            Part("load inputs of later steps", 3, 7, _COPY),
         ),
     },
 }
@@ -88,7 +88,8 @@ def draw_storage(file: Path) -> None:
         for i, (plan, height) in enumerate(zip(chosen, all_of_it, strict=True)):
             group = f"{'grid' if plan.grid else 'cluster'} of {plan.blocks}"
             blocks = "one block" if plan.blocks == 1 else group
-            axes.text(i, height + 6, f"{blocks},\n{plan.warps} warps", ha="center", fontsize=8)
+            warps = f"{plan.warps} warp{'s' * (plan.warps > 1)}"
+            axes.text(i, height + 6, f"{blocks},\n{warps}", ha="center", fontsize=8)
         axes.set(ylabel="KiB of R per block", title=f"LSTM, {direction}", ylim=(0, 350))
         axes.set_xticks(range(len(HEADS)), labels=[f"{max(1, HIDDEN // D)} × {D}" for D in HEADS])
     axes.legend(loc="upper left")
