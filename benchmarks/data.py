@@ -1,12 +1,14 @@
 """Tokenising a corpus beside the bare tokenizer, and reading its blocks as training does."""
 
 import json
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+import numpy as np
+from pandas import DataFrame
 
 from data.encoding import Encoded, Encoder, encode_in_order
 
@@ -79,7 +81,7 @@ class _TimedEncoder(Encoder):
 
 
 def _tokenising(datamodule: "Text", processes: int, seconds: Path) -> dict:
-    ratios, rates = [], []
+    rounds = []
     for number in range(ROUNDS):
         file = seconds.with_suffix(f".{number}")
         start = time.process_time()
@@ -88,28 +90,26 @@ def _tokenising(datamodule: "Text", processes: int, seconds: Path) -> dict:
         )
         tokens = sum(len(encoded.tokens) for _, encoded in chunks)
         here = time.process_time() - start
-        bare, own = (sum(found) for found in zip(*(map(float, line.split()) for line in file.open()), strict=True))
+        bare, own = np.loadtxt(file, ndmin=2).sum(axis=0)
         ours = here + own if processes else here - bare
-        ratios.append(ours / bare)
-        rates.append((tokens / ours, tokens / bare))
-    found = dict(
-        zip(
-            ("ours", "encode_batch"), (round(statistics.median(rate)) for rate in zip(*rates, strict=True)), strict=True
-        )
-    )
-    ratio = round(statistics.median(ratios), 3)
-    return {"what": "tokenising", "processes": processes, "tokens_per_processor_second": found, "time_over_bare": ratio}
+        rounds.append({"ours": tokens / ours, "encode_batch": tokens / bare, "over_bare": ours / bare})
+    median = DataFrame(rounds).median()
+    rates = {name: round(median[name]) for name in ("ours", "encode_batch")}
+    over = round(median["over_bare"], 3)
+    return {"what": "tokenising", "processes": processes, "tokens_per_processor_second": rates, "time_over_bare": over}
 
 
 def _reading(datamodule: "Text", workers: int) -> dict:
     datamodule.num_workers = workers
-    rates = []
+    rounds = []
     for _ in range(ROUNDS):
         batches = iter(datamodule.train_dataloader())
         next(batches)
         wall, processor = time.perf_counter(), time.process_time()
         tokens = sum(batch["input_ids"].numel() for batch in batches)
-        rates.append((tokens / (time.perf_counter() - wall), tokens / (time.process_time() - processor)))
-    per_second, per_processor_second = (round(statistics.median(rate)) for rate in zip(*rates, strict=True))
-    found = {"what": "reading", "num_workers": workers, "tokens_per_second": per_second}
-    return found if workers else found | {"tokens_per_processor_second": per_processor_second}
+        spent = {"second": time.perf_counter() - wall, "processor_second": time.process_time() - processor}
+        rounds.append({f"tokens_per_{unit}": tokens / taken for unit, taken in spent.items()})
+    rates = DataFrame(rounds).median().round().astype(int).to_dict()
+    if workers:  # whose processor time is not of this process
+        del rates["tokens_per_processor_second"]
+    return {"what": "reading", "num_workers": workers} | rates
