@@ -32,7 +32,8 @@ DEVICE u64 ordered(float x, u32 index) {
   return u64(bits >> 31 ? ~bits : bits | 0x80000000u) << 32 | ~index;
 }
 
-// What the phases share. residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
+// What the phases share. Each begins with copies of weights, before it waits for the results of the last one, so that nobody
+// waits for copies. residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
 struct Step {
   Shared& shared;
   const Model& model;
@@ -44,12 +45,6 @@ struct Step {
   scalar* hidden;
   const i64 B;
   const int unit_tiles;  // of this block
-
-  // Releases the results of a phase. Weights are copied after that, so that nobody waits for it.
-  DEVICE void end_phase() {
-    grid.arrive();
-    weights.refill();
-  }
 
   // The residual stream before a block.
   DEVICE void load_stream(Row& row, int block, int sequence) const {
@@ -79,15 +74,15 @@ struct Step {
 
   // First phase: gates and cell of this block's units.
   DEVICE void compute_h(int block) {
-    if (unit_tiles == 0 && block > 0) grid.wait();
+    if (unit_tiles == 0) {
+      weights.refill();
+      if (block > 0) grid.wait();
+    }
     Operand operand;
 #pragma unroll 1
     for (int i = 0; i < unit_tiles; i++) {
+      if (i > 0) __syncthreads();
       compute_h_of(i, block, operand);
-      if (i + 1 < unit_tiles) {
-        __syncthreads();
-        weights.refill();
-      }
     }
   }
   // Of a tile of units; the first one sets the operand for all.
@@ -109,9 +104,12 @@ struct Step {
     // Chunks are in the order of the gates of their class.
     auto of_recurrent = [&](auto k) -> Sums& { constexpr int gate = gate_of(RECURRENT_OF, k); return c[gate]; };
     auto of_input = [&](auto k) -> Sums& { constexpr int gate = gate_of(INPUT_OF, k); return c[gate]; };
-    weights.multiply<GR>(of_recurrent, [&](int) -> const Operand& { return h_before; }, D / VECTOR);
-    __syncthreads();
     weights.refill();
+    weights.multiply<GR>(of_recurrent, [&](int) -> const Operand& { return h_before; }, D / VECTOR);
+    if constexpr (SLOTS < GR + GI) {
+      __syncthreads();
+      weights.refill();
+    }
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
     weights.multiply<GI>(of_input, [&](int) -> const Operand& { return operand; }, VECTORS);
 #pragma unroll
@@ -138,6 +136,7 @@ struct Step {
     {
       Row x, h, head_weight, mlp_weight;
       if (threadIdx.x / 32 < B) head_weight.load(model.at(block, HEAD_NORM)), mlp_weight.load(model.at(block, MLP_NORM));
+      weights.refill();
       grid.wait();
       for_each_sequence(B, [&](int sequence, int) {
         if (unit_tiles > 0) x.load(shared.stream[sequence]);
@@ -173,6 +172,7 @@ struct Step {
 
   // Third phase: the residual stream after the MLP.
   DEVICE void compute_stream() {
+    weights.refill();
     grid.wait();
 #pragma unroll 1
     for (int tile = first_output_tile(), place = 0; tile < UNIT_TILES; tile += GRID, place++) {
@@ -210,6 +210,7 @@ struct Step {
 
   // Writes logits [B, CLASSES] and raises best [B] to the largest of them, each unless it is null.
   DEVICE void compute_logits(const scalar* norm, scalar* logits, u64* best) {
+    weights.refill();
     Operand operand;
     begin(operand, BLOCKS, norm);
     u64 largest[WARP_SEQS] = {};
@@ -239,19 +240,19 @@ flashrnn_step(PARAMETERS) {
   const Model model{base, shared.table};
   Weights weights(model, head, shared.slots, shared.barriers);
   CountingBarrier grid(counters);
-  Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, B, tiles_from(first_unit_tile(), UNIT_TILES)};
+  Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, B,
+            tiles_from(first_unit_tile(), UNIT_TILES)};
   __syncthreads();
-  step.weights.refill();
 
 #pragma unroll 1
   for (int block = 0; block < BLOCKS; block++) {
     step.compute_h(block);
-    step.end_phase();
+    grid.arrive();
     step.compute_hidden(block);
-    step.end_phase();
+    grid.arrive();
     step.store_h(block);
     step.compute_stream();
-    step.end_phase();
+    grid.arrive();
   }
   step.compute_logits(norm, logits, chosen ? best : nullptr);
 
