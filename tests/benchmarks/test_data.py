@@ -1,5 +1,6 @@
 """The benchmark of data, on a few documents."""
 
+import logging
 import sys
 
 import pytest
@@ -34,4 +35,5 @@ def test_is_a_benchmark(monkeypatch, tmp_path):
     measured.rows.__doc__ = "A test."
     monkeypatch.setattr(sys, "argv", ["benchmark", "data", f"out={tmp_path}", "commit=abc"])
     benchmark.main()
+    assert logging.getLogger().level == logging.WARNING  # messages of kernels are not among the rows
     assert '"what": "reading"' in (tmp_path / "cpu" / "data.json").read_text()
