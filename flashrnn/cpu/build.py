@@ -19,7 +19,7 @@ import torch
 
 from flashrnn.cache import cache_folder, one_at_a_time, store, warn_not_kept
 from flashrnn.cells import Cell
-from flashrnn.cells.printers.numba import cell_loop, cell_rows, product, row_product
+from flashrnn.cells.printers.numba import cell_loop, cell_rows, row_product
 from flashrnn.cells.trace import trace
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import dtype_name, making_kernels, state_dtype
@@ -71,34 +71,33 @@ class Step(NamedTuple):
 @cache
 def time_loop(direction: str, dtype: torch.dtype) -> Part:
     """Return the function of kernels/tasks.py for kernels/`direction`.py."""
-    return _compiled(direction, dtype, *map(_template, ("loop", direction, "tasks")))
+    return _compiled(direction, dtype, ("loop",), *map(_template, (direction, "tasks")))
 
 
 @cache
 def matrix_product(width: int, dtype: torch.dtype) -> Part:
     """Return the function of kernels/product.py for matrices of `width` columns."""
-    blocks = [product(rows, depth) for whole in ((4, 4), (2, 8), (1, 8)) for rows, depth in (whole, (whole[0], 1))]
-    return _compiled("product", dtype, f"WIDTH = {width}", *blocks, _template("product"))
+    return _compiled("product", dtype, (), f"WIDTH = {width}", _template("product"))
 
 
 @cache
 def row_product_of(dtype: torch.dtype) -> Part:
     """Return the function of kernels/rows.py, for matrices of any width."""
-    return _compiled("rows", dtype, *(row_product(*tile) for tile in ((4, 4), (1, 4), (1, 1))), _template("rows"))
+    return _compiled("rows", dtype, (), *(row_product(*tile) for tile in ((4, 4), (1, 4), (1, 1))), _template("rows"))
 
 
 @cache
 def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> Step:
     """Return the cell's step, or its gradient (see `cell_loop`), in the state dtype of `dtype`, the dtype of h."""
     sizes, real = tile(head_dim), state_dtype(dtype)
-    mathematics = _template("any_float"), _template(dtype_name(real))
+    mathematics = "any_float", dtype_name(real)
     stride = f"STRIDE = {sizes.stride}"
     rounding = f"to_{dtype_name(dtype)}" if dtype != real and direction == "forward" else ""
     if not trace(cell, real).reduces:
-        return Step(_compiled("cell", real, stride, *mathematics, cell_loop(cell, direction, real, rounding)), 0)
+        return Step(_compiled("cell", real, mathematics, stride, cell_loop(cell, direction, real, rounding)), 0)
     rows = cell_rows(cell, direction, real, rounding)
     names = f"{stride}\nWIDTH = {sizes.width}\nD = {head_dim}"
-    part = _compiled("cell", real, names, *mathematics, _template("reductions"), rows.text)
+    part = _compiled("cell", real, mathematics, names, _template("reductions"), rows.text)
     return Step(part, rows.slots * sizes.width)
 
 
@@ -106,16 +105,33 @@ def cell_step(direction: str, cell: Cell, head_dim: int, dtype: torch.dtype) -> 
 _COMPILING = lock_that_forks_wait_for()
 
 
-def _compiled(name: str, dtype: torch.dtype, *parts: str) -> Part:
-    """Return the C function `kernel` of the module that consists of `parts`; raise KernelUnavailable."""
+def _compiled(name: str, dtype: torch.dtype, shared: tuple[str, ...], *parts: str) -> Part:
+    """Return the C function `kernel` of the module that consists of `parts`; raise KernelUnavailable.
+
+    Args:
+        name: part of the file's name.
+        dtype: of the numbers.
+        shared: names of templates with functions that several kernels call.
+        parts: Python's text.
+    """
     with making_kernels("numba cannot compile the kernels for the CPU"), _COMPILING:
-        return _compiled_once(name, dtype, *parts)
+        return _compiled_once(name, dtype, shared, *parts)
 
 
 @cache
-def _compiled_once(name: str, dtype: torch.dtype, *parts: str) -> Part:
+def _shared(dtype: torch.dtype, *templates: str) -> ModuleType:
+    """Return a module of functions that kernels import, so that a process compiles them once."""
     names = f"from numba import {dtype_name(dtype)} as real\nfrom numpy import {dtype_name(dtype)} as F"
-    text = "\n\n".join((names, _template("header"), *parts)) + "\n"
+    text = "\n\n".join((names, *map(_template, ("header", *templates)))) + "\n"
+    name = f"flashrnn_cpu_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    module = sys.modules[name] = ModuleType(name)
+    exec(compile(text, f"<{name}>", "exec"), module.__dict__)
+    return module
+
+
+@cache
+def _compiled_once(name: str, dtype: torch.dtype, shared: tuple[str, ...], *parts: str) -> Part:
+    text = "\n\n".join((f"from {_shared(dtype, *shared).__name__} import *", *parts)) + "\n"
     versions = f"{sys.version} numba {version('numba')} llvmlite {version('llvmlite')} numpy {version('numpy')}"
     key = hashlib.sha256((versions + text).encode()).hexdigest()[:32]
     path = cache_folder() / f"cpu-{name}-{key}.py"

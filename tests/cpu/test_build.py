@@ -96,6 +96,22 @@ def test_where_numba_fails_auto_takes_vanilla_and_cpu_fused_says_why(monkeypatch
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
+def test_without_private_interfaces_of_numba_results_are_the_same(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "flashrnn.cpu._numba_private", None)
+    made = build._shared, build._compiled_once, build.time_loop, build.matrix_product, build.cell_step, call.prepare
+    for cached in made:
+        cached.cache_clear()
+    inputs = random_inputs(get_cell("elman"), 2, 3, 1, 6, torch.float64)
+    found, expected = (results(flashrnn, inputs, function="elman", backend=name) for name in ("cpu_fused", "vanilla"))
+    assert build._shared(torch.float64, "loop").Kernel is None
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, msg=name)
+    for cached in made:
+        cached.cache_clear()
+
+
 def test_importing_flashrnn_leaves_numba_alone():
     code = "import sys, flashrnn; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -61,21 +61,6 @@ def cell_rows(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = ""
     return _rows(trace(cell, dtype).gradient, places, results, {}, len(cell.states))
 
 
-def product(rows: int, depth: int) -> str:
-    """Return `product_{rows}x{depth}(out, a, row_step, step, w)`: out [rows, WIDTH] += a [rows, depth] @ w.
-
-    The loop over columns, which is vectorized, adds up `depth` products per load and store of `out`.
-    """
-    lines = ["@function", f"def product_{rows}x{depth}(out, a, row_step, step, w):"]
-    lines += [f"    a{r}_{d} = a[{r} * row_step + {d} * step]" for r in range(rows) for d in range(depth)]
-    lines.append("    for j in range(WIDTH):")
-    lines += [f"        w{d} = w[{d} * WIDTH + j]" for d in range(depth)]
-    for r in range(rows):
-        place, terms = f"out[{r} * WIDTH + j]", " + ".join(f"a{r}_{d} * w{d}" for d in range(depth))
-        lines.append(f"        {place} = {place} + {terms}")
-    return "\n".join(lines)
-
-
 def row_product(rows: int, columns: int) -> str:
     """`dots_{rows}x{columns}(out, a, row_step, w, depth)`: out [rows, columns] += a [rows, depth] @ w.T, where w is
     [columns, depth], and rows of `out` and a are `row_step` apart.
@@ -83,7 +68,7 @@ def row_product(rows: int, columns: int) -> str:
     The sums stay in registers, each in parts, one for each place in a vector.
     """
     sums = [(r, c) for r in range(rows) for c in range(columns)]
-    lines = ["@njit(**SUMS)", f"def dots_{rows}x{columns}(out, a, row_step, w, depth):"]
+    lines = ["@sums", f"def dots_{rows}x{columns}(out, a, row_step, w, depth):"]
     lines += [f"    s{r}_{c} = F(0)" for r, c in sums]
     lines.append("    for d in range(depth):")
     lines += [f"        a{r} = a[{r} * row_step + d]" for r in range(rows)]
@@ -95,7 +80,7 @@ def row_product(rows: int, columns: int) -> str:
 
 def _loop(arrays: tuple[str, ...], body: list[str]) -> str:
     lines = [
-        f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, **OPTIONS)",
+        f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)",
         f"def kernel({', '.join(arrays)}, count):",
         "    for i in range(count):",
     ]
@@ -152,7 +137,7 @@ def _rows(
         lines += [f"v{k} = {operation(k)}" for k in phase.reductions]
     lines += copies(results.values(), back=True)
     head = [
-        f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, **OPTIONS)",
+        f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)",
         f"def kernel({', '.join(arrays)}, count):",
         f"    row = offset({arrays[-1]}, {states} * STRIDE)",
         "    for start in range(0, count, WIDTH):",

@@ -4,21 +4,6 @@ Time is cut into chunks of as many steps as there are rows, whose part of d_R is
 k // count of sequence k % count.
 """
 
-FIELDS = (
-    *SHARED,
-    "R",  # [Gr, N, D, row], for rows.py transposed
-    "d_h",  # [rows, N, D], or 0
-    "d_aux",  # [S-1, rows, N, D], or 0
-    "d_x",  # [rows, Gi, N, D]
-    "d_u",  # [rows, Ga, N, D]: gradients of the gates without an input, or 0
-    "alone",  # Ga
-    "alone_of",  # [G]: which of these is this gate's, or -1
-    "d_R",  # [parts, Gr, N, D, width], to be added to, or 0
-    "d_b",  # [parts, G, N, width], to be added to
-    "one",  # the number
-    "d_states",  # [S] addresses of [B, N, D]: of the last states, then of the first
-)
-
 
 @function
 def load_gates(z, gates, row, head):

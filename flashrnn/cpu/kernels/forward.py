@@ -1,13 +1,5 @@
 """One head of the sequences `first` to `stop` through all steps, forward."""
 
-FIELDS = (
-    *SHARED,
-    "x",  # [rows, Gi, N, D]
-    "weights",  # [Gr, N, D, row]: R transposed, [previous unit, unit], or for rows.py R itself
-    "b",  # [G, N, D]
-    "last",  # [S] addresses of [B, N, D]
-)
-
 
 @intrinsic
 def fetch_line(typing, p):

@@ -12,12 +12,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.types import CPointer
 
+try:
+    from flashrnn.cpu._numba_private import Function, Kernel
+except ImportError:
+    Function = Kernel = None  # numba's own
+
 pointer, words = CPointer(real), CPointer(intp)
+LINE = 512 // real.bitwidth  # numbers in 64 bytes
 # Products and sums become one instruction; NaN, infinities and the order of sums stay. Python calls none of these
 # functions, and wrappers for it would take a third of the time to compile.
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract"}, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-function = njit(**OPTIONS)
-SUMS = {**OPTIONS, "fastmath": {"contract", "reassoc"}}  # of vectors, whose places are added up apart
+function = njit(pipeline_class=Function, **OPTIONS)
+# Of vectors, whose places are added up apart.
+sums = njit(pipeline_class=Function, **(OPTIONS | {"fastmath": {"contract", "reassoc"}}))
 
 
 def _places_of(kind):

@@ -7,7 +7,7 @@ that these loops are compiled once.
 """
 
 # The kernel's arguments `z`: numbers and addresses.
-SHARED = (
+FIELDS = (
     "begun",  # tasks, 0 before the call
     "threads",  # that have begun, 0 before the call
     "tasks",
@@ -37,7 +37,45 @@ SHARED = (
     "h",  # [rows, N, D]
     "aux",  # [S-1, rows, N, D], forward 0 if it is not wanted
     "pre",  # [rows, N, G, D], the gates' pre-activations, forward 0 if they are not wanted
+    # forward
+    "x",  # [rows, Gi, N, D]
+    "weights",  # [Gr, N, D, row]: R transposed, [previous unit, unit], or for rows.py R itself
+    "b",  # [G, N, D]
+    "last",  # [S] addresses of [B, N, D]
+    # backward
+    "R",  # [Gr, N, D, row], for rows.py transposed
+    "d_h",  # [rows, N, D], or 0
+    "d_aux",  # [S-1, rows, N, D], or 0
+    "d_x",  # [rows, Gi, N, D]
+    "d_u",  # [rows, Ga, N, D]: gradients of the gates without an input, or 0
+    "alone",  # Ga
+    "alone_of",  # [G]: which of these is this gate's, or -1
+    "d_R",  # [parts, Gr, N, D, width], to be added to, or 0
+    "d_b",  # [parts, G, N, width], to be added to
+    "one",  # the number
+    "d_states",  # [S] addresses of [B, N, D]: of the last states, then of the first
 )
+
+
+Arguments = from_dtype(np.dtype([(name, np.intp) for name in FIELDS]))
+
+
+@intrinsic
+def arguments_at(typing, data):
+    def generate(context, builder, signature, values):
+        return builder.bitcast(values[0], context.get_value_type(Arguments))
+
+    return Arguments(data), generate
+
+
+@intrinsic
+def next_of(typing, counter):
+    """Return the counter and add one to it, so that no two threads get the same number."""
+
+    def generate(context, builder, signature, values):
+        return builder.atomic_rmw("add", values[0], context.get_constant(intp, 1), "monotonic")
+
+    return intp(counter), generate
 
 
 @intrinsic
@@ -65,9 +103,6 @@ def store_line(typing, out, p):
         return context.get_dummy_value()
 
     return void(out, p), generate
-
-
-LINE = 512 // real.bitwidth  # numbers in 64 bytes
 
 
 @function

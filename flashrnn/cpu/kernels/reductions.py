@@ -7,7 +7,7 @@ def copy_row(out, p):
         out[j] = p[j]
 
 
-@njit(**SUMS)
+@sums
 def op_unit_sum(x, count):
     total = F(0)
     for j in range(count):
@@ -20,7 +20,7 @@ def op_unit_mean(x, count):
     return op_unit_sum(x, count) / F(count)
 
 
-@njit(**SUMS)
+@sums
 def op_unit_variance(x, count):
     mean, total = op_unit_mean(x, count), F(0)
     for j in range(count):

@@ -1,7 +1,7 @@
 """A matrix product by rows of the matrix: it needs no copy in another order, nor a width that the compiler knows."""
 
 
-@cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp), cache=CACHE, **OPTIONS)
+@cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
 def kernel(out, a, row_step, step, w, rows, depth):
     """out [rows, depth] += a [rows, depth] @ w.T, w [depth, depth], rows of `out` and a being `row_step` apart.
 
