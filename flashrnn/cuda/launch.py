@@ -102,7 +102,7 @@ class LoadedKernel:
             raise RuntimeError(f"launching {groups} groups of {self.blocks} blocks failed: {error.name}")
 
     def _enter_context(self) -> None:
-        """For a thread that has not used the GPU yet, as autograd's may not when memory comes from PyTorch's cache."""
+        """Make the GPU current for a thread that has not used it, as autograd's where memory is cached."""
         from cuda.core import Device
 
         Device(self.device).set_current()

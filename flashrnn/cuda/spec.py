@@ -16,9 +16,7 @@ class Variant:
     """What a call takes and returns, besides its sizes."""
 
     reset: bool = False
-    aux: torch.dtype | None = (
-        None  # of the states after the first at every step; None if there are none or they are not needed
-    )
+    aux: torch.dtype | None = None  # of the states after the first at every step; None if these are not needed
     training: bool = False  # gates are stored for the backward
     d_aux: bool = False
     tf32: bool = False  # float32 products may be as coarse as TF32

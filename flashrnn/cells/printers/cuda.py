@@ -190,6 +190,7 @@ class _Phases:
             self.lines += [*(f"    {statement}" for statement in body), "  }"]
 
     def whole(self) -> str:
+        """Return the function with all that was written."""
         inputs, outputs = self._function.inputs, self._function.outputs
         arguments = [f"const float (&{group})[{max(len(names), 1)}][CELLS]" for group, names in inputs.items()]
         types = ["int CELLS", "class Units"]

@@ -67,17 +67,17 @@ class Tiling:
 
     @property
     def units(self) -> int:
-        """Units of a block."""
+        """Return the units of a block."""
         return 16 * self.unit_tiles
 
     @property
     def padded(self) -> int:
-        """Units of a head, padding included."""
+        """Return the units of a head, padding included."""
         return self.units * self.blocks
 
     @property
     def columns(self) -> int:
-        """Columns of the product, of which `sequences` are used."""
+        """Return the columns of the product, of which `sequences` are used."""
         return 8 * self.batch_tiles
 
     @property
@@ -89,17 +89,17 @@ class Tiling:
         return 32 * self.warps
 
     def batches(self, batch: int) -> int:
-        """Groups of blocks that a batch takes, for every head."""
+        """Return how many groups of blocks a batch takes for every head."""
         return -(-batch // self.sequences)
 
 
 def tilings(spec: KernelSpec) -> Iterator[Tiling]:
-    """Tilings that fit, the one that should be fastest first. Raises Infeasible, which names what does not fit."""
+    """Yield the tilings that fit, the one that should be fastest first; Infeasible names what does not fit."""
     return (tiling for _, tiling in estimates(spec))
 
 
 def estimates(spec: KernelSpec) -> Iterator[tuple[float, Tiling]]:
-    """The same tilings with the estimated clock cycles of a time step of the whole batch."""
+    """Yield the same tilings with the estimated clock cycles of a time step of the whole batch."""
     if reason := infeasible(spec):
         raise reason
     found = (_solutions(spec, grid) for grid in (False, True) if not _infeasible(_of_any_batch(spec), grid=grid))
@@ -118,7 +118,7 @@ def _as_tiling(solution: Solution, grid: bool) -> Tiling:
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
-    """Why no tiling fits, or None if one does; the batch does not matter, there can always be more tiles of it."""
+    """Return why no tiling fits, or None if one does. The batch does not matter: it may have any number of tiles."""
     spec = _of_any_batch(spec)
     return _infeasible(spec, grid=False) and _infeasible(spec, grid=True)
 
@@ -137,7 +137,7 @@ def _infeasible(spec: KernelSpec, grid: bool) -> Infeasible | None:
 
 
 def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
-    """Whether the tiling is among `tilings`."""
+    """Return whether the tiling is among `tilings`."""
     problem, _ = pose(spec, tiling.grid)
     for unknown in problem.variables:
         problem.add(f"given {unknown}", unknown == getattr(tiling, unknown.name))
@@ -145,11 +145,9 @@ def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
 
 
 def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
-    """The problem, and what to minimise: first, eighths of a clock cycle per time step."""
-    gpu, p = (
-        spec.gpu,
-        ConstraintProblem(f"{spec.direction} of {spec.cell.name}, head size {spec.head_dim}, on {spec.gpu.name}"),
-    )
+    """Return the problem and what to minimize: first the eighths of a clock cycle per time step."""
+    gpu, sizes = spec.gpu, f"{spec.cell.name}, head size {spec.head_dim}"
+    p = ConstraintProblem(f"{spec.direction} of {sizes}, on {gpu.name}")
     at_once = _groups_at_once(gpu, grid)
     tiling = _unknowns(p, spec, grid, at_once)
     blocks, k_slices, warps = tiling.blocks, tiling.k_slices, tiling.warps
@@ -242,7 +240,7 @@ def _of_batch(spec: KernelSpec, grid: bool) -> tuple[tuple[Variable, ...], Varia
 
 
 def _groups_at_once(gpu: Gpu, grid: bool) -> dict[int, int]:
-    """Groups that run at the same time, by how many blocks they may have."""
+    """Return how many groups run at the same time, by how many blocks they may have."""
     if grid:
         return {size: gpu.multiprocessors // size for size in range(2, gpu.multiprocessors + 1)}
     return {size: gpu.clusters_at_once(size) for size in gpu.cluster_sizes}
@@ -267,10 +265,10 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
 
 
 def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """The estimate of a step's time, in clock cycles.
+    """Return the estimated clock cycles of a step of one group.
 
-    It is that of the tiling alone, because units that are padding take as long as others. So a head is never slower, by
-    the estimate, than a larger one, whose tilings hold it too.
+    They depend on the tiling alone, because units that are padding take as long as others. So a head is never slower,
+    by the estimate, than a larger one, whose tilings hold it too.
     """
     direction, splits, warps, batch_tiles = spec.direction, spec.splits, tiling.warps, tiling.batch_tiles
     tiles = tiles_of_warp(spec, tiling)
@@ -292,13 +290,13 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def _grid_cycles(direction: str, tiling: Tiling) -> Expression:
-    """What a step's exchange through L2 takes, which hides what a second batch tile costs."""
+    """Return what a step's exchange through L2 takes; it hides what a second batch tile costs."""
     cycles = _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * tiling.padded * tiling.batch_tiles // 100
     return cycles + ceil_div(tiling.blocks // tiling.k_slices, 8) * _POLL if direction == "backward" else cycles
 
 
 def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """What a step's exchange takes between the blocks of a cluster, of which there may be but one."""
+    """Return what a step's exchange between the blocks of a cluster takes; nothing if there is one block."""
     direction, batch_tiles = spec.direction, tiling.batch_tiles
     exchange = _EXCHANGE_UNIT[direction] * tiling.padded * tiling.sequences // (800 * batch_tiles)
     exchange += _EXCHANGE[direction]
@@ -338,8 +336,10 @@ def _idle(spec: KernelSpec) -> int:
 
 
 def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
-    """Sequences for each of the clusters of `size` blocks that run at once, an even number. Blocks of a cluster take
-    longer to hand each other what more sequences have. Of those that leave room for d_R, if every head has one of them.
+    """Return the even number of sequences with which clusters of `size` blocks serve the batch in one wave, at most 16.
+
+    Few sequences for each cluster, because the exchange between its blocks takes longer for more. Multiprocessors are
+    left for d_R, if every head still gets a cluster.
     """
     if size == 1:
         return 16
@@ -350,12 +350,12 @@ def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
 
 
 def tiles_of_warp(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """Tiles of R, 16 x 16, that a warp multiplies, in either direction."""
+    """Return the number of 16 x 16 tiles of R that a warp multiplies, in either direction."""
     return len(spec.cell.recurrent_gates) * tiling.blocks * tiling.unit_tiles // tiling.k_slices
 
 
 def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """Registers of a thread, about: R, addresses, tiles of sums, values of cells."""
+    """Estimate the registers of a thread: R, addresses, tiles of sums, values of cells."""
     gates, states, cells = len(varying(spec.cell)), len(spec.cell.states), _cells_of_lane(spec, tiling)
     if spec.direction == "forward":
         sums, values = len(spec.cell.recurrent_gates), 1 + (gates + 2 * states) * cells + cells // 4 * 34
@@ -369,12 +369,12 @@ def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
-    """Dynamic shared memory of a block."""
+    """Return the bytes of a block's dynamic shared memory."""
     return _shared_bytes(spec, tiling).evaluate({})
 
 
 def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
-    """As SharedMemory in resident/kernels/{forward,backward}_memory.cuh."""
+    """Return the bytes that SharedMemory in resident/kernels/{forward,backward}_memory.cuh has."""
     cell, splits, size = spec.cell, spec.splits, spec.dtype.itemsize
     gates, others = len(cell.recurrent_gates), len(cell.states) - 1
     seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
@@ -387,9 +387,7 @@ def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = splits * gates * units * seqs * 2
-        stored_gates = (len(varying(cell)) | 1) * residual_dtype(
-            spec.dtype
-        ).itemsize  # rows: an odd number of units apart
+        stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # as `pitch` in tiles.cuh
         row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = (
             sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size) + (1 - several_blocks) * sums
@@ -402,7 +400,7 @@ def _shared_bytes(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
-    """As REDUCTION_BYTES in resident/kernels/unit_reductions.cuh."""
+    """Return REDUCTION_BYTES of resident/kernels/unit_reductions.cuh."""
     found = exchanges(spec.cell, spec.direction)
     if not found:
         return 0
