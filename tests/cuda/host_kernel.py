@@ -1,16 +1,20 @@
 """Kernels on the processor, by gpu_on_host.h: the kernel's source as host C++, in a program of its own, which fails
 where ThreadSanitizer sees a race."""
 
+import hashlib
 import re
 import struct
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from flashrnn.cache import cache_folder
 from flashrnn.cuda.build import SOURCES
 from flashrnn.cuda.parameters import Argument, Parameters, check
 from tests.cells.test_cuda import HOST
@@ -29,8 +33,8 @@ BY_DEFINITION = (
 )
 
 
-def compile_for_host(entry: str, prelude: str, header: str, folder: Path, more: str = "") -> Path:
-    """A program that runs the kernel `entry` of the file `header`, or of `more` behind it."""
+def compile_for_host(entry: str, prelude: str, header: str, more: str = "") -> Callable[[], Path]:
+    """A program that runs the kernel `entry` of the file `header`, or of `more` behind it; compiled where it is run."""
     scalar, constants = prelude.split("\n", 1)
     main = f"int main(int, char** names) {{ return launch_from(names[1], {entry}); }}"
     kernel = _included(header, set(BY_DEFINITION))
@@ -38,13 +42,23 @@ def compile_for_host(entry: str, prelude: str, header: str, folder: Path, more: 
         kernel = re.sub(pattern, replacement, kernel, flags=re.MULTILINE | re.DOTALL)
     constants = constants.replace('#include "kernels/math.cuh"\n', "")
     parts = [scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, more, main]
-    text = "\n".join(parts)
-    source, program = folder / f"{entry}.cpp", folder / entry
-    source.write_text(text)
-    options = ["-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-pthread", "-fsanitize=thread"]
-    command = ["g++", *options, f"-I{Path(__file__).parent}", source, "-o", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    return partial(_compiled, "\n".join(parts))
+
+
+def _compiled(text: str) -> Path:
+    """The program of this source, which tests share."""
+    program = cache_folder() / "on_host" / hashlib.sha256(text.encode()).hexdigest()
+    if not program.exists():
+        program.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=program.parent) as folder:
+            made = Path(folder, "kernel")
+            made.with_suffix(".cpp").write_text(text)
+            source = made.with_suffix(".cpp").replace(program.with_suffix(".cpp"))
+            options = ["-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-pthread", "-fsanitize=thread"]
+            command = ["g++", *options, f"-I{Path(__file__).parent}", source, "-o", made]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            made.replace(program)
     return program
 
 
@@ -61,7 +75,7 @@ def _included(header: str, known: set[str]) -> str:
 class HostKernel:
     """As a `LoadedKernel`, on the processor: blocks of a group run together; without groups, all do."""
 
-    program: Path
+    program: Callable[[], Path]
     parameters: Parameters
     blocks: int | None  # of a group
     threads: int
@@ -91,13 +105,14 @@ class HostKernel:
             start = a.untyped_storage().data_ptr() if isinstance(a, torch.Tensor) else None
             placed = (-1, a or 0) if start is None else (places.index(start), a.data_ptr() - start)
             parts.append(struct.pack("=2q", *placed))
-        file = self.program.with_suffix(".launch")
-        file.write_bytes(b"".join(parts))
-        done = subprocess.run([self.program, file], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[:4000]
-        with file.open("rb") as content:
-            for buffer in buffers.values():
-                buffer.numpy()[:] = np.frombuffer(content.read(len(buffer)), dtype=np.uint8)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "launch")
+            file.write_bytes(b"".join(parts))
+            done = subprocess.run([self.program(), file], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[:4000]
+            with file.open("rb") as content:
+                for buffer in buffers.values():
+                    buffer.numpy()[:] = np.frombuffer(content.read(len(buffer)), dtype=np.uint8)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from tests.cuda.host_kernel import HostKernel, compile_for_host
 
 
 @pytest.fixture
-def on_host(monkeypatch, tmp_path):
+def on_host(monkeypatch):
     """Lets add_norm run on the processor."""
 
     def load_add_norm(heads, head_dim, dtype, device):
@@ -21,7 +21,6 @@ def on_host(monkeypatch, tmp_path):
             "flashrnn_add_norm",
             add_norm.source(heads, head_dim, dtype),
             "decoding/kernels/add_norm.cuh",
-            tmp_path,
         )
         return HostKernel(program, parameters, None, 32 * add_norm.WARPS, 0).launch
 

@@ -63,7 +63,7 @@ class Counting(HostKernel):
 
 
 @pytest.fixture
-def on_host(monkeypatch, tmp_path_factory, other_backends):
+def on_host(monkeypatch, other_backends):
     """Lets backend `cuda_fused` run on the processor with these tilings; `watched`: its loop counts chunks."""
 
     def use(tilings: dict[str, Tiling], watched: bool = False) -> None:
@@ -73,18 +73,16 @@ def on_host(monkeypatch, tmp_path_factory, other_backends):
             shared = tiling.shared_bytes(spec, chosen)
             counts = watched and direction == "backward"
             text = prelude(replace(spec, variant=replace(spec.variant, counts_chunks=counts)), chosen, shared)
-            folder = tmp_path_factory.mktemp(direction)
             parameters = fused(spec)
             watching = WATCHED.replace("ARGUMENTS", ", ".join(one.name for one in parameters))
             entry, more = ("watched", watching) if counts else (f"flashrnn_{direction}", "")
-            program = compile_for_host(entry, text, f"resident/kernels/{direction}.cuh", folder, more)
+            program = compile_for_host(entry, text, f"resident/kernels/{direction}.cuh", more)
             kind = Counting if counts else HostKernel
             return kind(program, parameters, chosen.blocks, chosen.threads, shared), chosen
 
         monkeypatch.setattr(backend, "_kernel", kernel)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
-        monkeypatch.setattr(backend, "prepare_weight_gradient", lambda spec, device: None)
         monkeypatch.setattr(
             backend, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
         )

@@ -28,16 +28,15 @@ TRAINING = Variant(aux=torch.float16, training=True)
 
 
 @pytest.fixture
-def on_host(monkeypatch, tmp_path_factory, other_backends):
+def on_host(monkeypatch, other_backends):
     """Lets backend `cuda` run on the processor with the tilings given, `at_once` blocks at a time."""
 
     def use(tilings: dict[str, Tiling], at_once: int) -> None:
         @cache
         def kernel(spec, device):
             direction, tiling = spec.direction, tilings[spec.direction]
-            folder, entry = tmp_path_factory.mktemp(direction), f"flashrnn_stream_{direction}"
             header = f"streaming/kernels/{direction}.cuh"
-            program = compile_for_host(entry, prelude(spec, tiling), header, folder)
+            program = compile_for_host(f"flashrnn_stream_{direction}", prelude(spec, tiling), header)
             shape = None, tiling.threads, shared_bytes(spec, tiling)
             return HostKernel(program, parameters.streaming(spec), *shape, at_once), tiling
 
