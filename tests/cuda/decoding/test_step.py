@@ -91,24 +91,24 @@ def expected(model, tokens):
 
 
 @pytest.mark.parametrize(
-    ("cell", "heads", "head_dim", "batch", "dtype", "blocks", "slots"),
+    ("cell", "heads", "head_dim", "batch", "dtype", "blocks", "slots", "steps"),
     [
         # more tiles of units than blocks of threads; a batch that fills no tile
-        (LSTM, 2, 32, 3, torch.bfloat16, 3, 24),
+        (LSTM, 2, 32, 3, torch.bfloat16, 3, 24, 2),
         # fewer, so that some blocks have none; sequences in both halves of a tile
-        pytest.param(SLSTM, 1, 64, 11, torch.float16, 11, 7, marks=pytest.mark.slow),
+        pytest.param(SLSTM, 1, 64, 11, torch.float16, 11, 7, 2, marks=pytest.mark.slow),
         # no more slots than chunks that are multiplied at once
-        (GRU, 2, 16, 2, torch.float32, 3, 4),
-        pytest.param(PEEPHOLE_LSTM, 1, 128, 8, torch.bfloat16, 7, 8, marks=pytest.mark.slow),
+        (GRU, 2, 16, 2, torch.float32, 3, 4, 1),
+        pytest.param(PEEPHOLE_LSTM, 1, 128, 8, torch.bfloat16, 7, 8, 2, marks=pytest.mark.slow),
     ],
 )
-def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots):
+def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots, steps):
     on_host(blocks)
     monkeypatch.setattr(tilings, "_MOST_SLOTS", slots)
     model = random_model(cell, heads, head_dim, 2, batch, dtype)
     assert unsupported_sizes(model.spec) is None
     run, tokens = ModelStep(model), torch.arange(batch) % len(model.embedding)
-    for _ in range(2):
+    for _ in range(steps):
         logits, chosen = torch.empty(batch, len(model.head), dtype=dtype), torch.empty_like(tokens)
         wanted, states = expected(model, tokens)
         run(tokens, logits, chosen)
