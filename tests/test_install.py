@@ -142,14 +142,15 @@ def test_the_wheel_holds_kernels_and_models_alone(wheel):
 
 
 def test_flashrnn_is_imported_soon_after_torch(python, tmp_path):
-    """Seconds of processor time, which other programs do not lengthen; the better of two, for files are cached."""
-    assert min(float(run(python, "-c", IMPORT, cwd=tmp_path)) for _ in range(2)) < 1.5
+    """Seconds of processor time, which other programs do not lengthen; the second time, files are cached."""
+    assert any(float(run(python, "-c", IMPORT, cwd=tmp_path)) < 1.5 for _ in range(2))
 
 
 def test_a_layer_trains_with_what_the_wheel_requires(python, tmp_path):
     run(python, "-c", TRAIN, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)})
 
 
+@pytest.mark.slow
 def test_the_cell_of_ten_lines_runs_with_what_the_wheel_requires(python, tmp_path):
     program = Path(shutil.copy(ROOT / "tests" / "ten_lines.py", tmp_path))
     run(python, program, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)})
@@ -163,6 +164,7 @@ def transformers_too(python):
     return python
 
 
+@pytest.mark.slow
 def test_an_exported_model_loads_with_the_wheel_and_transformers_alone(transformers_too, tmp_path):
     torch.manual_seed(0)
     mixer = {"name": "RNNMixer", "function": "slstm", "num_heads": 2}

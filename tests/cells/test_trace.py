@@ -116,16 +116,6 @@ def test_threads_may_trace_at_the_same_time():
     assert len({repr(graphs.forward) for graphs in traces}) == 4
 
 
-def test_a_trace_imports_no_compiler():
-    """TorchDynamo and SymPy take seconds, which a first call would wait for."""
-    program = (
-        "import sys; from flashrnn import get_cell; from flashrnn.cells.trace import trace\n"
-        "for name in ('elman', 'gru', 'lstm', 'slstm'): trace(get_cell(name))\n"
-        "assert not {'torch._dynamo', 'sympy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 @pytest.mark.parametrize("wrong", [lambda x: x, torch.abs, lambda x: 1.0001 * x.clamp(min=0), lambda x: 0 * x])
 def test_a_graph_that_computes_something_else_is_refused(monkeypatch, wrong):
     monkeypatch.setitem(recorder.PARTS, "relu", wrong)

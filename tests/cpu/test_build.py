@@ -112,11 +112,6 @@ def test_without_private_interfaces_of_numba_results_are_the_same(monkeypatch, t
         cached.cache_clear()
 
 
-def test_importing_flashrnn_leaves_numba_alone():
-    code = "import sys, flashrnn; sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_widths_are_whole_vectors_and_waste_little():
     for head_dim in range(1, 3000):
         width, rows, stride = build.tile(head_dim)

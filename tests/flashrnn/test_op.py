@@ -20,12 +20,18 @@ def operator_arguments(cell, B=2, T=3, N=2, D=3, *, with_reset):
     return Wx, R, b, states, random_reset(B, T) if with_reset else None
 
 
-@pytest.mark.parametrize("all_states", [False, True], ids=["h", "all states"])
-@pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
+GATE_FORMATS = zip((*BUILT_IN, LAYERNORM[0]), ("GND", "NGD", "PNDG", "NDG", "NDV+"), strict=True)
+
+
 @pytest.mark.parametrize(
-    ("cell", "gate_format"),
-    zip((*BUILT_IN, LAYERNORM[0]), ("GND", "NGD", "PNDG", "NDG", "NDV+"), strict=True),
-    ids=lambda value: getattr(value, "name", value),
+    ("cell", "gate_format", "with_reset", "all_states"),
+    [
+        *((cell, gate_format, True, True) for cell, gate_format in GATE_FORMATS),
+        (get_cell("slstm"), "NDG", True, False),
+        (get_cell("gru"), "NGD", False, True),
+        (LSTM, "PNDG", False, False),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_opcheck_forward(cell, gate_format, with_reset, all_states):
     """Schema, autograd registration, fake kernel and AOT dispatch; also for inputs with swapped axes in memory."""
@@ -86,10 +92,14 @@ def outputs_and_gradients(run, network: Network, x: torch.Tensor, reset) -> dict
     return {"out": out.detach(), "states": states.detach()} | gradients
 
 
-@pytest.mark.parametrize("function", ["slstm", "gru", MINIMAL_GATED], ids=["slstm", "gru", "minimal_gated"])
-def test_compiled_network_gives_equal_results(function):
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [("slstm", {"num_layers": 2, "bidirectional": True}), ("gru", {}), (MINIMAL_GATED, {})],
+    ids=["slstm", "gru", "minimal_gated"],
+)
+def test_compiled_network_gives_equal_results(function, options):
     torch.compiler.reset()
-    model = Network(function, num_layers=2, bidirectional=True)
+    model = Network(function, **options)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for T in (7, 9):  # the second length compiles for any
         x, reset = torch.randn(3, T, 5, generator=torch.Generator().manual_seed(T)), random_reset(3, T)
@@ -102,8 +112,12 @@ def test_network_compiled_by_inductor_gives_equal_results():
     model = Network("lstm")
     x, reset = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0)), random_reset(3, 7)
     ref = outputs_and_gradients(model, model, x, reset)
-    compiled = torch.compile(model, fullgraph=True)
-    assert_close(outputs_and_gradients(compiled, model, x, reset), ref, torch.float32)
+    from torch._inductor import config  # which takes long to import
+
+    with config.patch(compile_threads=1, cpp_cache_precompile_headers=False):  # which pay for larger networks
+        compiled = torch.compile(model, fullgraph=True)
+        found = outputs_and_gradients(compiled, model, x, reset)
+    assert_close(found, ref, torch.float32)
 
 
 def test_compiled_network_follows_the_setting_for_tf32(monkeypatch):

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.tiny_runs import run
 
 HARNESS = """
@@ -13,6 +15,7 @@ def cli_evaluate():
 """
 
 
+@pytest.mark.slow
 def test_the_harness_gets_its_arguments_and_finds_our_models(tmp_path):
     (tmp_path / "lm_eval").mkdir()
     (tmp_path / "lm_eval" / "__main__.py").write_text(HARNESS)

@@ -28,9 +28,25 @@ def options(group):
     return sorted(file.stem for file in Path(CONFIGS, group).glob("*.yaml"))
 
 
-@pytest.mark.parametrize("experiment", options("experiment"))
-@pytest.mark.parametrize("model", [name for name in options("model") if name not in ("base", "rnn")])
-def test_experiments_compose_with_every_model(experiment, model):
+OPTIONS = {
+    group: [f"{group}={option}" for option in options(group)]
+    for group in ("trainer", "schedule", "logger", "callbacks", "debug", "hparams_search")
+}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "model"),
+    [
+        *((experiment, model) for experiment in options("experiment") for model in ("lstm", "transformer", "hybrid")),
+        *(
+            (experiment, model)
+            for experiment in ("parity", "slimpajama_160m")
+            for model in options("model")
+            if model not in ("base", "rnn", "lstm", "transformer", "hybrid")
+        ),
+    ],
+)
+def test_experiments_compose_with_models_of_every_kind(experiment, model):
     if model in OF_FLA and not find_spec("fla"):
         pytest.skip("flash-linear-attention is not installed")
     fit = {"nn_lstm": ["model.num_heads=1"], "hybrid": ["model.num_blocks=3"], "xlstm": ["model.num_blocks=8"]}
@@ -42,13 +58,11 @@ def test_experiments_compose_with_every_model(experiment, model):
     assert len(built.blocks) == composed.model.num_blocks
 
 
-@pytest.mark.parametrize("experiment", ["parity", "slimpajama_160m"])
 @pytest.mark.parametrize(
-    "option",
+    ("experiment", "option"),
     [
-        f"{group}={option}"
-        for group in ("trainer", "schedule", "logger", "callbacks", "debug", "hparams_search")
-        for option in options(group)
+        *(("parity", option) for group in OPTIONS.values() for option in group),
+        *(("slimpajama_160m", option) for group in ("trainer", "schedule") for option in OPTIONS[group]),
     ],
 )
 def test_options_compose(experiment, option):

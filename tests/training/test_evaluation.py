@@ -168,7 +168,10 @@ def test_checkpoint_of_something_else(tmp_path, content):
         evaluate(str(tmp_path / "other.ckpt"))
 
 
-@pytest.mark.parametrize("model", ["model=slstm", "model=transformer", "model=hybrid"])
+SLSTM = pytest.param("model=slstm", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("model", [SLSTM, "model=transformer", "model=hybrid"])
 def test_losses_by_position_are_those_of_whole_documents(model, tiny_config, tmp_path):
     """However many windows they are read in: attention sees them all, too, and a context of its own if asked for."""
     blocks = ["model.num_blocks=3"] if model == "model=hybrid" else []

@@ -7,11 +7,9 @@ from transformers import AutoModelForCausalLM
 from scripts.train import train
 from training.export import export
 
-SLOW = pytest.param("layernorm_lstm", marks=pytest.mark.slow)
-CELLS = pytest.mark.parametrize("cell", [SLOW, "layernorm_gru"])
 
-
-@CELLS
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["layernorm_lstm", "layernorm_gru"])
 def test_learns_parity(tiny_config, cell):
     """A hundred steps on short sequences."""
     longer = ["model.d_model=32", "data.batch_size=64", "trainer.max_steps=100", "optim.lr=0.01", "val_every=100"]
@@ -19,7 +17,7 @@ def test_learns_parity(tiny_config, cell):
     assert [part["accuracy"] > 0.9 for part in result["ranges"]] == [True, True]
 
 
-@CELLS
+@pytest.mark.parametrize("cell", [pytest.param("layernorm_lstm", marks=pytest.mark.slow), "layernorm_gru"])
 def test_text_is_generated_step_by_step(tiny_config, tmp_path, cell):
     config = tiny_config("text_tiny", f"model={cell}")
     train(config)
