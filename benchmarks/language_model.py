@@ -27,7 +27,9 @@ MODELS = (
 _CONTEXT, _WARMUP, _STEPS = 1024, 4, 20
 
 
-def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulate: Sequence[int]) -> Iterator[dict]:
+def rows(
+    models: Sequence[str], batch_sizes: Sequence[int], accumulate: Sequence[int], known: Sequence[dict] = ()
+) -> Iterator[dict]:
     """Milliseconds of a training step (median, p20 and p80), tokens per second, and the peak of GPU memory in GiB.
 
     A model is what experiment=slimpajama_160m makes of the overrides, compiled unless they have compile=false, on
@@ -43,8 +45,9 @@ def rows(models: Sequence[str], batch_sizes: Sequence[int], accumulate: Sequence
     for batch_size, batches in itertools.product(batch_sizes, accumulate):
         transformer = None
         for overrides in models or MODELS:
-            row = {"model": overrides, "batch_size": batch_size, "devices": devices, "accumulate": batches}
-            row |= _fastest(overrides.split(), batch_size, devices, batches)
+            case = {"model": overrides, "batch_size": batch_size, "devices": devices, "accumulate": batches}
+            row = next((row for row in known if case.items() <= row.items()), None)
+            row = row or case | _fastest(overrides.split(), batch_size, devices, batches)
             if overrides == "model=transformer":
                 transformer = row.get("ms")
             if transformer and "ms" in row:

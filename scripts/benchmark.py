@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from training.command_line import hydra_command, literal, named, values
 from training.configuration import titles
 
 ON_CPU = ("reference_cpu", "cpu_fused", "data")  # of a machine with a GPU, too
-GOES_ON = ("layers", "generation")  # where an earlier run was broken off; on a GPU or a CPU
+ON_ANY = ("layers", "generation")  # the GPU if there is one, or else the CPU
 WRITERS = {
     "layers": "layers_page",
     "generation": "generation_page",
@@ -69,9 +70,9 @@ def measure(name: str, out: Path, commit: str, **options: Any) -> None:
 
     rows = import_module(f"benchmarks.{name}").rows
     processes, rank = (int(os.environ.get(key, default)) for key, default in (("WORLD_SIZE", 1), ("RANK", 0)))
-    device = "cpu" if name in ON_CPU else device_folder() if name in GOES_ON else gpu_folder()
+    device = "cpu" if name in ON_CPU else device_folder() if name in ON_ANY else gpu_folder()
     path = out / device / f"{name}{f'_x{processes}' if processes > 1 else ''}.json"
-    if name in GOES_ON:
+    if "known" in signature(rows).parameters:  # it goes on where an earlier run was broken off
         options["known"] = rows_before(path, commit)
     if rank > 0:
         list(rows(**options))

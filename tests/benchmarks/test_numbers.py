@@ -98,8 +98,12 @@ class TestLanguageModels:
 
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         monkeypatch.setattr(language_model, "_measure", measured)
-        rows = language_model.rows(list(ms), [16, 32], [1])
+        rows = list(language_model.rows(list(ms), [16, 32], [1]))
         assert [row.get("over_transformer") for row in rows] == [None, 1, 1.25, None, None, None]
+        monkeypatch.setattr(language_model, "_measure", lambda *_: {"ms": 40})
+        known = [row | {"attention_ms": {"cudnn": 80}} for row in rows[:2]]
+        again = language_model.rows(list(ms), [16], [1], known)
+        assert [(row["ms"], row.get("over_transformer")) for row in again] == [(120, None), (80, 1), (40, 0.5)]
 
     def test_a_generation_step_is_compared_with_the_transformer_s(self, monkeypatch):
         us = dict(zip(step.MODELS, (200.0, 50.0, 300.0, 100.0), strict=True))
