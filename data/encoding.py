@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # The threads that encode do not survive a fork: a forked rank has to encode without them, or it waits forever. The
-# library does this by itself too, but prints a warning for every DataLoader worker.
+# library would do this too, but prints a warning for every DataLoader worker.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))

@@ -24,7 +24,7 @@ class Task:
     vocab_size: int  # tokens are 0 ... vocab_size-1
     num_classes: int  # labels are 0 ... num_classes-1
     draw: Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
-    shortest: int = 1  # every sequence has a label within so many positions
+    shortest: int = 1  # number of first positions within which every sequence has a label
 
     @property
     def chance(self) -> float:
@@ -51,7 +51,7 @@ def task(vocab_size: int, num_classes: int, shortest: int = 1) -> Callable[[Call
     """Make the decorated function a task, registered under the function's name.
 
     Raises:
-        ValueError: a task of another module has this name, by which results are told apart.
+        ValueError: a task of another module has this name, and results are stored by name.
     """
 
     def register(draw: Callable) -> Task:

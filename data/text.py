@@ -270,7 +270,7 @@ class Text(StreamingDataModule):
         if (before := state_dict.get("lanes")) != self._lanes:
             raise ValueError(
                 f"the checkpoint is of a run with {before} lanes, this one has {self._lanes} (None: data.stateful="
-                "false): a run goes on in its own order of blocks, with the same sequences in an optimizer step"
+                "false): a run keeps its order of blocks, and the sequences of an optimizer step"
             )
         super().load_state_dict(state_dict)
 

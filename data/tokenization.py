@@ -72,7 +72,7 @@ def train(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
 
 
 def load(name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a local folder, or of this name on the hub. Code that lies beside it is never run."""
+    """Return the tokenizer in a local folder, or of this name on the hub. Remote code is never run."""
     load_known = partial(AutoTokenizer.from_pretrained, name, trust_remote_code=False)
     try:
         tokenizer = load_known(local_files_only=True)

@@ -114,7 +114,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: int64 [B, T], the tokens that are not in the cache yet.
             attention_mask: [B, tokens in the cache + T], 0 at padding, which must be on the left of a sequence that
-                goes on from the cache. Padding leaves no trace in logits or states of what follows it.
+                continues from the cache. Padding has no effect on the logits and states after it.
             past_key_values: what an earlier call returned; it is updated in place.
             labels: int64 [B, T], the same as input_ids; -100 is not scored. They are shifted here.
             use_cache: return the cache; None: config.use_cache, but not in training.

@@ -66,7 +66,7 @@ def document_starts(attention_mask: Tensor, length: int, past: int) -> Tensor | 
     if mask.all():
         return None
     starts = mask & ~F.pad(mask[:, :-1], (1, 0))
-    starts[:, 0] = False  # nothing comes before it that could be left behind
+    starts[:, 0] = False  # there is no padding before it
     if (starts & (mask.cumsum(dim=1) > 1)).any():
         raise ValueError(
             "attention_mask has padding between tokens: a recurrent state runs through it. "

@@ -5,7 +5,7 @@
 
 PATH is a run folder, a checkpoint file, or a folder of scripts.export. A line of the prompts is {"prompt": "..."}; a
 line of the answers has in addition the text that follows, its tokens, and why it ended: end_of_text, stop_string or
-length. Broken off, the second command goes on where it was when it is given again.
+length. After an interruption, the second command continues where it was.
 """
 
 from omegaconf import DictConfig

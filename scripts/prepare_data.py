@@ -3,8 +3,8 @@
     python -m scripts.prepare_data [data=NAME] [experiment=NAME] [KEY=VALUE ...]
     python -m scripts.prepare_data part=I/N [...]          the share of machine I of N, counted from 0, on a shared disk
 
-Takes the overrides of scripts.train; training with the same finds the folder. A command that was interrupted, or
-killed, goes on where it stopped. At the end, and when all was there before, every file is checked against its sha256.
+Takes the overrides of scripts.train; training with the same overrides finds the folder. An interrupted command
+continues where it stopped. At the end every file is checked against its sha256.
 """
 
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def prepare_data(config: DictConfig) -> "LightningDataModule":
-    """Prepare and return the data of a config; print what there is now, and where."""
+    """Prepare and return the data of a config; print a table of them and their folder."""
     from hydra.utils import instantiate
     from rich.console import Console
     from rich.table import Table
@@ -56,7 +56,7 @@ def _part(text: str) -> tuple[int, int]:
 
 @hydra_command("prepare_data")
 def main(config: DictConfig) -> None:
-    """Prepare, and say what an interruption leaves."""
+    """Prepare the data, and print a message at an interruption."""
     try:
         prepare_data(config)
     except KeyboardInterrupt:

@@ -69,7 +69,7 @@ class RunRecord(Callback):
         if not trainer.is_global_zero or not step:
             return
         run = self.config["run_dir"]
-        advice = f"ckpt_path={run} goes on from its checkpoint"
+        advice = f"ckpt_path={run} resumes it from its checkpoint"
         if not self.last.exists():
             advice = f"no checkpoint yet, there is one every val_every={self.config['val_every']} steps"
         elif step == trainer.max_steps:
