@@ -1,4 +1,4 @@
-"""FlashRNN: traditional recurrent networks at the speed of the hardware."""
+"""Recurrent networks with fused forward and backward kernels for GPUs and CPUs, for any cell written in PyTorch."""
 
 from flashrnn.cells import Cell, get_cell, register, registered_cells
 from flashrnn.cells.reductions import layer_norm, max, mean, rms_norm, sum

@@ -36,11 +36,11 @@ BACKENDS: tuple[Backend, ...] = (CudaFused(), TritonFused(), Cuda(), CPU_FUSED, 
 
 
 class UnsupportedProblem(ValueError):
-    """The named backend cannot serve the problem; the message says why."""
+    """Error of a named backend that does not support a call; the message gives the reason."""
 
 
 def backends() -> tuple[str, ...]:
-    """Return the names of all backends, the one that `auto` prefers first."""
+    """Return the names of all backends in the order in which "auto" tries them, the fastest first."""
     return tuple(backend.name for backend in BACKENDS)
 
 

@@ -31,36 +31,36 @@ def flashrnn(
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Run a recurrent cell over time (arXiv 2412.07752, eq. 1-2).
 
-    Differentiable once, in reverse mode, also by torch.func (grad, vjp, jacrev). Its vmap is one call, whose heads
-    or batch are those of all: an ensemble takes hardly longer than one of its models. With
-    backend="vanilla" differentiable in all modes and orders.
+    The function has first derivatives in reverse mode, also by torch.func (grad, vjp, jacrev). With backend="vanilla"
+    it has derivatives of all modes and orders. torch.func.vmap runs all elements in one call, as further heads or
+    sequences.
 
     Args:
-        Wx: [B, T, Gi, N, D] input part of the gates, as an nn.Linear leaves it.
-        R: [Gr, N, D, D] recurrent matrices; the last axis is the previous state.
-        b: [G, N, D] biases; zeros if None.
-        states: [S, B, N, D] initial states; zeros if None.
-        function: a registered cell's name or a `flashrnn.Cell`.
-        backend: a backend's name, or "auto" for the fastest that serves the problem and whose kernels can be made on
-            this machine; a warning says why if that is not the fastest that serves it.
-        dtype: of the computation's inputs and outputs; if None, that of autocast where it is on, else that of Wx. If
-            it is a half type, states across time and sums are float32.
-        reset: [B, T] bool; True returns the states to zero before that step (the first token of a document).
-        cu_seqlens: [number of documents + 1] cumulative lengths of the documents packed into the one sequence of a
-            batch of one: another way to give `reset`. All documents start at zero, so `states` must not be given. Short
-            documents run side by side, in as many time steps as the longest one has, but not in compiled code and CUDA
-            graphs. On a GPU the first call with a tensor waits for its values; give it on the CPU to avoid that.
+        Wx: [B, T, Gi, N, D], the projected inputs of the gates.
+        R: [Gr, N, D, D], the recurrent matrices; the last axis is the previous h.
+        b: [G, N, D], the biases; None means zeros.
+        states: [S, B, N, D], the initial states; None means zeros.
+        function: the name of a registered cell, or a `flashrnn.Cell`.
+        backend: the name of a backend, or "auto" for the fastest that supports the call. If its kernels cannot be
+            compiled on this machine, "auto" selects the next one and warns with the reason.
+        dtype: dtype of the computation's inputs and outputs. None means that of autocast if it is enabled, otherwise
+            that of Wx. For half types, sums and the states between steps are float32, but for h.
+        reset: bool [B, T]. True sets the states to zero before that step, which is the first one of a document.
+        cu_seqlens: [number of documents + 1], the cumulative lengths of documents that are concatenated in a batch of
+            one. It replaces `reset` and excludes `states`, because all documents start at zero. Short documents run in
+            parallel, in as many time steps as the longest one has, except in compiled code and CUDA graphs. If the
+            tensor is on a GPU, its first call waits for the values; pass it on the CPU to avoid that.
         return_states: also return every state after every step.
 
     Returns:
-        h [B, T, N, D] in `dtype`, the first state after every step, and the last states [S, B, N, D] (float32 for half
-        types, so that a sequence can be continued without loss). With `return_states` also a tuple of S tensors
-        [B, T, N, D], one for each state: h itself, and the others in the dtype of the last states.
+        h [B, T, N, D] after every step, in `dtype`, and the last states [S, B, N, D], in float32 for half types, so
+        that a sequence continues without loss. With `return_states` also a tuple of S tensors [B, T, N, D], one per
+        state: h itself, and the others in the dtype of the last states.
 
     Raises:
-        ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
-        UnsupportedProblem: the named backend cannot serve the problem; the message says why.
-        RuntimeError: the kernels of the named backend cannot be made on this machine; the message says why.
+        ValueError, TypeError: shapes, dtypes or devices do not match; the message names the expected ones.
+        UnsupportedProblem: the named backend does not support the call; the message gives the reason.
+        RuntimeError: the kernels of the named backend cannot be compiled here; the message gives the reason.
     """
     cell = get_cell(function)
     check_backend(backend)

@@ -1,4 +1,4 @@
-"""`FlashRNN`, for use in place of nn.LSTM."""
+"""`FlashRNN`, a drop-in replacement of nn.LSTM, nn.GRU and nn.RNN."""
 
 import warnings
 from collections.abc import Sequence
@@ -20,32 +20,31 @@ from flashrnn.sequences import Packed, SideBySide, Whole, of_cu_seqlens
 
 
 class FlashRNN(nn.Module):
-    """A multi-layer, multi-head recurrent network with any cell; arguments, shapes and results as in nn.LSTM.
+    """A multi-layer, multi-head recurrent network with any cell; arguments, shapes and results are those of nn.LSTM.
 
     Args:
-        input_size: features of the input.
-        hidden_size: units of each layer and direction.
-        num_layers: layers on top of each other.
-        bias: learn biases, one for each gate and unit; nn.LSTM has two.
-        batch_first: input and output are [B, T, features], not [T, B, features].
-        dropout: share of a layer's outputs, but for the last, that are zero in training.
-        bidirectional: a second network goes over the sequence from its end.
-        proj_size: features that a layer's output h is projected to before anything else sees it, for cells like the
-            LSTM and one head; 0 for no projection.
-        device: of the parameters.
-        dtype: of the parameters; PyTorch's default one if None.
-        num_heads: heads of every layer; a head's units see only that head's previous state. 1 is the usual RNN.
-        function: a registered cell's name ("elman", "elman_relu", "gru", "lstm", "slstm",
-            "layernorm_lstm", "layernorm_gru", yours), or a `flashrnn.Cell`.
-        backend: a backend's name, or "auto".
-        recurrent_init: as in `Recurrence`.
-        bias_init: as in `Recurrence`; the place is the layer's.
+        input_size: number of input features.
+        hidden_size: number of units of each layer and direction.
+        num_layers: number of stacked layers.
+        bias: learn one bias per gate and unit (nn.LSTM has two).
+        batch_first: input and output are [B, T, features] instead of [T, B, features].
+        dropout: probability of dropout on the outputs of all layers but the last.
+        bidirectional: add a second network that reads the sequence backwards.
+        proj_size: size that h is projected to, in cells such as the LSTM and with one head; 0 means no projection.
+        device: device of the parameters.
+        dtype: dtype of the parameters; None means PyTorch's default dtype.
+        num_heads: number of heads of every layer. A unit reads only the previous h of its own head. 1 is the usual RNN.
+        function: a cell, or the name of a registered one: "elman", "elman_relu", "gru", "lstm", "slstm",
+            "layernorm_lstm", "layernorm_gru", or your own.
+        backend: the name of a backend, or "auto" for the fastest that supports the call.
+        recurrent_init: initial values of R, see `Recurrence`.
+        bias_init: initial values of the biases, see `Recurrence`; the block index is the layer.
 
-    The parameters, and so the state_dict, are the same for every backend: per layer and direction
-    `input_l{k}.weight` [Gi*hidden_size, features], `recurrent_l{k}.R` [Gr, N, D, D] and `recurrent_l{k}.b` [G, N, D],
-    with the suffix `_reverse` on the module's name for the backward direction. With `proj_size` R is
-    [Gr, 1, hidden_size, proj_size], and there is `recurrent_l{k}.projection.weight` [proj_size, hidden_size].
-    `load_state_dict` takes that of PyTorch's network, too.
+    The parameters do not depend on the backend. Each layer k and direction has `input_l{k}.weight`
+    [Gi*hidden_size, features], `recurrent_l{k}.R` [Gr, N, D, D] and `recurrent_l{k}.b` [G, N, D]; module names of the
+    backward direction end in `_reverse`. With `proj_size`, R is [Gr, 1, hidden_size, proj_size], and
+    `recurrent_l{k}.projection.weight` is [proj_size, hidden_size]. `load_state_dict` also accepts the state_dict of
+    nn.LSTM, nn.GRU and nn.RNN.
     """
 
     def __init__(
@@ -104,11 +103,11 @@ class FlashRNN(nn.Module):
         self.register_load_state_dict_pre_hook(torch_networks.convert_state_dict)
 
     def directions(self) -> list[str]:
-        """Return the ends of the names of what each layer and direction consists of: l0, l0_reverse, l1, ..."""
+        """Return the suffix of the module names of each layer and direction: l0, l0_reverse, l1, ..."""
         return [f"l{layer}{suffix}" for layer in range(self.num_layers) for suffix in self._directions]
 
     def reset_parameters(self) -> None:
-        """Draw new initial values: those of nn.LSTM, unless `recurrent_init` and `bias_init` say otherwise."""
+        """Initialise all parameters again, as `recurrent_init` and `bias_init` say; the default is that of nn.LSTM."""
         for module in self.children():
             if isinstance(module, Recurrence):
                 module.reset_parameters()
@@ -122,24 +121,26 @@ class FlashRNN(nn.Module):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, ...]]:
-        """Run over a sequence.
+        """Run the network over a batch of sequences.
 
         Args:
-            x: [T, B, input_size], [B, T, input_size] if batch_first, [T, input_size] without a batch, or packed.
-            states: a tensor [num_layers * directions, B, hidden_size] per state of the cell, in a tuple if there are
-                several: (h, c) for an LSTM, h for a GRU. Zeros if None. With proj_size, h has that many features.
-            reset: [B, T] bool, whatever batch_first is, [1, T] without a batch; True where a document starts: states
-                return to zero there.
-            cu_seqlens: [number of documents + 1] cumulative lengths of the documents of a batch of one sequence:
-                another way to give `reset`. Short documents run side by side; see `flashrnn.flashrnn`.
+            x: [T, B, input_size], [B, T, input_size] if batch_first, [T, input_size] without a batch, or a
+                PackedSequence.
+            states: initial states, one tensor [num_layers * directions, B, hidden_size] per state of the cell, in a
+                tuple if there are several: (h, c) for an LSTM, h for a GRU. None means zeros. With proj_size, the last
+                axis of h has that size.
+            reset: bool [B, T] for any batch_first, [1, T] without a batch. True where a document starts: the states
+                before that step are zero.
+            cu_seqlens: [number of documents + 1], the cumulative lengths of documents that are concatenated in a batch
+                of one. It replaces `reset`; short documents run in parallel, see `flashrnn.flashrnn`.
 
         Returns:
-            out [T, B, directions * hidden_size] in the layout of x (with proj_size, that many features in place of
-            hidden_size), and the last states in the layout of `states`, in float32 if x is of a half type.
+            out [T, B, directions * hidden_size] in the layout of x (proj_size instead of hidden_size if given), and the
+            last states in the layout of `states`, in float32 for half types.
 
         Raises:
-            ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
-            UnsupportedProblem: the named backend cannot serve the problem; the message says why.
+            ValueError, TypeError: shapes, dtypes or devices do not match; the message names the expected ones.
+            UnsupportedProblem: the named backend does not support the call; the message gives the reason.
         """
         if cu_seqlens is not None and not (reset is states is None and isinstance(x, Tensor)):
             raise ValueError("cu_seqlens are for a tensor x; documents start at zero there, without states and reset")
@@ -158,9 +159,16 @@ class FlashRNN(nn.Module):
     def step(
         self, x_t: Tensor, states: Tensor | tuple[Tensor, ...] | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
-        """One time step: x_t [B, input_size] -> out [B, hidden_size] and the new states; raises as `forward` does.
+        """Run one time step: x_t [B, input_size] -> out [B, hidden_size] and the new states.
 
-        A document starts with states of zero, or None, or where `reset` [B] is True."""
+        Args:
+            x_t: [B, input_size], the input of the step.
+            states: the states that `forward` or `step` returned; None means zeros.
+            reset: bool [B], True for sequences that start a document here: their states are set to zero first.
+
+        Raises:
+            ValueError: the network is bidirectional, or as in `forward`.
+        """
         if self.bidirectional:
             raise ValueError("a bidirectional network cannot be stepped: its output depends on the whole sequence")
         if reset is not None:
@@ -311,13 +319,13 @@ class FlashRNN(nn.Module):
     def explain(
         self, batch: int, dtype: torch.dtype | None = None, *, training: bool = True, reset: bool = False
     ) -> str:
-        """Return which backend a call takes where the network is, and why no faster one, in a few lines.
+        """Return a text of a few lines: the backend of a call on the network's device, and why no faster one is used.
 
         Args:
-            batch: number of sequences. How long they are does not matter.
-            dtype: of the computation; that of the weights if None.
-            training: there will be a backward pass.
-            reset: there are resets, or sequences of different lengths.
+            batch: number of sequences. Their length does not matter.
+            dtype: dtype of the computation; None means that of the weights.
+            training: a backward pass follows.
+            reset: the call has resets, or sequences of different lengths.
         """
         recurrent = self.recurrent_l0
         gpu, dtype = nvidia_gpu(recurrent.R.device), dtype or recurrent.R.dtype
@@ -340,22 +348,22 @@ class FlashRNN(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, *, backend: str = "auto") -> "FlashRNN":
-        """Return a FlashRNN of one head with the weights, and so the results, of a PyTorch recurrent network."""
+        """Return a FlashRNN with the weights of an nn.LSTM, nn.GRU or nn.RNN. It has one head and the same results."""
         return torch_networks.from_torch(cls, module, backend)
 
     def to_torch(self) -> nn.LSTM | nn.GRU | nn.RNN:
-        """Return PyTorch's network with the weights, and so the results, of this one; of its two biases one is zero.
+        """Return an nn.LSTM, nn.GRU or nn.RNN with the weights and results of this network; its second bias is zero.
 
         Raises:
-            ValueError: PyTorch has no such network: the cell is another one, or has several heads.
+            ValueError: PyTorch has no such network, because of the cell or because there are several heads.
         """
         return torch_networks.to_torch(self)
 
     def flatten_parameters(self) -> None:
-        """Do nothing: weights need not be in one piece of memory. For programs that call nn.LSTM's method."""
+        """Do nothing. The method exists for programs that call that of nn.LSTM."""
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Return what torch.jit.script compiles in place of this."""
+        """Return the module that torch.jit.script compiles instead of this one."""
         if torch_networks.has_counterpart(self):
             return self.to_torch()
         raise NotImplementedError(

@@ -86,7 +86,7 @@ def auto_backend(
     training: bool = True,
     reset: bool = False,
 ) -> str:
-    """Return the name of the backend that "auto" takes on `gpu`, or on a CPU if that is None.
+    """Return the name of the backend that "auto" selects on `gpu`, or on a CPU if that is None.
 
     Args:
         function: a registered cell's name, or a `flashrnn.Cell`.
@@ -113,9 +113,9 @@ def explain(
     reset: bool = False,
     backend: str = "auto",
 ) -> str:
-    """Return which backend a call takes on `gpu`, or on a CPU if that is None, and why no faster one, in a few lines.
+    """Return a text of a few lines: the backend of a call, why no faster one is used, and the tilings of `cuda_fused`.
 
-    Of `cuda_fused` also the tilings. The number of time steps does not matter.
+    The number of time steps does not matter.
 
     Args:
         function: a registered cell's name, or a `flashrnn.Cell`.

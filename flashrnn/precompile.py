@@ -50,11 +50,11 @@ def warmup(
 ) -> str:
     """Compile all kernels that calls of these sizes need, and store them in the cache folder.
 
-    Later processes load them in milliseconds. This serves the backends `cuda_fused`, `cuda` and `cpu_fused`. `vanilla`
-    has no kernels, and Triton compiles those of `triton_fused` at the first call.
+    Later processes load them in milliseconds. This applies to the backends `cuda_fused`, `cuda` and `cpu_fused`;
+    `vanilla` has no kernels, and Triton compiles those of `triton_fused` at the first call.
 
     Args:
-        function: a registered cell's name, or a `flashrnn.Cell`.
+        function: the name of a registered cell, or a `flashrnn.Cell`.
         heads: number of heads.
         head_dim: size of a head.
         batch: number of sequences of a call, or a list of such numbers.
@@ -70,8 +70,8 @@ def warmup(
         The name of the backend whose kernels were compiled.
 
     Raises:
-        UnsupportedProblem: the named backend cannot serve the problem; the message says why.
-        RuntimeError: the kernels cannot be compiled on this machine; the message says why.
+        UnsupportedProblem: the named backend does not support the sizes; the message gives the reason.
+        RuntimeError: the kernels cannot be compiled on this machine; the message gives the reason.
         ValueError: there is no such cell, backend or GPU.
     """
     cell, device = get_cell(function), torch.device("cuda" if gpu or torch.cuda.is_available() else "cpu")

@@ -15,20 +15,20 @@ from flashrnn.problem import Problem, state_dtype
 
 
 class Recurrence(nn.Module):
-    """Recurrent matrices, biases and the time loop, without the input projection.
+    """The recurrent part of a layer: recurrent matrices `R`, biases `b` and the time loop, without input projection.
 
     Args:
-        hidden_size: units of all heads together.
-        num_heads: heads with a recurrent matrix each; divides hidden_size.
-        function: a registered cell's name, or a `flashrnn.Cell`.
-        bias: learn biases (otherwise they are zero, and `b` is None).
-        backend: a backend's name, or "auto".
+        hidden_size: number of units of all heads together.
+        num_heads: number of heads, each with its own recurrent matrices; it divides hidden_size.
+        function: the name of a registered cell, or a `flashrnn.Cell`.
+        bias: learn biases; otherwise `b` is None, which means zeros.
+        backend: the name of a backend, or "auto" for the fastest that supports the call.
         recurrent_init: "standard" or "zeros" (see `initialization`).
         bias_init: "zeros", "standard" or "powerlaw".
-        block_index: place in the model, from 0, which "powerlaw" depends on.
-        num_blocks: number of such places.
-        device: of the parameters.
-        dtype: of the parameters; PyTorch's default one if None.
+        block_index: index of the layer or block in the model, from 0; "powerlaw" depends on it.
+        num_blocks: number of layers or blocks.
+        device: device of the parameters.
+        dtype: dtype of the parameters; None means PyTorch's default dtype.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Recurrence(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialise R and b again, as `recurrent_init` and `bias_init` say."""
         init_recurrent(self.R, self.recurrent_init)
         if self.b is not None:
             init_bias(self.b, self.bias_init, self.cell, self.block_index, self.num_blocks)
@@ -79,20 +80,19 @@ class Recurrence(nn.Module):
     def forward(
         self, Wx: Tensor, states: Tensor | None = None, reset: Tensor | None = None, return_states: bool = False
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Run over a sequence: arguments, results and errors are those of `flashrnn.flashrnn`."""
+        """Run the recurrence over sequences, with the arguments, results and errors of `flashrnn.flashrnn`."""
         options = {"reset": reset, "return_states": return_states}
         return flashrnn(Wx, self.matrix(), self.b, states, self.cell, self.backend, **options)
 
     def stepper(self, states: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that runs one time step after another in less time than `forward` takes to start.
+        """Return a function that runs single time steps with less overhead than `forward`, without gradients.
 
         Args:
-            states: [S, B, N, D], contiguous, as `forward` returns them: the function changes them in place.
+            states: [S, B, N, D], contiguous, as `forward` returns them. The function changes them in place.
 
         Returns:
-            A function of Wx [B, Gi, N, D] that returns h [B, N, D], in memory of its own that the next call writes to.
-            Its weights are copies of those of now, and there are no gradients. None where `forward` starts as fast or
-            where its backend is another one: there is such a function for backend `cpu_fused`.
+            A function of Wx [B, Gi, N, D] that returns h [B, N, D], in a buffer that the next call overwrites. It holds
+            copies of the current weights. None if the backend is not `cpu_fused`, or if `forward` is as fast.
         """
         plain = states.device.type == "cpu" and states.dtype == self.R.dtype == dtype_under_autocast(self.R)
         plain = plain and states.dtype == state_dtype(states.dtype)

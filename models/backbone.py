@@ -33,27 +33,29 @@ def check_ids(name: str, ids: Tensor, number: int, ignore: int | None = None) ->
 
 
 class SequenceModel(nn.Module):
-    """Token embedding, `num_blocks` residual blocks, norm, output layer (untied; no positional embedding).
+    """A GPT-2 backbone with any mixer: token embedding, residual blocks, norm and untied output layer.
+
+    It has no positional embedding.
 
     Args:
-        vocab_size: number of input token ids.
-        mixer: builds the mixer of one block: `mixer(d_model, block_index=..., num_blocks=...)`, for example
-            `functools.partial(RNNMixer, function="slstm", num_heads=12)`. With a pattern: several of these by name.
-        num_classes: size of the output layer; None is `vocab_size`, a language model.
-        d_model: width.
+        vocab_size: number of token ids.
+        mixer: builds the mixer of one block by `mixer(d_model, block_index=..., num_blocks=...)`, for example
+            `functools.partial(RNNMixer, function="slstm", num_heads=12)`. With `pattern`, several of these by name.
+        num_classes: size of the output layer; None means `vocab_size`, a language model.
+        d_model: width of the model.
         num_blocks: number of blocks.
-        num_heads: given to `mixer`, unless it is None or `mixer` is a partial with its own.
-        embedding_std: standard deviation of the initial embeddings; None takes that of all other weights.
-        mlp: an MLP after the mixer in every block.
-        pattern: names of mixers, one for each block from the first on, repeated to `num_blocks`: a hybrid of
-            `["lstm", "lstm", "attention"]` has attention in every third block.
+        num_heads: passed to `mixer`, unless it is None or `mixer` is a partial with its own value.
+        embedding_std: standard deviation of the initial embeddings; None means that of the other weights.
+        mlp: add an MLP after the mixer of every block.
+        pattern: names of the mixers of successive blocks, repeated to `num_blocks`: `["lstm", "lstm", "attention"]` has
+            attention in every third block.
 
-    With the attribute `checkpoint_blocks` set, training keeps only the inputs of blocks and runs each block again in
+    If the attribute `checkpoint_blocks` is set, training stores only the inputs of blocks and recomputes each block in
     the backward pass, which takes less memory and one more forward pass.
 
-    Initialised as GPT-2: weights are normal with standard deviation sqrt(2 / 5d), which is about 0.02 at d = 768; those
-    that write to the residual stream are divided by sqrt(2 num_blocks). A mixer with a method `init_weights` may change
-    its weights after that.
+    Weights are initialised as in GPT-2: normal with standard deviation sqrt(2 / 5d), about 0.02 at d = 768, and divided
+    by sqrt(2 num_blocks) if they write to the residual stream. A mixer's method `init_weights` can change its weights
+    afterwards.
     """
 
     def __init__(
@@ -108,12 +110,12 @@ class SequenceModel(nn.Module):
         reset: Tensor | None = None,
         return_states: bool = False,
     ) -> Tensor | tuple[Tensor, States]:
-        """Return logits for every position, and with `return_states` the states after the last one.
+        """Return the logits of every position, and with `return_states` the states after the last one.
 
         Args:
-            input_ids: int64 [B, T].
-            states: the states that an earlier call returned; None starts without states.
-            reset: bool [B, T], True where a new document starts.
+            input_ids: int64 [B, T], token ids.
+            states: the states that an earlier call returned; None at the start of a sequence.
+            reset: bool [B, T], True where a document starts.
 
         Returns:
             logits [B, T, num_classes], or (logits, states).

@@ -11,25 +11,25 @@ ALIGNMENT = 64  # half-precision rows of the padded weight: whole cache lines, w
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean cross-entropy of the logits x weight^T, in float32, and where the largest logit is the label's.
+    """Return the mean cross-entropy of the logits x weight^T, and whether the largest logit is that of the label.
 
-    Logits are computed in the dtype of autocast, the rest in float32 (float64 for float64). Gradients are computed with
-    the loss, so that each chunk of logits is computed once. Besides x, weight and their gradients this takes a few
-    times CHUNK logits in memory, where the usual way takes M V in half precision and twice M V in float32. Compiled, it
-    takes CHUNK logits and their gradients in the dtype of autocast, and the chunks' shares of the weight's gradient, V
-    d each.
+    Logits are computed in chunks of rows in the dtype of autocast, everything else in float32 (float64 for float64).
+    Gradients are computed together with the loss, so each chunk is computed once. Besides x, weight and their
+    gradients, this needs memory for a few times CHUNK logits, instead of M V logits in half precision and twice M V in
+    float32. Compiled, it needs CHUNK logits and their gradients in the dtype of autocast, and V d numbers per chunk for
+    the gradient of weight.
 
-    V is padded to a multiple of 64 in half precision: rows of the 50,257 tokens of GPT-2 do not begin where tensor
-    cores can load them. torch.nn.functional.linear_cross_entropy (PyTorch 2.13) has neither that nor the answers, and
-    torch.compile does not fuse it.
+    In half precision, V is padded to a multiple of 64, because rows of the 50,257 tokens of GPT-2 are not aligned for
+    tensor cores. torch.nn.functional.linear_cross_entropy (PyTorch 2.13) does not do this, does not return the second
+    result, and is not fused by torch.compile.
 
     Args:
         x: [M, d].
         weight: [V, d], the weight of the output layer.
-        labels: int64 [M], 0 to V - 1, or IGNORE for a row that is not scored.
+        labels: int64 [M], from 0 to V - 1, or IGNORE for a row that is not scored.
 
     Returns:
-        the loss, a scalar (NaN if no row is scored), and the right answers, bool [M].
+        The loss, a scalar (NaN if no row is scored), and bool [M], True where the largest logit is that of the label.
     """
     x = x.to(_dtype_of_products(x))
     with_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)

@@ -14,30 +14,30 @@ from flashrnn.imports import initial_modes
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A recurrent cell, defined by its step.
+    """A recurrent cell, defined by its element-wise step in PyTorch.
 
     Args:
-        name: how `get_cell` and configs refer to the cell once it is registered.
-        step: the step P. Its parameters are first the gates, then the states, by name; it returns the new states in
-            the same order (a tuple, or one tensor for a single state). It may use any element-wise PyTorch operation
-            and runs on tensors of any shape; of other units of the head it sees what `flashrnn.layer_norm`, `rms_norm`,
-            `mean`, `sum` and `max` give. Parameters with a default are its own, and keep that.
-        states: the names of the states; the first is the one that the recurrent matrix multiplies and that the
-            layer returns. All states start at zero.
-        input_gates: the gates with an input part x, at least one (None: all).
-        recurrent_gates: the gates with a recurrent part R s, at least one (None: all). A gate in neither has
+        name: the name of the cell for `get_cell` and configs, once it is registered.
+        step: the step P. Its parameters are the gates and then the states, by name. It returns the new states in the
+            same order, as a tuple, or as one tensor for a single state. It may use any element-wise PyTorch operation
+            on tensors of any shape. It may read other units of the head only through `flashrnn.layer_norm`, `rms_norm`,
+            `mean`, `sum` and `max`. Parameters with a default value are constants.
+        states: the names of the states. The recurrent matrix multiplies the first one, and the layer returns it. All
+            states start at zero.
+        input_gates: the gates with an input part x, at least one; None means all.
+        recurrent_gates: the gates with a recurrent part R h, at least one; None means all. A gate in neither list has
             only its bias.
-        float16_states: with inputs in bfloat16 or float16, keep all states but the first in float16 for the backward
-            pass, unless the caller asks for them; this halves their memory and does not change outputs. Do not set it
-            for sums of exponentials: where a state is smaller than 6e-8 or larger than 65504, gradients are wrong, and
-            nothing warns of it.
+        float16_states: for inputs in bfloat16 or float16, store all states but the first in float16 for the backward
+            pass, unless the caller requests them. This halves their memory and does not change outputs. Do not set it
+            for sums of exponentials: if a state is smaller than 6e-8 or larger than 65504, gradients are wrong without
+            a warning.
 
-    What a step captures, such as a module's variable, is a constant of the cell: for another value make another cell.
-    Cells are kept until the process ends, with what they capture: make them once, not for every model.
+    A variable that the step captures becomes a constant of the cell; for another value, create another cell. Cells live
+    until the process ends: create them once, not for every model.
 
     Raises:
-        ValueError: the names do not fit the signature of `step`, or `step` mixes units otherwise, branches on values
-            or draws random numbers.
+        ValueError: the names do not match the parameters of `step`, or `step` mixes units in another way, branches on
+            values or draws random numbers.
 
     Example:
         >>> def step(i, f, z, o, h, c):
@@ -74,7 +74,7 @@ class Cell:
         return self  # a cell cannot change: copies of a layer share it, its trace and its kernels
 
     def update(self, gates: list[Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
-        """Run one step: return the new states of `gates`, in the order of `self.gates`, and `states`."""
+        """Run one step: return the new states for `gates`, in the order of `self.gates`, and the previous `states`."""
         new = self.step(*gates, *states)
         new = tuple(new) if isinstance(new, tuple | list) else (new,)
         if len(new) != len(self.states) or not all(isinstance(state, Tensor) for state in new):

@@ -14,9 +14,13 @@ _BUILT_IN: set[str] = set()
 
 
 def register(cell: Cell) -> Cell:
-    """Make `cell` available to configs and `function="..."` under its name, and return it.
+    """Register a cell under its name, for configs and `function="..."`, and return it.
 
-    It replaces an earlier cell of that name. Names of built-in cells are taken: ValueError.
+    It replaces a cell that was registered under the same name.
+
+    Raises:
+        ValueError: the name is that of a built-in cell, or contains a dot.
+        TypeError: `cell` is not a `flashrnn.Cell`.
     """
     if not isinstance(cell, Cell):
         raise TypeError(f"register takes a flashrnn.Cell, not {type(cell).__name__}")
@@ -36,7 +40,12 @@ def register_built_in(cell: Cell) -> Cell:
 
 
 def get_cell(function: str | Cell) -> Cell:
-    """Return the cell itself, the registered cell of that name, or what "module.name" imports."""
+    """Return the cell itself, the registered cell of that name, or the cell that "module.name" imports.
+
+    Raises:
+        ValueError: there is no cell of that name.
+        TypeError: `function` is neither a name nor a cell.
+    """
     if isinstance(function, Cell):
         return function
     if not isinstance(function, str):

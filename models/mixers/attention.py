@@ -44,14 +44,13 @@ class AttentionMixer(nn.Module):
 
     Args:
         d_model: width of input and output.
-        num_heads: number of heads; d_model / num_heads must be even (rotary embedding turns pairs).
-        rope_base: base of the rotary frequencies; None is no rotary embedding, for hybrids, whose recurrent blocks know
-            the position.
-        window: tokens that a token attends to, its own included; None is all. Longer sequences are computed with a
-        mask,
+        num_heads: number of heads; d_model / num_heads must be even, because the rotary embedding rotates pairs.
+        rope_base: base of the rotary frequencies. None means no rotary embedding, for hybrids, whose recurrent blocks
+            encode the position.
+        window: number of tokens that a token attends to, including itself; None means all. Longer sequences use a mask,
             which takes the time of attention over all tokens.
-        block_index: place in the backbone, part of the mixer interface, unused here.
-        num_blocks: number of such places, unused here.
+        block_index: index of the block in the backbone; unused, part of the mixer interface.
+        num_blocks: number of blocks; unused, part of the mixer interface.
     """
 
     carries_state = False

@@ -8,15 +8,16 @@ from .stepwise import step_by_forward
 
 
 class NNLSTMMixer(nn.Module):
-    """y = norm(nn.LSTM(x)): RNNMixer(function="lstm") with one head, by PyTorch; 8 d² parameters.
+    """A mixer with PyTorch's LSTM: y = norm(nn.LSTM(x)), 8 d² parameters.
 
-    The state is (h [B, d], c [B, d]). There are no resets. torch.compile leaves nn.LSTM out.
+    It computes `RNNMixer(function="lstm")` with one head. The state is (h [B, d], c [B, d]). It does not support
+    resets, and torch.compile does not compile nn.LSTM.
 
     Args:
         d_model: width of input and output.
-        num_heads: 1, nn.LSTM has no more.
-        block_index: place in the backbone, part of the mixer interface, unused here.
-        num_blocks: number of such places, unused here.
+        num_heads: must be 1.
+        block_index: index of the block in the backbone; unused, part of the mixer interface.
+        num_blocks: number of blocks; unused, part of the mixer interface.
     """
 
     trains_with_resets = False

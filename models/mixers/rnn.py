@@ -49,21 +49,22 @@ class CausalConv(nn.Module):
 
 
 class RNNMixer(nn.Module):
-    """y = norm(recurrence(gates(x))): Gi d² parameters for the gates and Gr d² / N for the recurrence; no output map.
+    """A recurrent mixer with any cell: y = norm(recurrence(gates(x))), without an output projection.
 
-    The state is (recurrent state [B, S, N, D],), and with a convolution also its last inputs [B, width - 1, d].
+    The gates have Gi d² parameters, the recurrence Gr d² / N. The state is (recurrent state [B, S, N, D],), and with a
+    convolution also its last inputs [B, width - 1, d].
 
     Args:
         d_model: width of input and output, num_heads times the head size.
-        num_heads: heads of the recurrence, each with its own recurrent matrices and its own norm.
-        function: the cell, by registered name or as a flashrnn.Cell.
-        conv_width: width of a causal convolution with SiLU before some of the gates; 0 is none, xLSTM has 4.
-        conv_gates: names of the gates that the convolution feeds; None takes CONV_GATES, all for any other cell.
-        backend: as in `flashrnn.Recurrence`.
-        recurrent_init: as there.
-        bias_init: as there.
-        block_index: place in the backbone, for initialisations that depend on it.
-        num_blocks: number of such places.
+        num_heads: number of heads, each with its own recurrent matrices and its own norm.
+        function: the name of a registered cell, or a `flashrnn.Cell`.
+        conv_width: width of a causal convolution with SiLU before some of the gates; 0 means none, xLSTM has 4.
+        conv_gates: names of the gates after the convolution. None means those of `CONV_GATES`; other cells: all gates.
+        backend: see `flashrnn.Recurrence`.
+        recurrent_init: see `flashrnn.Recurrence`.
+        bias_init: see `flashrnn.Recurrence`.
+        block_index: index of the block in the backbone, for initial values that depend on it.
+        num_blocks: number of blocks.
     """
 
     def __init__(
