@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -30,13 +31,16 @@ def keys(config: DictConfig, above: str = ""):
             yield above + key
 
 
+reference = cache(page)
+
+
 @pytest.mark.parametrize("file", sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")))
 def test_the_reference_lists_every_key(file):
     path = CONFIGS / file
     is_global = path.parent == CONFIGS or "@package _global_" in path.read_text()
     prefix = "" if is_global else f"{path.parent.name}."
     title = f"## {file}" if path.parent == CONFIGS else f"### {path.parent.name}={path.stem}"
-    section = page().partition(f"\n{title}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+    section = reference().partition(f"\n{title}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
     config = OmegaConf.load(path)
     config.pop("hydra", None)
     for key in keys(config):

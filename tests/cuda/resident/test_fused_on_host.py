@@ -90,7 +90,9 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(backend, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
 
-    return use
+    backend._plan.cache_clear()  # of the same sizes with other tilings
+    yield use
+    backend._plan.cache_clear()
 
 
 @pytest.mark.parametrize(
