@@ -27,10 +27,10 @@ lint: setup  ## check format, lint rules and import direction
 test test-all: export OMP_WAIT_POLICY = passive  # threads of one process do not spin while the other's compute
 
 test: setup lint  ## run the checks and the CPU tests, but for the slow ones; ARGS goes to pytest
-	$(BIN)/pytest --numprocesses 2 -m 'not gpu and not slow' $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not gpu and not slow' $(ARGS)
 
 test-all: test  ## the same, and then the slow tests
-	$(BIN)/pytest --numprocesses 2 -m 'slow and not gpu' $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'slow and not gpu' $(ARGS)
 
 results: setup  ## measure what docs/results lacks for this GPU; ARGS="minutes=10" or "list=true"
 	$(BIN)/python -m scripts.results $(ARGS)
