@@ -101,6 +101,7 @@ def clone(tmp_path_factory):
     folder.joinpath("texts", "all.jsonl").write_text("\n".join(lines))
     answers = (json.dumps({"prompt": f"What is {n}? ", "response": f"It is {n}."}) for n in range(2000))
     folder.joinpath("answers.jsonl").write_text("\n".join(answers))
+    folder.joinpath("prompts.jsonl").write_text('{"prompt": "the 7th of"}\n{"prompt": ""}\n')
     layer = {f"xlstm_block_stack.blocks.1.xlstm.{name}": weight for name, weight in slstm_layer("cuda").items()}
     torch.save(layer, folder / "xlstm.pt")
     (folder / "lm_eval").mkdir()
