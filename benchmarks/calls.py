@@ -1,4 +1,4 @@
-"""Time that the host takes for an eager call, beside nn.LSTM in the same process."""
+"""Host time of an eager call, compared with nn.LSTM in the same process."""
 
 from collections.abc import Callable, Iterator
 

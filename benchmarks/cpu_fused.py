@@ -1,4 +1,4 @@
-"""Backend cpu_fused on CPU cores beside the reference and nn.LSTM, and what its first calls cost."""
+"""Backend cpu_fused on CPU cores, compared with the reference and nn.LSTM, and the time of its first calls."""
 
 import os
 import subprocess

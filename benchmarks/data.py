@@ -1,4 +1,4 @@
-"""Tokenising a corpus beside the bare tokenizer, and reading its blocks as training does."""
+"""Tokenising a corpus, compared with the bare tokenizer, and reading its blocks for training."""
 
 import json
 import time

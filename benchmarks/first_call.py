@@ -1,4 +1,4 @@
-"""Seconds until the first result in a process of its own: with nothing compiled yet, and with the binaries on disk."""
+"""Seconds until the first result of a new process, with an empty and with a filled cache of kernels."""
 
 import json
 import os

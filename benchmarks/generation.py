@@ -1,4 +1,4 @@
-"""Speed and memory of generating text, over the batch and over the context: recurrent models beside Transformers."""
+"""Speed and memory of text generation over batch size and context: recurrent models and Transformers."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""Speed and memory of the recurrent kernels on a GPU, beside their peers in the same run."""
+"""Speed and memory of the recurrent kernels on a GPU, compared with other implementations in the same run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

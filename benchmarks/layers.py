@@ -1,4 +1,4 @@
-"""FlashRNN beside nn.LSTM and nn.GRU, input product included, over the shapes of real users."""
+"""FlashRNN compared with nn.LSTM and nn.GRU, input product included, at the shapes of real programs."""
 
 import os
 import time

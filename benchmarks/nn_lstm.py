@@ -1,4 +1,4 @@
-"""PyTorch's nn.LSTM, timed in all the ways that somebody may mean by its time."""
+"""PyTorch's nn.LSTM, timed in every way that its time can mean."""
 
 from collections.abc import Iterator
 from itertools import product

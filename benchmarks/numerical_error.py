@@ -1,4 +1,4 @@
-"""How far h is from the float64 reference over 8192 time steps, per cell, dtype and backend."""
+"""Error of h against the float64 reference over 8192 time steps, by cell, dtype and backend."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The reference on one CPU core against autograd through the time loop."""
+"""The reference on one CPU core, compared with autograd through the time loop."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Time of one token through a language model whose states are kept: the recurrent models beside the Transformer."""
+"""Time of one token through a language model that keeps its states: recurrent models and the Transformer."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence

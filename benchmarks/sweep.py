@@ -1,4 +1,4 @@
-"""Time over head size and over batch size, beside the solver's estimate: many sizes, few calls of each."""
+"""Time over head size and over batch size, compared with the solver's estimate: many sizes, few calls of each."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A table of kernel times beside their peers', and beside the bars that they have to reach."""
+"""A table of kernel times, of others' and of the bars that ours have to reach."""
 
 from dataclasses import replace
 
