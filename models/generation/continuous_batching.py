@@ -93,36 +93,36 @@ class _Scheduler:
         self.capacity = max(len(prompt.tokens) for prompt in prompts) + ends.max_new_tokens
         self.waiting = deque(enumerate(prompts))
         self.free = list(range(slots))
-        self.going: dict[int, Answer] = {}  # by row
-        self.coming: deque[tuple[PendingTokens, dict[int, Answer]]] = deque()  # with the column that is each text's
+        self.running: dict[int, Answer] = {}  # by row
+        self.pending: deque[tuple[PendingTokens, dict[int, Answer]]] = deque()  # texts by their columns
         self.decoder: Decoder | None = None
         self.pads = all(getattr(block.mixer, "trains_with_resets", True) for block in model.blocks)
 
     def run(self) -> Iterator[Answer]:
-        while self.waiting or self.going:
+        while self.waiting or self.running:
             # Reading a prompt takes as long as many steps, for one prompt as for a few.
-            if self.waiting and (not self.going or len(self.free) >= max(1, self.slots // 8)):
-                self._fill()
+            if self.waiting and (not self.running or len(self.free) >= max(1, self.slots // 8)):
+                self._admit()
             synchronous = self.decoder.synchronous
-            self.coming.append((self.decoder.advance(1 if synchronous else SYNC_INTERVAL), dict(self.going)))
-            ahead = 0 if synchronous else 1  # which come while the host looks at those before
-            while len(self.coming) > ahead:
-                yield from self._look()
+            self.pending.append((self.decoder.advance(1 if synchronous else SYNC_INTERVAL), dict(self.running)))
+            ahead = 0 if synchronous else 1  # tokens that are computed while the host looks at those before
+            while len(self.pending) > ahead:
+                yield from self._collect()
 
-    def _fill(self) -> None:
+    def _admit(self) -> None:
         """Put waiting prompts into free rows."""
         number = min(len(self.free), len(self.waiting))
-        begun = [(self.free.pop(), *self.waiting.popleft()) for _ in range(number)]
+        admitted = [(self.free.pop(), *self.waiting.popleft()) for _ in range(number)]
         if self.pads:
-            self._read(begun)
+            self._read(admitted)
             return
-        begun.sort(key=lambda one: len(one[2].tokens))
-        for _, alike in groupby(begun, key=lambda one: len(one[2].tokens)):
+        admitted.sort(key=lambda one: len(one[2].tokens))
+        for _, alike in groupby(admitted, key=lambda one: len(one[2].tokens)):
             self._read(list(alike))
 
-    def _read(self, begun: list[tuple[int, int, Prompt]]) -> None:
+    def _read(self, admitted: list[tuple[int, int, Prompt]]) -> None:
         """Read prompts together, padded on the left, and load them into their rows."""
-        rows, indices, prompts = zip(*begun, strict=True)
+        rows, indices, prompts = zip(*admitted, strict=True)
         length = max(len(prompt.tokens) for prompt in prompts)
         padding = torch.tensor([length - len(prompt.tokens) for prompt in prompts])
         ids = torch.tensor([[0] * (length - len(prompt.tokens)) + list(prompt.tokens) for prompt in prompts])
@@ -134,19 +134,19 @@ class _Scheduler:
         seen = [prompt.seen for prompt in prompts] if self.params.penalizes else None
         first = self.decoder.load(rows, logits, states, length, keys, seen)
         texts = [Answer(index) for index in indices]
-        self.going.update(zip(rows, texts, strict=True))
-        self.coming.append((first, dict(enumerate(texts))))
+        self.running.update(zip(rows, texts, strict=True))
+        self.pending.append((first, dict(enumerate(texts))))
 
-    def _look(self) -> Iterator[Answer]:
+    def _collect(self) -> Iterator[Answer]:
         """Append the oldest pending tokens to their texts, and free the rows of the texts that end."""
-        tokens, texts = self.coming.popleft()
+        tokens, texts = self.pending.popleft()
         columns = tokens.read().T.tolist()
         for column, text in texts.items():
             if text.reason is None:
                 text.extend(columns[column], self.ends)
                 if text.reason is not None:
-                    row = next(row for row, other in self.going.items() if other is text)
-                    del self.going[row]
+                    row = next(row for row, other in self.running.items() if other is text)
+                    del self.running[row]
                     self.decoder.free(row)
                     self.free.append(row)
                     yield text
