@@ -44,9 +44,9 @@ class Mix(StreamingDataModule):
         self.texts: dict[str, Text] = {}
         weights = []
         for name, own in sources.items():
-            own = dict(own)
             weights.append(_weight(name, own))
             options = {**shared, **own, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
+            del options["weight"]
             self.texts[name] = Text(**options)
         self.weights = weights
         Schedule(weights, [seed])  # raises for weights that it cannot keep
@@ -130,11 +130,12 @@ class Mix(StreamingDataModule):
         return {f"{name}, {split}": total for name, t in self.texts.items() for split, total in t.prepared().items()}
 
 
-def _weight(name: str, own: dict[str, Any]) -> float:
-    try:
-        return float(own.pop("weight"))
-    except KeyError:
-        raise ValueError(f"sources.{name} has no weight: give it one, such as 1") from None
+def _weight(name: str, own: Mapping[str, Any]) -> float:
+    if not isinstance(own, Mapping) or not isinstance(own.get("weight"), int | float) or "source" not in own:
+        raise ValueError(
+            f"sources.{name}={own}: expected a source and its weight, as in {{source: web.jsonl, weight: 1}}"
+        )
+    return float(own["weight"])
 
 
 def _scores(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -247,10 +247,12 @@ def _mixers_of_blocks(
     num_blocks: int,
 ) -> list[Callable[..., nn.Module]]:
     """Return what builds the mixer of each block."""
-    if (pattern is not None) != isinstance(mixer, Mapping):
+    if pattern is not None and not isinstance(mixer, Mapping):
         raise ValueError(
-            f"pattern={pattern} with mixer={mixer!r}: a pattern names several mixers, and these need a pattern"
+            f"pattern={pattern}: the model has one mixer, and a pattern needs several by name (model=hybrid)"
         )
+    if isinstance(mixer, Mapping) and (pattern is None or isinstance(pattern, str)):
+        raise ValueError(f"pattern={pattern}: expected a list of names of mixers: {', '.join(mixer)}")
     mixers = {"": mixer} if pattern is None else mixer
     names = [""] if pattern is None else list(pattern)
     if unknown := [name for name in names if name not in mixers]:

@@ -25,6 +25,9 @@ def prepare_data(config: DictConfig) -> "LightningDataModule":
     from rich.console import Console
     from rich.table import Table
 
+    from training.configuration import check_complete
+
+    check_complete(config)
     data = instantiate(config.data)
     if not hasattr(data, "prepared"):
         raise ValueError(

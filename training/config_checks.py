@@ -11,11 +11,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from models.backbone import carries_state
 from training.command_line import prepare_process
+from training.configuration import check_complete
 from training.schedules import Schedule, schedule_of, with_schedule
 
 
 def check(config: DictConfig) -> None:
     """Prepare the process, and raise for a training that cannot work."""
+    check_complete(config)
     prepare_process(config.threads)
     check_trainer(config.trainer)
     check_buildable(config)

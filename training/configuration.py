@@ -38,6 +38,12 @@ def composed(overrides: Sequence[str], name: str = "train") -> DictConfig:
         return compose(name, overrides=list(overrides))
 
 
+def check_complete(config: DictConfig) -> None:
+    """Raise for values that are still ???: Hydra would build objects without them, by the defaults of arguments."""
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise ValueError(f"{', '.join(missing)}: give a value, as in {missing[0]}=VALUE")
+
+
 def say_overruled(config: DictConfig, hydra: DictConfig) -> None:
     """Print which values of the chosen model's file the experiment has replaced.
 

@@ -121,7 +121,13 @@ def test_workers_take_turns():
 
 @pytest.mark.parametrize(
     ("sources", "message"),
-    [({}, "sources"), ({"a": {"source": "stdlib"}}, r"sources\.a .*weight")],
+    [
+        ({}, "sources"),
+        ({"a": {"source": "stdlib"}}, r"sources\.a=.*weight"),
+        ({"a": {"source": "stdlib", "weight": "many"}}, r"sources\.a=.*weight"),
+        ({"a": {"weight": 1}}, r"sources\.a=.*source"),
+        ({"a": "stdlib"}, r"sources\.a=stdlib.*weight"),
+    ],
 )
 def test_sources_that_say_too_little(sources, message):
     with pytest.raises(ValueError, match=message):

@@ -195,7 +195,8 @@ def test_a_pattern_is_repeated_over_the_blocks():
         ({"pattern": ["lstm", "gru"]}, r"pattern=\['lstm', 'gru'\].* 'gru'.* lstm, window"),
         ({"pattern": []}, r"pattern=\[\] .*num_blocks=2"),
         ({"pattern": ["lstm"] * 3}, r"pattern=\['lstm', 'lstm', 'lstm'\] .*num_blocks=2"),
-        ({"pattern": None}, "pattern"),
+        ({"pattern": None}, "pattern=None.* lstm, window"),
+        ({"pattern": "lstm"}, "pattern=lstm.* lstm, window"),
         ({"mixer": "lstm", "pattern": ["lstm"]}, "pattern"),
     ],
 )

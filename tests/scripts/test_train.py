@@ -365,6 +365,7 @@ def test_mistakes_are_told_in_one_line(tiny_config, monkeypatch, override, messa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("model=rnn", r"model\.mixer\.function=VALUE"),
         ("model.d_model=null", r"models\.backbone\.SequenceModel.* full_key: model"),
         ("+callbacks.rate=lightning.Callback", "type str"),
         ("model.d_model=-8", "d_model=-8"),

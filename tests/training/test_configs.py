@@ -17,7 +17,7 @@ from benchmarks.language_model import data_parallel_options
 from models.mixers import RNNMixer
 from tests.tiny_runs import config
 from training.command_line import one_line_errors
-from training.config_checks import check_buildable, check_trainer
+from training.config_checks import check, check_buildable, check_trainer
 from training.configuration import CONFIGS, accumulate
 from training.sweep import check_sweep
 
@@ -233,6 +233,12 @@ def test_unknown_option_lists_the_options():
 def test_unknown_key():
     with pytest.raises(ConfigCompositionException, match=r"optim\.learning_rate"):
         config("optim.learning_rate=1")
+
+
+@pytest.mark.parametrize("data", ["text", "mix", "instructions"])
+def test_data_that_have_to_be_named(data):
+    with pytest.raises(ValueError, match=r"data\.sources?=VALUE"):
+        check(config("experiment=text_tiny", f"data={data}", "run_dir=."))
 
 
 def test_one_line_errors(monkeypatch):

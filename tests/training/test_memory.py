@@ -1,4 +1,4 @@
-"""Memory per GPU as it is predicted; docs/training.md has it beside what was measured."""
+"""Memory per GPU as it is predicted."""
 
 import pytest
 
