@@ -66,11 +66,11 @@ def hidden_states(
 
 
 def logits(x: Tensor, head: nn.Module) -> Tensor:
-    """Return head(x) [B, C] without gradients. In 16 bits a product is several times slower if its number of rows is
-    not a multiple of eight: the remaining rows are a second product."""
+    """Return head(x) [B, C] without gradients. In 16 bits a product with several sequences is several times slower if
+    its number of rows is not a multiple of eight: the remaining rows are a second product."""
     (B, _), C = x.shape, head.out_features
     whole, rest = C // _ALIGNED * _ALIGNED, C % _ALIGNED
-    if x.device.type != "cuda" or x.dtype.itemsize != 2 or not (whole and rest) or not _is_plain_linear(head):
+    if B == 1 or x.device.type != "cuda" or x.dtype.itemsize != 2 or not (whole and rest) or not _is_plain_linear(head):
         return head(x)
     rows = x.new_empty(B, whole + _ALIGNED)  # so that each row is aligned for vectorised stores
     torch.mm(x, head.weight[:whole].t(), out=rows[:, :whole])
