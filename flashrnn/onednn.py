@@ -13,7 +13,7 @@ from flashrnn.cells import GRU, LSTM
 from flashrnn.eager import as_dtype
 from flashrnn.problem import state_dtype
 from flashrnn.stepping import as_made, is_plain
-from flashrnn.torch_networks import weights_of
+from flashrnn.torch_networks import in_order
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _GRU_WORK = 2**21  # sequences times units² from which nn.GRU is faster in bfloat16
@@ -35,17 +35,16 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         return None
     if not (_is_faster(network, x) and autograd_alone() and x.numel() and onednn_computes(x.dtype)):
         return None
-    if torch.is_autocast_enabled("cpu") or (weights := _weights(network, x)) is None:
+    if torch.is_autocast_enabled("cpu") or (layers := _layers(network, x)) is None:
         return None
-    names = network.directions()
-    size = len(names), x.shape[0 if network.batch_first else 1], network.hidden_size
+    size = len(layers), x.shape[0 if network.batch_first else 1], network.hidden_size
     if (given := _initial(network, x, states, size)) is None:
         return None
     lstm = network.cell is LSTM
     out, *last = (torch.lstm if lstm else torch.gru)(
         x,
         given if lstm else given[0],
-        weights,
+        [weight for layer in layers for weight in in_order(*layer, not lstm)],
         network.bias,
         network.num_layers,
         network.dropout,
@@ -67,15 +66,15 @@ def _is_faster(network: nn.Module, x: Tensor) -> bool:
     return T == 1 or B * network.hidden_size**2 >= _GRU_WORK
 
 
-def _weights(network: nn.Module, x: Tensor) -> list[Tensor] | None:
-    """Return the weights in PyTorch's order; None if they are not plain tensors or do not fit x."""
-    weights, modules = [], network._modules
+def _layers(network: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor | None]] | None:
+    """Return W, R and b of each layer and direction; None if they are not plain tensors or do not fit x."""
+    found, modules = [], network._modules
     for name in network.directions():
-        recurrent = modules[f"recurrent_{name}"]
-        if recurrent.backend != "auto" or not as_made(modules[f"input_{name}"], recurrent, x.dtype):
+        product, recurrent = modules[f"input_{name}"], modules[f"recurrent_{name}"]
+        if recurrent.backend != "auto" or not as_made(product, recurrent, x.dtype):
             return None
-        weights += [weight for weight, _ in weights_of(network, name).values()]
-    return weights if x.shape[-1] == network.input_size else None
+        found.append((product._parameters["weight"], recurrent._parameters["R"], recurrent._parameters["b"]))
+    return found if x.shape[-1] == network.input_size else None
 
 
 def _initial(network: nn.Module, x: Tensor, states, size: tuple[int, ...]) -> list[Tensor] | None:

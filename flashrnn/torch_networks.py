@@ -103,22 +103,29 @@ def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]
 def weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
     """Return PyTorch's weights of one layer and direction, each with the parameter of `layer` that it is made from."""
     linear, recurrent = layer._modules[f"input_{name}"], layer._modules[f"recurrent_{name}"]
-    matrices, gru = recurrent.R.squeeze(1), layer.cell.name == "gru"
-    ordered = matrices.roll(-1, 0) if gru else matrices  # ours: g, r, z
-    weights = {
-        f"weight_ih_{name}": (linear.weight, linear.weight),
-        f"weight_hh_{name}": (ordered.flatten(0, 1), recurrent.R),
-    }
-    if layer.bias:
-        b = recurrent.b.squeeze(1)
-        of_input = b[1:] if gru else b
-        of_recurrent = pad(b[:1], (0, 0, 2, 0)) if gru else torch.zeros_like(b)
-        weights[f"bias_ih_{name}"] = (of_input.flatten(), recurrent.b)
-        weights[f"bias_hh_{name}"] = (of_recurrent.flatten(), recurrent.b)
+    R, b = recurrent.R, recurrent.b
+    values = in_order(linear.weight, R, b, layer.cell.name == "gru")
+    names, sources = _parameters(layer, name), (linear.weight, R, b, b)
+    weights = {parameter: pair for parameter, *pair in zip(names, values, sources, strict=False)}
     if layer.proj_size:
         projection = recurrent.projection.weight
         weights[f"weight_hr_{name}"] = (projection, projection)
     return weights
+
+
+def in_order(W: Tensor, R: Tensor, b: Tensor | None, gru: bool) -> list[Tensor]:
+    """Return PyTorch's weights of one direction, without or with two biases, one of which may be zeros.
+
+    Args:
+        W: [Gi * D, features], of the input product.
+        R: [Gr, 1, D, D].
+        b: [G, 1, D].
+        gru: whether the gates are those of a GRU. Those of other cells have PyTorch's order.
+    """
+    if not gru:
+        return [W, R.flatten(0, 2)] if b is None else [W, R.flatten(0, 2), b.flatten(), torch.zeros_like(b).flatten()]
+    weights = [W, R.roll(-1, 0).flatten(0, 2)]  # ours: g, r, z
+    return weights if b is None else [*weights, b[1:].flatten(), pad(b[0].flatten(), (2 * b.shape[2], 0))]
 
 
 def _set_requires_grad(layer, name: str, module: nn.Module) -> None:
