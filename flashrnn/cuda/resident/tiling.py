@@ -45,6 +45,7 @@ _GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths
 _POLL = 450  # a warp polls the results of eight other blocks
 _GRADIENT = 36  # multiprocessors for d_R, overlapped with the backward's loop
 _AFTER = 350  # what d_R costs where a loop of one wave leaves no multiprocessors for it
+_SPILLED = 20  # a register that spills
 _BARRIERS = 64  # bytes of shared memory, as BARRIER_BYTES in resident/kernels/tiles.cuh
 _GRID_SLACK = {"forward": 20, "backward": 16}  # registers for an exchange through L2
 
@@ -167,8 +168,9 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     if grid:
         p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)
     registers, shared = _registers(spec, tiling), _shared_bytes(spec, tiling)
-    p.add("registers per thread", registers <= gpu.registers_per_thread, unit="registers")
-    p.add("registers", registers * 32 * warps <= gpu.registers, unit="registers")
+    kept = registers - _spillable(spec, grid)
+    p.add("registers per thread", kept <= gpu.registers_per_thread, unit="registers")
+    p.add("registers", kept * 32 * warps <= gpu.registers, unit="registers")
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
     return p, (_eighths(spec, tiling, at_once, spec.batch), warps * blocks, -tiling.register_fragments)
@@ -286,6 +288,9 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     )
     if direction == "forward" and not tiling.grid:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
+    if _spillable(spec, tiling.grid):
+        available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * warps))
+        step += _SPILLED * maximum(_registers(spec, tiling) - available, 0)
     return step
 
 
@@ -329,6 +334,12 @@ def _cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:
     return maximum(_lane_cells(spec, tiling) // tiling.k_slices, 1)
 
 
+def _spillable(spec: KernelSpec, grid: bool) -> int:
+    """Return how many registers may spill in the loop: where one exchange through L2 takes longer, as many as let a cluster
+    take what would take a grid."""
+    return 24 if trace(spec.cell).reduces and not grid else 0
+
+
 def _idle(spec: KernelSpec) -> int:
     """Return how many multiprocessors a loop should leave idle: on Hopper, those for d_R, which overlaps with it."""
     hopper = spec.gpu.capability[0] == 9 and spec.gpu.multiprocessors > _GRADIENT
@@ -359,6 +370,7 @@ def _registers(spec: KernelSpec, tiling: Tiling) -> Expression:
     gates, states, cells = len(varying(spec.cell)), len(spec.cell.states), _cells_of_lane(spec, tiling)
     if spec.direction == "forward":
         sums, values = len(spec.cell.recurrent_gates), 1 + (gates + 2 * states) * cells + cells // 4 * 34
+        values += _more_operations(spec.cell, spec.direction) // 8 * cells
     else:
         sums = maximum(4, minimum(tiling.blocks // tiling.k_slices, 8))
         constants = len(spec.cell.gates) - gates  # whose gradients are added up, of neighbouring units
@@ -406,6 +418,6 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
         return 0
     vectors, buffers, seqs = max(one.vectors for one in found), max(len(found), 2), 8 * tiling.batch_tiles
     contributions = tiling.unit_tiles * (1 + minimum(tiling.k_slices // _lane_cells(spec, tiling), 1))
-    several = 0 if tiling.grid else minimum(tiling.blocks - 1, 1)
+    several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
     received = buffers * seqs * (tiling.blocks * vectors + 1) * 16 + ceil(buffers / 2) * 16
-    return seqs * ((contributions + 1) * vectors + 1) * 16 + several * received
+    return seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16 + several * received

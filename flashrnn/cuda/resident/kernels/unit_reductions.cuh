@@ -1,12 +1,13 @@
 // Reductions over the units of a head within a step, for cells whose step calls flashrnn.layer_norm and the like.
 //
-// A warp reduces its units by shuffles, and leaves a Partial for each sequence in shared memory. In one block, a thread per
-// sequence adds these up. In a cluster, a thread per sequence and block of the cluster adds up the block's and sends the sum there;
+// A warp reduces its units by shuffles, and leaves a Partial for each sequence in shared memory. In one block of few warps every
+// thread adds up those of its sequences; in one of many, a thread per sequence does. In a cluster, a thread per sequence and block of the cluster adds up the block's and sends the sum there;
 // a warp per four sequences adds up what all blocks have sent. With GRID, they are published in global memory, and a warp per
-// sequence adds them up. The results are read from shared memory by all.
+// sequence adds them up. The results are then read from shared memory by all.
 //
 // A step has EXCHANGES exchanges. Between blocks, each has a buffer of its own, and a single one has two: so a buffer is written
-// again when everybody has read it, because there is another exchange in between.
+// again when everybody has read it, because there is another exchange in between. In one block, parts have two buffers: between
+// an exchange and the one after the next, or the next step, all threads meet.
 #pragma once
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
@@ -16,12 +17,13 @@ constexpr int HOLDERS = CELLS == 1 ? 2 : 1;          // warps of a unit tile tha
 constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
 constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 constexpr int PARTIAL_ROW = CONTRIBUTIONS * 4 * EXCHANGED_VECTORS + 4;  // floats of a sequence, in other banks than the next one's
-constexpr int PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
+constexpr int PARTIAL_BUFFERS = BLOCKS == 1 ? 2 : 1, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
+constexpr bool ADDED_BY_ALL = BLOCKS == 1 && CONTRIBUTIONS <= 4;
 constexpr int RECEIVED_ROW = BLOCKS * 4 * EXCHANGED_VECTORS + 4;
 constexpr int RECEIVED_BYTES = CLUSTERED ? EXCHANGE_BUFFERS * SEQS * RECEIVED_ROW * 4 : 0;
 constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
 constexpr i64 PUBLISHED_WORDS = i64(EXCHANGE_BUFFERS) * SEQS * BLOCKS * EXCHANGED_PAIRS;  // of a group, in global memory
-constexpr int REDUCTION_BYTES = PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES + (CLUSTERED ? (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16 : 0);
+constexpr int REDUCTION_BYTES = PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES + (CLUSTERED ? (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16 : 0);
 
 // Return how many of `count` units from `first` on are units of the head.
 DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(min(D - first, count), 0); }
@@ -56,11 +58,11 @@ struct UnitReductions {
   DEVICE UnitReductions(char* memory, u64* words, const ThreadCoord& coord)
       : published(words + blockIdx.x / BLOCKS * PUBLISHED_WORDS), step(0), coord(coord) {
     partials = reinterpret_cast<float*>(memory);
-    received = reinterpret_cast<float*>(memory + PARTIAL_BYTES);
-    results = reinterpret_cast<float*>(memory + PARTIAL_BYTES + RECEIVED_BYTES);
+    received = reinterpret_cast<float*>(memory + PARTIAL_BUFFERS * PARTIAL_BYTES);
+    results = reinterpret_cast<float*>(memory + PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES);
     own_partial = place(owned_value(coord.lane) % PAIRS, owned_value(coord.lane) / PAIRS);
     own_result = results + coord.sequence(0);
-    if (CLUSTERED) barriers = shared_address(memory + PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES);
+    if (CLUSTERED) barriers = shared_address(memory + PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES);
   }
   DEVICE void init() const {
     if (CLUSTERED && threadIdx.x == 0)
@@ -80,8 +82,21 @@ struct UnitReductions {
   DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + buffer(NUMBER) * 8, SEQUENCES * BLOCKS * Part::VECTORS * 16);
-    reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of);
+    constexpr int BUFFER = NUMBER % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4);
+    reduce_warp<Part, SUMS, MOMENTS, MAXIMA, BUFFER>(of);
     __syncthreads();
+    if constexpr (ADDED_BY_ALL) {
+#pragma unroll
+      for (int p = 0; p < PAIRS; p++) {
+        Part total;
+        total_of_block(total, coord.sequence(p * PAIR), BUFFER);
+#pragma unroll
+        for (int i = 0; i < Part::RESULTS; i++)
+#pragma unroll
+          for (int q = p * PAIR; q < p * PAIR + PAIR; q++) result[i][q] = total.result(i);
+      }
+      return;
+    }
     if constexpr (CLUSTERED) {
       send_partials<Part>(NUMBER);
       total_received<Part>(NUMBER);
@@ -91,7 +106,7 @@ struct UnitReductions {
     } else {
       if (threadIdx.x < SEQS) {
         Part total;
-        total_of_block(total, threadIdx.x);
+        total_of_block(total, threadIdx.x, BUFFER);
         store_results(total, threadIdx.x);
       }
     }
@@ -107,7 +122,7 @@ struct UnitReductions {
     return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + contribution * 4 * EXCHANGED_VECTORS + word;
   }
 
-  template <class Part, int SUMS, int MOMENTS, int MAXIMA>
+  template <class Part, int SUMS, int MOMENTS, int MAXIMA, int BUFFER>
   DEVICE void reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS]) const {
     float added[Part::ADDED > 0 ? Part::ADDED * PAIRS : 1], shifts[MOMENTS + 1][PAIRS], maxima[MAXIMA + 1][PAIRS];
     const bool valid[2] = {is_unit(0), is_unit(PAIR - 1)};
@@ -136,22 +151,22 @@ struct UnitReductions {
     if (!coord.has_cells()) return;
 #pragma unroll
     for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
-      if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[8 * i / PAIRS] = added[i];
+      if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[BUFFER + 8 * i / PAIRS] = added[i];
     if (coord.quad > 0) return;
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
 #pragma unroll
-      for (int i = 0; i < MOMENTS; i++) *place(p, Part::ADDED + i) = shifts[i][p];
+      for (int i = 0; i < MOMENTS; i++) *place(p, BUFFER + Part::ADDED + i) = shifts[i][p];
 #pragma unroll
-      for (int i = 0; i < MAXIMA; i++) *place(p, Part::ADDED + MOMENTS + i) = maxima[i][p];
+      for (int i = 0; i < MAXIMA; i++) *place(p, BUFFER + Part::ADDED + MOMENTS + i) = maxima[i][p];
     }
   }
   DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
 
   // Adds up what the block's units contribute to a sequence.
   template <class Part>
-  DEVICE void total_of_block(Part& total, int sequence) const {
-    const float* row = partials + sequence * PARTIAL_ROW;
+  DEVICE void total_of_block(Part& total, int sequence, int buffer) const {
+    const float* row = partials + buffer + sequence * PARTIAL_ROW;
     total.load(row);
 #pragma unroll
     for (int i = 1; i < CONTRIBUTIONS; i++) {
@@ -173,7 +188,7 @@ struct UnitReductions {
     for (int i = threadIdx.x; i < SEQUENCES * BLOCKS; i += THREADS) {
       const int sequence = i % SEQUENCES, rank = (coord.rank + i / SEQUENCES) % BLOCKS;
       Part total;
-      total_of_block(total, sequence);
+      total_of_block(total, sequence, 0);
       const u32 place = remote_address(to + (sequence * RECEIVED_ROW + coord.rank * 4 * Part::VECTORS) * 4, rank);
 #pragma unroll
       for (int k = 0; k < Part::VECTORS; k++) {
@@ -223,7 +238,7 @@ struct UnitReductions {
   DEVICE void publish(int number) const {
     if (threadIdx.x >= SEQS) return;
     Part total;
-    total_of_block(total, threadIdx.x);
+    total_of_block(total, threadIdx.x, 0);
     u64* to = published_by(number, threadIdx.x, coord.rank);
     auto word = [&](int i) { return i < 0 ? 0 : __float_as_uint(total.words[i < 0 ? 0 : i]); };
 #pragma unroll
