@@ -55,9 +55,12 @@ class Residual(NamedTuple):
             initial = 0.0 if self.states is None else saturated(self.states[i], state.dtype)
             write_previous(out, state, initial, self.reset, slice(0, self.h.shape[1]))
         graph = trace(cell).statistics.forward
-        function = torch_function(graph, (*cell.gates, *cell.states), tuple(graph.outputs))
-        by_name = dict(zip(cell.gates, gates.unbind(2), strict=True))
-        by_name |= zip(graph.outputs, function(*by_name.values(), *before), strict=True)
+        by_name = dict(zip((*cell.gates, *cell.states), (*gates.unbind(2), *before), strict=True))
+        for state, after in zip(cell.states[1:], self.aux, strict=True):
+            rounded = saturated(after, self.gates.dtype) if cell.float16_states else after
+            by_name[f"after_{state}"] = rounded.to(gates.dtype)
+        function = torch_function(graph, list(by_name), tuple(graph.outputs))
+        by_name |= zip(graph.outputs, function(*by_name.values()), strict=True)
         stored = torch.stack([by_name.get(f"stored_{gate}", by_name[gate]) for gate in varying(cell)], dim=-1)
         statistics = [by_name[name][..., 0] for name in trace(cell).statistics.names]
         padding = [torch.zeros_like(statistics[0])] * (statistics_floats(cell) - len(statistics))

@@ -3,13 +3,14 @@
 Statistics are values that are the same in all units of a head and depend on gates and states alone, such as means and
 reciprocal deviations. A gate that the gradient needs as (gate - mean) * scale alone is stored in this form. The gate
 itself would be rounded, and where its mean is large, less the exact mean it would be far from what the forward has
-computed with.
+computed with. A state that the step reduces over units itself, as in a norm of an LSTM's c, is read as it was stored
+after the step: the step reduces over the stored values, too.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from flashrnn.cells.graph import TRUTH, Graph
+from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph
 
 
 class Normalised(NamedTuple):
@@ -22,15 +23,18 @@ class Normalised(NamedTuple):
 class Statistics(NamedTuple):
     """What is stored for a gradient.
 
-    forward: gates and previous states -> `statistic<k>` in order, and `stored_<gate>` for every normalised gate.
-    gradient: gates, normalised ones as `stored_<gate>`, previous states, statistics and `d_new_<state>` -> `d_<gate>`
-        for every gate and `d_<state>` for every previous state.
+    forward: gates, previous states and `after_<state>` -> `statistic<k>` in order, and `stored_<gate>` for every
+        normalised gate.
+    gradient: gates, normalised ones as `stored_<gate>`, previous states, `after_<state>`, statistics and
+        `d_new_<state>` -> `d_<gate>` for every gate and `d_<state>` for every previous state.
+    after: the states that the step itself reduces over units.
     needed: how many of the statistics, the first ones, `gradient` takes. Others are there to undo normalisations.
     normalised: by the gate's name.
     """
 
     forward: Graph
     gradient: Graph
+    after: tuple[str, ...]
     needed: int
     normalised: dict[str, Normalised]
 
@@ -40,30 +44,61 @@ class Statistics(NamedTuple):
         return tuple(name for name in self.forward.outputs if name.startswith("statistic"))
 
 
-def statistics_of(joint: Graph, gates: Sequence[str], cotangents: Sequence[str]) -> Statistics:
-    """Return what to store for `joint`, the gradient of a step from its gates, states and cotangents.
+def statistics_of(step: Graph, joint: Graph, gates: Sequence[str], states: Sequence[str]) -> Statistics:
+    """Return what to store for `joint`, the gradient of a `step` from its gates, states and `d_new_<state>`.
 
     Of a chain of operations on values that are the same in all units the last ones are taken: the reciprocal deviation,
     not the variance.
     """
+    cotangents = [f"d_new_{state}" for state in states]
+    after = tuple(state for state in states[1:] if _reduces_over(step, step.outputs[f"new_{state}"]))
+    both = step.beside(joint)
+    news = {both.outputs[f"new_{state}"]: f"after_{state}" for state in after}
+    joint = _with_inputs(both, {name: both.outputs[name] for name in joint.outputs}, news)
     storable = _storable(joint, cotangents)
     found = _normalised(joint, gates, storable)
     needed = _needed_statistics(joint, storable, found)
-    given = needed.union(found)
     to_undo = {k for scale, mean in found.values() for k in (scale, mean) if k is not None}
     names = {k: f"statistic{i}" for i, k in enumerate([*sorted(needed), *sorted(to_undo - needed)])}
     stored = {k: f"stored_{_gate_of(joint, k, gates)}" for k in found}
-    gradient, here = Graph(), {}
-    for index in _needed(joint, joint.outputs.values(), given):
-        given_as = names.get(index) or stored.get(index)
-        here[index] = gradient.input(given_as) if given_as else gradient.copied(joint.nodes[index], here)
-    gradient.outputs = {name: here[index] for name, index in joint.outputs.items()}
+    gradient = _with_inputs(joint, joint.outputs, names | stored)
     outputs = {name: index for index, name in (names | stored).items()}
     normalised = {
         stored[k].removeprefix("stored_"): Normalised(names[scale], None if mean is None else names[mean])
         for k, (scale, mean) in found.items()
     }
-    return Statistics(joint.extract(outputs), gradient, len(needed), normalised)
+    return Statistics(joint.extract(outputs), gradient, after, len(needed), normalised)
+
+
+def storing(step: Graph, statistics: Statistics) -> Graph:
+    """Return `step` with what it stores as further outputs. A new state that it reduces is rounded where it is used, as
+    it is stored, by the operator `stored`."""
+    whole, used, new, stored = Graph(), {}, {}, {}
+    names = {step.outputs[f"new_{state}"]: f"after_{state}" for state in statistics.after}
+    for index in step.needed(step.outputs.values()):
+        used[index] = new[index] = whole.copied(step.nodes[index], used)
+        if index in names:
+            used[index] = stored[names[index]] = whole.add("stored", new[index])
+    whole.outputs = {name: new[index] for name, index in step.outputs.items()}
+    here: dict[int, int] = {}
+    for index in statistics.forward.needed(statistics.forward.outputs.values()):
+        node = statistics.forward.nodes[index]
+        here[index] = stored[node.value] if node.value in stored else whole.copied(node, here)
+    whole.outputs |= {name: here[index] for name, index in statistics.forward.outputs.items()}
+    return whole
+
+
+def _reduces_over(step: Graph, index: int) -> bool:
+    return step.nodes[index].args != () and any(n.op in REDUCTIONS and index in n.args for n in step.nodes)
+
+
+def _with_inputs(graph: Graph, outputs: dict[str, int], names: dict[int, str]) -> Graph:
+    """Return the part of a graph that gives `outputs`, with the nodes that have `names` as inputs."""
+    part, here = Graph(), {}
+    for index in _needed(graph, outputs.values(), set(names)):
+        here[index] = part.input(names[index]) if index in names else part.copied(graph.nodes[index], here)
+    part.outputs = {name: here[index] for name, index in outputs.items()}
+    return part
 
 
 def _storable(joint: Graph, cotangents: Sequence[str]) -> set[int]:
@@ -82,17 +117,22 @@ def _storable(joint: Graph, cotangents: Sequence[str]) -> set[int]:
 def _needed_statistics(joint: Graph, storable: set[int], normalised: Iterable[int]) -> set[int]:
     """Return the statistics that the gradient takes.
 
-    None is a term of a sum: a gradient computes states of a step from what was rounded, and where their mean is large,
-    it is not the forward's.
+    None is a term of a sum with what the gradient computes: it does so from what was rounded, and where the mean is
+    large, it is not the forward's.
     """
     storable = set(storable)
     while True:
         order = _needed(joint, joint.outputs.values(), storable.union(normalised))
         computed = (joint.nodes[k] for k in order if k not in storable and k not in normalised)
-        terms = {a for node in computed if node.op in ("add", "sub") for a in node.args} & storable
+        sums = (node.args for node in computed if node.op in ("add", "sub"))
+        terms = {a for args in sums if not any(_is_after(joint, k) for k in args) for a in args} & storable
         if not terms:
             return storable.intersection(order)
         storable -= terms
+
+
+def _is_after(joint: Graph, index: int) -> bool:
+    return joint.nodes[index].op == "input" and str(joint.nodes[index].value).startswith("after_")
 
 
 def _normalised(joint: Graph, gates: Sequence[str], storable: set[int]) -> dict[int, tuple[int, int | None]]:

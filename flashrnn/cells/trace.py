@@ -108,7 +108,7 @@ def _record(cell: Cell, dtype: torch.dtype) -> Trace:
         dict(zip((*names, *cotangents), values, strict=True)),
         [f"d_{name}" for name in names],
     )
-    return Trace(new, *split(cell, joint, cotangents), joint, statistics_of(joint, cell.gates, cotangents))
+    return Trace(new, *split(cell, joint, cotangents), joint, statistics_of(new, joint, cell.gates, cell.states))
 
 
 def _new_states(cell: Cell, values: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -36,6 +36,7 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "HAS_D_AUX": variant.d_aux,
         "STATISTICS": len(statistics.names),
         "STATISTICS_NEEDED": statistics.needed,
+        "AFTER": len(statistics.after),
         "EXCHANGES": len(found),
         "EXCHANGED_VECTORS": max((one.vectors for one in found), default=0),
         "EXCHANGED_PAIRS": max((one.pairs for one in found), default=0),
@@ -48,7 +49,10 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "RECURRENT_ONLY_OF": places(cell.gates, recurrent_only(cell)),
         "STORED_OF": places(cell.gates, varying(cell)),
         "CONSTANT_OF": places(cell.gates, constant(cell)),
+        "AFTER_OF": places(cell.states, statistics.after),
     }
+    half_states = cell.float16_states and spec.dtype != torch.float32
+    rounded = "unpack_halves(pack_gates(x, 0)).x" if half_states else "x"
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join(
         [
@@ -56,6 +60,7 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
             f"#define REDUCES {int(reduces)}",
             '#include "kernels/math.cuh"',
             aux_number,
+            f"DEVICE float op_stored(float x) {{ return {rounded}; }}",
             head_functions(cell) if reduces else cell_functions(cell),
         ]
     )

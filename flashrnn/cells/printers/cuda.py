@@ -10,6 +10,7 @@ from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, Node
 from flashrnn.cells.printers.functions import Function, functions
 from flashrnn.cells.printers.phases import phases
 from flashrnn.cells.printers.printing import EVERYWHERE, operations, write
+from flashrnn.cells.statistics import storing
 from flashrnn.cells.trace import trace
 
 _FORMULA = EVERYWHERE | {"and": "{0} && {1}", "or": "{0} || {1}", "not": "!{0}", "where": "{0} ? {1} : {2}"}
@@ -81,6 +82,7 @@ def head_functions(cell: Cell) -> str:
     They compute CELLS cells of a thread, phase by phase. `units.reduce` reduces between phases (`UnitReductions` in
     resident/kernels/unit_reductions.cuh); `cotangents` gives the gradients of the new states, as late as possible. The
     forward also returns statistics and the gates as they are stored, which the backward takes (`cells.statistics`).
+    `op_stored` rounds a state as it is stored.
     """
     return "\n\n".join(_head_function(_of_head(cell, direction)) for direction in ("forward", "backward"))
 
@@ -90,7 +92,7 @@ def _of_head(cell: Cell, direction: str) -> Function:
     statistics = graphs.statistics
     stored = tuple(f"stored_{gate}" if gate in statistics.normalised else gate for gate in cell.gates)
     if direction == "forward":
-        whole = graphs.forward.beside(statistics.forward)
+        whole = storing(graphs.forward, statistics)
         whole.outputs |= {gate: whole.input(gate) for gate in cell.gates}
         outputs = {**forward.outputs, "statistics": statistics.names, "stored": stored}
         return Function(
@@ -100,7 +102,8 @@ def _of_head(cell: Cell, direction: str) -> Function:
             outputs,
         )
     needed = statistics.names[: statistics.needed]
-    inputs = {**factors.inputs, "g": stored, "statistics": needed, "d_new": backward.inputs["d_new"]}
+    after = tuple(f"after_{state}" for state in statistics.after)
+    inputs = {**factors.inputs, "g": stored, "after": after, "statistics": needed, "d_new": backward.inputs["d_new"]}
     return Function("cells_backward", statistics.gradient, inputs, backward.outputs)
 
 

@@ -33,7 +33,7 @@ _WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, wi
 _CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
 _OPERATION = 2  # one more operation in the step of a cell
 _REDUCTION = 200  # reducing over the units of a block
-_REDUCTION_OF_BLOCKS = {False: 1000, True: 2500}  # and over those of several, of a cluster or of a grid
+_REDUCTION_OF_BLOCKS = {False: 1000, True: 5000}  # and over those of several, of a cluster or of a grid
 _SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
 _SECOND_BLOCK = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
 _REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
@@ -335,8 +335,8 @@ def _cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:
 
 
 def _spillable(spec: KernelSpec, grid: bool) -> int:
-    """Return how many registers may spill in the loop: where one exchange through L2 takes longer, as many as let a cluster
-    take what would take a grid."""
+    """Return how many registers may spill in the loop. It is none, but for steps that reduce over units in a cluster:
+    in a grid, which needs fewer registers, each of their exchanges takes longer than all that spills."""
     return 24 if trace(spec.cell).reduces and not grid else 0
 
 

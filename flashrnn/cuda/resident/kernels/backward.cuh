@@ -93,7 +93,7 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
 DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const SharedMemory& shared, const Weights& weights,
                           const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                           const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
-                          AuxGradients& aux_gradients, ResetMask& resets, StoredCells (&d_gate)[GATES], Results& results,
+                          float (&after)[STATES][CELLS], AuxGradients& aux_gradients, ResetMask& resets, StoredCells (&d_gate)[GATES], Results& results,
                           const u32 (&gate_operand)[PAIRS],
                           const Exchange& exchange, const UnitReductions& units, const StepStrides& strides, const ThreadCoord& coord) {
   const int t = steps - 1 - step;
@@ -121,7 +121,11 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
       d_new[0][q] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
     }
   };
-  step_back(d_g_all, d_state, d_b, carry, g, old, constants, statistics, cotangents, resets, cells.valid, units);
+  step_back(d_g_all, d_state, d_b, carry, g, old, constants, after, statistics, cotangents, resets, cells.valid, units);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 1; i < STATES; i++) after[i][q] = old[i][q];  // of the step before
   if (t > 0) resets.load(t - 1, cells.valid);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) carry_next[q] = carry[q];
@@ -214,6 +218,8 @@ flashrnn_backward(PARAMETERS) {
   const float* const d_aux[] = D_AUX_ARRAY;
   AuxGradients aux_gradients(d_aux, row_b, (T - 1) * row_t, cells.element, cells.sequence, row_t * ROW * 4);
   aux_gradients.load(steps - 1, cells.valid);
+  float after[STATES][CELLS];  // the other states after the step
+  load_after(after, aux, cells, (T - 1) * row_t, B * T, row_b);
   ResetMask resets(reset, T, cells.sequence);
   resets.load(steps - 1, cells.valid);
 
@@ -223,7 +229,7 @@ flashrnn_backward(PARAMETERS) {
     const int stop = min(end + 1, steps);
     do
       step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
-                    aux_gradients, resets, d_gate, results, gate_operand, exchange, units, strides, coord);
+                    after, aux_gradients, resets, d_gate, results, gate_operand, exchange, units, strides, coord);
     while (++units.step, ++step < stop);
     if (COUNT_CHUNKS && end < steps && threadIdx.x == 0) signal(progress);
   }

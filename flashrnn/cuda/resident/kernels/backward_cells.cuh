@@ -18,6 +18,16 @@ DEVICE void load_cells(LaneCells& cells, float (&d_state)[STATES][CELLS], float 
   }
 }
 
+// Loads the states after the last step of which the backward takes those after every step.
+DEVICE void load_after(float (&after)[STATES][CELLS], const aux_number* aux, const LaneCells& cells, i64 last_row, i64 rows, i64 row_b) {
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 1; i < STATES; i++)
+      if (AFTER_OF[i] >= 0)
+        after[i][q] = cells.valid[q] ? float(aux[((i - 1) * rows + cells.sequence[q] * row_b + last_row) * ROW + cells.element[q]]) : 0;
+}
+
 // Return gate j of the lane's cell q.
 DEVICE float gate_of(int j, int q, const float (&stored)[PAIRS][PAIR_GATES], const float (&constants)[CONSTANTS + 1][PAIR]) {
   if (STORED_OF[j] >= 0) return stored[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)];
@@ -29,10 +39,10 @@ DEVICE float gate_of(int j, int q, const float (&stored)[PAIRS][PAIR_GATES], con
 template <class Cotangents>
 DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                       bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES], const float (&old)[STATES][CELLS],
-                      const float (&constants)[CONSTANTS + 1][PAIR], const NeededCells& statistics,
+                      const float (&constants)[CONSTANTS + 1][PAIR], const float (&after)[STATES][CELLS], const NeededCells& statistics,
                       const Cotangents& cotangents, const ResetMask& reset,
                       const bool (&valid)[CELLS], const UnitReductions& units) {
-  float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS];
+  float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     carry[q] = reset.carries(q);
@@ -40,8 +50,11 @@ DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS
     for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
 #pragma unroll
     for (int j = 0; j < GATES; j++) g[j][q] = gate_of(j, q, gates, constants);
+#pragma unroll
+    for (int i = 0; i < STATES; i++)
+      if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = sizeof(aux_number) == 2 ? after[i][q] : op_stored(after[i][q]);
   }
-  cells_backward(g, s, statistics, cotangents, d_g, d_old, units);
+  cells_backward(g, s, a, statistics, cotangents, d_g, d_old, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll
