@@ -14,7 +14,7 @@ help:  ## list the targets
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
-setup: .venv/installed  ## make .venv with everything pinned
+setup: .venv/installed  ## create .venv with pinned versions
 
 train: setup  ## train and evaluate the default experiment (parity); ARGS="model=lstm ..." overrides
 	$(BIN)/python -m scripts.train $(ARGS)
@@ -26,21 +26,21 @@ lint: setup  ## check format, lint rules and import direction
 
 test test-all: export OMP_WAIT_POLICY = passive  # threads of one process do not spin while the other's compute
 
-test: setup lint  ## run the checks and the CPU tests, but for the slow ones; ARGS goes to pytest
+test: setup lint  ## lint, then run the CPU tests except the slow ones; ARGS is passed to pytest
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not gpu and not slow' $(ARGS)
 
-test-all: test  ## the same, and then the slow tests
+test-all: test  ## make test, then the slow tests
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'slow and not gpu' $(ARGS)
 
-results: setup  ## measure what docs/results lacks for this GPU; ARGS="minutes=10" or "list=true"
+results: setup  ## measure the results that docs/results lacks for this GPU; ARGS="minutes=10" or "list=true"
 	$(BIN)/python -m scripts.results $(ARGS)
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build
 
-clean:  ## remove what can be made again: the environment, caches, the site; runs and corpora stay
+clean:  ## remove the environment, caches and the site, but no runs and corpora
 	rm -rf .venv site build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache
 
-distclean: clean  ## ask, and then remove every run and corpus, too
+distclean: clean  ## make clean, then remove all runs and corpora after a question
 	@printf 'delete every run and corpus (outputs, multirun, corpora)? [y/N] '; read answer; \
 	if [ "$$answer" = y ]; then rm -rf outputs multirun corpora; else echo 'kept outputs, multirun, corpora'; fi
