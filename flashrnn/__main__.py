@@ -1,4 +1,4 @@
-"""The command `python -m flashrnn`: what works on this machine, and what the solver expects of others."""
+"""The command `python -m flashrnn`: test backends, plan for GPUs, and compile or tune kernels."""
 
 import argparse
 import json
@@ -19,32 +19,32 @@ from flashrnn.problem import Backend, Problem, dtype_name, tf32_allowed
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m flashrnn", description="Say what this machine and other GPUs can do.")
+    parser = argparse.ArgumentParser("python -m flashrnn", description="Test backends, plan for GPUs, compile kernels.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser(
         "doctor",
-        help="GPU, driver, versions, cache folder, what each backend serves here, and a test of each",
-        description="Print this machine's hardware and software and what each backend serves on it, and test each "
-        "backend. Exit with 1 if a test fails.",
+        help="print GPU, driver, versions and cache folder, and test each backend",
+        description="Print hardware, software and the calls that each backend supports on this machine, and test each "
+        "backend. Exit with status 1 if a test fails.",
     )
     largest = commands.add_parser(
         "limits",
-        help="the largest heads whose recurrent matrix stays on the chip, by GPU, cell and dtype",
-        description="Print the largest heads of backend cuda_fused, by the solver of its tilings; no GPU is needed.",
+        help="print the largest heads that fit on the chip, by GPU, cell and dtype",
+        description="Print the largest heads of backend cuda_fused, computed by its solver. No GPU is needed.",
     )
-    largest.add_argument("--json", action="store_true", help="a list of objects instead of the table")
+    largest.add_argument("--json", action="store_true", help="print JSON, a list of objects")
     tilings = commands.add_parser(
         "tilings",
-        help="the best tilings of backend cuda_fused for given sizes, with their estimated times",
-        description="Print the best tilings by the solver's estimate, forward and backward; no GPU is needed.",
+        help="print the best tilings of backend cuda_fused for given sizes, with estimated times",
+        description="Print the best tilings by the solver's estimate, forward and backward. No GPU is needed.",
     )
     add_sizes(tilings)
     add_count(tilings)
     tilings.add_argument("--gpu", choices=NAMED, help="(default: this machine's)")
     explained = commands.add_parser(
         "explain",
-        help="which backend a call of given sizes takes, and why",
-        description="Print the backend that a call takes, why no faster one, and its tilings; no GPU is needed.",
+        help="print the backend of a call of given sizes, and the reason",
+        description="Print the backend of a call, why no faster one is used, and its tilings. No GPU is needed.",
     )
     add_sizes(explained)
     explained.add_argument("--gpu", choices=NAMED, help="(default: this machine's, or its CPU)")
@@ -52,9 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     explained.add_argument("--reset", action="store_true", help="with a reset mask or packed sequences")
     tuned = commands.add_parser(
         "tune",
-        help="time the best tilings of backend cuda_fused for given sizes on this GPU, and keep the fastest",
-        description="Time the best tilings by estimate on this GPU, forward and backward, and store the fastest in "
-        "the cache folder for later processes. Takes a minute or less.",
+        help="time the best tilings of backend cuda_fused for given sizes on this GPU, and store the fastest",
+        description="Time the tilings with the best estimates on this GPU, forward and backward, and store the fastest "
+        "in the cache folder for later processes. It takes up to a minute.",
     )
     add_sizes(tuned)
     add_count(tuned)
