@@ -21,6 +21,10 @@ def predict(config: DictConfig) -> dict[str, float]:
     Activations are those that autograd keeps: each block runs with tensors that have shapes but no memory, by the
     kernels that this machine has. Not included: fragmentation, CUDA's own memory (half a GiB), NCCL's buffers.
     """
+    if "context_length" not in config.data:
+        raise ValueError(
+            "these data have no data.context_length: memory is predicted for text, such as data=slimpajama"
+        )
     batch, time = config.data.batch_size, config.data.context_length
     half = str(config.trainer.precision) == "bf16-mixed"
     if config.model.vocab_size is None:

@@ -29,6 +29,8 @@ def find_resumed(config: DictConfig) -> Resumed | None:
     check_folder(Path(config.run_dir), file)
     if file is None:
         return None
+    if file.name == checkpoint.EXPORTED:
+        raise ValueError(f"ckpt_path={file.parent} is an exported model: init_from=... begins a run with its weights")
     resumed = Resumed(file, checkpoint.load(file))
     check(resumed, config)
     rank_zero_only(print)("\n".join([f"resuming from {file}", *differences(resumed.content["config"], config)]))

@@ -37,6 +37,12 @@ def test_weights_and_tokenizer_are_those_of_the_run(before, exported, tiny_confi
     assert any(not torch.equal(weights(before)[name], weight) for name, weight in weights(config.run_dir).items())
 
 
+def test_an_export_cannot_be_resumed(before, tiny_config, tmp_path):
+    start = export(before, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"ckpt_path=.*out.* init_from="):
+        train(tiny_config("text_tiny", f"ckpt_path={start}", "trainer.max_steps=20", run="after"))
+
+
 def test_a_run_that_goes_on_has_its_own_weights(before, tiny_config):
     config = tiny_config("text_tiny", f"init_from={before}", run="after")
     train(config)

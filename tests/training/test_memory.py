@@ -27,6 +27,11 @@ def test_activations_grow_with_the_batch_and_shrink_by_checkpointing():
     assert less == pytest.approx(whole["activations"] / 2 + 2 * 16 * 1024 * 2048 * 4 / 2**30, rel=0.01)
 
 
+def test_data_without_a_length():
+    with pytest.raises(ValueError, match=r"data\.context_length"):
+        predict(config("experiment=parity", "run_dir=."))
+
+
 def test_the_vocabulary_has_to_be_known():
     with pytest.raises(ValueError, match=r"model\.vocab_size=null"):
         predict(config("experiment=text_tiny", "run_dir=."))
