@@ -151,18 +151,7 @@ class Launch:
             self._kernel.run(groups, self._packed.address)
 
 
-@cache
-def load(
-    binary: Binary,
-    parameters: Parameters,
-    device: int,
-    threads: int,
-    shared_bytes: int,
-    blocks: int,
-    grid: bool,
-    dependent: bool = False,
-) -> LoadedKernel:
-    return LoadedKernel(binary, parameters, device, threads, shared_bytes, blocks, grid, dependent)
+load = cache(LoadedKernel)
 
 
 def zeros(device: int, size: int) -> Tensor:
