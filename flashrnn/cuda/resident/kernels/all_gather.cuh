@@ -2,20 +2,20 @@
 #pragma once
 #include "resident/kernels/forward_memory.cuh"
 
-constexpr int VECTORS = 2 * SEQS;  // of 16 bytes: a split of h of a unit tile
+constexpr int TILE_VECTORS = 2 * SEQS;  // of 16 bytes: a split of h of a unit tile
 
 // Sends h of a unit tile from the send buffer to every block's shared memory, beginning with the next block's.
 DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
-  constexpr int AT_ONCE = TILE_THREADS / VECTORS;  // blocks
-  const u32 vector = coord.tile_thread % VECTORS, first = coord.tile_thread / VECTORS;
+  constexpr int AT_ONCE = TILE_THREADS / TILE_VECTORS;  // blocks
+  const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS;
 #pragma unroll
   for (int split = 0; split < SPLITS; split++) {
-    const u32 own = coord.unit_tile * VECTORS + vector;
+    const u32 own = coord.unit_tile * TILE_VECTORS + vector;
     const uint4 value = reinterpret_cast<const uint4*>(send_buffer + split * UNITS * SEQS * 2)[own];
 #pragma unroll
     for (int i = 0; i < BLOCKS; i += AT_ONCE) {
       const u32 distance = i + first, rank = (coord.rank + distance) % BLOCKS;
-      const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * VECTORS + own) * 16;
+      const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * TILE_VECTORS + own) * 16;
       if (distance < BLOCKS && vector % SEQS < coord.used())
         send(remote_address(to, rank), value, remote_address(barriers + distance / SEGMENT_BLOCKS * 8, rank));
     }

@@ -79,7 +79,7 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const char* gates
 
 // Rounds the gates' gradients, and stores those of recurrent gates as the operand of the product.
 DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const u32 (&to)[PAIRS], u32 offset,
-                          const ThreadCoord& coord) {
+                                const ThreadCoord& coord) {
 #pragma unroll
   for (int j = 0; j < GATES; j++) {
     rounded[j].round(d_g[j]);
@@ -93,9 +93,10 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
 DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const SharedMemory& shared, const Weights& weights,
                           const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                           const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
-                          float (&after)[STATES][CELLS], AuxGradients& aux_gradients, ResetMask& resets, StoredCells (&d_gate)[GATES], Results& results,
-                          const u32 (&gate_operand)[PAIRS],
-                          const Exchange& exchange, const UnitReductions& units, const StepStrides& strides, const ThreadCoord& coord) {
+                          float (&after)[STATES][CELLS], AuxGradients& aux_gradients, ResetMask& resets,
+                          StoredCells (&d_gate)[GATES], Results& results, const u32 (&gate_operand)[PAIRS],
+                          const Exchange& exchange, const UnitReductions& units, const StepStrides& strides,
+                          const ThreadCoord& coord) {
   const int t = steps - 1 - step;
   const char* tile = shared.inputs + stage * INPUT_BYTES + own_inputs;
   float constants[CONSTANTS + 1][PAIR], g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];

@@ -125,8 +125,8 @@ flashrnn_forward(PARAMETERS) {
 
   // Prologue: R, initial states and the first inputs are loaded; then all blocks of the group are ready.
   UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
-  const bool meets = GRID && (REDUCES || steps > 1);
-  if (meets) {
+  const bool uses_grid_barrier = GRID && (REDUCES || steps > 1);
+  if (uses_grid_barrier) {
     units.clear();
     for (int i = 0; i < 3; i++) ring.clear(i);
     grid_barrier.arrive();
@@ -152,7 +152,7 @@ flashrnn_forward(PARAMETERS) {
     units.init();
     cluster_sync();
   }
-  if (meets) grid_barrier.wait();
+  if (uses_grid_barrier) grid_barrier.wait();
   __syncthreads();
   results.start(h, aux, gates, row_b, row_t, B * T * ROW, cells, coord);
   u32 h_operand[PAIRS];
@@ -169,5 +169,5 @@ flashrnn_forward(PARAMETERS) {
   results.store(s, strides);
   store_states(last, s, cells, B);
   if constexpr (CLUSTERED) cluster_sync();
-  if (meets) grid_barrier.reset();
+  if (uses_grid_barrier) grid_barrier.reset();
 }

@@ -36,6 +36,11 @@ DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[G
   }
 }
 
+// Return the bias of gate j of cell q: that of a gate that is not stored is among the constants.
+DEVICE float bias_of(int j, float of_stored, const float (&constants)[CONSTANTS + 1][PAIR], int q) {
+  return STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : of_stored;
+}
+
 // One step of the lane's cells, from inputs v, recurrent sums u and biases b: s becomes the new state, `residual` the gates.
 #if REDUCES
 DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
@@ -50,7 +55,8 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
     for (int i = 0; i < STATES; i++) old[i][q] = carry ? s[i][q] : 0;
 #pragma unroll
     for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
-      g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : b[j][q % PAIR], carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+      g[j][q] = assemble_gate<SUM_HAS_BIAS>(
+          j, bias_of(j, b[j][q % PAIR], constants, q), carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
   }
   cells_forward(g, old, fresh, statistics, stored, units);
 #pragma unroll
@@ -82,8 +88,8 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
     for (int i = 0; i < STATES; i++) old[i] = carry ? s[i][q] : 0;
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
-      const float bias = STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : b[j][q];
-      gates[j] = assemble_gate<SUM_HAS_BIAS>(j, bias, carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+      gates[j] = assemble_gate<SUM_HAS_BIAS>(
+          j, bias_of(j, b[j][q], constants, q), carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
       if (STORED_OF[j] >= 0) all_gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = gates[j];
     }
     cell_forward(gates, old, fresh);

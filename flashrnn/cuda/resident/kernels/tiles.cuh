@@ -6,14 +6,16 @@
 // unit 2i + 1. So the lane with quad i (lane / 4) and lane_in_quad j (lane % 4) holds units 2i, 2i + 1 of sequences 2j, 2j + 1.
 // A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2. If one block
 // has no more than half of SEQS sequences, they are the even ones (SPREAD), so that a lane has half as many cells.
+//
+// SEQUENCES of the SEQS columns are used: the others are not exchanged. With ANY_SEQUENCES (clusters), their number is an argument
+// of the kernel, so that one binary serves batches of many sizes.
 #pragma once
 #include "kernels/cluster.cuh"
 #include "resident/kernels/grid.cuh"
 #include "kernels/math.cuh"
 
 constexpr bool CLUSTERED = BLOCKS > 1 && !GRID;
-constexpr int SEQS = 8 * BATCH_TILES;               // of which SEQUENCES are used: the others are not exchanged. With ANY_SEQUENCES
-                                                    // (clusters), how many are used is an argument of the kernel
+constexpr int SEQS = 8 * BATCH_TILES;
 constexpr int UNITS = 16 * UNIT_TILES;              // of a block
 constexpr int PADDED = UNITS * BLOCKS;              // of a head, D of them real
 constexpr int WARPS = UNIT_TILES * K_SLICES;
@@ -48,7 +50,7 @@ struct ThreadCoord {
   i64 head;
   int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
   int tile_unit;                         // first unit of the unit tile, in the head
-  int used_sequences;                    // of SEQS, with ANY_SEQUENCES
+  int used_sequences;                    // the argument
   DEVICE ThreadCoord(i64 first_group, i64 B, i64 used_sequences_) {
     used_sequences = static_cast<int>(used_sequences_);
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, lane_in_quad = lane % 4;
@@ -60,6 +62,7 @@ struct ThreadCoord {
     if (FEWER) sequences = min(sequences, used());
     tile_unit = rank * UNITS + unit_tile * 16;
   }
+  // Return how many of SEQS columns are used.
   DEVICE int used() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
   DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || k_slice < CELL_SLICES; }
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
