@@ -51,7 +51,7 @@ def layernorm_gru(Wx: Tensor, R: Tensor, b: Tensor, states: Tensor) -> tuple[Ten
 @pytest.mark.parametrize("loop", [layernorm_lstm, layernorm_gru])
 def test_equals_a_loop_of_pytorch_layer_norms(loop):
     cell = get_cell(loop.__name__)
-    inputs = random_inputs(cell, 3, 12, 2, 5)
+    inputs = random_inputs(cell, 3, 12, 2, 8)
     assert_close(results(flashrnn, inputs, function=cell), results(loop, inputs), torch.float64)
 
 

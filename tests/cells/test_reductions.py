@@ -135,8 +135,8 @@ def test_a_norm_of_all_gates_takes_three_reductions_and_two_in_the_backward():
 
 @pytest.mark.parametrize("cell", NORMALISED, ids=cell_name)
 def test_equal_units(cell):
-    """Their variance is zero, and nothing is rounded in the mean of four."""
-    inputs = random_inputs(cell, 2, 4, 2, 4)
+    """Their variance is zero, and nothing is rounded in the mean of eight."""
+    inputs = random_inputs(cell, 2, 4, 2, 8)
     with torch.no_grad():
         for x in (inputs.Wx, inputs.b, inputs.states):
             x[:] = x[..., :1]
@@ -197,7 +197,7 @@ def test_heads_are_not_padded():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_layers_of_every_dtype_step_as_they_run(dtype):
     torch.manual_seed(0)
-    layer, x = FlashRNN(6, 10, num_layers=2, num_heads=2, function=NORMALISED_LSTM).to(dtype), randn(4, 3, 6).to(dtype)
+    layer, x = FlashRNN(6, 16, num_layers=2, num_heads=2, function=NORMALISED_LSTM).to(dtype), randn(4, 3, 6).to(dtype)
     with torch.no_grad():
         out, (h, _) = layer(x)
         states, steps = None, []
