@@ -1,3 +1,4 @@
+import logging
 import os
 import shutil
 
@@ -15,6 +16,21 @@ def _cache_of_its_own(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHRNN_CACHE", str(cache))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _process_as_before():
+    """Takes back what commands and Lightning set for a whole process: variables, and what is logged."""
+    variables = dict(os.environ)
+    loggers = [logging.getLogger(name) for name in (None, "flashrnn", "lightning", "lightning.pytorch")]
+    logged = [(logger, logger.level, logger.propagate) for logger in loggers]
+    yield
+    if os.environ != variables:
+        os.environ.clear()
+        os.environ.update(variables)
+    for logger, level, propagates in logged:
+        logger.setLevel(level)
+        logger.propagate = propagates
 
 
 @pytest.fixture

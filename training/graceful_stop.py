@@ -27,7 +27,8 @@ class GracefulStop(Callback):
         self._signal: signal.Signals | None = None  # that was received
         self._handler = partial(self._on_request, trainer)
         handle_sigterm_by(trainer, self._handler)
-        if _in_main_thread() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        heard_by = signal.getsignal(signal.SIGUSR1)  # Lightning leaves ours where a job of a sweep has failed
+        if _in_main_thread() and (heard_by is signal.SIG_DFL or _is_ours(heard_by)):
             signal.signal(signal.SIGUSR1, self._handler)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -79,6 +80,11 @@ class GracefulStop(Callback):
         self._let_go_of_interrupts()
         if signal.getsignal(signal.SIGUSR1) is self._handler:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def _is_ours(handler: Any) -> bool:
+    """Return whether a handler is that of a GracefulStop."""
+    return isinstance(handler, partial) and getattr(handler.func, "__func__", None) is GracefulStop._on_request
 
 
 def _in_main_thread() -> bool:

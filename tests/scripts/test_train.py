@@ -419,6 +419,9 @@ def _without_wandb_key(monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
+    import wandb  # which takes long
+
+    wandb.setup()  # reads the environment, once for all tests of a process
 
 
 @pytest.mark.usefixtures("_without_wandb_key")
@@ -505,6 +508,7 @@ def test_a_callback_that_waits_for_what_is_not_logged(tiny_config, monkeypatch):
         train(tiny_config("parity", stop))
 
 
+@pytest.mark.usefixtures("_without_wandb_key")
 def test_wandb_without_an_account(tiny_config, monkeypatch, tmp_path):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")

@@ -207,6 +207,8 @@ def test_an_error_says_where_to_go_on(tiny_config, capsys):
     with pytest.raises(FloatingPointError):
         train(config)
     assert f"ckpt_path={config.run_dir} " in capsys.readouterr().err
+    train(tiny_config("parity", run="next"))  # as in a sweep; it hears signals, and has let go of them
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
 def test_an_error_after_the_last_step_says_how_to_evaluate(tiny_config, capsys, monkeypatch):
