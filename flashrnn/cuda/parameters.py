@@ -1,7 +1,7 @@
 """The parameters of kernels, named once: printed for the compiler, checked, and packed for the driver.
 
-They are printed as a list, not as a struct: for pointers in a struct the compiler does not use __restrict__, and
-kernels whose registers are full then spill up to four times as much (docs/dev/log.md).
+They are printed as a list, not as a struct: with a struct the compiler gives out registers differently, and the loops
+of some kernels get up to 39 instructions more (docs/dev/log.md).
 """
 
 import ctypes
