@@ -30,15 +30,16 @@ class FlashRNNConfig:
     previous state, S states.
 
     Args:
-        backend: a backend's name here or there, or "auto", which there is no default: that is "cuda_fused".
-        function: a registered cell's name, or a `flashrnn.Cell`.
-        gradient_recurrent_cut: must be False: there is no such gradient here.
-        gradient_recurrent_clipval: must be None: gradients are not clipped from step to step here.
-        forward_clipval: must be None: states are not clipped here.
-        constants: must be None or empty: they are macros of CUDA sources.
+        backend: the name of a backend of this package or of FlashRNN 1.0.8, or "auto". The default is "auto"; that of
+            1.0.8 is "cuda_fused".
+        function: the name of a registered cell, or a `flashrnn.Cell`.
+        gradient_recurrent_cut: must be False; other values are not supported.
+        gradient_recurrent_clipval: must be None; gradients are not clipped between steps.
+        forward_clipval: must be None; states are not clipped.
+        constants: must be None or empty; they are macros of CUDA sources.
         simple_agg: set from the cell: whether every gate has an input and a recurrent part.
-        hidden_dim: units of all heads together. One of the three sizes is set from the other two; what is computed
-            depends on the shapes of the tensors alone.
+        hidden_dim: number of units of all heads together. One of the three sizes is set from the other two. The
+            computation depends only on the shapes of the tensors.
         num_heads: number of heads; 1 if neither it nor head_dim is given.
         head_dim: units of a head.
         num_states: set from the cell.
@@ -46,24 +47,24 @@ class FlashRNNConfig:
         num_gates_w: set from the cell: the gates with an input part.
         num_gates_i: set from the cell: the gates with either part.
         num_gates_t: set from the cell: all gates.
-        batch_size: ignored: kernels take any.
+        batch_size: ignored; kernels support any batch size.
         input_shape: layout of Wx, any order of BTGHD.
         output_shape: layout of the states, given (with one time step) and returned, any order of SBTHD.
         recurrent_shape: layout of R, any order of GHDP.
         bias_shape: layout of b, any order of GHD.
         dtype: dtype of the computation. None takes that of Wx, or of autocast where it is on. The backends "vanilla"
             and "vanilla_fwbw" always do so.
-        dtype_acc: ignored: sums are float32, or float64 where `dtype` is.
-        dtype_b: ignored: biases are computed with as sums are.
-        dtype_r: ignored: R is computed with in `dtype`.
-        dtype_w: dtype of the returned states where dtype_s is None; `dtype` where both are None.
-        dtype_g: ignored, as dtype_r.
-        dtype_s: dtype of the returned states. From step to step h is of `dtype`, the others are kept as sums are.
-        dtype_a: ignored, as dtype_acc.
-        enable_automatic_mixed_precision: ignored: inputs are always converted to `dtype`.
-        trainable_r: ignored, as it is there: `requires_grad` says it.
-        trainable_b: ignored, as it is there.
-        initial_val: value of all initial states, or one for each state, where none are given.
+        dtype_acc: ignored; sums are float32, or float64 if `dtype` is.
+        dtype_b: ignored; biases have the dtype of sums.
+        dtype_r: ignored; R has `dtype` in products.
+        dtype_w: dtype of the returned states if dtype_s is None; `dtype` if both are None.
+        dtype_g: ignored, see dtype_r.
+        dtype_s: dtype of the returned states. Between steps, h has `dtype` and the other states have the dtype of sums.
+        dtype_a: ignored, see dtype_acc.
+        enable_automatic_mixed_precision: ignored; inputs are always converted to `dtype`.
+        trainable_r: ignored, as in FlashRNN 1.0.8; set `requires_grad`.
+        trainable_b: ignored, as in FlashRNN 1.0.8.
+        initial_val: value of all initial states, or one value per state, if no states are given.
 
     Raises:
         NotImplementedError: a field asks for what would change results and is not offered here.
@@ -157,10 +158,9 @@ def flashrnn(
     backend: str = "auto",
     dtype: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run a recurrent cell over time, called as the function of FlashRNN 1.0.8.
+    """Run a recurrent cell over time, with the arguments and results of the function of FlashRNN 1.0.8.
 
-    Every state of every step is returned in one tensor, which takes time and memory that `flashrnn.flashrnn` does not
-    need.
+    It returns every state of every step in one tensor, which takes more time and memory than `flashrnn.flashrnn`.
 
     Args:
         Wx: [B, T, Gi, N, D] input part of the gates, or in the layout `config.input_shape`.
@@ -178,8 +178,8 @@ def flashrnn(
         dtype of Wx, or that of the configuration.
 
     Raises:
-        ValueError, TypeError: shapes, dtypes or devices do not fit; the message says which and what would.
-        UnsupportedProblem: the named backend cannot serve the problem; the message says why.
+        ValueError, TypeError: shapes, dtypes or devices do not match; the message names the expected ones.
+        UnsupportedProblem: the named backend does not support the call; the message gives the reason.
         NotImplementedError: as for `FlashRNNConfig`.
     """
     if config is None:

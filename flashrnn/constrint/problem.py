@@ -43,10 +43,10 @@ class Solution(Mapping[str, int]):
 class ConstraintProblem:
     """Integer variables with finite domains, and constraints on them.
 
-    Meant for the size at which tilings come: about ten variables of up to a few hundred values, tens of constraints.
-    The time to solve grows with the number of domain halvings that propagation cannot spare, in the worst case with the
-    product of the domains; a chain of bounds that push each other by one (x < y, y < x) takes as many steps as the
-    domains have values. Numbers are Python's and do not overflow.
+    It is designed for problems such as tilings, with about ten variables of up to a few hundred values and tens of
+    constraints. The time to solve grows with the number of halvings of domains, in the worst case with the product of
+    the domains. Bounds that push each other by one (x < y, y < x) take as many steps as the domains have values.
+    Numbers are Python integers and do not overflow.
     """
 
     def __init__(self, name: str = "") -> None:
