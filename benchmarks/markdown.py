@@ -10,7 +10,7 @@ Table = list[list[str]]  # the header, then rows
 def markdown(table: Table) -> str:
     """Return the table in markdown; columns of numbers after the first are aligned to the right."""
     header, *rows = table
-    numeric = [all(row[k][:1].isdigit() for row in rows if row[k]) for k in range(1, len(header))]
+    numeric = [all(row[k].lstrip("-")[:1].isdigit() for row in rows if row[k]) for k in range(1, len(header))]
     lines = [header, ["---", *("---:" if right else "---" for right in numeric)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
