@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from training.command_line import hydra_command
+from training.configuration import check_complete
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule
@@ -25,9 +26,6 @@ def prepare_data(config: DictConfig) -> "LightningDataModule":
     from rich.console import Console
     from rich.table import Table
 
-    from training.configuration import check_complete
-
-    check_complete(config)
     data = instantiate(config.data)
     if not hasattr(data, "prepared"):
         raise ValueError(
@@ -60,6 +58,7 @@ def _part(text: str) -> tuple[int, int]:
 @hydra_command("prepare_data")
 def main(config: DictConfig) -> None:
     """Prepare the data, and print a message at an interruption."""
+    check_complete(config)
     try:
         prepare_data(config)
     except KeyboardInterrupt:
