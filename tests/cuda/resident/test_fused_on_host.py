@@ -18,7 +18,7 @@ from flashrnn.gpu import named_gpu
 from flashrnn.products import weight_gradient_of_states
 from flashrnn.residual import converted
 from tests.cuda.host_kernel import HostKernel, compile_for_host
-from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE
+from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE, all_states
 from tests.suite import Case, check, check_tf32, inputs_for, tf32_on_the_processor
 from tests.tolerances import assert_close
 
@@ -193,9 +193,10 @@ def test_cells_that_reduce_over_units(on_host, case, dtype, forward, backward):
     check("cuda_fused", case, dtype, "cpu")
 
 
-def test_units_that_are_all_equal_are_normalised_to_zero(on_host):
+@pytest.mark.parametrize("run", [all_states, flashrnn], ids=["all states", "states in float16"])
+def test_units_that_are_all_equal_are_normalised_to_zero(on_host, run):
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(1, 1, 1, 8, 2)})
-    check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", equal_units=True)
+    check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", run, equal_units=True)
 
 
 @pytest.mark.slow
