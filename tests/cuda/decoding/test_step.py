@@ -94,7 +94,7 @@ def expected(model, tokens):
     ("cell", "heads", "head_dim", "batch", "dtype", "blocks", "slots", "steps"),
     [
         # more tiles of units than blocks of threads; a batch that fills no tile
-        (LSTM, 2, 32, 3, torch.bfloat16, 3, 24, 2),
+        pytest.param(LSTM, 2, 32, 3, torch.bfloat16, 3, 24, 2, marks=pytest.mark.slow),
         # fewer, so that some blocks have none; sequences in both halves of a tile
         pytest.param(SLSTM, 1, 64, 11, torch.float16, 11, 7, 2, marks=pytest.mark.slow),
         # no more slots than chunks that are multiplied at once

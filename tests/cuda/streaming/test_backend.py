@@ -80,7 +80,9 @@ def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
             2,
             marks=pytest.mark.slow,
         ),
-        (Case(PEEPHOLE_LSTM, B=2, T=3, N=1, D=20), torch.float32, (8, 1, 2, 2), 100),
+        pytest.param(
+            Case(PEEPHOLE_LSTM, B=2, T=3, N=1, D=20), torch.float32, (8, 1, 2, 2), 100, marks=pytest.mark.slow
+        ),
         (Case(THREE_KINDS, B=3, T=4, N=2, D=16), torch.bfloat16, (8, 1, 1, 1), 2),
         pytest.param(
             Case(LEAKY_ELMAN, B=2, T=3, N=2, D=9, reset=True, time_major=True),
