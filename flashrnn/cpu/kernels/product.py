@@ -1,76 +1,76 @@
 """A matrix product of narrow rows."""
 
+VECTORS = WIDTH // LINE  # in a row
 
-def _block(rows, depth):
-    """Return `block(out, a, row_step, step, w)`: out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH].
 
-    Vectors of columns, for each of which `depth` products are added up per load and store of `out`.
+def _tile(rows, vectors):
+    """Return `tile(out, a, row_step, step, w, depth)`: out [rows, vectors * LINE] += a [rows, depth] @ w.
+
+    The sums stay in registers. Rows of `out` and w are WIDTH apart.
     """
 
     @intrinsic
-    def block(typing, out, a, row_step, step, w):
+    def tile(typing, out, a, row_step, step, w, depth):
         def generate(context, builder, signature, values):
-            out, a, row_step, step, w = values
-            number, aligned, together = a.type.pointee, real.bitwidth // 8, ("contract",)
-            vector, undefined = ir.VectorType(number, LINE), ir.Constant(ir.VectorType(number, LINE), ir.Undefined)
-            zero, stop, line = (context.get_constant(intp, k) for k in (0, WIDTH, LINE))
-            first = ir.Constant(ir.VectorType(ir.IntType(32), LINE), None)  # place, for every place
+            out, a, row_step, step, w, depth = values
+            vector, aligned, together = ir.VectorType(a.type.pointee, LINE), real.bitwidth // 8, ("contract",)
+            undefined, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LINE), None)
 
             def everywhere(r, d):
                 """Return a vector of a[r, d]."""
-                row, column = builder.mul(row_step, row_step.type(r)), builder.mul(step, step.type(d))
-                value = builder.load(builder.gep(a, [builder.add(row, column)]))
-                return builder.shuffle_vector(builder.insert_element(undefined, value, zero), undefined, first)
+                index = builder.add(builder.mul(row_step, row_step.type(r)), builder.mul(step, d))
+                value = builder.load(builder.gep(a, [index]))
+                single = builder.insert_element(undefined, value, ir.IntType(32)(0))
+                return builder.shuffle_vector(single, undefined, first)
 
-            def vector_at(start, row, column):
-                index = builder.add(context.get_constant(intp, row * WIDTH), column)
+            def vector_at(start, row, v):
+                index = builder.add(builder.mul(row, row.type(WIDTH)), row.type(v * LINE))
                 return builder.bitcast(builder.gep(start, [index]), vector.as_pointer())
 
-            factors = [[everywhere(r, d) for d in range(depth)] for r in range(rows)]
-            with cgutils.for_range_slice(builder, zero, stop, line, zero.type) as (column, _):
-                terms = [builder.load(vector_at(w, d, column), align=aligned) for d in range(depth)]
+            places = [(r, v) for r in range(rows) for v in range(vectors)]
+            sums = {place: cgutils.alloca_once(builder, vector) for place in places}
+            for (r, v), total in sums.items():
+                builder.store(builder.load(vector_at(out, depth.type(r), v), align=aligned), total)
+            with cgutils.for_range(builder, depth) as loop:
+                terms = [builder.load(vector_at(w, loop.index, v), align=aligned) for v in range(vectors)]
                 for r in range(rows):
-                    place = vector_at(out, r, column)
-                    total = builder.load(place, align=aligned)
-                    for factor, term in zip(factors[r], terms, strict=True):
-                        total = builder.fadd(total, builder.fmul(factor, term, flags=together), flags=together)
-                    builder.store(total, place, align=aligned)
+                    factor = everywhere(r, loop.index)
+                    for v, term in enumerate(terms):
+                        product = builder.fmul(factor, term, flags=together)
+                        builder.store(builder.fadd(builder.load(sums[r, v]), product, flags=together), sums[r, v])
+            for (r, v), total in sums.items():
+                builder.store(builder.load(total), vector_at(out, depth.type(r), v), align=aligned)
             return context.get_dummy_value()
 
-        return void(out, a, row_step, step, w), generate
+        return void(out, a, row_step, step, w, depth), generate
 
-    return block
+    return tile
 
 
-def _in_blocks(rows, depth):
-    """Return a function that computes `kernel` for whole blocks of `rows` rows, by `depth` terms or by one."""
-    block, column = _block(rows, depth), _block(rows, 1)
+def _in_tiles(rows, most):
+    """Return a function that computes `kernel` for whole blocks of `rows` rows, `most` vectors wide at most."""
+    vectors = max(v for v in range(1, most + 1) if VECTORS % v == 0)
+    tile = _tile(rows, vectors)
 
     @function
-    def add(out, a, row_step, step, w, count, terms):
-        whole = terms - terms % depth
-        for d in range(0, whole, depth):
+    def add(out, a, row_step, step, w, count, depth):
+        for column in range(0, WIDTH, vectors * LINE):
             for r in range(0, count, rows):
-                block(offset(out, r * WIDTH), offset(a, r * row_step + d * step), row_step, step, offset(w, d * WIDTH))
-        for d in range(whole, terms):
-            for r in range(0, count, rows):
-                column(offset(out, r * WIDTH), offset(a, r * row_step + d * step), row_step, step, offset(w, d * WIDTH))
+                tile(offset(out, r * WIDTH + column), offset(a, r * row_step), row_step, step, offset(w, column), depth)
 
     return add
 
 
-fours, pairs, singles = _in_blocks(4, 4), _in_blocks(2, 8), _in_blocks(1, 8)
+many, fours, singles = _in_tiles(8, 3), _in_tiles(4, 4), _in_tiles(1, 8)
 
 
 @cfunc(void(pointer, pointer, intp, intp, pointer, intp, intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)
 def kernel(out, a, row_step, step, w, rows, depth):
     """out [rows, WIDTH] += a [rows, depth] @ w [depth, WIDTH], where a[r, d] stands at r * row_step + d * step.
 
-    A block's rows of w stay in the first cache until all rows of `out` have had them.
+    Columns of w that a tile needs stay in the first cache until all rows of `out` have had them.
     """
-    done = rows - rows % 4
-    fours(out, a, row_step, step, w, done, depth)
-    if rows % 4 >= 2:
-        pairs(offset(out, done * WIDTH), offset(a, done * row_step), row_step, step, w, 2, depth)
-    if rows % 2:
-        singles(offset(out, (rows - 1) * WIDTH), offset(a, (rows - 1) * row_step), row_step, step, w, 1, depth)
+    eights, whole = rows - rows % 8, rows - rows % 4
+    many(out, a, row_step, step, w, eights, depth)
+    fours(offset(out, eights * WIDTH), offset(a, eights * row_step), row_step, step, w, whole - eights, depth)
+    singles(offset(out, whole * WIDTH), offset(a, whole * row_step), row_step, step, w, rows - whole, depth)
