@@ -1,6 +1,6 @@
 """Scalar graphs: a cell's step for one unit, as operations on single numbers and reductions over the head's units."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -158,14 +158,14 @@ class Graph:
         part.outputs = {name: here[index] for name, index in outputs.items()}
         return part
 
-    def needed(self, outputs: Iterable[int]) -> list[int]:
-        """Return the nodes that `outputs` depend on, in execution order."""
+    def needed(self, outputs: Iterable[int], given: Collection[int] = ()) -> list[int]:
+        """Return the nodes that `outputs` depend on, in execution order, without what `given` nodes depend on."""
         todo, seen = list(outputs), set()
         while todo:
             index = todo.pop()
             if index not in seen:
                 seen.add(index)
-                todo.extend(self.nodes[index].args)
+                todo.extend(() if index in given else self.nodes[index].args)
         return sorted(seen)
 
     @property

@@ -95,7 +95,7 @@ def _reduces_over(step: Graph, index: int) -> bool:
 def _with_inputs(graph: Graph, outputs: dict[str, int], names: dict[int, str]) -> Graph:
     """Return the part of a graph that gives `outputs`, with the nodes that have `names` as inputs."""
     part, here = Graph(), {}
-    for index in _needed(graph, outputs.values(), set(names)):
+    for index in graph.needed(outputs.values(), given=names):
         here[index] = part.input(names[index]) if index in names else part.copied(graph.nodes[index], here)
     part.outputs = {name: here[index] for name, index in outputs.items()}
     return part
@@ -122,7 +122,7 @@ def _needed_statistics(joint: Graph, storable: set[int], normalised: Iterable[in
     """
     storable = set(storable)
     while True:
-        order = _needed(joint, joint.outputs.values(), storable.union(normalised))
+        order = joint.needed(joint.outputs.values(), given=storable.union(normalised))
         computed = (joint.nodes[k] for k in order if k not in storable and k not in normalised)
         sums = (node.args for node in computed if node.op in ("add", "sub"))
         terms = {a for args in sums if not any(_is_after(joint, k) for k in args) for a in args} & storable
@@ -138,7 +138,7 @@ def _is_after(joint: Graph, index: int) -> bool:
 def _normalised(joint: Graph, gates: Sequence[str], storable: set[int]) -> dict[int, tuple[int, int | None]]:
     """Return the nodes (gate - mean) * scale that are all that the gradient needs of a gate, with scale and mean."""
     users: dict[int, list[int]] = {}
-    for index in _needed(joint, joint.outputs.values(), storable):
+    for index in joint.needed(joint.outputs.values(), given=storable):
         if index not in storable:
             for a in set(joint.nodes[index].args):
                 users.setdefault(a, []).append(index)
@@ -162,14 +162,3 @@ def _gate_of(graph: Graph, index: int, gates: Sequence[str]) -> str:
     if node.op == "input":
         return str(node.value)
     return next(_gate_of(graph, a, gates) for a in node.args if not graph.is_uniform(a))
-
-
-def _needed(graph: Graph, outputs: Iterable[int], given: set[int]) -> list[int]:
-    """Return the nodes that `outputs` depend on, in execution order, without what those that are `given` depend on."""
-    todo, seen = list(outputs), set()
-    while todo:
-        index = todo.pop()
-        if index not in seen:
-            seen.add(index)
-            todo.extend(() if index in given else graph.nodes[index].args)
-    return sorted(seen)
