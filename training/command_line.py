@@ -25,6 +25,7 @@ from training.configuration import CONFIGS, composed
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MULTIRUN = ("-m", "--multirun")
+MATMUL_PRECISIONS = ("highest", "high", "medium")  # of torch.set_float32_matmul_precision
 
 
 class JobError(CompactHydraException):
@@ -144,14 +145,20 @@ def unquoted(text: str) -> str:
     return found.value() if found and isinstance(found.value(), str) else text
 
 
-def prepare_process(threads: int | None) -> None:
-    """Set PyTorch's threads, and reduce Lightning's messages to warnings that a user can act on."""
+def prepare_process(threads: int | None, matmul_precision: str | None = None) -> None:
+    """Set PyTorch's threads and the precision of its float32 products, each unless it is None, and reduce Lightning's
+    messages to warnings that a user can act on."""
     import torch
 
     if threads is not None:
         if threads < 1:
             raise ValueError(f"threads={threads}: expected at least 1, or null for one per core")
         torch.set_num_threads(threads)
+    if matmul_precision is not None:
+        if matmul_precision not in MATMUL_PRECISIONS:
+            allowed = ", ".join(MATMUL_PRECISIONS)
+            raise ValueError(f"matmul_precision={matmul_precision}: expected one of {allowed}, or null for PyTorch's")
+        torch.set_float32_matmul_precision(matmul_precision)
     messages = logging.getLogger("lightning.pytorch")
     messages.setLevel(logging.WARNING)
     logging.getLogger("lightning").propagate = False  # it has a handler of its own: each message once

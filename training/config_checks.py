@@ -18,7 +18,7 @@ from training.schedules import Schedule, schedule_of, with_schedule
 def check(config: DictConfig) -> None:
     """Prepare the process, and raise for a training that cannot work."""
     check_complete(config)
-    prepare_process(config.threads)
+    prepare_process(config.threads, config.get("matmul_precision"))  # older configs have none
     check_trainer(config.trainer)
     check_buildable(config)
 

@@ -52,7 +52,7 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any]) -> dict:
     content = checkpoint.load(file)
     config = changed_config(content["config"], changes)
     check_unseen(content, config)
-    prepare_process(config.threads)
+    prepare_process(config.threads, config.get("matmul_precision"))  # older configs have none
     check_evaluation(config.trainer)
     data = instantiate(config.data)
     data_interface.check_evaluation_of(data, changed)

@@ -338,6 +338,7 @@ def test_model_too_small_for_the_data(tiny_config):
         ("global_batch_size=101", r"global_batch_size=101 .*data\.batch_size=4 x .* = 4"),
         ("val_every=0", "val_every .*0"),
         ("threads=0", "threads=0"),
+        ("matmul_precision=tf32", "matmul_precision=tf32.* high"),
         ("trainer.precision=16-mixed", r"trainer\.precision=16-mixed .*bf16-mixed or 32-true"),
         ("trainer.strategy=fsdp", r"trainer\.strategy=fsdp"),
         ("trainer.limit_val_batches=0", r"trainer\.limit_val_batches=0"),

@@ -89,6 +89,15 @@ def test_debugging(tiny_config, debug):
     assert 0 <= train(tiny_config("parity", f"debug={debug}", "trainer.accelerator=cpu"))["accuracy"] <= 1
 
 
+def test_precision_of_products(tiny_config):
+    before = torch.get_float32_matmul_precision()
+    try:
+        train(tiny_config("parity", "matmul_precision=high"))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_a_profiler_reports_once(monkeypatch):
     monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "handlers", [])  # as where Hydra logs before it
     monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
