@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn._torch_private import autograd_alone
-from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident import solver
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.dispatch import no_autocast
@@ -142,4 +142,4 @@ def _cycles(problem: Problem, batch: int) -> float | None:
         return None
     sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu
     specs = [KernelSpec(way, *sizes, Variant(tf32=problem.tf32)) for way in problem.directions]
-    return sum(tiling.cycles(spec, tiling.best(spec)) for spec in specs)
+    return sum(solver.cycles(spec, solver.best(spec)) for spec in specs)

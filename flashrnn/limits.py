@@ -10,7 +10,7 @@ import torch
 
 from flashrnn.cells import Cell, get_cell, registered_cells
 from flashrnn.cells.trace import untraceable
-from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident import solver
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import NAMED, Gpu, nvidia_gpu
 from flashrnn.problem import dtype_name
@@ -65,7 +65,7 @@ def largest_head(direction: str, cell: Cell, dtype: torch.dtype, gpu: Gpu) -> in
     sizes = range(STEP, bound + 1, STEP)
 
     def too_large(size: int) -> bool:
-        return tiling.infeasible(KernelSpec(direction, cell, 1, size, 1, dtype, gpu)) is not None
+        return solver.infeasible(KernelSpec(direction, cell, 1, size, 1, dtype, gpu)) is not None
 
     return STEP * bisect_left(sizes, True, key=too_large)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flashrnn.cells import Cell, get_cell
-from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident import solver, tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.dispatch import BACKENDS, UnsupportedProblem, choose, units_to_add
@@ -65,9 +65,9 @@ def plans(
         UnsupportedProblem: no tiling fits; the message says what does not.
     """
     spec = KernelSpec(direction, get_cell(function), heads, head_dim, batch, dtype, gpu)
-    if reason := tiling.infeasible(spec):
+    if reason := solver.infeasible(spec):
         raise UnsupportedProblem(f"{direction} does not fit on the chip: {reason.summary}")
-    for cycles, found in tiling.estimates(spec):
+    for cycles, found in solver.estimates(spec):
         yield _as_plan(spec, found, cycles)
 
 
@@ -150,6 +150,6 @@ def explain(
 
 def _first_plan(direction: str, problem: Problem, batch: int) -> str:
     spec = KernelSpec(direction, problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu)
-    found = tiling.likely(spec)
-    plan = _as_plan(spec, found, tiling.cycles(spec, found))
+    found = solver.likely(spec)
+    plan = _as_plan(spec, found, solver.cycles(spec, found))
     return f"{plan}; about {plan.cycles:.0f} cycles per time step"

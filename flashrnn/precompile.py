@@ -15,7 +15,7 @@ from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import Sizes, prepare
 from flashrnn.cuda import sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
-from flashrnn.cuda.resident import concurrent_gradient, tiling
+from flashrnn.cuda.resident import concurrent_gradient, solver
 from flashrnn.cuda.resident.backend import CudaFused, counting_chunks, producers
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.spec import KernelSpec, Variant
@@ -135,16 +135,16 @@ def _spec(direction: str, problem: Problem, batch: int, **variant) -> KernelSpec
 def _resident(problem: Problem, batch: int) -> Kernels:
     for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
         spec = _spec("forward", problem, batch, half_bias=half_bias)
-        name = f"{bucket(spec, tiling.SOLVER)}{', half biases' if half_bias else ''}"
+        name = f"{bucket(spec, solver.SOLVER)}{', half biases' if half_bias else ''}"
         yield name, partial(compile_best, spec)
     if not problem.training:
         return
     spec = _spec("backward", problem, batch)
-    yield str(bucket(spec, tiling.SOLVER)), partial(compile_best, spec)
+    yield str(bucket(spec, solver.SOLVER)), partial(compile_best, spec)
     yield from _gradients(problem, spec)
     counting = counting_chunks(spec, concurrent_gradient.FEWEST_STEPS)
     if counting.variant.counts_chunks:
-        name = f"{bucket(counting, tiling.SOLVER)}, with d_R of batch {batch} overlapped"
+        name = f"{bucket(counting, solver.SOLVER)}, with d_R of batch {batch} overlapped"
         yield name, partial(_compile_overlapped, spec, counting)
 
 

@@ -30,12 +30,12 @@ class Solver:
     """What finds and judges the tilings of a backend's kernels.
 
     Attributes:
-        source: the file with the estimates. Buckets are found anew when it changes.
+        sources: the files with the problem and its estimates. Buckets are found anew when one changes.
         best: the tiling that should be the fastest for a spec.
         cycles: the estimate for a spec and the kernel of a tiling, which need not be of its batch.
     """
 
-    source: str
+    sources: tuple[str, ...]
     best: Callable[[KernelSpec], Hashable]
     cycles: Callable[[KernelSpec, Hashable], float]
 
@@ -66,7 +66,7 @@ def _ranges(spec: KernelSpec, solver: Solver) -> Ranges:
 
 
 def _file(spec: KernelSpec, solver: Solver) -> Path:
-    estimates = Path(solver.source).read_bytes() + Path(__file__).read_bytes()
+    estimates = b"".join(Path(file).read_bytes() for file in (*solver.sources, __file__))
     gpu = replace(spec.gpu, name="")  # by its data sheet it has another name than by its driver
     sizes = spec.direction, spec.cell.key, spec.heads, spec.head_dim, spec.dtype, gpu, spec.variant.tf32
     identity = repr(sizes).encode() + estimates

@@ -10,7 +10,7 @@ from flashrnn import get_cell
 from flashrnn.cuda import buckets
 from flashrnn.cuda.buckets import FEW, LARGEST, SLOWEST, bucket
 from flashrnn.cuda.resident import kernel
-from flashrnn.cuda.resident import tiling as resident
+from flashrnn.cuda.resident import solver as resident
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tuned import save_tiling
 from flashrnn.cuda.spec import KernelSpec

@@ -14,7 +14,8 @@ from cuda.bindings import driver
 from flashrnn import get_cell
 from flashrnn.cuda import launch
 from flashrnn.cuda.build import Binary
-from flashrnn.cuda.resident import backend, tiling
+from flashrnn.cuda.resident import backend, solver
+from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import KernelUnavailable
@@ -109,8 +110,8 @@ def test_a_training_forward_makes_the_kernel_of_its_backward(monkeypatch, D):
             raise KernelUnavailable("no room for the backward")
         return SimpleNamespace(waves=lambda groups: [(0, groups)], at_once=132, with_known=lambda **known: None)
 
-    def choose(spec: KernelSpec) -> tuple[Binary, tiling.Tiling]:
-        return Binary(b"", spec.direction, 32, 0, Path()), next(tiling.tilings(spec))
+    def choose(spec: KernelSpec) -> tuple[Binary, Tiling]:
+        return Binary(b"", spec.direction, 32, 0, Path()), next(solver.tilings(spec))
 
     monkeypatch.setattr(backend, "load", load)
     monkeypatch.setattr(backend, "device_gpu", lambda device: named_gpu("H100"))

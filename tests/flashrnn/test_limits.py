@@ -5,7 +5,7 @@ import torch
 
 from flashrnn import get_cell, registered_cells
 from flashrnn.cells.trace import trace
-from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident import solver
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.streaming.backend import Cuda
@@ -38,7 +38,7 @@ def test_the_largest_head_is_served_and_the_next_is_not(gpu, cell, dtype, traini
 def test_bisection_finds_what_trying_all_sizes_finds(direction):
     gpu, sizes = named_gpu("RTX 3090"), range(STEP, 2048, STEP)
     specs = {D: KernelSpec(direction, LSTM, 1, D, 16, torch.bfloat16, gpu) for D in sizes}
-    fits = [D for D, spec in specs.items() if tiling.infeasible(spec) is None]
+    fits = [D for D, spec in specs.items() if solver.infeasible(spec) is None]
     assert fits[-1] == largest_head(direction, LSTM, torch.bfloat16, gpu)
     assert fits == list(range(STEP, fits[-1] + 1, STEP)), "a size between others does not fit"
 

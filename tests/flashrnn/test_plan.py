@@ -8,7 +8,7 @@ import torch
 
 from flashrnn import Cell, FlashRNN, UnsupportedProblem, get_cell
 from flashrnn.__main__ import main
-from flashrnn.cuda.resident.tiling import tilings
+from flashrnn.cuda.resident.solver import tilings
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import named_gpu
 from flashrnn.plan import auto_backend, explain, plans

@@ -16,7 +16,7 @@ from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
 from flashrnn.cuda.parameters import Argument, fused
-from flashrnn.cuda.resident import concurrent_gradient, tiling
+from flashrnn.cuda.resident import concurrent_gradient, solver, tiling
 from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS, ConcurrentGradient
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
@@ -48,7 +48,7 @@ class CudaFused:
         if problem.head_dim % 2:
             return f"head sizes must be even, got {problem.head_dim}"
         for spec in specs_of(problem):
-            if reason := tiling.infeasible(spec):
+            if reason := solver.infeasible(spec):
                 return f"{spec.direction} does not fit on the chip: {reason.summary}"
         return None
 
@@ -228,7 +228,7 @@ def counting_chunks(spec: KernelSpec, steps: int) -> KernelSpec:
     """Return the spec of a backward; it counts chunks if its likely tiling leaves multiprocessors idle for d_R."""
     if steps < FEWEST_STEPS:
         return spec
-    likely = tiling.likely(spec)  # unless another one is tuned or spills less
+    likely = solver.likely(spec)  # unless another one is tuned or spills less
     overlapped = concurrent_gradient.overlapped(spec, producers(spec, likely))
     return replace(spec, variant=replace(spec.variant, counts_chunks=overlapped is not None))
 

@@ -29,7 +29,7 @@ _FEWEST_PRODUCTS = 1_000_000  # per step; fewer take less time after the loop th
 # Nanoseconds on an H200, fitted to measured times; those of the loop are a fifth higher, because overlapping still pays
 # where d_R takes a little longer than the loop:
 _STEP, _UNIT, _GATE_UNIT, _GATE_SEQUENCE = 190, 0.84, 0.42, 0.48  # of the loop: a step, and what sizes add to it
-# What a product of the step adds in float32: in the loop six bfloat16 products, by the estimates of tiling.py, and in a
+# What a product of the step adds in float32: in the loop six bfloat16 products, by the estimates of cost.py, and in a
 # library, which would make d_R after the loop, one at 52 TFLOP/s for one head of 768, 7 for 12 of 100, 3 for 12 of 64.
 _FLOAT_PRODUCT, _LIBRARY_PRODUCT = 3e-5, 4e-5
 _LIBRARY_WIDTH = 512  # head size from which a library's products are that fast

@@ -6,7 +6,7 @@ from functools import cache
 
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
-from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident import solver, tiling
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.resident.tuned import saved_tiling
@@ -26,15 +26,15 @@ def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
     tuned = saved_tiling(spec)
     if tuned is not None:
         return compile_tiling(spec, tuned), tuned
-    binary, choice = _compile_bucket(bucket(spec, tiling.SOLVER))
-    return binary, tiling.for_batch(spec, choice)
+    binary, choice = _compile_bucket(bucket(spec, solver.SOLVER))
+    return binary, solver.for_batch(spec, choice)
 
 
 @cache
 def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
     """Return the first kernel by estimate that spills little, or, of the first few, the one that spills least."""
     tried: list[tuple[Binary, Tiling]] = []
-    for choice in tiling.tilings(spec):
+    for choice in solver.tilings(spec):
         if any(_needs_as_many_registers(choice, other) for _, other in tried):
             continue
         tried.append((compile_tiling(spec, choice), choice))

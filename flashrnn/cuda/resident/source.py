@@ -5,7 +5,8 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.tiling import Tiling, any_sequences
+from flashrnn.cuda.resident.solver import any_sequences
+from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from flashrnn.cache import cache_folder, store
 from flashrnn.cuda.build import sources_hash
-from flashrnn.cuda.resident.tiling import Tiling, is_solution
+from flashrnn.cuda.resident.solver import is_solution
+from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec
 
 

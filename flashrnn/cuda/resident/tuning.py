@@ -16,7 +16,7 @@ import torch
 
 from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary
-from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident import solver
 from flashrnn.cuda.resident.backend import CudaFused, counting_chunks
 from flashrnn.cuda.resident.kernel import compile_best, compile_tiling
 from flashrnn.cuda.resident.tiling import Tiling
@@ -62,7 +62,7 @@ def candidates(spec: KernelSpec, count: int) -> list[Tiling]:
     """Return the best tilings by estimate, at most two that differ in stages or registers alone."""
     found: dict[tuple, list[Tiling]] = {}
     order = []
-    for choice in itertools.islice(tiling.tilings(spec), _CONSIDERED):
+    for choice in itertools.islice(solver.tilings(spec), _CONSIDERED):
         key = astuple(replace(choice, stages=0, register_fragments=0))
         same = found.setdefault(key, [])
         if len(same) < 2 and all(choice.register_fragments < other.register_fragments for other in same):

@@ -140,7 +140,7 @@ def cycles(spec: KernelSpec, tiling: Tiling) -> float:
     return _cycles(spec, tiling, cells, spec.batch).evaluate({})
 
 
-SOLVER = Solver(__file__, best_tiling, cycles)
+SOLVER = Solver((__file__,), best_tiling, cycles)
 
 
 def _vectors(spec: KernelSpec) -> int:

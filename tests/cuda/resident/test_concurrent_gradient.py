@@ -21,7 +21,7 @@ from flashrnn.cuda.resident.concurrent_gradient import (
     overlapped,
     prelude,
 )
-from flashrnn.cuda.resident.tiling import tilings
+from flashrnn.cuda.resident.solver import tilings
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from flashrnn.memory_format import empty_in_format

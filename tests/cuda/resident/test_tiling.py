@@ -12,7 +12,7 @@ import torch
 
 from flashrnn import get_cell
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible
-from flashrnn.cuda.resident import tiling
+from flashrnn.cuda.resident import solver, tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from tests.constrint.cp_sat import solve_with_cp_sat
@@ -43,7 +43,7 @@ def cases() -> list[tuple]:
 def pose(gpu: str, cell: str, direction: str, head_dim: int, heads: int, batch: int) -> Posed:
     """A cluster where one can hold the head, otherwise a grid."""
     grid = head_dim > (768 if gpu == "H100" else 128)
-    return tiling.pose(spec_of(direction, cell, heads, head_dim, batch, gpu), grid)
+    return solver.pose(spec_of(direction, cell, heads, head_dim, batch, gpu), grid)
 
 
 def by_constrint(posed: Posed) -> tuple[int, ...] | None:
@@ -79,7 +79,7 @@ def test_same_optimum_as_cp_sat_in_less_time(case, record_property):
 
 def largest_head_dim(gpu: str, cell: str, direction: str) -> int:
     sizes = range(64, 4097, 64)
-    fits = [D for D in sizes if not tiling.infeasible(spec_of(direction, cell, 1, D, 16, gpu))]
+    fits = [D for D in sizes if not solver.infeasible(spec_of(direction, cell, 1, D, 16, gpu))]
     assert fits == list(range(64, fits[-1] + 1, 64)), "a head size between others does not fit"
     return fits[-1]
 
@@ -100,9 +100,9 @@ def test_every_head_size_up_to_the_largest_fits(gpu, cell):
 def test_head_that_does_not_fit_names_what_is_missing():
     spec = spec_of("forward", "lstm", 1, 4096, 16)
     with pytest.raises(Infeasible, match="shared memory") as error:
-        next(tiling.tilings(spec))
+        next(solver.tilings(spec))
     assert set(error.value.conflict) == {"units of the head", "registers", "shared memory"}
-    _, units, _, shared_memory = tiling.infeasible(spec).summary.split("\n")
+    _, units, _, shared_memory = solver.infeasible(spec).summary.split("\n")
     assert re.match("  units of the head: .* 2112, .* 4096$", units)
     assert re.match(r"  shared memory: .* 1012\.6 KiB, .* 227 KiB$", shared_memory)
 
@@ -110,9 +110,9 @@ def test_head_that_does_not_fit_names_what_is_missing():
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_tilings_come_one_by_one_the_best_first(direction):
     spec = spec_of(direction, "lstm", 12, 64, 16)
-    found = list(itertools.islice(tiling.tilings(spec), 50))
+    found = list(itertools.islice(solver.tilings(spec), 50))
     assert len(set(found)) == 50
-    problem, objective = tiling.pose(spec, grid=False)
+    problem, objective = solver.pose(spec, grid=False)
     values = [tuple(map(solution.value, objective)) for solution in itertools.islice(problem.best(objective), 50)]
     assert values == sorted(values)
     assert found[0] == tiling.Tiling(**next(problem.best(objective)), grid=False)
@@ -122,14 +122,14 @@ def test_tilings_come_one_by_one_the_best_first(direction):
 def test_no_clusters_on_gpus_that_have_none(gpu):
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
         for D in (96, 512):
-            found = tiling.tilings(spec_of(direction, cell, 4, D, 16, gpu))
+            found = solver.tilings(spec_of(direction, cell, 4, D, 16, gpu))
             assert {choice.grid or choice.blocks == 1 for choice in itertools.islice(found, 20)} == {True}
 
 
 def test_no_cluster_that_a_small_gpu_cannot_run():
     """A slice of an H100 (MIG) with 16 multiprocessors has room for a cluster of 8, not of 16."""
     part = replace(named_gpu("H100"), name="a seventh of an H100", multiprocessors=16)
-    found = tiling.tilings(replace(spec_of("forward", "elman", 1, 512, 8), gpu=part))
+    found = solver.tilings(replace(spec_of("forward", "elman", 1, 512, 8), gpu=part))
     sizes = {choice.blocks for choice in found if not choice.grid}
     assert max(sizes) == 8
 
@@ -137,7 +137,7 @@ def test_no_cluster_that_a_small_gpu_cannot_run():
 @pytest.mark.parametrize(("batch", "sequences"), [(2, 2), (16, 4), (32, 6), (56, 8)])
 def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
     """Seven clusters of 16 blocks on an H100."""
-    choice = next(tiling.tilings(spec_of("forward", "lstm", 1, 768, batch)))
+    choice = next(solver.tilings(spec_of("forward", "lstm", 1, 768, batch)))
     assert (choice.blocks, choice.grid, choice.sequences) == (16, False, sequences)
     assert choice.batches(batch) <= 7
 
@@ -145,13 +145,13 @@ def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_narrow_heads_share_a_multiprocessor(direction):
     """192 blocks of 8 sequences on 132 multiprocessors, in place of 96 of 16: 0.36 ms for 0.57 (docs/dev/log.md)."""
-    choice = next(tiling.tilings(spec_of(direction, "lstm", 12, 64, 128)))
+    choice = next(solver.tilings(spec_of(direction, "lstm", 12, 64, 128)))
     assert (choice.blocks, choice.sequences) == (1, 8)
 
 
 def best_estimates(direction: str, sizes: Iterable[tuple[int, int, int]]) -> list[float]:
     """Cycles of the best tilings of LSTMs of these heads, head sizes and batches on an H100."""
-    return [next(tiling.estimates(spec_of(direction, "lstm", *size)))[0] for size in sizes]
+    return [next(solver.estimates(spec_of(direction, "lstm", *size)))[0] for size in sizes]
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
     """Two splits of a float in place of three: heads that did not fit do, and a step takes less of the tensor cores."""
     for direction in ("forward", "backward"):
         specs = [spec_of(direction, cell, 1, 256, 16, dtype=torch.float32, tf32=tf32) for tf32 in (False, True)]
-        posed = [tiling.pose(spec, grid=False) for spec in specs]
+        posed = [solver.pose(spec, grid=False) for spec in specs]
         exact, coarse = map(by_constrint, posed)
         assert coarse < exact
         largest, larger = (largest_head_of_float32(direction, cell, tf32) for tf32 in (False, True))
@@ -186,7 +186,7 @@ def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
 
 def largest_head_of_float32(direction: str, cell: str, tf32: bool) -> int:
     def fits(D: int) -> bool:
-        return not tiling.infeasible(spec_of(direction, cell, 1, D, 16, dtype=torch.float32, tf32=tf32))
+        return not solver.infeasible(spec_of(direction, cell, 1, D, 16, dtype=torch.float32, tf32=tf32))
 
     return max(filter(fits, range(64, 2560, 64)))
 
@@ -195,5 +195,5 @@ def test_shared_memory_is_what_the_problem_counts():
     """`shared_bytes` of a solution stays within the limit that the problem set (the kernels compare it with theirs)."""
     for direction, cell in itertools.product(("forward", "backward"), CELLS):
         spec = spec_of(direction, cell, 1, 768, 16)
-        for choice in itertools.islice(tiling.tilings(spec), 20):
+        for choice in itertools.islice(solver.tilings(spec), 20):
             assert 0 < tiling.shared_bytes(spec, choice) <= spec.gpu.shared_per_block

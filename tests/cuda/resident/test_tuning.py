@@ -7,7 +7,7 @@ import torch
 
 from flashrnn import get_cell
 from flashrnn.__main__ import main
-from flashrnn.cuda.resident import tiling, tuned, tuning
+from flashrnn.cuda.resident import solver, tuned, tuning
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.tuned import save_tiling, saved_tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
@@ -23,7 +23,7 @@ def _empty_cache(monkeypatch, tmp_path):
 
 def other_tiling():
     """Not the one that the estimate prefers."""
-    found = tiling.tilings(SPEC)
+    found = solver.tilings(SPEC)
     first = next(found)
     return next(choice for choice in found if choice.unit_tiles != first.unit_tiles)
 
@@ -31,7 +31,7 @@ def other_tiling():
 def test_candidates_differ_in_more_than_what_is_loaded_ahead():
     found = tuning.candidates(SPEC, 6)
     assert len(found) == 6
-    assert found[0] == next(tiling.tilings(SPEC))
+    assert found[0] == next(solver.tilings(SPEC))
     assert len({replace(choice, stages=0) for choice in found}) == 6
 
 

@@ -1,0 +1,112 @@
+"""The cost model of resident kernels: clock cycles per time step, estimated from a tiling and the rates below."""
+
+from collections.abc import Mapping
+
+from flashrnn.cells.printers.cuda import exchanges
+from flashrnn.constrint import Expression, ceil_div, lookup, maximum, minimum
+from flashrnn.constrint.expressions import Operand
+from flashrnn.cuda.resident.tiling import (
+    Tiling,
+    cells_of_lane,
+    lane_cells,
+    more_operations,
+    registers,
+    shared_memory,
+    spillable,
+    tiles_of_warp,
+)
+from flashrnn.cuda.spec import KernelSpec
+
+# Clock cycles, fitted to tilings of an LSTM in bfloat16 that were timed on an H200 (docs/dev/log.md).
+_MMA = 48  # tenths: one 16x8x16 product on one of an SM's four tensor cores
+_ALONE = (90, 235)  # tenths: a tile of R by one, by two tiles of sequences, for a warp that is alone on its scheduler
+_READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
+_BOTH = 7  # tenths of the shorter of products and reads, which overlap, but not completely
+_WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, without those of its cells
+_CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
+_OPERATION = 2  # one more operation in the step of a cell
+_REDUCTION = 200  # reducing over the units of a block
+_REDUCTION_OF_BLOCKS = {False: 1000, True: 5000}  # and over those of several, of a cluster or of a grid
+_SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
+_SECOND_BLOCK = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
+_REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
+_EXCHANGE = {"forward": 86, "backward": 193}  # sending a step's results from block to block of a cluster
+_EXCHANGE_UNIT = {"forward": 127, "backward": 131}  # hundredths, for every unit and eight sequences
+_RANK = 9  # receiving from another block of the cluster
+_GRID_EXCHANGE = {"forward": 3020, "backward": 1450}  # the same through L2
+_GRID_EXCHANGE_UNIT = {"forward": 66, "backward": 182}  # hundredths
+_POLL = 450  # a warp polls the results of eight other blocks
+_GRADIENT = 36  # multiprocessors for d_R, overlapped with the backward's loop
+_AFTER = 350  # what d_R costs where a loop of one wave leaves no multiprocessors for it
+_SPILLED = 20  # a register that spills
+
+
+def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch: Operand) -> Expression:
+    """Return eighths of the clock cycles of a time step of the whole batch."""
+    gpu, blocks = spec.gpu, tiling.blocks
+    groups = spec.heads * ceil_div(batch, tiling.sequences)
+    waves = ceil_div(groups, lookup(blocks, at_once))
+    by_registers = gpu.registers // (registers(spec, tiling) * 32 * tiling.warps)
+    fit = minimum(by_registers, gpu.shared_per_block // maximum(shared_memory(spec, tiling), 1))
+    alone = lookup(blocks, {size: int(size == 1) for size in at_once})
+    second = alone * (minimum(fit, 2) - 1)  # whether two blocks, each a group by itself, fit on a multiprocessor
+    step = _step_cycles(spec, tiling)
+    if idle := idle_multiprocessors(spec):
+        free = gpu.multiprocessors - groups * blocks
+        step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
+    return (8 * waves - second * (8 - _SECOND_BLOCK) * (waves - 1)) * step
+
+
+def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Return the estimated clock cycles of a step of one group.
+
+    They depend on the tiling alone, because units that are padding take as long as others. So a head is never slower,
+    by the estimate, than a larger one, whose tilings hold it too.
+    """
+    direction, splits, warps, batch_tiles = spec.direction, spec.splits, tiling.warps, tiling.batch_tiles
+    tiles = tiles_of_warp(spec, tiling)
+    per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
+    alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
+    products = tiles * (splits * (splits + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
+    reads = maximum(splits * tiles - tiling.register_fragments, 0) * warps * _READ // 10
+    step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
+    cell_warps = tiling.unit_tiles * minimum(tiling.k_slices, lane_cells(spec, tiling))
+    cell = _CELL[direction] + _OPERATION * more_operations(spec.cell, direction)
+    step += ceil_div(cell_warps, 4) * (_WARP[direction] + cells_of_lane(spec, tiling) * cell)
+    step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
+    step += len(exchanges(spec.cell, direction)) * (
+        _REDUCTION + _several(spec, tiling) * _REDUCTION_OF_BLOCKS[tiling.grid]
+    )
+    if direction == "forward" and not tiling.grid:
+        step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
+    if spillable(spec, tiling.grid):
+        available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * warps))
+        step += _SPILLED * maximum(registers(spec, tiling) - available, 0)
+    return step
+
+
+def _grid_cycles(direction: str, tiling: Tiling) -> Expression:
+    """Return what a step's exchange through L2 takes; it hides what a second batch tile costs."""
+    cycles = _GRID_EXCHANGE[direction] + _GRID_EXCHANGE_UNIT[direction] * tiling.padded * tiling.batch_tiles // 100
+    return cycles + ceil_div(tiling.blocks // tiling.k_slices, 8) * _POLL if direction == "backward" else cycles
+
+
+def _cluster_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Return what a step's exchange between the blocks of a cluster takes; nothing if there is one block."""
+    direction, batch_tiles = spec.direction, tiling.batch_tiles
+    exchange = _EXCHANGE_UNIT[direction] * tiling.padded * tiling.sequences // (800 * batch_tiles)
+    exchange += _EXCHANGE[direction]
+    if direction == "backward":
+        exchange += _RANK * tiling.blocks
+    return _SECOND_TILE * (batch_tiles - 1) + _several(spec, tiling) * exchange
+
+
+def _several(spec: KernelSpec, tiling: Tiling) -> Expression | int:
+    """Return 1 if several blocks share a head, else 0."""
+    return 1 if tiling.grid else lookup(tiling.blocks, {size: int(size > 1) for size in spec.gpu.cluster_sizes})
+
+
+def idle_multiprocessors(spec: KernelSpec) -> int:
+    """Return how many multiprocessors a loop should leave idle: on Hopper, those for d_R, which overlaps with it."""
+    hopper = spec.gpu.capability[0] == 9 and spec.gpu.multiprocessors > _GRADIENT
+    return _GRADIENT if spec.direction == "backward" and hopper else 0

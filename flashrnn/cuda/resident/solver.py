@@ -1,0 +1,193 @@
+"""The tiling of a resident kernel as an integer constraint problem: which tilings fit on the chip, which is fastest.
+
+The unknowns are the fields of `Tiling`. Constraints are the GPU's limits and what the kernels' sources (tiles.cuh,
+forward.cuh, backward.cuh) assume; the objective is the estimate of cost.py. The registers of a kernel are known only
+once it is compiled: until then they are estimated, and a kernel that spills is replaced by the next best solution.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from math import ceil
+
+from flashrnn.cells import Cell
+from flashrnn.cells.trace import trace
+from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Solution, lookup, minimum
+from flashrnn.constrint.expressions import Variable
+from flashrnn.cuda.buckets import Solver, bucket
+from flashrnn.cuda.resident import cost
+from flashrnn.cuda.resident import tiling as resources
+from flashrnn.cuda.resident.tiling import Tiling, lane_cells, tiles_of_warp
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.gpu import Gpu
+
+
+def tilings(spec: KernelSpec) -> Iterator[Tiling]:
+    """Yield the tilings that fit, the one that should be fastest first; Infeasible names what does not fit."""
+    return (tiling for _, tiling in estimates(spec))
+
+
+def estimates(spec: KernelSpec) -> Iterator[tuple[float, Tiling]]:
+    """Yield the same tilings with the estimated clock cycles of a time step of the whole batch."""
+    if reason := infeasible(spec):
+        raise reason
+    found = (_solutions(spec, grid) for grid in (False, True) if not _infeasible(_of_any_batch(spec), grid=grid))
+    for (eighths, *_), tiling in heapq.merge(*found, key=lambda solution: solution[0]):
+        yield eighths / 8, tiling
+
+
+def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], Tiling]]:
+    problem, objective = pose(spec, grid)
+    for solution in problem.best(objective):
+        yield tuple(map(solution.value, objective)), _as_tiling(solution, grid)
+
+
+def _as_tiling(solution: Solution, grid: bool) -> Tiling:
+    return Tiling(**{"sequences": 8 * solution["batch_tiles"], **solution}, grid=grid)
+
+
+def infeasible(spec: KernelSpec) -> Infeasible | None:
+    """Return why no tiling fits, or None if one does. The batch does not matter: it may have any number of tiles."""
+    spec = _of_any_batch(spec)
+    return _infeasible(spec, grid=False) and _infeasible(spec, grid=True)
+
+
+def _of_any_batch(spec: KernelSpec) -> KernelSpec:
+    return replace(spec.of_all_variants, batch=8)
+
+
+@cache
+def _infeasible(spec: KernelSpec, grid: bool) -> Infeasible | None:
+    try:
+        pose(spec, grid)[0].solve()
+    except Infeasible as reason:
+        return reason
+    return None
+
+
+def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
+    """Return whether the tiling is among `tilings`."""
+    problem, _ = pose(spec, tiling.grid)
+    for unknown in problem.variables:
+        problem.add(f"given {unknown}", unknown == getattr(tiling, unknown.name))
+    return any(_as_tiling(solution, tiling.grid) == tiling for solution in problem.solutions())
+
+
+def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
+    """Return the problem and what to minimize: first the eighths of a clock cycle per time step."""
+    gpu, sizes = spec.gpu, f"{spec.cell.name}, head size {spec.head_dim}"
+    p = ConstraintProblem(f"{spec.direction} of {sizes}, on {gpu.name}")
+    at_once = _groups_at_once(gpu, grid)
+    tiling = _unknowns(p, spec, grid, at_once)
+    blocks, k_slices, warps = tiling.blocks, tiling.k_slices, tiling.warps
+    shared = resources.shared_memory(spec, tiling)
+
+    p.add("units of the head", tiling.padded >= spec.head_dim)
+    p.add("threads", tiling.threads <= gpu.threads_per_block)
+    p.add("whole fragments", (blocks * tiling.unit_tiles) % k_slices == 0)
+    p.add("fragments of R", tiling.register_fragments <= spec.splits * tiles_of_warp(spec, tiling))
+    p.add("barriers of unit tiles", (k_slices == 1) | (tiling.unit_tiles <= 15))
+    if spec.direction == "backward":
+        per_warp = blocks % k_slices == 0
+        if trace(spec.cell).reduces:  # whose step takes longer than the product
+            per_warp |= (blocks == 1) & (len(spec.cell.recurrent_gates) * tiling.unit_tiles % k_slices == 0)
+        p.add("units per warp", per_warp)
+        of_biases = minimum(k_slices, lane_cells(spec, tiling)) * len(spec.cell.gates) * tiling.units * 4
+        p.add("shared memory for the sums of biases", of_biases <= shared, unit="bytes")
+    if grid:
+        p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)
+    kept = resources.registers(spec, tiling) - resources.spillable(spec, grid)
+    p.add("registers per thread", kept <= gpu.registers_per_thread, unit="registers")
+    p.add("registers", kept * 32 * warps <= gpu.registers, unit="registers")
+    p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
+
+    return p, (cost.eighths(spec, tiling, at_once, spec.batch), warps * blocks, -tiling.register_fragments)
+
+
+def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mapping[int, int]) -> Tiling:
+    blocks = p.variable("blocks", [size for size in at_once if at_once[size]], "blocks that share a head")
+    unit_tiles = p.variable("unit_tiles", range(1, 5 if grid else 17), "tiles of 16 units per block")
+    k_slices = p.variable("k_slices", [1, 2, 4, 8, 16] if grid else [1, 2, 4], "warps per tile")
+    batch_tiles = p.variable("batch_tiles", [1, 2], "tiles of 8 sequences per block")
+    sequences = 8 * batch_tiles  # of a group
+    if not grid and len(at_once) > 1:
+        fewer = minimum(sequences, lookup(blocks, {size: _spread(spec, size, at_once[size]) for size in at_once}))
+        sequences = p.variable("sequences", range(2, 17, 2), "sequences of a group")
+        right = sequences == fewer
+        if trace(spec.cell).reduces:  # whose cells take longest
+            right |= (blocks == 1) & (sequences == 4 * batch_tiles)
+        p.add("sequences of a group", right)
+    stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
+    register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
+    return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments)
+
+
+def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
+    """Return the even number of sequences with which clusters of `size` blocks serve the batch in one wave, at most 16.
+
+    Few sequences for each cluster, because the exchange between its blocks takes longer for more. Multiprocessors are
+    left for d_R, if every head still gets a cluster.
+    """
+    if size == 1:
+        return 16
+    leaving_room = (spec.gpu.multiprocessors - cost.idle_multiprocessors(spec)) // size
+    groups = min(at_once, leaving_room) // spec.heads or at_once // spec.heads
+    fewest = ceil(spec.batch / groups) if groups else 16
+    return min(fewest + fewest % 2, 16)
+
+
+def _groups_at_once(gpu: Gpu, grid: bool) -> dict[int, int]:
+    """Return how many groups run at the same time, by how many blocks they may have."""
+    if grid:
+        return {size: gpu.multiprocessors // size for size in range(2, gpu.multiprocessors + 1)}
+    return {size: gpu.clusters_at_once(size) for size in gpu.cluster_sizes}
+
+
+@cache
+def best(spec: KernelSpec) -> Tiling:
+    """Return the first of `tilings`."""
+    return next(tilings(spec))
+
+
+def any_sequences(cell: Cell, tiling: Tiling) -> bool:
+    """Return whether the kernel serves any number of sequences up to the tiling's columns, given at its launch."""
+    clustered = tiling.blocks > 1 and not tiling.grid
+    return clustered and tiling.sequences < tiling.columns and not trace(cell).reduces
+
+
+def for_batch(spec: KernelSpec, tiling: Tiling) -> Tiling:
+    """Return the tiling of the same kernel that should be fastest for the spec's batch."""
+    if not any_sequences(spec.cell, tiling):
+        return tiling
+    numbers = range(2, tiling.columns + 1, 2)
+    return min((replace(tiling, sequences=number) for number in numbers), key=lambda choice: cycles(spec, choice))
+
+
+def likely(spec: KernelSpec) -> Tiling:
+    """Return the tiling that the spec will get, unless another one is tuned, or spills less once it is compiled."""
+    return for_batch(spec, best(bucket(spec.of_all_variants, SOLVER)))
+
+
+def cycles(spec: KernelSpec, tiling: Tiling) -> float:
+    """Return the estimated clock cycles of a time step of the whole batch; the tiling may be that of another batch."""
+    unknowns, batch, eighths = _of_batch(_of_any_batch(spec), tiling.grid)
+    values = {unknown: getattr(tiling, unknown.name) for unknown in unknowns}
+    return eighths.evaluate({batch: spec.batch, **values}) / 8
+
+
+@cache
+def _of_batch(spec: KernelSpec, grid: bool) -> tuple[tuple[Variable, ...], Variable, Expression]:
+    """Return the unknowns, the batch size, and the eighths of clock cycles by these."""
+    p, at_once = ConstraintProblem(), _groups_at_once(spec.gpu, grid)
+    tiling = _unknowns(p, spec, grid, at_once)
+    unknowns, batch = p.variables, p.variable("batch", range(1, 2**20))
+    return unknowns, batch, cost.eighths(spec, tiling, at_once, batch)
+
+
+def _kernel_cycles(spec: KernelSpec, tiling: Tiling) -> float:
+    """Return the estimate for the kernel of a tiling, a cycle more where the number of sequences is no constant."""
+    return cycles(spec, for_batch(spec, tiling)) + any_sequences(spec.cell, tiling)
+
+
+SOLVER = Solver((__file__, cost.__file__, resources.__file__), best, _kernel_cycles)
