@@ -75,6 +75,6 @@ TOO_WIDE = SimpleNamespace(summary="too wide")
 
 
 def test_only_training_needs_the_backward_to_fit(monkeypatch):
-    monkeypatch.setattr(backend.tiling, "infeasible", lambda spec: TOO_WIDE if spec.direction == "backward" else None)
+    monkeypatch.setattr(backend.solver, "infeasible", lambda spec: TOO_WIDE if spec.direction == "backward" else None)
     assert re.fullmatch("backward .*: too wide", reason())
     assert reason(training=False) is None

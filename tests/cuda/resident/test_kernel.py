@@ -37,7 +37,7 @@ def compile_(monkeypatch):
             return Binary(b"", "", 255, dict(spills)[tilings[source]], Path())
 
         tilings = {str(choice): choice for choice, _ in spills}
-        monkeypatch.setattr(kernel.tiling, "tilings", lambda *_: (choice for choice, _ in spills))
+        monkeypatch.setattr(kernel.solver, "tilings", lambda *_: (choice for choice, _ in spills))
         monkeypatch.setattr(kernel, "prelude", lambda spec, choice, *_: str(choice))
         monkeypatch.setattr(kernel, "build", build)
         monkeypatch.setattr(kernel, "bucket", lambda spec, solver: spec)
