@@ -17,7 +17,7 @@ from flashrnn.eager import as_dtype
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.problem import PLAIN, dtype_name, state_dtype, tf32_allowed
 from flashrnn.stepping import without_hooks
-from flashrnn.torch_networks import weights_of
+from flashrnn.torch_networks import initial_states, weights_of
 
 logger = logging.getLogger("flashrnn")
 
@@ -86,7 +86,7 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         return None
     if network.num_layers > 1 and network.training and network.dropout:
         return None
-    if (initial := _initial(network, x, states, batch)) is None:
+    if (initial := initial_states(network, x, states)) is None:
         return None
     done = cudnn_rnn(
         _MODES[network.cell],
@@ -138,16 +138,3 @@ def _serves(network: nn.Module, name: str, x: Tensor) -> bool:
         return False
     weights = product.weight, recurrent.R, recurrent.b
     return all(w is None or (type(w) in PLAIN and (w.dtype, w.device) == (x.dtype, x.device)) for w in weights)
-
-
-def _initial(network: nn.Module, x: Tensor, states, batch: int) -> list[Tensor] | None:
-    """Return the caller's states in the dtype of x, or zeros; None if they are wrong."""
-    size = len(network.directions()), batch, network.hidden_size
-    if states is None:
-        return [x.new_zeros(size)] * len(network.cell.states)
-    given = states if isinstance(states, tuple | list) else (states,)
-    if len(given) != len(network.cell.states):
-        return None
-    if not all(isinstance(s, Tensor) and s.shape == size and s.device == x.device for s in given):
-        return None
-    return [as_dtype(state, x.dtype).contiguous() for state in given]

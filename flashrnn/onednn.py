@@ -13,7 +13,7 @@ from flashrnn.cells import GRU, LSTM
 from flashrnn.eager import as_dtype
 from flashrnn.problem import state_dtype
 from flashrnn.stepping import as_made, is_plain
-from flashrnn.torch_networks import in_order
+from flashrnn.torch_networks import in_order, initial_states
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _GRU_WORK = 2**21  # sequences times units² from which nn.GRU is faster in bfloat16
@@ -37,13 +37,12 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         return None
     if torch.is_autocast_enabled("cpu") or (layers := _layers(network, x)) is None:
         return None
-    size = len(layers), x.shape[0 if network.batch_first else 1], network.hidden_size
-    if (given := _initial(network, x, states, size)) is None:
+    if (initial := initial_states(network, x, states)) is None:
         return None
     lstm = network.cell is LSTM
     out, *last = (torch.lstm if lstm else torch.gru)(
         x,
-        given if lstm else given[0],
+        initial if lstm else initial[0],
         [weight for layer in layers for weight in in_order(*layer, not lstm)],
         network.bias,
         network.num_layers,
@@ -75,17 +74,3 @@ def _layers(network: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor 
             return None
         found.append((product._parameters["weight"], recurrent._parameters["R"], recurrent._parameters["b"]))
     return found if x.shape[-1] == network.input_size else None
-
-
-def _initial(network: nn.Module, x: Tensor, states, size: tuple[int, ...]) -> list[Tensor] | None:
-    """Return the caller's states in the dtype of x, or zeros; None if they are wrong."""
-    count = len(network.cell.states)
-    if states is None:
-        return [x.new_zeros(size)] * count
-    given = states if isinstance(states, tuple | list) else (states,)
-    if len(given) != count:
-        return None
-    plain = all(
-        isinstance(s, Tensor) and s.dtype in _DTYPES and is_plain(s, s.dtype) and s.shape == size for s in given
-    )
-    return [as_dtype(state, x.dtype) for state in given] if plain else None

@@ -1,8 +1,13 @@
 """Conversion between PyTorch's recurrent networks and FlashRNN, in both directions."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+
+from flashrnn.eager import as_dtype
+from flashrnn.problem import PLAIN
 
 _NETWORKS = {
     "lstm": (nn.LSTM, {}),
@@ -111,6 +116,25 @@ def weights_of(layer, name: str) -> dict[str, tuple[Tensor, nn.Parameter]]:
         projection = recurrent.projection.weight
         weights[f"weight_hr_{name}"] = (projection, projection)
     return weights
+
+
+def initial_states(layer, x: Tensor, states: Tensor | Sequence[Tensor] | None) -> list[Tensor] | None:
+    """Return the caller's states in the dtype of x, or zeros, as PyTorch's functions take them; None if they are wrong.
+
+    Args:
+        layer: a FlashRNN of one head.
+        x: [T, B, features], or [B, T, features] if the layer is batch_first.
+        states: a tensor [layers and directions, B, hidden_size] per state of the cell, or None.
+    """
+    size = len(layer.directions()), x.shape[0 if layer.batch_first else 1], layer.hidden_size
+    count = len(layer.cell.states)
+    if states is None:
+        return [x.new_zeros(size)] * count
+    given = states if isinstance(states, tuple | list) else (states,)
+    if len(given) != count:
+        return None
+    plain = all(type(s) in PLAIN and s.is_floating_point() and s.device == x.device and s.shape == size for s in given)
+    return [as_dtype(state, x.dtype).contiguous() for state in given] if plain else None
 
 
 def in_order(W: Tensor, R: Tensor, b: Tensor | None, gru: bool) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """Scalar graphs: a cell's step for one unit, as operations on single numbers and reductions over the head's units."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -151,10 +151,16 @@ class Graph:
             both.outputs |= {name: here[index] for name, index in graph.outputs.items()}
         return both
 
-    def extract(self, outputs: dict[str, int]) -> "Graph":
-        """Return the part of this graph that `outputs` need, as a graph of its own."""
-        part = Graph()
-        here = part.copy(outputs.values(), self)
+    def extract(self, outputs: Mapping[str, int], inputs: Mapping[int, str] | None = None) -> "Graph":
+        """Return the part of this graph that `outputs` need, as a graph of its own.
+
+        Args:
+            outputs: the nodes of its outputs, by name.
+            inputs: names of the nodes that become inputs of it; None: none.
+        """
+        part, here, names = Graph(), {}, inputs or {}
+        for index in self.needed(outputs.values(), given=names):
+            here[index] = part.input(names[index]) if index in names else part.copied(self.nodes[index], here)
         part.outputs = {name: here[index] for name, index in outputs.items()}
         return part
 

@@ -54,14 +54,14 @@ def statistics_of(step: Graph, joint: Graph, gates: Sequence[str], states: Seque
     after = tuple(state for state in states[1:] if _reduces_over(step, step.outputs[f"new_{state}"]))
     both = step.beside(joint)
     news = {both.outputs[f"new_{state}"]: f"after_{state}" for state in after}
-    joint = _with_inputs(both, {name: both.outputs[name] for name in joint.outputs}, news)
+    joint = both.extract({name: both.outputs[name] for name in joint.outputs}, news)
     storable = _storable(joint, cotangents)
     found = _normalised(joint, gates, storable)
     needed = _needed_statistics(joint, storable, found)
     to_undo = {k for scale, mean in found.values() for k in (scale, mean) if k is not None}
     names = {k: f"statistic{i}" for i, k in enumerate([*sorted(needed), *sorted(to_undo - needed)])}
     stored = {k: f"stored_{_gate_of(joint, k, gates)}" for k in found}
-    gradient = _with_inputs(joint, joint.outputs, names | stored)
+    gradient = joint.extract(joint.outputs, names | stored)
     outputs = {name: index for index, name in (names | stored).items()}
     normalised = {
         stored[k].removeprefix("stored_"): Normalised(names[scale], None if mean is None else names[mean])
@@ -90,15 +90,6 @@ def storing(step: Graph, statistics: Statistics) -> Graph:
 
 def _reduces_over(step: Graph, index: int) -> bool:
     return step.nodes[index].args != () and any(n.op in REDUCTIONS and index in n.args for n in step.nodes)
-
-
-def _with_inputs(graph: Graph, outputs: dict[str, int], names: dict[int, str]) -> Graph:
-    """Return the part of a graph that gives `outputs`, with the nodes that have `names` as inputs."""
-    part, here = Graph(), {}
-    for index in graph.needed(outputs.values(), given=names):
-        here[index] = part.input(names[index]) if index in names else part.copied(graph.nodes[index], here)
-    part.outputs = {name: here[index] for name, index in outputs.items()}
-    return part
 
 
 def _storable(joint: Graph, cotangents: Sequence[str]) -> set[int]:
