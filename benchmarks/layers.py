@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
 import torch
@@ -45,17 +46,19 @@ def case_of(row: dict) -> LayerCase:
 
 def compile_kernels(cases: list[LayerCase]) -> None:
     """Compile what the networks need in as many processes as there are processors: solvers hold Python's lock."""
-    count = min(os.cpu_count() or 1, len(cases))
+    distinct = list({replace(case, family="", T=1, num_layers=1): None for case in cases})
+    count = min(os.cpu_count() or 1, len(distinct))
     if count > 1:
         with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-            list(pool.map(_compile, [cases[i::count] for i in range(count)]))
+            list(pool.map(_compile, distinct))
 
 
-def _compile(cases: list[LayerCase]) -> None:
-    for case in cases:
-        with tf32(case.precision == "tf32"):
-            for heads in range(1, 2 + case.bidirectional):  # both directions may be heads of one recurrence
-                warmup(case.cell, heads=heads, head_dim=case.H, batch=case.B, dtype=case.dtype, reset=case.reset)
+def _compile(case: LayerCase) -> None:
+    sizes = {"head_dim": case.H, "batch": case.B, "dtype": case.dtype, "reset": case.reset}
+    with tf32(case.precision == "tf32"):
+        for heads in range(1, 2 + case.bidirectional):  # both directions may be heads of one recurrence
+            for training in (False, True):
+                warmup(case.cell, heads=heads, training=training, **sizes)
 
 
 def measured(case: LayerCase, mode: str, device: str) -> dict:
