@@ -102,6 +102,15 @@ def help_of(group: str, option: str | None) -> str:
     return keys_of(group) + "\n".join(f"{name:<17}{title}" for name, title in titles(group).items())
 
 
+def groups_of(name: str) -> str:
+    """Return the groups that configs/<name>.yaml chooses from and their options, a line each, for the help of its
+    command. Options in folders given by --config-dir are among them."""
+    loader = GlobalHydra.instance().config_loader()
+    chosen = OmegaConf.load(Path(CONFIGS, f"{name}.yaml")).defaults
+    groups = sorted(group for entry in chosen if isinstance(entry, DictConfig) for group in entry)
+    return "\n".join(f"{group}: {', '.join(loader.get_group_options(group))}" for group in groups)
+
+
 def titles(group: str) -> dict[str, str]:
     """Return the first comment of every option of a group but base."""
     files = {path.stem: path for path in sorted(Path(CONFIGS, group).glob("*.yaml")) if path.stem != "base"}
@@ -112,3 +121,4 @@ OmegaConf.register_new_resolver("accumulate", accumulate)
 OmegaConf.register_new_resolver("product", lambda a, b: a * b)
 OmegaConf.register_new_resolver("keys_of", keys_of)
 OmegaConf.register_new_resolver("help_of", help_of)
+OmegaConf.register_new_resolver("groups_of", groups_of)

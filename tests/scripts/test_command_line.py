@@ -99,6 +99,7 @@ def test_help_comes_before_pytorch_is_loaded(tmp_path, module, monkeypatch):
     helped = run(module, "--help", folder=tmp_path)
     assert helped.returncode == 0
     assert "ckpt" in helped.stdout
+    assert "benchmark:" not in helped.stdout  # a group of another command
     loaded = {line.rpartition("|")[2].strip() for line in helped.stderr.splitlines()}
     assert "hydra" in loaded
     assert not loaded & {"torch", "lightning"}
