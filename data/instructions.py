@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -54,6 +54,7 @@ class Instructions(ResumableDataModule):
         num_workers: processes that load batches.
     """
 
+    metrics: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
     may_change = ResumableDataModule.may_change | {
         "val_split",
         "val_fraction",
@@ -207,7 +208,7 @@ class Instructions(ResumableDataModule):
     def evaluate(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
         """Return perplexity and bits per byte of the responses held out."""
         metrics = trainer.validate(module, datamodule=self, verbose=False)[0]
-        return {name: metrics[f"val/{name}"] for name in ("perplexity", "bits_per_byte")}
+        return {name: metrics[f"val/{name}"] for name in self.metrics}
 
     def prepared(self) -> dict[str, dict[str, int]]:
         self.prepare_data()

@@ -28,6 +28,7 @@ class Mix(StreamingDataModule):
     """
 
     may_change = Text.may_change
+    metrics = Text.metrics
 
     def __init__(
         self,
@@ -139,4 +140,4 @@ def _weight(name: str, own: Mapping[str, Any]) -> float:
 
 
 def _scores(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: metrics[f"val/{name}"] for name in ("perplexity", "bits_per_byte")}
+    return {name: metrics[f"val/{name}"] for name in Text.metrics}

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import lightning as L
 import numpy as np
@@ -85,6 +85,7 @@ class StateTracking(ResumableDataModule):
     those of the task (`data.tasks.FAMILIES`).
     """
 
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     may_change = ResumableDataModule.may_change | {
         *("min_length", "max_length", "curriculum", "supervision"),
         *("eval_lengths", "eval_batches"),

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -41,6 +41,7 @@ class Text(StreamingDataModule):
     `continues`. Validation has lanes for the rows of its batches.
     """
 
+    metrics: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
     may_change = StreamingDataModule.may_change | {
         *("val_split", "val_fraction", "max_val_blocks"),
         *("eval_length", "eval_documents", "eval_context"),
@@ -200,7 +201,7 @@ class Text(StreamingDataModule):
         whole = isinstance(limit, float) and limit == 1.0  # 1 is one batch
         # of the same text, or it is no comparison
         unigram = self.unigram_perplexity() if whole and not self.streaming else None
-        found = {name: metrics[f"val/{name}"] for name in ("perplexity", "bits_per_byte")}
+        found = {name: metrics[f"val/{name}"] for name in self.metrics}
         found |= {"unigram_perplexity": unigram}
         return found if self.eval_length is None else found | {"by_position": self._by_position(trainer, module)}
 

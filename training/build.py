@@ -17,7 +17,7 @@ from torch import Tensor
 from models.backbone import SequenceModel
 from training import callbacks, checkpoint
 from training.config_checks import check
-from training.data_interface import take_tokenizer
+from training.data_interface import check_metric, take_tokenizer
 from training.graceful_stop import GracefulStop
 from training.lightning_module import TrainingModule
 from training.resume import Resumed
@@ -41,6 +41,7 @@ def build(config: DictConfig, resumed: Resumed | None = None) -> Run:
     check(config)
     seed_everything(config.seed, verbose=False)
     data = instantiate(config.data)
+    check_metric(data, config.metric)
     start = None if resumed or config.init_from is None else checkpoint.find(config.init_from)
     before = resumed.file if resumed else start
     take_tokenizer(data, before and checkpoint.tokenizer_folder(before))

@@ -15,7 +15,6 @@ from torch import nn
 
 from data.atomic_file import replacing
 from training._compat import saved_step
-from training.older_checkpoints import upgraded
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # what last.ckpt was before
@@ -134,7 +133,6 @@ def load(file: Path) -> dict[str, Any]:
             raise ValueError("it is not a file that torch.save has finished")
         if not isinstance(content, dict) or not {"config", "state_dict"} <= content.keys():
             raise ValueError("it was not written by scripts.train")
-        content["config"] = upgraded(content["config"])
     except Exception as error:  # torch raises many kinds
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{file} is damaged or no checkpoint of ours: {reason}") from error

@@ -3,6 +3,7 @@
 vocab_size, num_classes: sizes of the model that its config leaves open.
 evaluate(trainer, module) -> dict: what the trained model can do, as JSON; its first number is what a sweep optimises.
     Without it: loss, perplexity and accuracy on val_dataloader.
+metrics: names of the numbers of `evaluate` that `metric` may choose; without it, they are checked after training.
 samples(number, length): at most `number` beginnings that a model continues after each validation, each int64 [tokens],
     with `length` tokens where the data have no beginnings of their own.
 tokenizer: decodes tokens by `decode`, and is saved in the folder of the run by `save_pretrained`.
@@ -24,6 +25,8 @@ from torch import Tensor
 
 from training.lightning_module import TrainingModule
 
+_OF_VALIDATION = ("loss", "perplexity", "accuracy")
+
 
 def evaluate(data: LightningDataModule, trainer: Trainer, module: TrainingModule) -> dict[str, Any]:
     """Return the result of the data's own evaluation, or the metrics of a validation."""
@@ -31,6 +34,13 @@ def evaluate(data: LightningDataModule, trainer: Trainer, module: TrainingModule
         return data.evaluate(trainer, module)
     metrics = trainer.validate(module, datamodule=data, verbose=False)[0]
     return {name.removeprefix("val/"): value for name, value in metrics.items()}
+
+
+def check_metric(data: LightningDataModule, name: str | None) -> None:
+    """Raise for a name of `metric` that the evaluation of the data will not return."""
+    known = getattr(data, "metrics", None if hasattr(data, "evaluate") else _OF_VALIDATION)
+    if name is not None and known is not None and name not in known:
+        raise ValueError(f"metric={name}: the evaluation of {type(data).__name__} has {', '.join(known)}")
 
 
 def samples(data: LightningDataModule, number: int, length: int) -> Sequence[Tensor] | None:

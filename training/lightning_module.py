@@ -31,9 +31,9 @@ class TrainingModule(LightningModule):
     this row in the batch before; with accumulated batches, in the same batch of the step before. Validation and test
     have their own states; checkpoints hold those of training.
 
-    Training logs every `log_every_n_steps` steps: loss, perplexity, accuracy, learning rate and gradient norm before
-    clipping. Validation and test log loss, perplexity and accuracy over all scored labels, and bits per byte where the
-    data say how many bytes a label stands for.
+    Training logs every `log_every_n_steps` steps: loss, perplexity and accuracy, which are means over the devices,
+    learning rate and gradient norm before clipping. Validation and test log loss, perplexity and accuracy over all
+    scored labels, and bits per byte where the data say how many bytes a label stands for.
 
     Args:
         model: the model to train.
@@ -153,12 +153,15 @@ class TrainingModule(LightningModule):
         loss, right = self._loss(batch, batch_idx, self._training_states, self.trainer.accumulate_grad_batches)
         if loss.device.type == "cpu":
             self._check_training_loss(loss)
-        elif self._logs_this_step:
-            self._logged_loss = loss.detach(), self.global_step
         if self._logs_this_step:
-            self.log("train/loss", loss, prog_bar=True)
-            self.log("train/accuracy", right.sum() / (batch["labels"] != IGNORE).sum(), prog_bar=True)
-            self.log("train/perplexity", loss.detach().exp())
+            accuracy = right.sum() / (batch["labels"] != IGNORE).sum()
+            of_this_rank = torch.stack((loss.detach(), accuracy))
+            mean_loss, accuracy = self.trainer.strategy.reduce(of_this_rank, reduce_op="mean").unbind()
+            if loss.device.type != "cpu":
+                self._logged_loss = mean_loss, self.global_step
+            self.log("train/loss", mean_loss, prog_bar=True)
+            self.log("train/accuracy", accuracy, prog_bar=True)
+            self.log("train/perplexity", mean_loss.exp())
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:

@@ -11,7 +11,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from scripts.train import train
-from tests.tiny_runs import SHORT, TINY, run
+from tests.tiny_runs import SHORT, TINY, losses, run
 from training import checkpoint
 from training.resumed_config import command_of_run
 
@@ -45,8 +45,8 @@ def test_train_several_models_then_evaluate_one(tmp_path):
     ],
 )
 def test_two_processes_train_as_one(strategy, precision, tolerance, tiny_config, tmp_path):
-    """The same weights up to rounding, and the same evaluation, which is shared out, too."""
-    settings = ["model=hybrid", "model.num_blocks=3", "logger=none", f"trainer.precision={precision}"]
+    """The same losses and weights up to rounding, and the same evaluation, which is shared out, too."""
+    settings = ["model=hybrid", "model.num_blocks=3", f"trainer.precision={precision}"]
     train(tiny_config("text_tiny", *settings, run="one"))
     two = ["experiment=text_tiny", f"data.source={tmp_path}/texts/*.txt", *TINY["text_tiny"], *SHORT, *settings]
     two += [*strategy, "trainer.devices=2", "data.batch_size=32", "name=two", f"trainer.precision={precision}"]
@@ -57,6 +57,8 @@ def test_two_processes_train_as_one(strategy, precision, tolerance, tiny_config,
     one, other = (checkpoint.load(checkpoint.find(str(folder)))["state_dict"] for folder in folders)
     for name, weight in one.items():
         assert (other[name] - weight).norm() <= tolerance * weight.norm() + 1e-5, name
+    expected, found = ({step: float(loss) for step, loss in losses(folder).items()} for folder in folders)
+    assert found == pytest.approx(expected, rel=tolerance)
     evaluated = [json.loads((folder / "eval.json").read_text())["perplexity"] for folder in folders]
     assert evaluated[1] == pytest.approx(evaluated[0], rel=tolerance)
 

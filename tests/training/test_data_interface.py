@@ -48,6 +48,7 @@ class Spoken(Successors):
     vocab_size = num_classes = 5
     tokenizer = Decoder()
     may_change = ()
+    metrics = ("share_right",)
 
     def evaluate(self, trainer, module):
         (metrics,) = trainer.validate(module, datamodule=self, verbose=False)
@@ -95,6 +96,16 @@ def test_what_a_datamodule_says_of_itself(of):
     assert (folder / "tokenizer" / "letters.txt").read_text() == "abcde"
     with pytest.raises(ValueError, match=r"data\.size=32: .* 64"):
         train(of(Spoken, f"ckpt_path={config.run_dir}", size=32, run="next"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "evaluated"), [(Successors, "loss, perplexity, accuracy"), (Spoken, "share_right")], ids=["hooks", "own"]
+)
+def test_a_metric_that_no_evaluation_has_is_refused_before_training(kind, evaluated, of):
+    config = of(kind, "metric=bits", "model.vocab_size=5", "model.num_classes=5")
+    with pytest.raises(ValueError, match=f"metric=bits: .*{kind.__name__} has {evaluated}"):
+        train(config)
+    assert not Path(config.run_dir).exists()
 
 
 def test_sizes_that_nobody_says(of):

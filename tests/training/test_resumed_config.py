@@ -5,7 +5,6 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.tiny_runs import config
-from training.older_checkpoints import upgraded
 from training.resumed_config import command_of_run, differences, take_saved_values
 
 
@@ -74,21 +73,3 @@ def test_differences(saved):
     changed = differences(before, resumed(file, "schedule=wsd", "trainer.precision=bf16-mixed"))
     assert "  trainer.precision: 32-true in the run, bf16-mixed now" in changed
     assert "  schedule.decay_ratio: absent in the run, 0.2 now" in changed
-
-
-def test_the_config_of_an_older_checkpoint():
-    optim = {"_target_": "training.optim.adamw_cosine", "lr": 1e-3, "betas": [0.9, 0.95]}
-    optim |= {"final_lr": 1e-4, "warmup_steps": 10, "total_steps": 250}
-    logger = {"_target_": "training.loggers.wandb_logger", "id": "abc"}
-    overrides = ["model=gru", "optim.lr=1e-3", "optim.final_lr=1e-4", "optim.warmup_steps=10", "+logger.entity=me"]
-    now = upgraded({"optim": optim, "logger": logger, "overrides": overrides})
-    assert now["optim"] == {"_target_": "training.optim.adamw", "lr": 1e-3, "betas": [0.9, 0.95]}
-    assert now["schedule"] == {
-        "_target_": "training.schedules.cosine",
-        "total_steps": 250,
-        "warmup_steps": 10,
-        "final_lr_ratio": pytest.approx(0.1),
-    }
-    assert now["logger"] == {"wandb": logger}
-    assert now["overrides"] == ["model=gru", "optim.lr=1e-3", "schedule.warmup_steps=10", "+logger.wandb.entity=me"]
-    assert upgraded(now) == now
