@@ -1,7 +1,6 @@
 """PyTorch's nn.LSTM, timed in every way that its time can mean."""
 
 from collections.abc import Iterator
-from itertools import product
 
 import torch
 from torch import nn
@@ -16,17 +15,23 @@ DTYPES = {
     "float32": (torch.float32, False),
     "float32 with TF32": (torch.float32, True),
 }
-GRADIENTS = ("none, in eval mode", "none, in training mode", "of the parameters", "of the parameters and inputs")
+EVAL, WHOLE = "none, in eval mode", "of the parameters and inputs"
+GRADIENTS = (EVAL, "none, in training mode", "of the inputs", "of the parameters", WHOLE)
+WAYS = (
+    *(("float16", batch_first, gradients) for batch_first in (False, True) for gradients in reversed(GRADIENTS)),
+    *((dtype, False, gradients) for dtype in reversed(DTYPES) if dtype != "float16" for gradients in (WHOLE, EVAL)),
+)
+"""Float16 in all ways, because cuDNN is several times slower in the other dtypes, whatever else is changed."""
 _CALLS = 20
 
 
 def rows() -> Iterator[dict]:
     """Milliseconds of nn.LSTM, 768 units, 16 sequences of 1024 steps, with the product of its inputs: by its dtype,
-    whether the batch or time comes first in memory, and which gradients are computed. ms: by events on the device, for
-    which the host is ahead and the L2 cache empty. wall_ms: of calls one after the other, by the host's clock.
-    input_ms: that product alone, which our tables leave out."""
+    whether the batch or time comes first in memory, and which gradients are computed; float16 in all ways, the other
+    dtypes in two. ms: by events on the device, for which the host is ahead and the L2 cache empty. wall_ms: of calls
+    one after the other, by the host's clock. input_ms: that product alone, which our tables leave out."""
     case = Case("lstm", 1, HIDDEN, 16)
-    for dtype, batch_first, gradients in product(DTYPES, (False, True), GRADIENTS):
+    for dtype, batch_first, gradients in WAYS:
         found = measured(case, *DTYPES[dtype], batch_first, gradients)
         yield {"dtype": dtype, "batch_first": batch_first, "gradients": gradients} | found
 
@@ -35,14 +40,16 @@ def measured(case: Case, dtype: torch.dtype, rounded: bool, batch_first: bool, g
     """Return the times of a layer, and of the product with the inputs that they include."""
     training, of_inputs = gradients.startswith("of"), gradients.endswith("inputs")
     options = {"device": "cuda", "dtype": dtype}
-    layer = nn.LSTM(case.D, case.D, batch_first=batch_first, **options).train("eval" not in gradients)
+    layer = nn.LSTM(case.D, case.D, batch_first=batch_first, **options).train(gradients != EVAL)
     linear = nn.Linear(case.D, 4 * case.D, **options)
+    for module in (layer, linear):
+        module.requires_grad_("parameters" in gradients)
     shape = (case.B, case.T, case.D) if batch_first else (case.T, case.B, case.D)
     x = torch.randn(shape, requires_grad=of_inputs, **options)
     with tf32(rounded):
         times = {}
         for name, module in (("layer", layer), ("product", linear)):
-            inputs = [*module.parameters(), *([x] if of_inputs else [])]
+            inputs = [leaf for leaf in (*module.parameters(), x) if leaf.requires_grad]
 
             def forward(module=module) -> Outputs:
                 y = module(x)
