@@ -236,7 +236,9 @@ class TestStreaming:
         assert len(tokens) > 2 * len(once)
         assert tokens == list(itertools.islice(itertools.cycle(once), len(tokens)))
 
-    @pytest.mark.parametrize(("shuffle_blocks", "num_workers"), [(0, 0), (100, 0), (100, 1)])
+    @pytest.mark.parametrize(
+        ("shuffle_blocks", "num_workers"), [(0, 0), (100, 0), pytest.param(100, 1, marks=pytest.mark.slow)]
+    )
     def test_resumes_exactly(self, make, fit, tmp_path, shuffle_blocks, num_workers):
         """In the middle of a window of four batches, in the second pass through the corpus."""
         arguments = {**self.arguments, "batch_size": 32, "shuffle_blocks": shuffle_blocks}

@@ -107,6 +107,7 @@ def test_compiled_network_gives_equal_results(function, options):
         assert_close(outputs_and_gradients(compiled, model, x, reset), ref, torch.float32)
 
 
+@pytest.mark.slow
 def test_network_compiled_by_inductor_gives_equal_results():
     torch.compiler.reset()
     model = Network("lstm")
