@@ -3,22 +3,7 @@
 //
 // ThreadSanitizer sees the order that barriers make, and none that they do not: instructions of a whole warp, such as mma,
 // exchange values and order nothing else. Copies without waiting happen at once or as late as they may, by chance.
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <list>
-#include <thread>
-#include <type_traits>
-#include <utility>
-#include <vector>
+#include "standard_library.h"
 
 #define DEVICE inline
 #define __device__

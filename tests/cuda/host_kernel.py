@@ -3,12 +3,13 @@ where ThreadSanitizer sees a race."""
 
 import hashlib
 import re
+import shutil
 import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from flashrnn.cuda.build import SOURCES
 from flashrnn.cuda.parameters import Argument, Parameters, check
 from tests.cells.test_cuda import HOST
 
+FOLDER = Path(__file__).parent
+OPTIONS = ("-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-pthread", "-fsanitize=thread")
 AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
 # Memory that a block shares, and the two instructions that products.cuh writes by itself.
 REPLACED = {
@@ -54,12 +57,27 @@ def _compiled(text: str) -> Path:
             made = Path(folder, "kernel")
             made.with_suffix(".cpp").write_text(text)
             source = made.with_suffix(".cpp").replace(program.with_suffix(".cpp"))
-            options = ["-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-pthread", "-fsanitize=thread"]
-            command = ["g++", *options, f"-I{Path(__file__).parent}", source, "-o", made]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            _compile("-include", _precompiled(program.parent), f"-I{FOLDER}", source, "-o", made)
             made.replace(program)
     return program
+
+
+@cache
+def _precompiled(folder: Path) -> Path:
+    """The system headers beside their precompiled form, which g++ takes in place of them."""
+    header = folder / "standard_library.h"
+    compiled = header.with_suffix(".h.gch")
+    if not compiled.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            Path(shutil.copy(FOLDER / header.name, made)).replace(header)
+            _compile("-x", "c++-header", header, "-o", Path(made, compiled.name))
+            Path(made, compiled.name).replace(compiled)
+    return header
+
+
+def _compile(*arguments: str | Path) -> None:
+    done = subprocess.run(["g++", *OPTIONS, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def _included(header: str, known: set[str]) -> str:
