@@ -138,15 +138,15 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
 @pytest.mark.parametrize(
     ("case", "dtype", "forward", "backward"),
     [
-        (Case(LAYERNORM_LSTM, B=3, T=4, N=2, D=30), torch.float32, tiled(2, 1, 1, 8, 1), tiled(2, 1, 1, 8, 1)),
+        (Case(LAYERNORM_LSTM, B=3, T=3, N=2, D=30), torch.float32, tiled(2, 1, 1, 8, 1), tiled(2, 1, 1, 8, 1)),
         (
-            Case(NORMALISED_LSTM, B=3, T=4, N=1, D=58, reset=True),
+            Case(NORMALISED_LSTM, B=3, T=3, N=1, D=58, reset=True),
             torch.bfloat16,
             tiled(4, 4, 1, 8, 1),
             tiled(4, 2, 2, 16, 1),
         ),
         (Case(COMPETING, B=9, T=3, N=1, D=32), torch.float32, tiled(2, 2, 2, 16, 1), tiled(2, 1, 1, 8, 1)),
-        (Case(LAYERNORM_LSTM, B=7, T=4, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 4, 1), tiled(2, 2, 2, 8, 1)),
+        (Case(LAYERNORM_LSTM, B=7, T=3, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 4, 1), tiled(2, 2, 2, 8, 1)),
         pytest.param(
             Case(LAYERNORM_LSTM, B=5, T=4, N=1, D=60),
             torch.float32,
@@ -154,7 +154,7 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
             tiled(1, 2, 1, 6, 4),
             marks=pytest.mark.slow,
         ),
-        (Case(COMPETING, B=3, T=5, N=1, D=30, reset=True), torch.float32, tiled(1, 2, 1, 8, 2), tiled(1, 1, 1, 2, 2)),
+        (Case(COMPETING, B=3, T=4, N=1, D=30, reset=True), torch.float32, tiled(1, 2, 1, 8, 2), tiled(1, 1, 1, 2, 2)),
         pytest.param(
             Case(NORMALISED_STATE, B=9, T=5, N=1, D=144),
             torch.float16,

@@ -188,7 +188,7 @@ def largest_head_of_float32(direction: str, cell: str, tf32: bool) -> int:
     def fits(D: int) -> bool:
         return not solver.infeasible(spec_of(direction, cell, 1, D, 16, dtype=torch.float32, tf32=tf32))
 
-    return max(filter(fits, range(64, 2560, 64)))
+    return next(filter(fits, range(2496, 63, -64)))
 
 
 def test_shared_memory_is_what_the_problem_counts():
