@@ -135,17 +135,7 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         reset = None if attention_mask is None else document_starts(attention_mask, T, cache.length)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        hidden_states = None
-        last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1
-        if last_alone and not (output_hidden_states or torch.is_grad_enabled()):
-            logits, states = self.model.read(input_ids, cache.states, reset)
-            logits = logits.unsqueeze(1)
-        else:
-            with self._inputs_of_blocks(output_hidden_states) as inputs:
-                last_hidden, states = self.model.hidden_states(input_ids, cache.states, reset)
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.model.head(last_hidden[:, kept])
-            hidden_states = (*inputs, last_hidden) if output_hidden_states else None
+        logits, states, hidden_states = self._read(input_ids, cache.states, reset, logits_to_keep, output_hidden_states)
         if use_cache:
             cache.states, cache.length = states, cache.length + T
         loss = None
@@ -159,6 +149,19 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
+
+    def _read(
+        self, input_ids: Tensor, states: Any, reset: Tensor | None, logits_to_keep: int | Tensor, all_hidden: bool
+    ) -> tuple[Tensor, Any, tuple[Tensor, ...] | None]:
+        """Return logits of the positions to keep, the new states and, if asked for, all hidden states."""
+        last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1
+        if last_alone and not (all_hidden or torch.is_grad_enabled()):
+            logits, states = self.model.read(input_ids, states, reset)
+            return logits.unsqueeze(1), states, None
+        with self._inputs_of_blocks(all_hidden) as inputs:
+            last_hidden, states = self.model.hidden_states(input_ids, states, reset)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return self.model.head(last_hidden[:, kept]), states, (*inputs, last_hidden) if all_hidden else None
 
     def _sample(
         self,

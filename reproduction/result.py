@@ -112,6 +112,13 @@ def kernels(options: Options, *suites: str) -> list[Path]:
     return [options.out / device_folder() / f"kernels_{suite}.json" for suite in suites]
 
 
+OF_OPTIONS = (
+    "The commands are those of their commits. Now `--add-to VALUE` is written `add_to=VALUE`, `--quick` is "
+    "`quick=true`, and several values are `[A,B]`."
+)
+"""What pages say whose results are of commits at which commands took options."""
+
+
 def origin(content: dict) -> str:
     """Return command, commit and machine of the runs that the data is of."""
     if "suite" not in content:
@@ -148,13 +155,15 @@ def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Pat
     title, table = ENTRIES[name].title, markdown(reproduction.table(contents))
     reproduction.draw(contents, figure)
     sources = ", ".join(f"[{file.name}]({os.path.relpath(file, out)})" for file in files)
+    origins = list(dict.fromkeys(map(origin, contents)))
     paragraphs = [
         f"# {title}",
         reproduction.what,
         table,
         f"![{title}]({figure.name})",
         *reproduction.notes(contents),
-        *dict.fromkeys(map(origin, contents)),
+        *origins,
+        *([OF_OPTIONS] if any(" --" in text for text in origins) else []),
         f"Data: {sources}. `python -m scripts.reproduce {name} files=[FILE]` regenerates the page and the figure.",
     ]
     page.write_text("\n\n".join(paragraphs) + "\n")
