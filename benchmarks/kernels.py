@@ -96,7 +96,7 @@ def implementations(
 def measure(
     cases: Sequence[Case], implementations: Sequence[Implementation], results: KernelResults, effort: Effort
 ) -> None:
-    """Measure the jobs that are missing in the results, and add them."""
+    """Measure the jobs that are missing in the results, add them, and finish the results."""
     for implementation in implementations:
         jobs = [Job(case, mode) for case in cases if implementation.supports(case) for mode in MODES]
         missing = [job for job in jobs if results.missing(job, implementation.name)]
@@ -104,6 +104,7 @@ def measure(
             row = results.add(job, implementation.name, measured)
             outcome = row["error"].splitlines()[0] if "error" in row else f"{milliseconds(row):.3f} ms"
             print(f"{job.case.name} {job.mode} {implementation.name}: {outcome}", flush=True)
+    results.finish()
 
 
 def run(

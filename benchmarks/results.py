@@ -45,30 +45,46 @@ def head(commit: str | None = None) -> dict:
     }
 
 
-def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
-    """Measure `rows`, which are shown as they come, and write them with what was measured.
+class Unfinished:
+    """The results of a run while it measures: <name>.partial.json, which stays if the run is broken off."""
 
-    Until the last one they are in <name>.partial.json, which stays if the run is broken off.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial, found = path.with_suffix(".partial.json"), []
+    def __init__(self, path: Path) -> None:
+        self.path, self._partial = path, path.with_suffix(".partial.json")
+
+    def read(self) -> dict | None:
+        """Return what a run that was broken off has measured; None if there was none."""
+        return json.loads(self._partial.read_text()) if self._partial.exists() else None
+
+    def save(self, described: dict, rows: Iterable[dict]) -> None:
+        """Write what is measured and the rows so far, one a line."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(described | {"rows": []}, indent=1).removesuffix("]\n}")
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        with replacing(self._partial) as file:
+            file.write(f"{text}\n{lines}\n ]\n}}\n".encode())
+
+    def finish(self) -> None:
+        """Put the results, if there are any, in place of those of earlier runs."""
+        if self._partial.exists():
+            self._partial.replace(self.path)
+
+
+def write(path: Path, what: str, commit: str, rows: Iterable[dict]) -> None:
+    """Measure `rows`, which are shown as they come, and write them with what was measured."""
+    unfinished, found = Unfinished(path), []
     described = {"what": " ".join(what.split())} | head(commit)
     for row in rows:
         print(json.dumps(row), flush=True)
         found.append(row)
-        with replacing(partial) as file:
-            file.write(f"{json.dumps(described | {'rows': found}, indent=1)}\n".encode())
-    partial.replace(path)
+        unfinished.save(described, found)
+    unfinished.finish()
     print(path)
 
 
 def rows_before(path: Path, commit: str | None) -> list[dict]:
     """Return the rows of a run of the same commit and machine that `write` was broken off in."""
-    partial = path.with_suffix(".partial.json")
-    if not partial.exists():
-        return []
-    content, now = json.loads(partial.read_text()), head(commit)
-    same = all(content[key] == now[key] for key in ("commit", "versions", "machine"))
+    content, now = Unfinished(path).read(), head(commit)
+    same = content and all(content[key] == now[key] for key in ("commit", "versions", "machine"))
     return content["rows"] if same else []
 
 
@@ -105,17 +121,16 @@ def milliseconds(row: dict) -> float:
 
 
 class KernelResults:
-    """The rows of `kernels` in one file, which always holds what has been measured so far.
+    """The rows of `kernels`, to which runs add theirs.
 
-    A row names the run that measured it. Runs add rows; they repeat rows of ours that come from another commit.
+    A row names the run that measured it. Rows of ours that come from another commit are measured again.
     """
 
-    def __init__(self, path: Path, head: dict, run: dict) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        content = json.loads(path.read_text()) if path.exists() else head | {"runs": [], "rows": []}
-        self._content = content | {"runs": [*content["runs"], run]}
-        self._rows = {split(row): row for row in content["rows"]}
+    def __init__(self, path: Path, described: dict, run: dict) -> None:
+        self.path, self._unfinished = path, Unfinished(path)
+        before = self._unfinished.read() or (json.loads(path.read_text()) if path.exists() else {})
+        self._described = described | {"runs": [*before.get("runs", []), run]}
+        self._rows = {split(row): row for row in before.get("rows", [])}
 
     @property
     def rows(self) -> list[dict]:
@@ -125,23 +140,20 @@ class KernelResults:
         row = self._rows.get((job, implementation))
         if row is None:
             return True
-        runs = self._content["runs"]
+        runs = self._described["runs"]
         return is_ours(implementation) and runs[row["run"]]["commit"] != runs[-1]["commit"]
 
     def add(self, job: Job, implementation: str, measured: dict) -> dict:
-        """Add a row, which is in the file on return."""
-        run = {"run": len(self._content["runs"]) - 1}
+        """Add a row, which is on the disk on return."""
+        run = {"run": len(self._described["runs"]) - 1}
         row = vars(job.case) | {"mode": job.mode, "implementation": implementation} | measured | run
         self._rows[job, implementation] = row
-        with replacing(self.path) as file:
-            file.write(self._text().encode())
+        self._unfinished.save(self._described, self.rows)
         return row
 
-    def _text(self) -> str:
-        """Return JSON with one line for each row."""
-        head = json.dumps(self._content | {"rows": []}, indent=1).removesuffix("]\n}")
-        rows = ",\n".join(f"  {json.dumps(row)}" for row in self.rows)
-        return f"{head}\n{rows}\n ]\n}}\n"
+    def finish(self) -> None:
+        """Put the rows in place of the file's."""
+        self._unfinished.finish()
 
 
 def split(row: dict) -> tuple[Job, str]:

@@ -131,10 +131,13 @@ def test_the_graphed_loop_has_a_backward_in_training_alone(mode, monkeypatch):
 
 
 class TestResults:
-    def test_rows_are_in_the_file_at_once_and_name_their_run(self, tmp_path):
+    def test_rows_name_their_run_and_outlive_one_that_is_broken_off(self, tmp_path):
         file = tmp_path / "new" / "kernels.json"
         results(file).add(Job(CASE, FORWARD), "cudnn_fp16", {"error": "no"})
-        results(file, commit="def").add(Job(CASE, FORWARD), "ours", measured(0.5))
+        second = results(file, commit="def")
+        second.add(Job(CASE, FORWARD), "ours", measured(0.5))
+        assert not file.exists()
+        second.finish()
         content = json.loads(file.read_text())
         assert [run["commit"] for run in content["runs"]] == ["abc", "def"]
         assert content["suite"] == "main"
@@ -301,6 +304,7 @@ def suite_file(tmp_path):
                 ready.add(Job(case, mode), "flashrnn_1.0.8", measured(3.2) if case.B < 64 else {"error": "memory"})
                 if case.N == 1:
                     ready.add(Job(case, mode), "cudnn_fp16", measured(1.0, input_ms={"p50": 0.2}))
+        ready.finish()
         return ready.path
 
     return write

@@ -136,6 +136,7 @@ def file(tmp_path):
                 **vars(case), "mode": mode, "implementation": "ours", "run": 0, **measured(ms, estimate_ms=estimate)
             }  # fmt: skip
     results.add(Job(CASE, FORWARD), "ours", {"error": "out of memory"})
+    results.finish()
     return results.path
 
 
