@@ -13,8 +13,8 @@ from data.manifest import REMEDY, TRAIN, VALIDATION, Manifest
 COUNTED_TOKENS = 2**26  # enough for the frequencies of tokens
 _ADVICE = {
     TRAIN: "use more text or a smaller data.context_length",
-    VALIDATION: "of few documents (or 16 KiB pieces of a .txt file) none may be held out: data.val_fraction=0.2 holds "
-    "out more, data.val_split=FILE takes other text; what that has may be too short, or data.context_length too large",
+    VALIDATION: "hold out more documents with data.val_fraction=0.2 (each 16 KiB of a .txt file count as one), name "
+    "other text with data.val_split=FILE, or set a smaller data.context_length",
 }
 
 

@@ -69,7 +69,7 @@ class FlashRNN(nn.Module):
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout must be a probability, got {dropout}")
+            raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
         if dropout and num_layers == 1:
             warnings.warn(f"dropout={dropout} acts between layers, and num_layers is 1", stacklevel=2)
         self.cell = get_cell(function)
@@ -222,7 +222,7 @@ class FlashRNN(nn.Module):
 
     def _check_input(self, x: Tensor, dims: tuple[int, ...]) -> None:
         if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a tensor, or of whole sequences a PackedSequence, got {type(x).__name__}")
+            raise TypeError(f"x must be a tensor or, for whole sequences, a PackedSequence, got {type(x).__name__}")
         if x.dim() not in dims or x.shape[-1] != self.input_size:
             allowed = " or ".join(f"{d}-D" for d in dims)
             raise ValueError(f"x must be {allowed} with {self.input_size} features last, got {list(x.shape)}")

@@ -21,7 +21,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from training.configuration import CONFIGS, composed
+from training import hydra_errors
+from training.configuration import CONFIGS, check_required, composed
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MULTIRUN = ("-m", "--multirun")
@@ -55,6 +56,7 @@ def hydra_command(
                 in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
                 sys.argv = typed
                 with _environment(FULL_ERROR, asked), one_line_errors(overrides if in_sweep else None):
+                    check_required(config, config_name)
                     return job(config)
 
             # Hydra prints its errors with a traceback; with this variable it raises them.
@@ -200,9 +202,9 @@ def _message(error: BaseException) -> str | None:
     if type(error).__module__.startswith("wandb."):
         return f"{text} (of logger=wandb; WANDB_MODE=offline needs no account)"
     if isinstance(error, InstantiationException) and not isinstance(error.__cause__, TypeError | type(None)):
-        return _message(error.__cause__) or _joined(text)  # a constructor raised the cause
+        return _message(error.__cause__) or hydra_errors.message(error)  # a constructor raised the cause
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return _joined(text)
+        return hydra_errors.message(error)
     if isinstance(error.__cause__, OSError):  # logging cannot write to a folder
         return f"{text}: {error.__cause__}"
     if kind == "OutOfMemoryError":
@@ -214,7 +216,3 @@ def _message(error: BaseException) -> str | None:
         return text.strip().rpartition("\n")[2].partition(": ")[2] or text
     expected = YAMLError | ValueError | TypeError | OSError | ArithmeticError | ModuleNotFoundError
     return text if isinstance(error, expected) else None
-
-
-def _joined(text: str) -> str:
-    return " ".join(text.split())

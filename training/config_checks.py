@@ -20,6 +20,7 @@ def check(config: DictConfig) -> None:
     check_complete(config)
     prepare_process(config.threads, config.get("matmul_precision"))  # older configs have none
     check_trainer(config.trainer)
+    check_accelerator(config.trainer)
     check_buildable(config)
 
 
@@ -28,6 +29,8 @@ def check_trainer(trainer: DictConfig) -> None:
     for name, instead in _OURS.items():
         if name in trainer:
             raise ValueError(f"trainer.{name} is set by this program: {instead}")
+    if not isinstance(trainer.max_steps, int):
+        raise ValueError(f"trainer.max_steps={trainer.max_steps} must be an integer, the number of optimizer steps")
     if str(trainer.strategy).startswith(("fsdp", "deepspeed")):
         raise ValueError(f"trainer.strategy={trainer.strategy}: to share weights out, take trainer=fsdp_8 (FSDP2)")
     if str(trainer.strategy).endswith(("spawn", "fork", "notebook")):
@@ -41,6 +44,15 @@ def check_trainer(trainer: DictConfig) -> None:
         raise ValueError(f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be positive; null: no clipping")
     check_evaluation(trainer)
     check_precision(trainer)
+
+
+def check_accelerator(trainer: DictConfig) -> None:
+    """Raise for a training on GPUs where there are none."""
+    if trainer.accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
+        raise ValueError(
+            f"trainer.accelerator={trainer.accelerator}, but PyTorch finds no GPU (python -m flashrnn doctor "
+            "shows why); trainer=single trains on the CPU as well"
+        )
 
 
 _OURS = {

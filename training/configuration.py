@@ -1,5 +1,6 @@
 """The folder of configs, their resolvers, and what is derived from a composed config."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -44,6 +45,15 @@ def check_complete(config: DictConfig) -> None:
         raise ValueError(f"{', '.join(missing)}: give a value, as in {missing[0]}=VALUE")
 
 
+def check_required(config: DictConfig, name: str) -> None:
+    """Raise for keys of configs/<name>.yaml that must be given and are not."""
+    for key in config:
+        if OmegaConf.is_missing(config, key):
+            comment = re.search(rf"^{key}: \?\?\?  # (.*)", keys_of(name), re.MULTILINE)
+            what = f": {comment[1]}" if comment else ""
+            raise ValueError(f"{key}=VALUE is required{what}")
+
+
 def say_overruled(config: DictConfig, hydra: DictConfig) -> None:
     """Print which values of the chosen model's file the experiment has replaced.
 
@@ -59,7 +69,7 @@ def say_overruled(config: DictConfig, hydra: DictConfig) -> None:
     given = {override.partition("=")[0] for override in hydra.overrides.task}
     for key, value in leaves(own, "model").items():
         now = OmegaConf.select(config, key)
-        if key.startswith("model.defaults") or value is None or str(value).startswith("${") or key in given:
+        if key.startswith("model.defaults") or value is None or str(value).startswith(("${", "???")) or key in given:
             continue
         if now != value:
             text = f"{key}={now} by experiment={choices.experiment}, not {value} as in model={choices.model}"

@@ -78,8 +78,8 @@ class Cell:
         new = self.step(*gates, *states)
         new = tuple(new) if isinstance(new, tuple | list) else (new,)
         if len(new) != len(self.states) or not all(isinstance(state, Tensor) for state in new):
-            types = ", ".join(type(state).__name__ for state in new)
-            raise ValueError(f"cell {self.name!r}: step must return a tensor for each of {self.states}, not ({types})")
+            types = ", ".join("a tensor" if isinstance(state, Tensor) else type(state).__name__ for state in new)
+            raise ValueError(f"cell {self.name!r}: step must return a tensor for each of {self.states}, got ({types})")
         return new
 
 

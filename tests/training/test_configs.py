@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
@@ -223,16 +222,6 @@ def test_what_hydra_and_lightning_allow_is_allowed():
     section = config("trainer=h100_8", "trainer.strategy=auto", "trainer.devices=[0,1]", "run_dir=.").trainer
     assert section.strategy == "auto"
     check_trainer(section)
-
-
-def test_unknown_option_lists_the_options():
-    with pytest.raises(MissingConfigException, match=r"model/lsmt[\s\S]*elman[\s\S]*transformer"):
-        config("model=lsmt")
-
-
-def test_unknown_key():
-    with pytest.raises(ConfigCompositionException, match=r"optim\.learning_rate"):
-        config("optim.learning_rate=1")
 
 
 @pytest.mark.parametrize("data", ["text", "mix", "instructions"])

@@ -1,0 +1,40 @@
+import re
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from training import hydra_errors
+from training.configuration import check_required, composed
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model=lsmt", r"no option 'lsmt' \(did you mean lstm\?\); it has .*elman.*transformer"),
+        ("optim.learning_rate=1", r"'optim.learning_rate'; optim has lr, betas, .*\+optim\.learning_rate=VALUE"),
+        ("modle=lstm", r"'modle' \(did you mean model\?\); the config has .*trainer"),
+        ("+experiment=text_tiny", r"without \+, as in experiment=OPTION"),
+        ("data=parity,s3", "-m "),
+        ("optim.lr=1,", r"'optim\.lr=1,' as KEY=VALUE"),
+    ],
+)
+def test_mistakes_in_overrides(override, message):
+    with pytest.raises((HydraException, OSError)) as raised:
+        composed([override])
+    assert "\n" not in (told := hydra_errors.message(raised.value))
+    assert re.search(message, told)
+
+
+def test_unknown_key_of_a_saved_config():
+    saved = OmegaConf.create({"data": {"eval_lengths": [40]}})
+    OmegaConf.set_struct(saved, True)
+    with pytest.raises(OmegaConfBaseException) as raised:
+        OmegaConf.merge(saved, {"data": {"eval_lenghts": [3]}})
+    assert "did you mean data.eval_lengths?" in hydra_errors.message(raised.value)
+
+
+def test_required_keys_are_told_with_their_comment():
+    with pytest.raises(ValueError, match=r"ckpt=VALUE is required: .*last"):
+        check_required(composed([], "evaluate"), "evaluate")
