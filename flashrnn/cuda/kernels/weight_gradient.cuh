@@ -67,6 +67,68 @@ struct RowSource {
   }
 };
 
+// Indices of a block's results in d_R [GR, HEADS, D, D]; negative for padding.
+struct ResultIndices {
+  int first_head, first_gate;
+
+  DEVICE i64 operator()(int unit, int column) const {
+    const int gate = first_gate + unit / PADDED % GATES_AT_ONCE, row = unit % PADDED;
+    const int head = first_head + unit / PADDED / GATES_AT_ONCE;
+    return gate < GR && head < HEADS && row < D && column < D ? ((i64(gate) * HEADS + head) * D + row) * D + column : -1;
+  }
+};
+
+// Adds the products of a stage's rows, at `from` in shared memory, to c. Both matrices are transposed: rows are the product's
+// inner axis.
+DEVICE void add_products(float (&c)[TILES][PADDED / 8][4], u32 from, const u32 (&left)[TILES], u32 right) {
+#pragma unroll
+  for (int k = 0; k < ROWS; k += 16) {
+    u32 a[TILES][4];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) load_four_transposed(a[m], from + left[m] + k * PITCH);
+#pragma unroll
+    for (int n = 0; n < PADDED; n += 16) {
+      u32 b[4];
+      load_four_transposed(b, from + right + k * PITCH + n * BYTES);
+#pragma unroll
+      for (int m = 0; m < TILES; m++) mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+// Stores the sums of a block: in its shared memory for the others of its cluster, or as a partial sum of d_R.
+DEVICE void store_sums(const float (&c)[TILES][PADDED / 8][4], char* memory, float* partial, const ResultIndices& index) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, lane_in_quad = lane % 4;
+#pragma unroll
+  for (int m = 0; m < TILES; m++)
+#pragma unroll
+    for (int n = 0; n < PADDED; n += 8)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int unit = (warp * TILES + m) * 16 + half * 8 + quad, column = n + 2 * lane_in_quad;
+        const float2 pair = make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
+        if (CLUSTER > 1) *reinterpret_cast<float2*>(memory + (unit * RESULTS + column) * 4) = pair;
+        else if (index(unit, column) >= 0) *reinterpret_cast<float2*>(partial + index(unit, column)) = pair;
+      }
+}
+
+// Adds up the sums that the blocks of a cluster have stored, each block for its share of the results.
+DEVICE void reduce_scatter(u32 shared, int rank, float* partial, u32* d_R, const ResultIndices& index) {
+  for (int i = rank * THREADS + threadIdx.x; i < UNITS * PADDED / 4; i += CLUSTER * THREADS) {
+    const int unit = i / (PADDED / 4), column = i % (PADDED / 4) * 4;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int block = 0; block < CLUSTER; block++) {
+      const float4 more = load_remote(remote_address(shared + (unit * RESULTS + column) * 4, block));
+      sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+    }
+    const i64 to = index(unit, column);
+    if (to < 0) continue;
+    if (partial) *reinterpret_cast<float4*>(partial + to) = sum;
+    else *reinterpret_cast<uint2*>(d_R + to / 2) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
+  }
+}
+
 // PARAMETERS: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> partial [K splits, GR, N, D, D],
 // or, where it is null because there is one split, d_R. Batch and time may be swapped in memory: steps are row_t rows apart.
 // Clusters are K splits x gate groups x head groups, and each block of a cluster sums `block_rows` rows.
@@ -84,10 +146,9 @@ flashrnn_weight_gradient(PARAMETERS) {
   const u32 shared = shared_address(memory);
   for (int s = 0; s < STAGES - 1; s++) source.copy(shared + s * STAGE, begin + s * ROWS, end);
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, lane_in_quad = lane % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int head = warp * TILES / HEAD_TILES, first_tile = warp * TILES % HEAD_TILES;
-  // Both matrices are transposed: rows are the product's inner axis. Of the gradients, lanes 8 to 15 pass the next columns and
-  // lanes 16 to 31 the next rows; of h the other way round.
+  // Of the gradients, lanes 8 to 15 pass the next columns and lanes 16 to 31 the next rows; of h the other way round.
   u32 left[TILES];
 #pragma unroll
   for (int m = 0; m < TILES; m++) {
@@ -100,58 +161,19 @@ flashrnn_weight_gradient(PARAMETERS) {
     copy_wait<STAGES - 2>();
     __syncthreads();
     source.copy(shared + (stage ? stage - 1 : STAGES - 1) * STAGE, row + (STAGES - 1) * ROWS, end);
-    const u32 from = shared + stage * STAGE;
-#pragma unroll
-    for (int k = 0; k < ROWS; k += 16) {
-      u32 a[TILES][4];
-#pragma unroll
-      for (int m = 0; m < TILES; m++) load_four_transposed(a[m], from + left[m] + k * PITCH);
-#pragma unroll
-      for (int n = 0; n < PADDED; n += 16) {
-        u32 b[4];
-        load_four_transposed(b, from + right + k * PITCH + n * BYTES);
-#pragma unroll
-        for (int m = 0; m < TILES; m++) mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
-      }
-    }
+    add_products(c, shared + stage * STAGE, left, right);
   }
 
-  // Return the index of a result in d_R; negative for padding.
-  auto offset_in_d_R = [&](int unit, int column) {
-    const int gate = first_gate + unit / PADDED % GATES_AT_ONCE, of = first_head + unit / PADDED / GATES_AT_ONCE, row = unit % PADDED;
-    return gate < GR && of < HEADS && row < D && column < D ? ((i64(gate) * HEADS + of) * D + row) * D + column : -1;
-  };
-  constexpr i64 SIZE = i64(GR) * HEADS * D * D;
-  if constexpr (CLUSTER > 1) {  // results take the memory of inputs
+  const ResultIndices index{first_head, first_gate};
+  if (partial) partial += k_split * (i64(GR) * HEADS * D * D);
+  if constexpr (CLUSTER == 1) {
+    store_sums(c, memory, partial, index);
+  } else {
     copy_wait<0>();
-    __syncthreads();
-  }
-#pragma unroll
-  for (int m = 0; m < TILES; m++)
-#pragma unroll
-    for (int n = 0; n < PADDED; n += 8)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int unit = (warp * TILES + m) * 16 + half * 8 + quad, column = n + 2 * lane_in_quad;
-        const float2 pair = make_float2(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
-        if (CLUSTER > 1) *reinterpret_cast<float2*>(memory + (unit * RESULTS + column) * 4) = pair;
-        else if (offset_in_d_R(unit, column) >= 0) *reinterpret_cast<float2*>(partial + k_split * SIZE + offset_in_d_R(unit, column)) = pair;
-      }
-  if constexpr (CLUSTER > 1) {
+    __syncthreads();  // results take the memory of inputs
+    store_sums(c, memory, partial, index);
     cluster_sync();
-    for (int i = rank * THREADS + threadIdx.x; i < UNITS * PADDED / 4; i += CLUSTER * THREADS) {
-      const int unit = i / (PADDED / 4), column = i % (PADDED / 4) * 4;
-      float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-      for (int block = 0; block < CLUSTER; block++) {
-        const float4 more = load_remote(remote_address(shared + (unit * RESULTS + column) * 4, block));
-        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-      }
-      const i64 to = offset_in_d_R(unit, column);
-      if (to < 0) continue;
-      if (partial) *reinterpret_cast<float4*>(partial + k_split * SIZE + to) = sum;
-      else *reinterpret_cast<uint2*>(d_R + to / 2) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
-    }
+    reduce_scatter(shared, rank, partial, d_R, index);
     cluster_sync();  // no block ends while others read its memory
   }
 }
