@@ -65,7 +65,7 @@ def measured(case: LayerCase, mode: str, device: str) -> dict:
     """Return the times of both networks and their ratio, or why there are none."""
     with tf32(case.precision == "tf32"):
         try:
-            networks, x = network_pair(case, case.dtype, device)
+            networks, x = network_pair(case, case.dtype, device, mode == TRAINING)
             check(case, networks, x)
             calls = {
                 name: call(network, list(weights), x, mode == TRAINING) for name, (network, weights) in networks.items()
@@ -77,13 +77,16 @@ def measured(case: LayerCase, mode: str, device: str) -> dict:
 
 
 def network_pair(
-    case: LayerCase, dtype: torch.dtype, device: str
+    case: LayerCase, dtype: torch.dtype, device: str, training: bool = True
 ) -> tuple[dict[str, tuple[Network, Iterator[Tensor]]], Tensor]:
-    """Return both networks, each with its weights, and an input [T, B, H]."""
+    """Return both networks, each with its weights, and an input [T, B, H].
+
+    Without `training` they are in evaluation mode: otherwise nn.LSTM and nn.GRU keep what only a backward pass needs.
+    """
     torch.manual_seed(0)
     options = {"num_layers": case.num_layers, "bidirectional": case.bidirectional, "dtype": dtype, "device": device}
-    theirs = {"lstm": nn.LSTM, "gru": nn.GRU}[case.cell](case.H, case.H, **options)
-    ours = FlashRNN.from_torch(theirs)
+    theirs = {"lstm": nn.LSTM, "gru": nn.GRU}[case.cell](case.H, case.H, **options).train(training)
+    ours = FlashRNN.from_torch(theirs).train(training)
     x = torch.randn(case.T, case.B, case.H, dtype=dtype, device=device)
     reset = torch.rand(case.B, case.T, device=device) < 1 / 32 if case.reset else None
     stepped = (lambda x: steps(theirs, x, reset)) if case.reset else (lambda x: theirs(x)[0])
