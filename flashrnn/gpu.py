@@ -70,11 +70,11 @@ def named_gpu(name: str) -> Gpu:
 
 @cache
 def device_gpu(index: int) -> Gpu:
-    """Return the GPU behind torch.device("cuda", index), as its driver describes it."""
+    """Return the GPU torch.device("cuda", index), as its driver describes it."""
     p = torch.cuda.get_device_properties(index)
     return Gpu(p.name, (p.major, p.minor), p.multi_processor_count, p.shared_memory_per_block_optin)
 
 
 def nvidia_gpu(device: torch.device) -> Gpu | None:
-    """Return the NVIDIA GPU behind `device`, as its driver describes it; None for another device."""
+    """Return the NVIDIA GPU of `device`, as its driver describes it; None for another device."""
     return None if device.type != "cuda" or torch.version.hip else device_gpu(device.index or 0)

@@ -160,10 +160,10 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_h, *d_new):
-        x, W, *kept = ctx.saved_tensors
+        x, W, *saved = ctx.saved_tensors
         batched_or_with_a_graph = transforms_active() or torch.is_grad_enabled()
         run = _by_operator if batched_or_with_a_graph else _backward
-        d_Wx, d_R, d_b, *d_states = run(ctx.cell, d_h, d_new, *kept)
+        d_Wx, d_R, d_b, *d_states = run(ctx.cell, d_h, d_new, *saved)
         _, _, of_x, of_W, *_ = ctx.needs_input_grad
         d_x, d_W = d_Wx @ W if of_x else None, d_Wx.t() @ x if of_W else None
         return None, None, d_x, d_W, d_R, d_b if ctx.has_bias else None, *d_states

@@ -123,13 +123,13 @@ class _Reductions(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: list[tuple[Tensor, Tensor]] = []  # operand and result
+        self._recorded: list[tuple[Tensor, Tensor]] = []  # operand and result
         self._unit: tuple[slice, ...] | None = None
         self.operands: list[tuple[Tensor, Tensor]] = []  # of the unit: recorded, and in the replay
 
     def given_to(self, unit: tuple[slice, ...]) -> "_Reductions":
         given = _Reductions()
-        given._kept, given._unit = self._kept, unit
+        given._recorded, given._unit = self._recorded, unit
         return given
 
     def __torch_function__(self, function, types, arguments=(), options=None):
@@ -137,9 +137,9 @@ class _Reductions(TorchFunctionMode):
             return function(*arguments, **(options or {}))
         (x,) = arguments
         if self._unit is None:
-            self._kept.append((x.clone(), function(x)))
-            return self._kept[-1][1]
-        operand, result = (kept.expand(3, 4)[self._unit] for kept in self._kept[len(self.operands)])
+            self._recorded.append((x.clone(), function(x)))
+            return self._recorded[-1][1]
+        operand, result = (one.expand(3, 4)[self._unit] for one in self._recorded[len(self.operands)])
         self.operands.append((operand, x.clone()))  # a copy, because the step may change x
         return result
 

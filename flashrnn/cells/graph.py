@@ -143,7 +143,7 @@ class Graph:
         leaf = node.op in ("input", "const")
         return self._insert(node) if leaf else self.add(node.op, *(here[a] for a in node.args))
 
-    def beside(self, other: "Graph") -> "Graph":
+    def joined(self, other: "Graph") -> "Graph":
         """Return a graph with the outputs of both."""
         both = Graph()
         for graph in (self, other):

@@ -52,7 +52,7 @@ def statistics_of(step: Graph, joint: Graph, gates: Sequence[str], states: Seque
     """
     cotangents = [f"d_new_{state}" for state in states]
     after = tuple(state for state in states[1:] if _reduces_over(step, step.outputs[f"new_{state}"]))
-    both = step.beside(joint)
+    both = step.joined(joint)
     news = {both.outputs[f"new_{state}"]: f"after_{state}" for state in after}
     joint = both.extract({name: both.outputs[name] for name in joint.outputs}, news)
     storable = _storable(joint, cotangents)

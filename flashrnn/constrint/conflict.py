@@ -65,12 +65,12 @@ def minimal_conflict(model: Model) -> tuple[Constraint, ...]:
     Starts from the constraints that removed a value during a search that found nothing, since together they prove it;
     then leaves out one after the other where that still gives no solution. One search per constraint of the start.
     """
-    kept = _refutation(model.constraints, model.variables)
-    assert kept is not None, "the model has a solution"
-    for constraint in kept:
-        if constraint in kept:
-            kept = _refutation([other for other in kept if other is not constraint], model.variables) or kept
-    return tuple(kept)
+    core = _refutation(model.constraints, model.variables)
+    assert core is not None, "the model has a solution"
+    for constraint in core:
+        if constraint in core:
+            core = _refutation([other for other in core if other is not constraint], model.variables) or core
+    return tuple(core)
 
 
 def _refutation(constraints: Sequence[Constraint], variables: Sequence[Variable]) -> list[Constraint] | None:

@@ -65,13 +65,13 @@ class Network:
                 continue
             for index, shape in undecided:
                 domain = state.domains[index]
-                kept = _passing(test, state, index, shape)
-                if len(kept) == len(domain):
+                remaining = _passing(test, state, index, shape)
+                if len(remaining) == len(domain):
                     continue
                 self.pruned_by.add(number)
-                if not kept:
+                if not remaining:
                     return False
-                for other in self.assign(state, index, kept):
+                for other in self.assign(state, index, remaining):
                     if other not in queued:
                         queued.add(other)
                         heappush(queue, other)
@@ -135,11 +135,11 @@ def _filtered(test: Test, state: State, index: int, domain: Domain) -> Domain:
         return domain
     low, high, divisors = state.low, state.high, state.divisor
     before = low[index], high[index], divisors[index]
-    kept = []
+    remaining = []
     for value in domain:
         low[index] = high[index] = value
         divisors[index] = abs(value)
         if test(low, high, divisors):
-            kept.append(value)
+            remaining.append(value)
     low[index], high[index], divisors[index] = before
-    return domain if len(kept) == len(domain) else tuple(kept)
+    return domain if len(remaining) == len(domain) else tuple(remaining)

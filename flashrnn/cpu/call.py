@@ -55,16 +55,16 @@ class Prepared(NamedTuple):
 
     def run(self, **arguments: Tensor | Sequence[Tensor] | None) -> None:
         """Run with these arguments, by their names in the kernels; several tensors are an array of their addresses."""
-        words, kept = self.words[:], []
+        words, arrays = self.words[:], []
         workspace = self._workspace()
         words[self.field["workspace"]] = workspace.data_ptr()
         for name, value in arguments.items():
             if isinstance(value, Tensor):
                 words[self.field[name]] = value.data_ptr()
             elif value is not None:
-                kept.append(addresses := array("q", [x.data_ptr() for x in value]))
+                arrays.append(addresses := array("q", [x.data_ptr() for x in value]))
                 words[self.field[name]] = addresses.buffer_info()[0]
-        threads.run(self.kernel.address, threads.Data(words, (workspace, arguments, kept)), self.threads)
+        threads.run(self.kernel.address, threads.Data(words, (workspace, arguments, arrays)), self.threads)
         if self.sizes.steps == 1:
             _spare(self.buffers, state_dtype(self.sizes.dtype)).append(workspace)
 

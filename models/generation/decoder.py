@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashrnn.decoding import ModelStep
 
+from .._compat import copy_each
 from ..backbone import SequenceModel, States
 from ..mixers.step_context import StepContext
 from .fused_step import fused_step
@@ -181,7 +182,7 @@ class Decoder:
             if pair[0] is not pair[1]
         ]
         if parts:
-            torch._foreach_copy_(*map(list, zip(*parts, strict=True)))
+            copy_each(*map(list, zip(*parts, strict=True)))
 
     def _capture(self, window: int) -> None:
         """Capture a step, after a warm-up that compiles its kernels."""
@@ -210,7 +211,7 @@ class Decoder:
         with torch.cuda.stream(stream):
             self._step(window)
         torch.cuda.current_stream().wait_stream(stream)
-        torch._foreach_copy_(tensors, before)
+        copy_each(tensors, before)
 
     def _changing(self) -> list[Tensor]:
         """Return every tensor that a step changes."""

@@ -9,14 +9,14 @@ from .decoder import Decoder, rows_for
 from .sampler import SamplingParams
 from .state_buffers import has_kv_cache
 
-_KEPT = 4
+_DECODERS = 4
 
 
 class DecoderCache:
     """The decoders that a model has used last. A copy of the model starts with none."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple, Decoder] = OrderedDict()
+        self._decoders: OrderedDict[tuple, Decoder] = OrderedDict()
 
     def __deepcopy__(self, memo: dict) -> "DecoderCache":
         return DecoderCache()
@@ -31,12 +31,12 @@ class DecoderCache:
         if device.type == "cpu":  # where nothing is captured, but steps may have copies of weights
             return Decoder(model, params, like, batch, capacity)
         key = params, rows_for(batch), capacity, _captured(model)
-        if key not in self._kept:
-            self._kept[key] = Decoder(model, params, like, key[1], capacity)
-        self._kept.move_to_end(key)
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
-        decoder = self._kept[key]
+        if key not in self._decoders:
+            self._decoders[key] = Decoder(model, params, like, key[1], capacity)
+        self._decoders.move_to_end(key)
+        while len(self._decoders) > _DECODERS:
+            self._decoders.popitem(last=False)
+        decoder = self._decoders[key]
         decoder.free(*range(decoder.rows))
         return decoder
 

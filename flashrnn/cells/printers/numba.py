@@ -8,7 +8,7 @@ import torch
 from flashrnn.cells.definition import Cell
 from flashrnn.cells.graph import REDUCTIONS, Graph, Node
 from flashrnn.cells.printers.functions import Function, functions
-from flashrnn.cells.printers.phases import kept, phases
+from flashrnn.cells.printers.phases import phases, stored_nodes
 from flashrnn.cells.printers.printing import PYTHON, operations, variables, write
 from flashrnn.cells.trace import trace
 
@@ -31,10 +31,10 @@ def cell_loop(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = ""
         rounded = [f"{h} = {rounding}({h})"] if rounding else []
         return _loop(("gates", "states"), _body(forward, gates | states, results) + rounded)
     d_new = {name: f"d_states[{k} * STRIDE + i]" for k, name in enumerate(backward.inputs["d_new"])}
-    kept = {name: name for name in factors.outputs["factors"]}
+    saved = {name: name for name in factors.outputs["factors"]}
     results = dict(zip(backward.outputs["d_g"], gates.values(), strict=True))
     results |= dict(zip(backward.outputs["d_old"], d_new.values(), strict=True))
-    body = _body(factors, gates | states, kept) + _body(backward, kept | d_new, results)
+    body = _body(factors, gates | states, saved) + _body(backward, saved | d_new, results)
     return _loop(("gates", "states", "d_states"), body)
 
 
@@ -97,7 +97,7 @@ def _rows(
     that arrays do not overlap.
     """
     found = phases(graph, (graph.outputs[name] for name in results))
-    stored = [*places, *kept(graph, found)]  # inputs, and nodes of the graph
+    stored = [*places, *stored_nodes(graph, found)]  # inputs, and nodes of the graph
     slot = {name: f"{k} * WIDTH" for k, name in enumerate(stored)}
     arrays = list(dict.fromkeys(array for array, _ in places.values()))
 

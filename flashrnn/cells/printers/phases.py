@@ -37,7 +37,7 @@ def phases(graph: Graph, results: Iterable[int]) -> list[Phase]:
     return found
 
 
-def kept(graph: Graph, found: Iterable[Phase]) -> list[int]:
+def stored_nodes(graph: Graph, found: Iterable[Phase]) -> list[int]:
     """Return the nodes whose values in all units must be stored: what later loops read, and what is reduced."""
     reduced = {graph.nodes[k].args[0] for phase in found for k in phase.reductions}
     reduced = {k for k in reduced if not graph.is_uniform(k) and graph.nodes[k].op != "input"}

@@ -42,19 +42,19 @@ def parameters(spec: ModelSpec) -> Parameters:
 @cache
 def load_step(spec: ModelSpec, device: int) -> tuple[Callable[[int, Mapping[str, Argument]], None], int]:
     """Return launches of the kernel on a GPU, and of how many blocks of threads."""
-    binary, layout = compile_step(spec)
-    kernel = load(binary, parameters(spec), device, 32 * WARPS, shared_bytes(spec, layout), 1, True)
+    binary, chosen = compile_step(spec)
+    kernel = load(binary, parameters(spec), device, 32 * WARPS, shared_bytes(spec, chosen), 1, True)
     return kernel.launch, spec.kernel.gpu.multiprocessors
 
 
 def compile_step(spec: ModelSpec) -> tuple[Binary, StepTiling]:
-    """Return the kernel, compiled for the GPU of the spec, and its layout."""
-    layout = tiling(spec)
+    """Return the kernel, compiled for the GPU of the spec, and its tiling."""
+    chosen = tiling(spec)
     header, arch = "decoding/kernels/step.cuh", spec.kernel.gpu.arch
     made_for = f"a step of {spec.blocks} blocks, {spec.kernel}"
-    return build(source(spec, layout), header, "flashrnn_step", arch, made_for), layout
+    return build(source(spec, chosen), header, "flashrnn_step", arch, made_for), chosen
 
 
-def source(spec: ModelSpec, layout: StepTiling) -> str:
+def source(spec: ModelSpec, chosen: StepTiling) -> str:
     """Return the source before kernels/step.cuh."""
-    return "\n".join((prelude(spec, layout), declaration(parameters(spec))))
+    return "\n".join((prelude(spec, chosen), declaration(parameters(spec))))

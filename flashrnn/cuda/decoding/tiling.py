@@ -24,7 +24,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class StepTiling:
-    """A layout: chunks of weights in the shared memory of a block of threads, and for how many sequences it is."""
+    """A tiling: chunks of weights in the shared memory of a block of threads, and for how many sequences it is."""
 
     slots: int
     sequences: int
@@ -64,7 +64,7 @@ def unsupported_norms(width: int, head_dim: int) -> str | None:
 
 
 def tiling(spec: ModelSpec) -> StepTiling | None:
-    """Return the layout of a model; None if there is none."""
+    """Return the tiling of a model; None if there is none."""
     sequences = 8 if spec.kernel.batch <= 8 else 16
     for slots in range(_MOST_SLOTS, _fewest_slots(spec) - 1, -1):
         found = StepTiling(slots, sequences)

@@ -97,9 +97,9 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
         p.add("shared memory for the sums of biases", of_biases <= shared, unit="bytes")
     if grid:
         p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)
-    kept = resources.registers(spec, tiling) - resources.spillable(spec, grid)
-    p.add("registers per thread", kept <= gpu.registers_per_thread, unit="registers")
-    p.add("registers", kept * 32 * warps <= gpu.registers, unit="registers")
+    needed = resources.registers(spec, tiling) - resources.spillable(spec, grid)
+    p.add("registers per thread", needed <= gpu.registers_per_thread, unit="registers")
+    p.add("registers", needed * 32 * warps <= gpu.registers, unit="registers")
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
     return p, (cost.eighths(spec, tiling, at_once, spec.batch), warps * blocks, -tiling.register_fragments)
