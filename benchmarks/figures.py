@@ -36,12 +36,18 @@ _LABELS = {
     "graphed_loop": "loop in a CUDA graph",
     "haste_0.5.0": "Haste, float32",
 }
+_GAP = 0.7  # between two groups of bars, of the height of a bar
 _OTHER = "black"  # an eleventh color would be the first again
 
 
 def label(implementation: str) -> str:
     """Return what an implementation is called in figures."""
     return _LABELS.get(implementation, implementation)
+
+
+def color(implementation: str) -> str:
+    """Return the colour of an implementation, the same in all figures."""
+    return _COLORS.get(implementation, _OTHER)
 
 
 def write(path: Path) -> list[Path]:
@@ -59,7 +65,8 @@ def draw(content: dict, path: Path) -> None:
         figure = _sweep(jobs, *SWEEPS[suite], with_floor=floors.GPU in gpu)
     else:
         figure = _backends(jobs) if suite == "backends" else _ratios(jobs)
-    _add_legend(figure)
+    if suite not in SWEEPS:
+        _add_legend(figure)
     figure.suptitle(f"{_title(suite, jobs)} ({gpu}, {Counter(job.case.dtype for job in jobs).most_common(1)[0][0]})")
     figure.savefig(path, dpi=150)
 
@@ -82,7 +89,7 @@ def name_curves(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
 def number_log_axis(axis: Axis) -> None:
     """Label the ticks 1, 2 and 5 of each decade of a logarithmic axis as plain numbers."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
+    axis.set_major_formatter(lambda x, _: f"{x:,.12g}")
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -106,67 +113,79 @@ def _sweep(jobs: dict[Job, dict[str, dict]], field: str, label: str, with_floor:
     for job, rows in jobs.items():
         panels.setdefault((job.mode, network(job.case, field)), {})[job] = rows
     columns = list(dict.fromkeys(name for _, name in panels))
-    figure = Figure(figsize=(1 + 4.5 * len(columns), 8), layout="constrained")
+    figure = Figure(figsize=(1 + 5 * len(columns), 8), layout="constrained")
     axes = figure.subplots(len(MODES), len(columns), squeeze=False, sharex=True)
     for (mode, name), panel in panels.items():
         ax = axes[MODES.index(mode)][columns.index(name)]
-        _curves(ax, panel, field)
+        ends = _curves(ax, panel, field)
         if with_floor and mode == FORWARD and name.startswith("lstm"):
-            _floor(ax, panel, field)
+            ends |= _floor(ax, panel, field)
+        name_curves(ax, ends)
         ax.set(title=f"{name}, {mode}", xlabel=label, ylabel="µs per time step")
     return figure
 
 
-def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
+def _curves(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> dict[str, tuple[float, str]]:
+    """Draw a curve for each implementation; return where they end and their colours, by their names."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for job, rows in jobs.items():
         for name, ms in times(rows).items():
             curves.setdefault(name, []).append((getattr(job.case, field), 1000 * ms / job.case.T))
     for name, points in curves.items():
-        ax.plot(*zip(*sorted(points), strict=True), "o-", label=label(name), color=_COLORS.get(name, _OTHER))
+        ax.plot(*zip(*sorted(points), strict=True), "o-", color=color(name))
     ticks = sorted({getattr(job.case, field) for job in jobs})
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(ticks, labels=map(str, ticks))
     number_log_axis(ax.yaxis)
     ax.grid(alpha=0.3)
+    return {label(name): (max(points)[1], color(name)) for name, points in curves.items()}
 
 
-def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> None:
-    """Draw what a bare step takes, and the share of it in our time."""
+def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> dict[str, tuple[float, str]]:
+    """Draw what a bare step takes, and the share of it in our time; return where the curve ends, by its name."""
     least = sorted((getattr(job.case, field), floors.forward_floor(job.case), job) for job in jobs)
-    ax.plot([x for x, *_ in least], [us for _, us, _ in least], "k--", label="bare step, and its share of our time")
+    ax.plot([x for x, *_ in least], [us for _, us, _ in least], "k--")
     for x, us, job in least:
         if ours := times(jobs[job]).get(OURS):
             share = f"{us * job.case.T / (1000 * ours):.0%}"
             ax.annotate(share, (x, us), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
+    return {"bare step (% of ours)": (least[-1][1], "black")}
 
 
 def _backends(jobs: dict[Job, dict[str, dict]]) -> Figure:
     """Draw the time per step of every implementation that has any."""
     found = {job: {name: 1000 * ms / job.case.T for name, ms in times(rows).items()} for job, rows in jobs.items()}
-    figure = Figure(figsize=(12, 7), layout="constrained")
+    figure = Figure(figsize=(12, _height(found)), layout="constrained")
     names = dict.fromkeys(name for values in found.values() for name in values)
     for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
-        _bars(ax, found, mode, {name: f"C{k}" for k, name in enumerate(names)})
+        _bars(ax, found, mode, {name: color(name) for name in names}, ".2g")
         ax.set(title=mode, xlabel="µs per time step", xscale="log")
+        ax.set_xlim(right=1.5 * ax.get_xlim()[1])  # for the numbers
         number_log_axis(ax.xaxis)
     return figure
 
 
-def _bars(ax: Axes, values: dict[Job, dict[str, float]], mode: str, colors: dict[str, str], form: str = "") -> None:
-    """Draw the values of a mode as a group of bars for each case, labelled with the numbers in a format, if given."""
+def _height(values: Mapping[Job, Mapping[str, float]]) -> float:
+    """Return the height in inches of a figure whose bars are high enough for their numbers."""
+    bars = max(sum(_GAP + len(values[job]) for job in values if job.mode == mode) for mode in MODES)
+    return 2 + 0.17 * bars
+
+
+def _bars(ax: Axes, values: dict[Job, dict[str, float]], mode: str, colors: dict[str, str], form: str) -> None:
+    """Draw the values of a mode as a group of bars for each case, labelled with the numbers in a format."""
     shown = {job.case: of_case for job, of_case in values.items() if job.mode == mode}
-    for row, of_case in enumerate(shown.values()):
-        height = 0.85 / max(len(of_case), 1)
+    top, middles = 0.0, []
+    for of_case in shown.values():
+        middles.append(top + (len(of_case) - 1) / 2)
         for k, (name, value) in enumerate(of_case.items()):
-            place = row + (k - (len(of_case) - 1) / 2) * height
-            ax.barh(place, value, height, color=colors[name])
-            if form:
-                ax.text(value, place, f" {value:{form}}", va="center", fontsize=7)
-    for name, color in colors.items():
-        ax.barh(0, 0, color=color, label=label(name))
-    ax.set_yticks(range(len(shown)), labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in shown])
+            ax.barh(top + k, value, 1, color=colors[name])
+            ax.text(value, top + k, f" {value:{form}}", va="center", fontsize=7)
+        top += len(of_case) + _GAP
+    for name, of_name in colors.items():
+        ax.barh(0, 0, color=of_name, label=label(name))
+    ax.set_yticks(middles, labels=[f"{c.function} {c.N}×{c.D} B={c.B}" for c in shown])
+    ax.margins(y=0.01)
     ax.invert_yaxis()
 
 
@@ -191,11 +210,11 @@ def _ratios(jobs: dict[Job, dict[str, dict]]) -> Figure:
     """Draw a bar for every peer's time over ours."""
     ratios = _ratios_of(jobs)
     peers = dict.fromkeys(name for found in ratios.values() for name in found)
-    figure = Figure(figsize=(12, 8), layout="constrained")
+    figure = Figure(figsize=(12, _height(ratios)), layout="constrained")
     for ax, mode in zip(figure.subplots(1, len(MODES)), MODES, strict=True):
-        _bars(ax, ratios, mode, {name: _COLORS.get(name, _OTHER) for name in peers}, ".1f")
+        _bars(ax, ratios, mode, {name: color(name) for name in peers}, ".1f")
         ax.axvline(1, color="black", linewidth=1)
-        ax.margins(x=0.08)
+        ax.margins(x=0.08, y=0.01)
         ax.spines[["top", "right"]].set_visible(False)
         ax.set(title=mode, xlabel="time of the other kernel / time of this project's (line: equal)")
     return figure

@@ -54,8 +54,9 @@ def draw(contents: list[dict], file: Path, models: Sequence[str], published: dic
     figure = Figure(figsize=(2.7 * columns, 2.4 * math.ceil(len(models) / columns) + 0.5), layout="constrained")
     figure.suptitle(_extrapolates(runs, models))
     panels = figure.subplots(math.ceil(len(models) / columns), columns, sharex=True, sharey=True, squeeze=False).flat
-    for model, axes in zip(models, panels, strict=False):
-        points = _grouped(finished(runs, model=model))
+    curves = {model: _grouped(finished(runs, model=model)) for model in models}
+    lowest = min(0.3, chance - 0.1, *(points["accuracy"].min() - 0.03 for points in curves.values()))
+    for (model, points), axes in zip(curves.items(), panels, strict=False):
         accuracy = mean_extrapolated(runs, model=model)
         axes.axvspan(*runs[0]["training_lengths"], color="tab:green", alpha=0.15)
         axes.axhline(chance, color="gray", linestyle=":")
@@ -63,7 +64,7 @@ def draw(contents: list[dict], file: Path, models: Sequence[str], published: dic
         beside = "" if published is None else f", paper {known(published.get(model))}"
         axes.set_title(f"{model_name(model)}: {rounded_down(accuracy)}{beside}")
         axes.title.set_fontsize(9)
-        axes.set(ylim=(min(0.3, chance - 0.1), 1.05), xlim=(0, None))
+        axes.set(ylim=(max(lowest, -0.05), 1.05), xlim=(0, None))
     for axes in list(panels):  # those that no model is left for
         axes.set_axis_off()
     figure.supxlabel("length of the sequence (green: training lengths; dotted: chance)", fontsize=9)
@@ -77,6 +78,7 @@ def _extrapolates(runs: list[dict], models: Sequence[str]) -> str:
     low, high = (f(run["ranges"][k]["lengths"][k] for run in runs) for f, k in ((min, 0), (max, -1)))
     shortest, longest = runs[0]["training_lengths"]
     who = " and ".join(filter(None, [", ".join(right[:-1]), *right[-1:]])) or "No model"
+    who = who.capitalize() if who.islower() else who
     verb = "extrapolate" if len(right) > 1 else "extrapolates"
     return f"{who} {verb} from lengths of {shortest} to {longest} to lengths of {low} to {high}"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cases import SWEEPS, TRAINING, network
-from benchmarks.figures import label
+from benchmarks.figures import color, label, name_curves
 from benchmarks.ours import NAME as OURS
 from benchmarks.results import by_job
 from benchmarks.table import times
@@ -40,27 +40,30 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
-    """Draw milliseconds of an LSTM over what each suite varies: a colour per implementation, a line style per
-    network."""
+    """Draw milliseconds of an LSTM over what each suite varies: a colour per implementation, a column of panels per
+    suite and a row per network."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5 * len(contents), 5), layout="constrained")
-    figure.suptitle(f"LSTM, {TRAINING}: time over length, batch size and head size")
     every = [
         {(kept, name): points for (kept, mode, name), points in _curves(content).items() if _is_drawn(kept, mode)}
         for content in contents
     ]
-    names, networks = (list(dict.fromkeys(key[k] for curves in every for key in curves)) for k in (1, 0))
-    styles = {network: ("-", "--", ":")[k % 3] for k, network in enumerate(networks)}
-    shown = {}
-    for axes, content, curves in zip(figure.subplots(1, len(contents), squeeze=False)[0], contents, every, strict=True):
-        for (kept, name), points in curves.items():
-            style = {"color": f"C{names.index(name)}", "linestyle": styles[kept], "marker": "o", "markersize": 4}
-            (shown[f"{label(name)}, {kept}"],) = axes.plot(*zip(*points, strict=True), **style)
+    rows = max(len({kept for kept, _ in curves}) for curves in every)
+    figure = Figure(figsize=(5.5 * len(contents), 1 + 3.8 * rows), layout="constrained")
+    panels = figure.subplots(rows, len(contents), squeeze=False)
+    for column, content, curves in zip(panels.T, contents, every, strict=True):
         varied = SWEEPS[content["suite"]][1]
-        milliseconds_over(axes, varied, (size for points in curves.values() for size, _ in points))
-        axes.set_title(_growth(varied, curves), fontsize=10)
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, fontsize=8)
+        networks = list(dict.fromkeys(kept for kept, _ in curves))
+        for axes, kept in zip(column, networks, strict=False):
+            shown = {name: points for (of_network, name), points in curves.items() if of_network == kept}
+            for name, points in shown.items():
+                axes.plot(*zip(*points, strict=True), "o-", color=color(name))
+            milliseconds_over(axes, varied, (size for points in shown.values() for size, _ in points))
+            name_curves(axes, {label(name): (points[-1][1], color(name)) for name, points in shown.items()})
+            axes.set_title(f"{kept}; {_growth(varied, shown.get(OURS, []))}", fontsize=10)
+        for axes in column[len(networks) :]:
+            axes.set_axis_off()
+    figure.suptitle(_finding(every))
     figure.savefig(file, dpi=150)
 
 
@@ -68,14 +71,20 @@ def _is_drawn(kept: str, mode: str) -> bool:
     return mode == TRAINING and kept.startswith("lstm")
 
 
-def _growth(varied: str, curves: dict[tuple[str, str], list[tuple[int, float]]]) -> str:
+def _growth(varied: str, ours: list[tuple[int, float]]) -> str:
     """Return how our time grows from the smallest to the largest size."""
-    ours = [points for (_, name), points in curves.items() if name == OURS and len(points) > 1]
-    if not ours:
+    if len(ours) < 2:
         return varied
-    growth = sorted(points[-1][1] / points[0][1] for points in ours)
-    reached = " to ".join(dict.fromkeys(f"{factor:.1f}" for factor in (growth[0], growth[-1])))
-    return f"{varied} × {ours[0][-1][0] / ours[0][0][0]:g}: this project's time × {reached}"
+    (least, first), (most, last) = ours[0], ours[-1]
+    return f"{varied} × {most / least:g}: this project's time × {last / first:.1f}"
+
+
+def _finding(every: list[dict[tuple[str, str], list[tuple[int, float]]]]) -> str:
+    """Return whether our time grows less than what is varied, as a title."""
+    ours = [points for curves in every for (_, name), points in curves.items() if name == OURS and len(points) > 1]
+    slower = ours and all(points[-1][1] / points[0][1] < points[-1][0] / points[0][0] for points in ours)
+    grows = "this project's time grows by a smaller factor than the size" if slower else "time over size"
+    return f"LSTM, {TRAINING}: {grows}"
 
 
 COMPLEXITY = Reproduction(

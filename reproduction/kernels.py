@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks import numerical_error
 from benchmarks.cases import FORWARD, HIDDEN, MODES, TRAINING, Case, Job
-from benchmarks.figures import label
+from benchmarks.figures import color, label, name_curves
 from benchmarks.markdown import markdown
 from benchmarks.ours import NAME as OURS
 from benchmarks.results import by_job, device_folder
@@ -81,9 +81,8 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
     measured = {job: rows for job, rows in jobs(contents).items() if (job.case.B, job.case.T) == (16, 1024)}
-    names = list(dict.fromkeys(name for rows in measured.values() for name in times(rows)))
     cells = list(dict.fromkeys(row["function"] for row in contents[0]["rows"]))
-    figure = Figure(figsize=(max(7, 5.5 * len(cells)), 9), layout="constrained")
+    figure = Figure(figsize=(max(7, 6 * len(cells)), 9), layout="constrained")
     for row, mode in zip(figure.subplots(len(MODES), len(cells), squeeze=False), MODES, strict=True):
         for axes, cell in zip(row, cells, strict=True):
             here = {
@@ -91,13 +90,15 @@ def _draw_speed(contents: list[dict], file: Path) -> None:
                 for job, rows in measured.items()
                 if job.mode == mode and job.case.function == cell
             }
-            for k, name in enumerate(names):
+            ends = {}
+            for name in dict.fromkeys(name for ms in here.values() for name in ms):
                 points = sorted((size, ms[name]) for size, ms in here.items() if name in ms)
-                axes.plot(*zip(*points, strict=True) if points else ((), ()), "o-", color=f"C{k}", label=label(name))
+                axes.plot(*zip(*points, strict=True), "o-", color=color(name))
+                ends[label(name)] = points[-1][1], color(name)
             milliseconds_over(axes, "head size", here)
+            name_curves(axes, ends)
             axes.set_title(f"{cell}, {mode}")
     figure.suptitle(f"{_finding(measured)} (768 units, batch 16, 1024 steps, bfloat16)")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(cells))
     figure.savefig(file, dpi=150)
 
 

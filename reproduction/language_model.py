@@ -111,9 +111,11 @@ def _draw(contents: list[dict], file: Path) -> None:
     rows, runs = paper("language_model"), runs_of(contents)
     trained = [(ours(runs, row), row) for row in rows]
     for place, (run, row) in enumerate(trained):
-        axes.barh(place - 0.2, TOKENS / row["step"] / GPUS, 0.4, color="tab:orange")
+        published = TOKENS / row["step"] / GPUS
+        axes.barh(place - 0.2, published, 0.4, color="tab:orange")
         if run:
             axes.barh(place + 0.2, speed(run), 0.4, color="tab:blue")
+            axes.text(speed(run), place + 0.2, f" {speed(run) / published:.1f} ×", va="center", fontsize=8)
     devices = ", ".join(dict.fromkeys(run["environment"]["device"] for run, _ in trained if run))
     axes.barh(0, 0, color="tab:orange", label="paper, each of 8 H100")
     axes.barh(0, 0, color="tab:blue", label=f"this project, one {devices}")

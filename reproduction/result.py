@@ -159,8 +159,8 @@ def write(name: str, reproduction: Reproduction, files: Sequence[Path], out: Pat
     paragraphs = [
         f"# {title}",
         reproduction.what,
-        table,
         f"![{title}]({figure.name})",
+        table,
         *reproduction.notes(contents),
         *origins,
         *([OF_OPTIONS] if any(" --" in text for text in origins) else []),

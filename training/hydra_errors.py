@@ -14,6 +14,8 @@ def message(error: Exception) -> str:
     """Return the message of an error of Hydra or OmegaConf in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
+        if "=" not in error.override:
+            return f"{error.override!r} is not of the form KEY=VALUE"
         return f"cannot read {error.override!r} as KEY=VALUE; quote special characters twice, as in {QUOTED}"
     if isinstance(error, MissingConfigException) and error.options:
         return _unknown_option(error)

@@ -79,6 +79,7 @@ def draw_storage(file: Path) -> None:
 
     gpu = named_gpu("H100")
     figure = Figure(figsize=(11, 7), layout="constrained")
+    figure.suptitle("A block stores its part of R in registers, and what does not fit there in shared memory")
     for axes, direction in zip(figure.subplots(2, 1, sharex=True), ("forward", "backward"), strict=True):
         chosen = [next(plans(direction, "lstm", max(1, HIDDEN // D), D, BATCH, torch.bfloat16, gpu)) for D in HEADS]
         in_registers = [_FRAGMENT * plan.register_fragments * plan.warps / 1024 for plan in chosen]
@@ -101,7 +102,8 @@ def draw_steps(file: Path) -> None:
     """Draw what the warps of a block do in a forward step, and what is overlapped with it."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 4.7), layout="constrained")
+    figure.suptitle("Loads and stores are overlapped with a step; product, sums, cells and exchange of h are not")
     for axes, (title, lanes) in zip(figure.subplots(len(STEPS), 1), STEPS.items(), strict=True):
         for row, parts in enumerate(reversed(lanes.values())):
             for part in parts:

@@ -396,7 +396,7 @@ class TestCommandLine:
         assert "NAME, one of calls, counters" in self.refused(monkeypatch)
         assert "layers" in self.refused(monkeypatch, "lstm")
         assert "files=[FILE" in self.refused(monkeypatch, "figures")
-        assert "Could not override 'cases'" in self.refused(monkeypatch, "layers", "cases=[x]")
+        assert "no key 'cases' (did you mean case?)" in self.refused(monkeypatch, "layers", "cases=[x]")
 
     def test_says_which_cases_there_are(self, monkeypatch):
         assert re.search("'batch' .*'x'", self.refused(monkeypatch, "kernels", "suite=batch", "case=[x]"))
