@@ -387,7 +387,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_others(recipe, whole, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr("data.shards.replacing", full)
-        with pytest.raises(OSError, match=r"no space left.*train-00002\.bin"):
+        with pytest.raises(OSError, match=r"train-00002\.bin"):
             prepare(recipe, tmp_path / "full", 0)
     folder = recipe.folder(tmp_path / "full")
     assert not list(folder.glob("*.partial"))

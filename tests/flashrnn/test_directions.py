@@ -90,6 +90,6 @@ def test_the_solver_knows_whether_there_is_room(batch, at_once):
 
 
 def test_explain_says_so(faster):
-    assert "both directions at once" in pair().explain(16)
+    assert "both directions" in pair().explain(16)
     assert "both directions" not in FlashRNN(5, 6).explain(16)
     assert "both directions" not in pair().explain(16, reset=True)

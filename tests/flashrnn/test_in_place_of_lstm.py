@@ -55,7 +55,7 @@ def test_an_empty_batch_can_be_stepped():
 
 @pytest.mark.parametrize("network", [0, 1], ids=["theirs", "ours"])
 def test_sequences_without_steps_are_refused(pair, network):
-    with pytest.raises((RuntimeError, ValueError), match=r"larger than 0|at least one step"):
+    with pytest.raises((RuntimeError, ValueError), match=r"\b0\b|\bone step\b"):
         pair[network](randn(0, 2, 5))
 
 

@@ -214,7 +214,7 @@ def test_results_are_not_lost_to_a_collection_of_other_runs(tmp_path):
 def test_a_row_is_of_runs_that_differ_in_their_seeds_alone(tmp_path, other):
     leave_run(tmp_path / "0_lstm")
     leave_run(tmp_path / "other", **other)
-    with pytest.raises(ValueError, match=r"lstm on parity .*`model=lstm` and `"):
+    with pytest.raises(ValueError, match=r"lstm .*parity .*`model=lstm`.*`"):
         PARITY.measure(Options(runs=tmp_path, out=tmp_path))
 
 
@@ -565,7 +565,7 @@ def test_without_a_gpu_one_line_says_what_can_be_done(monkeypatch):
         ([], "parity"),
         (["lstm"], "parity"),
         (["parity", "job=2"], "'job'"),
-        (["parity", "train.model.d_model"], r"'model\.d_model' is not .* KEY=VALUE"),
+        (["parity", "train.model.d_model"], r"'model\.d_model'"),
         (["kernel_speed", "train.model.d_model=8"], r"train\.KEY: .*parity"),
         (["roofline", "jobs=2"], "jobs: .*parity"),
         (["parity", "runs=x", f"files=[{__file__}]"], "runs: .*files="),

@@ -32,7 +32,7 @@ def test_unknown_key_of_a_saved_config():
     OmegaConf.set_struct(saved, True)
     with pytest.raises(OmegaConfBaseException) as raised:
         OmegaConf.merge(saved, {"data": {"eval_lenghts": [3]}})
-    assert "did you mean data.eval_lengths?" in hydra_errors.message(raised.value)
+    assert "data.eval_lengths?" in hydra_errors.message(raised.value)
 
 
 def test_required_keys_are_told_with_their_comment():

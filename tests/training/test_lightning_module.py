@@ -174,7 +174,7 @@ def test_training_stops_when_the_loss_is_not_finite(tmp_path, value):
     module = tiny_module()
     with torch.no_grad():
         module.model.head.weight[0, 0] = value
-    with pytest.raises(FloatingPointError, match=r"training loss .*nan at step 0.*optim\.lr"):
+    with pytest.raises(FloatingPointError, match=r"nan .*0.*optim\.lr"):
         tiny_trainer(tmp_path).fit(module, loader(batch()))
     with pytest.raises(FloatingPointError, match=r"val loss .*nan"):
         tiny_trainer(tmp_path).validate(module, loader(batch()))

@@ -188,7 +188,7 @@ def test_a_file_without_prompts(exported, tmp_path):
     "options", [{"prompts": "a"}, {"out": "b"}, {"prompts": "a", "out": "b", "prompt": "c"}], ids=" ".join
 )
 def test_a_prompt_or_a_file_of_prompts(options):
-    with pytest.raises(ValueError, match=r"prompt.*prompts and out"):
+    with pytest.raises(ValueError, match=r"prompt.*prompts.*out"):
         generate("anywhere", **options)
 
 
