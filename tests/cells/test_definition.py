@@ -162,7 +162,7 @@ def test_registered_cell_is_known_by_name_and_a_later_one_wins():
 
 @pytest.mark.usefixtures("_registry")
 def test_names_of_built_in_cells_stay_theirs():
-    with pytest.raises(ValueError, match="'lstm' .*built-in"):
+    with pytest.raises(ValueError, match=r"'lstm' .*built-in"):
         register(Cell("lstm", lambda f, h: f + h, states=("h",)))
 
 

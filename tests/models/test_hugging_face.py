@@ -230,7 +230,7 @@ class TestGenerate:
 
 
 def test_only_language_models_have_a_config():
-    with pytest.raises(ValueError, match="2 .*3"):
+    with pytest.raises(ValueError, match=r"2 .*3"):
         FlashRNNConfig.from_hydra({"vocab_size": 3, "num_classes": 2})
 
 
