@@ -68,7 +68,9 @@ def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dt
         return False
     for weight in (product.weight, recurrent.R, recurrent.b):
         if weight is not None and not (
-            type(weight) in PLAIN and weight.device == x.device and dtype_under_autocast(weight) == dtype
+            type(weight) in PLAIN
+            and weight.device == x.device
+            and (weight.dtype == x.dtype or dtype_under_autocast(weight) == dtype)
         ):
             return False
     sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()
@@ -83,7 +85,7 @@ def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
         return None
     if not all(_is_plain(s) and s.shape == shape and s.device == device and s.is_floating_point() for s in given):
         return None
-    return torch.stack(tuple(given)).unflatten(-1, (network.num_heads, -1))
+    return torch.stack(tuple(given)).view(len(given), *shape[:2], network.num_heads, -1)
 
 
 def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, states, reset) -> tuple[Tensor, ...]:
