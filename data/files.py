@@ -1,9 +1,9 @@
 """Rows of files: JSON lines or plain text, compressed or not, and parquet.
 
-The loaders of `datasets` are for other files than corpora of the web. That of JSON ends where a column that nobody asked
-for changes its type, that of text holds a whole file in memory, all take a name with brackets for a pattern, and their
-errors name no file. A row here also says how many bytes were read, which is the progress (docs/dev/log.md, "Reading JSON
-lines ourselves"). What `datasets` does on these rows is their division among readers, and going on where one ended.
+The loaders of `datasets` do not serve corpora of the web. That of JSON ends where a column that nobody asked for
+changes its type, that of text holds a whole file in memory, all take a name with brackets for a pattern, and their
+errors name no file. A row here also has the number of bytes that were read, which is the progress. Measurements are in
+docs/dev/log.md, "Reading JSON lines ourselves". `datasets` divides the rows among readers, and goes on where one ended.
 """
 
 import bz2

@@ -21,64 +21,82 @@ from flashrnn.problem import Backend, Problem, dtype_name, tf32_allowed
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m flashrnn", description="Test backends, plan for GPUs, compile kernels.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser(
+    for add in (add_doctor, add_limits, add_tilings, add_explain, add_tune, add_warmup):
+        add(commands)
+    given = parser.parse_args(arguments)
+    return given.run(given)
+
+
+def add_doctor(commands) -> None:
+    command = commands.add_parser(
         "doctor",
         help="print GPU, driver, versions and cache folder, and test each backend",
         description="Print hardware, software and the calls that each backend supports on this machine, and test each "
         "backend. Exit with status 1 if a test fails.",
     )
-    largest = commands.add_parser(
+    command.set_defaults(run=print_doctor)
+
+
+def add_limits(commands) -> None:
+    command = commands.add_parser(
         "limits",
         help="print the largest heads that fit on the chip, by GPU, cell and dtype",
         description="Print the largest heads of backend cuda_fused, computed by its solver. No GPU is needed.",
     )
-    largest.add_argument("--json", action="store_true", help="print JSON, a list of objects")
-    tilings = commands.add_parser(
+    command.add_argument("--json", action="store_true", help="print JSON, a list of objects")
+    command.set_defaults(run=print_limits)
+
+
+def add_tilings(commands) -> None:
+    command = commands.add_parser(
         "tilings",
         help="print the best tilings of backend cuda_fused for given sizes, with estimated times",
         description="Print the best tilings by the solver's estimate, forward and backward. No GPU is needed.",
     )
-    add_sizes(tilings)
-    add_count(tilings)
-    tilings.add_argument("--gpu", choices=NAMED, help="(default: this machine's)")
-    explained = commands.add_parser(
+    add_sizes(command)
+    add_count(command)
+    command.add_argument("--gpu", choices=NAMED, help="(default: this machine's)")
+    command.set_defaults(run=print_tilings)
+
+
+def add_explain(commands) -> None:
+    command = commands.add_parser(
         "explain",
         help="print the backend of a call of given sizes, and the reason",
         description="Print the backend of a call, why no faster one is used, and its tilings. No GPU is needed.",
     )
-    add_sizes(explained)
-    explained.add_argument("--gpu", choices=NAMED, help="(default: this machine's, or its CPU)")
-    explained.add_argument("--inference", action="store_true", help="without a backward pass")
-    explained.add_argument("--reset", action="store_true", help="with a reset mask or packed sequences")
-    tuned = commands.add_parser(
+    add_sizes(command)
+    command.add_argument("--gpu", choices=NAMED, help="(default: this machine's, or its CPU)")
+    command.add_argument("--inference", action="store_true", help="without a backward pass")
+    command.add_argument("--reset", action="store_true", help="with a reset mask or packed sequences")
+    command.set_defaults(run=print_explanation)
+
+
+def add_tune(commands) -> None:
+    command = commands.add_parser(
         "tune",
         help="time the best tilings of backend cuda_fused for given sizes on this GPU, and store the fastest",
         description="Time the tilings with the best estimates on this GPU, forward and backward, and store the fastest "
         "in the cache folder for later processes. It takes up to a minute.",
     )
-    add_sizes(tuned)
-    add_count(tuned)
-    ahead = commands.add_parser(
+    add_sizes(command)
+    add_count(command)
+    command.set_defaults(run=print_tuning)
+
+
+def add_warmup(commands) -> None:
+    command = commands.add_parser(
         "warmup",
         help="compile all kernels that calls of given sizes need, for this machine or a GPU by name",
         description="Compile all kernels that calls of given sizes need, and store them in the cache folder for later "
         "processes. No GPU is needed if --gpu names one.",
     )
-    add_sizes(ahead, several=True)
-    ahead.add_argument("--inference", action="store_true", help="without the kernels of the backward")
-    ahead.add_argument("--reset", action="store_true", help="for calls with a reset mask or packed sequences")
-    ahead.add_argument("--backend", default="auto", help="a backend's name (default: auto)")
-    ahead.add_argument("--gpu", choices=NAMED, help="(default: this machine's GPU, or its CPU)")
-    given = parser.parse_args(arguments)
-    if given.command == "tilings":
-        return print_tilings(given)
-    if given.command == "explain":
-        return print_explanation(given)
-    if given.command == "warmup":
-        return print_warmup(given)
-    if given.command == "tune":
-        return print_tuning(given)
-    return print_doctor() if given.command == "doctor" else print_limits(given.json)
+    add_sizes(command, several=True)
+    command.add_argument("--inference", action="store_true", help="without the kernels of the backward")
+    command.add_argument("--reset", action="store_true", help="for calls with a reset mask or packed sequences")
+    command.add_argument("--backend", default="auto", help="a backend's name (default: auto)")
+    command.add_argument("--gpu", choices=NAMED, help="(default: this machine's GPU, or its CPU)")
+    command.set_defaults(run=print_warmup)
 
 
 def add_sizes(command: argparse.ArgumentParser, several: bool = False) -> None:
@@ -159,17 +177,17 @@ def print_warmup(given: argparse.Namespace) -> int:
     return 0
 
 
-def print_limits(as_json: bool) -> int:
+def print_limits(given: argparse.Namespace) -> int:
     rows = []
     for gpu in limits.known_gpus():
         print(f"solving for {gpu.name} ...", file=sys.stderr, flush=True)
         rows += limits.limits(gpu)
     as_data, as_text = [asdict(row) for row in rows], columns(limits.table(rows))
-    print(json.dumps(as_data, indent=1) if as_json else f"{as_text}\n\n{limits.NOTE}")
+    print(json.dumps(as_data, indent=1) if given.json else f"{as_text}\n\n{limits.NOTE}")
     return 0
 
 
-def print_doctor() -> int:
+def print_doctor(_: argparse.Namespace) -> int:
     print(columns([[f"{name}:", value] for name, value in doctor.environment().items()]))
     for device in doctor.devices():
         print_answers(device)

@@ -264,7 +264,7 @@ def add_up_gates(x, biases, weights, h, tile, step, C: tl.constexpr):
 
 @triton.jit
 def store_gates(gates, sums, tile, step, C: tl.constexpr):
-    """Return every gate of a step."""
+    """Store every gate of a step."""
     for j in tl.static_range(C.GATES):
         store_saturated(in_rows(gates, tile, step, j, C.GATES, C), sums[j], tile)
 
