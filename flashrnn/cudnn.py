@@ -25,25 +25,25 @@ _MODES = {LSTM: 2, GRU: 3}  # cudnnRNNMode_t
 
 
 class From(NamedTuple):
-    """The smallest problem for which cuDNN is faster."""
+    """The smallest problem of a range of sizes for which cuDNN is faster."""
 
     size: int  # units of a layer
     work: int  # sequences times units², the multiplications by one gate's matrix in a step
 
 
 _FASTER = {
-    ("half", LSTM, False): From(1024, 2**28),
-    ("half", LSTM, True): From(1024, 2**28),
-    ("half", GRU, False): From(1024, 2**29),
-    ("half", GRU, True): From(1024, 2**29),
-    ("tf32", LSTM, False): From(512, 2**28),
-    ("tf32", LSTM, True): From(512, 2**28),
-    ("tf32", GRU, False): From(512, 2**28),
-    ("tf32", GRU, True): From(1024, 2**28),
+    ("half", LSTM, False): (From(1024, 2**28),),
+    ("half", LSTM, True): (From(1024, 2**28),),
+    ("half", GRU, False): (From(1024, 2**29),),
+    ("half", GRU, True): (From(1024, 2**29),),
+    ("tf32", LSTM, False): (From(512, 2**28), From(256, 2**29)),
+    ("tf32", LSTM, True): (From(512, 2**28),),
+    ("tf32", GRU, False): (From(512, 2**28),),
+    ("tf32", GRU, True): (From(1024, 2**28),),
 }
 """By precision, cell and whether there is a backward pass, measured on an H100 with cuDNN 9.19 (docs/backends.md).
 cuDNN is never faster in float32 without TF32."""
-_LEAST = min(start.work for start in _FASTER.values())
+_LEAST = min(start.work for ranges in _FASTER.values() for start in ranges)
 
 
 @cache
@@ -55,10 +55,10 @@ def is_faster(
     The answer is no on GPUs of other generations than Hopper, where it has not been measured.
     """
     precision = "tf32" if tf32 else "half" if dtype in (torch.float16, torch.bfloat16) else None
-    start = _FASTER.get((precision, cell, training))
-    if start is None or gpu is None or gpu.capability != (9, 0):
+    if gpu is None or gpu.capability != (9, 0):
         return False
-    if size < start.size or batch * size**2 < start.work:
+    ranges = _FASTER.get((precision, cell, training), ())
+    if not any(size >= start.size and batch * size**2 >= start.work for start in ranges):
         return False
     what = dtype_name(dtype) + (" with TF32" if tf32 else "")
     logger.info("%s, %d units, %d sequences, %s: by cuDNN, which is faster", cell.name, size, batch, what)

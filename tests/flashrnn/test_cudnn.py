@@ -114,6 +114,8 @@ def test_it_is_taken_where_a_step_has_much_to_compute(cell, caplog):
     assert faster(cell, 512, 4096, torch.float32, tf32=True)
     assert not faster(cell, 2048, 1)
     assert not faster(cell, 256, 8192)
+    assert faster(cell, 256, 8192, torch.float32, tf32=True) == (cell is LSTM)
+    assert not faster(cell, 256, 8192, torch.float32, tf32=True, training=True)
 
 
 def test_nobody_has_measured_it_elsewhere():
