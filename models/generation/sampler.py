@@ -92,7 +92,8 @@ class Sampler:
 
     def _drawn(self, scores: Tensor) -> Tensor:
         """Sample by an exponential race (the Gumbel-max trick): the time of a token of weight w has mean 1 / w."""
-        scores, tokens = self._candidates(scores / self.params.temperature)
+        temperature = self.params.temperature
+        scores, tokens = self._candidates(scores if temperature == 1 else scores / temperature)
         entries = self._constants if tokens is None else self._constants[tokens]
         times = row_random.exponential(self.keys, entries)
         row_random.next_keys_(self.keys)
