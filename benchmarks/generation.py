@@ -84,7 +84,7 @@ class TokenClock(BaseStreamer):
 def rows(models: Sequence[str], contexts: Sequence[int], known: Iterable[dict] = ()) -> Iterator[dict]:
     """Greedy generate() after random tokens by models with random weights. ms_per_token: of a step that appends a token
     to every sequence; tokens_per_s: of all sequences together. first_token_s: reading the context and choosing the
-    first token. On a GPU these are medians of five calls, behind more than 65,536 tokens of one. first_call_s: of the
+    first token. On a GPU these are medians of five calls, after more than 65,536 tokens of one. first_call_s: of the
     first call of a model, which compiles what its process has not compiled before. peak_mib: of memory beside the
     weights; cache_mib: of the cache. reading_ms: of reading once the weights that a token needs, at the bandwidth of a
     copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16; on a CPU 4 blocks of width 256 in float32, processor

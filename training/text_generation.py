@@ -152,8 +152,8 @@ def generate_file(
                 number += len(answer.tokens)
                 bar.update()
     except torch.OutOfMemoryError as error:
-        room = str(error).partition(". ")[0]
-        raise ValueError(f"slots={slots}: {room}: give fewer; {file.answered} answers are in {out}") from error
+        reason = str(error).partition(". ")[0]
+        raise ValueError(f"slots={slots}: {reason}: give fewer; {file.answered} answers are in {out}") from error
     seconds = time.perf_counter() - start
     print(f"({number} tokens, {number / seconds:.0f} per second)", file=sys.stderr)
 

@@ -116,7 +116,7 @@ def test_every_operator_and_constant(tmp_path):
 
 
 def test_math_cuh_has_every_operator():
-    """NVRTC takes the same text, with the instructions of the GPU behind the operators."""
+    """NVRTC takes the same text, with the instructions of the GPU for the operators."""
     graph = every_operator()
     function = device_function(graph, "operators", {"a": "xy"}, {"out": list(graph.outputs)})
     size = len(graph.outputs)

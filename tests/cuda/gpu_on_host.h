@@ -241,7 +241,7 @@ inline float __shfl_sync(u32, float x, int lane) {
 
 // Shared memory: an address is the block's rank in its group, and how far from the beginning.
 
-constexpr int RANK = 20;  // bits of an address behind the rank
+constexpr int RANK = 20;  // bits of an address below the rank
 inline u32 shared_address(const void* p) {
   const i64 offset = static_cast<const char*>(p) - block->shared;
   CHECK(offset >= 0 && offset <= block->bytes);

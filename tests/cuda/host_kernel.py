@@ -37,7 +37,7 @@ BY_DEFINITION = (
 
 
 def compile_for_host(entry: str, prelude: str, header: str, more: str = "") -> Callable[[], Path]:
-    """A program that runs the kernel `entry` of the file `header`, or of `more` behind it; compiled where it is run."""
+    """A program that runs the kernel `entry` of the file `header`, or of `more` after it; compiled where it is run."""
     scalar, constants = prelude.split("\n", 1)
     main = f"int main(int, char** names) {{ return launch_from(names[1], {entry}); }}"
     kernel = _included(header, set(BY_DEFINITION))

@@ -67,7 +67,7 @@ def test_the_standard_library_without_its_tests():
     assert not any(re.search(r"/(tests?|site-packages)/", name.removeprefix(root)) for name in files)
 
 
-def test_max_bytes_cuts_behind_the_document_that_reaches_it(tmp_path):
+def test_max_bytes_cuts_after_the_document_that_reaches_it(tmp_path):
     corpus = Corpus(write_rows(tmp_path / "a.jsonl", [{"text": "ä" * 10}] * 5))  # 20 bytes each
     assert [len(list(Documents(corpus, max_bytes=max_bytes))) for max_bytes in (1, 20, 21, 1000)] == [1, 1, 2, 5]
 

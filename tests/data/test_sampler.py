@@ -32,7 +32,7 @@ def test_an_epoch_is_a_new_permutation_without_its_last_incomplete_batch():
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 6, 7, 11])
-def test_continues_behind_what_was_consumed(taken):
+def test_continues_after_what_was_consumed(taken):
     whole = ResumableSampler(50, 8, seed=0)
     batches = epoch(whole)
     whole.consumed = 48

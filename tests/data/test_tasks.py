@@ -94,8 +94,8 @@ def test_every_token_and_label_comes_up(name):
 def test_sequences_ask_something_early_and_near_their_end(name):
     asked = draw(name, (500, 256))[1] != IGNORE
     assert asked[:, : TASKS[name].shortest].any(axis=1).all()
-    behind_last = asked[:, ::-1].argmax(axis=1)
-    assert np.median(behind_last) < 16
+    after_last = asked[:, ::-1].argmax(axis=1)
+    assert np.median(after_last) < 16
 
 
 @pytest.mark.parametrize("name", TASKS)

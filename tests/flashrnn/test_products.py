@@ -38,8 +38,8 @@ def test_weight_gradient(cell, time_major, B, T, start, N):
     gates = [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
     d_Wx, d_u = empty_in_format(Wx, Gi, N, D).zero_(), empty_in_format(Wx, len(gates), N, D)
     for k, gate in enumerate(cell.recurrent_gates):
-        room = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
-        room.copy_(d_gates[:, :, k])
+        target = d_u[:, :, gates.index(gate)] if gate in gates else d_Wx[:, :, cell.input_gates.index(gate)]
+        target.copy_(d_gates[:, :, k])
     expected, left = torch.einsum("btgni,btnj->gnij", d_gates, before), d_Wx.clone()
     torch.testing.assert_close(weight_gradient(cell, d_Wx, d_u, previous_h(h, initial, reset)), expected)
     torch.testing.assert_close(weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset), expected)

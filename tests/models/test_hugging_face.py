@@ -161,7 +161,7 @@ class TestForward:
 
     @pytest.mark.parametrize("name", ["NNLSTMMixer", "mamba.MambaMixer"])
     def test_padding_on_the_right_is_for_all_mixers(self, name):
-        """Nothing starts behind it, so nobody has to be able to reset."""
+        """Nothing starts after it, so nobody has to be able to reset."""
         ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)
         mask[1, 5:] = 0
         model = build({"name": name}).train()

@@ -89,7 +89,7 @@ class Positions(Callback):
 @pytest.mark.parametrize("experiment", ["parity", "text_tiny"])
 @pytest.mark.parametrize("accumulated", [2, 3])
 def test_a_run_that_goes_on_may_accumulate(tiny_config, experiment, accumulated):
-    """Every step behind the checkpoint has as many batches, also across epochs."""
+    """Every step after the checkpoint has as many batches, also across epochs."""
     size, changes = 4, ["data.batch_size=4", "data.context_length=64"] if experiment == "text_tiny" else []
     first = tiny_config(experiment, *changes, "trainer.max_steps=3", "schedule.total_steps=40", run="first")
     train(first)

@@ -133,7 +133,7 @@ def test_problems_that_are_served():
             "256 KiB .*96.* 128, torch.float32.* 227 KiB",
         ),
     ],
-    ids=["cpu", "device", "dtype", "head size", "room"],
+    ids=["cpu", "device", "dtype", "head size", "shared memory"],
 )
 def test_reasons_of_the_problem(changes, expected):
     assert re.search(expected, reason(**changes))

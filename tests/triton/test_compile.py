@@ -1,4 +1,4 @@
-"""Kernels compile without a GPU, for NVIDIA's and AMD's, into the room that they are said to need."""
+"""Kernels compile without a GPU, for NVIDIA's and AMD's, in the shared memory that they are said to need."""
 
 import re
 import subprocess
@@ -34,11 +34,17 @@ def _cache_of_its_own(tmp_path_factory):
 
 
 def compiled(
-    direction: str, cell: Cell, D: int, dtype: torch.dtype, target: GPUTarget, room: int, options: tuple[str, ...] = ()
+    direction: str,
+    cell: Cell,
+    D: int,
+    dtype: torch.dtype,
+    target: GPUTarget,
+    shared_bytes: int,
+    options: tuple[str, ...] = (),
 ):
     """The kernel for 768 units, as `launch` would have it compiled; `options` are the tensors that may be None."""
     kernel = getattr(kernels, direction)
-    stages = prefetch(direction, cell, D, dtype, room, "d_aux" in options)
+    stages = prefetch(direction, cell, D, dtype, shared_bytes, "d_aux" in options)
     constants = kernel_constants(direction, cell, 768 // D, D, stages, interpret=False)
     types = dict.fromkeys(HALF_POINTERS, f"*{TYPES[dtype]}") | dict.fromkeys(FLOAT_POINTERS, "*fp32")
     types |= dict.fromkeys(kernels.SIZES, "i32") | {"reset": "*i8", "gates": f"*{TYPES[residual_dtype(dtype)]}"}
@@ -93,10 +99,10 @@ def test_reductions_over_units(cell, target):
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_the_largest_heads_fit_the_shared_memory(name, cell, D, dtype):
-    room = named_gpu(name).shared_per_block
+    shared_bytes = named_gpu(name).shared_per_block
     for direction in ("forward", "backward"):
-        kernel = compiled(direction, cell, D, dtype, NVIDIA[name], room, ("reset", "d_aux"))
-        assert kernel.metadata.shared <= room
+        kernel = compiled(direction, cell, D, dtype, NVIDIA[name], shared_bytes, ("reset", "d_aux"))
+        assert kernel.metadata.shared <= shared_bytes
 
 
 @pytest.mark.parametrize("target", [NVIDIA["H100"], AMD], ids=["H100", "AMD"])

@@ -200,7 +200,7 @@ def _resets(B: int, T: int) -> Tensor:
         (LSTM, 12, 64, 64, torch.bfloat16, 96, 24),
         (LSTM, 12, 100, 16, torch.bfloat16, 96, 24),
         (LSTM, 1, 768, 32, torch.bfloat16, 96, 36),
-        (LSTM, 1, 768, 32, torch.bfloat16, 112, None),  # 36 blocks have no room
+        (LSTM, 1, 768, 32, torch.bfloat16, 112, None),  # 36 blocks do not fit
         (LSTM, 3, 256, 64, torch.bfloat16, 120, None),  # two tiles for each block would take longer than the loop
         (LSTM, 1, 64, 16, torch.bfloat16, 8, None),  # too little to do
         (GRU, 12, 64, 64, torch.bfloat16, 120, None),
