@@ -172,7 +172,7 @@ def scan(step: Callable, initial: list[Any], given: list[Any]) -> tuple[Any, Any
 
 
 def unrolled(step: Callable, state: list[Any], given: list[Any]) -> tuple[Any, Any]:
-    """As `scan`, one step after the other."""
+    """Return what `scan` does, by one step after the other."""
     every = []
     for values in zip(*given, strict=True):
         state, outputs = step(state, list(values))

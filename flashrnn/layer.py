@@ -186,7 +186,7 @@ class FlashRNN(nn.Module):
         return out.squeeze(1), self._last(last)
 
     def _shorter_way(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-        """As `forward` of a batch of sequences, or None where there is no shorter way, or an argument is wrong."""
+        """Return what `forward` does of a batch; None where there is no shorter way, or an argument is wrong."""
         if not isinstance(x, Tensor) or x.dim() != 3 or exported_to_onnx():
             return None
         time = int(self.batch_first)
@@ -202,7 +202,7 @@ class FlashRNN(nn.Module):
         return eager_layer.run(self, x, states, reset)
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-        """As `step`, or None where `stepping` does not serve the call, or an argument is wrong."""
+        """Return what `step` does; None where `stepping` does not serve the call, or an argument is wrong."""
         if not isinstance(x, Tensor) or x.device.type != "cpu":  # zeros for missing states would be a kernel on a GPU
             return None
         if states is None:

@@ -182,7 +182,7 @@ def _backward(cell: Cell, d_h: Tensor | None, d_new, R: Tensor, reset, gates: Te
 
 
 def _by_operator(cell: Cell, d_h: Tensor | None, d_new, R: Tensor, reset, gates: Tensor, *states):
-    """As `_backward`, by the operator, which torch.func and autograd with `create_graph` can see."""
+    """Return what `_backward` does, by the operator, which torch.func and autograd with `create_graph` can see."""
     B, (_, N, D, _) = gates.shape[0], R.shape
     before = torch.stack([state.view(B, N, D) for state in states])
     h, aux, gates = before[0].unsqueeze(1), before[1:].unsqueeze(2), gates.view(B, 1, N, -1, D)

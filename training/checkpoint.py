@@ -186,7 +186,7 @@ def run_folder(file: Path) -> Path | None:
 
 
 def tokenizer_folder(file: Path) -> Path | None:
-    """Return the folder of the tokenizer of a checkpoint or export; None if there is none beside it."""
+    """Return the folder of the tokenizer of a checkpoint or export; None if it has none."""
     if file.name == EXPORTED:
         import models.hugging_face  # noqa: F401, registers the config.json that transformers reads with the tokenizer
 

@@ -30,7 +30,7 @@ def _prompt(file: Path, number: int, line: str) -> dict[str, Any]:
 class AnswerFile:
     """Answers to prompts, each written after those to all earlier prompts.
 
-    A file beside it holds the settings, so that answers of other settings are refused.
+    <its name>.settings.json holds the settings, so that answers of other settings are refused.
 
     Args:
         file: may have the first answers already, of an interrupted command.
@@ -45,14 +45,14 @@ class AnswerFile:
         self.answered = self._begun()
         """The number of answers in the file."""
 
-    def _check_settings(self, beside: Path, settings: dict[str, Any]) -> None:
+    def _check_settings(self, settings_file: Path, settings: dict[str, Any]) -> None:
         if not self._file.exists():
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(settings, indent=1) + "\n")
+            settings_file.write_text(json.dumps(settings, indent=1) + "\n")
             return
-        if not beside.exists():
+        if not settings_file.exists():
             raise ValueError(f"out={self._file} exists, but not from this command: give another out")
-        before = json.loads(beside.read_text())
+        before = json.loads(settings_file.read_text())
         if other := [f"{key}={before.get(key)}" for key in settings if before.get(key) != settings[key]]:
             raise ValueError(f"out={self._file} was begun with {' '.join(other)}: give the same, or another out")
 

@@ -14,7 +14,7 @@ VALUE_BY_VALUE = 512
 
 
 class State:
-    """The domains of all variables, with their smallest values, largest values and divisors beside them."""
+    """The domains of all variables, with their smallest values, largest values and divisors."""
 
     __slots__ = ("divisor", "domains", "high", "low")
 

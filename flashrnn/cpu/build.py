@@ -1,4 +1,4 @@
-"""Prints the kernels' parts into the cache folder and compiles them with numba, which keeps its code beside them.
+"""Prints the kernels' parts into the cache folder and compiles them with numba, which stores its code next to them.
 
 A kernel has three parts that are compiled apart: the time loop (for a dtype), the product (for a dtype and a width of
 matrices) and the cell's step (for a dtype; for a head size too if it reduces over units). So a new cell, or a new head

@@ -326,7 +326,7 @@ def add_gradients(d_state, d_h, d_aux, plane, tile, step, C: tl.constexpr):
 
 @triton.jit
 def multiply(d_gates, matrices, tile, C: tl.constexpr):
-    """Gradients of gates, zero in the padding; the same in the dtype of R; their products with R.
+    """Return gradients of gates, zero in the padding; the same in the dtype of R; their products with R.
 
     Each is a sum of its own: one chain of tensor core instructions through all gates takes longer.
     """

@@ -90,8 +90,8 @@ def op_log1p(x):
 
 @triton.jit
 def op_atan(x):
-    """By a polynomial for |x| <= tan(pi/8), to which tan(a - pi/4) = (x - 1) / (x + 1) and tan(a - pi/2) = -1 / x bring
-    larger numbers."""
+    """Return the arc tangent: a polynomial for |x| <= tan(pi/8), to which tan(a - pi/4) = (x - 1) / (x + 1) and
+    tan(a - pi/2) = -1 / x bring larger numbers."""
     size = tl.abs(x)
     middle, large = size > 0.4142135623730950, size > 2.414213562373095
     r = tl.where(large, -1.0 / size, tl.where(middle, (size - 1.0) / (size + 1.0), size))
@@ -103,8 +103,8 @@ def op_atan(x):
 
 @triton.jit
 def op_erfc(x):
-    """By a rational approximation of log(erfc(|x|)) + x^2 (Numerical Recipes, erfcc): its error is 2^-23, that of the
-    exponential x^2 2^-24."""
+    """Return erfc(x), from an approximation of log(erfc(|x|)) + x^2 (Numerical Recipes, erfcc) with an error of 2^-23;
+    that of the exponential is x^2 2^-24."""
     size = tl.abs(x)
     t = 1.0 / (1.0 + 0.5 * size)
     series = 1.48851587 + t * (-0.82215223 + t * 0.17087277)
@@ -128,7 +128,7 @@ def op_copysign(x, y):
 
 @triton.jit
 def op_round(x):
-    """To the nearest integer, to the even one of two."""
+    """Return the nearest integer, of two the even one."""
     below = tl.floor(x)
     rest = x - below
     odd = below != 2.0 * tl.floor(0.5 * below)
@@ -166,7 +166,7 @@ def op_pow(x, y):
 
 @triton.jit
 def only_units(x, D: tl.constexpr, other):
-    """x [sequences, units], with `other` in the place of units that pad the head."""
+    """Return x [sequences, units] with `other` in place of units that pad the head."""
     return tl.where(tl.arange(0, x.shape[1])[None, :] < D, x, other)
 
 

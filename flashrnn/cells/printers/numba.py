@@ -46,7 +46,7 @@ class RowStep(NamedTuple):
 
 
 def cell_rows(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = "") -> RowStep:
-    """As `cell_loop`, of rows of D units, WIDTH apart."""
+    """Return what `cell_loop` does, for rows of D units, WIDTH apart."""
     forward, _, backward = functions(cell, dtype)
     places = {name: ("gates", k) for k, name in enumerate(cell.gates)}
     places |= {name: ("states", k) for k, name in enumerate(cell.states)}
