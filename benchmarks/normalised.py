@@ -17,7 +17,7 @@ _SIZES = ((12, 64, 16), (12, 64, 64), (1, HIDDEN, 16), (1, HIDDEN, 64))
 LSTMS = tuple(Case("lstm", N, D, B) for N, D, B in _SIZES)
 """The cases with which a layernorm_lstm of the same sizes is compared."""
 GRUS = tuple(Case("layernorm_gru", 1, 512, 16, T=64, dtype=dtype) for dtype in ("float32", "bfloat16"))
-"""The cases that are compared with the loop in PyTorch, compiled and captured as a CUDA graph: sizes of world models."""
+"""The cases, of world models, that are compared with the loop in PyTorch, compiled and captured as a CUDA graph."""
 
 
 def rows() -> Iterator[dict]:
