@@ -115,6 +115,8 @@ class ModelStep:
         chosen: Tensor | None = None,
         history: Tensor | None = None,
         cursor: Tensor | None = None,
+        keys: Tensor | None = None,
+        temperature: Tensor | None = None,
     ) -> None:
         """Read one token of each sequence, and update the states in place.
 
@@ -122,11 +124,15 @@ class ModelStep:
             tokens: int64 [B].
             logits: [B, C], of the weights' dtype, or None: the logits are written there.
             chosen: int64 [B], or None; may be `tokens`: the index of the largest logit is written there, the smallest
-                index of equal logits.
+                index of equal logits. With `keys` it is drawn instead, with the probabilities of softmax(logits /
+                temperature).
             history: int64 [H, B], or None: the chosen tokens are also written to its row `cursor`.
             cursor: int64 [1], which increases by one.
+            keys: int32 [B], or None: random numbers of the draw, which become those of the next one.
+            temperature: float32 [1], positive; given with `keys`.
         """
         results = {"logits": logits, "chosen": chosen, "history": history, "cursor": cursor}
+        results |= {"keys": keys, "temperature": temperature}
         self._launch(self._blocks, self._fixed | {"tokens": tokens} | results)
 
 

@@ -163,8 +163,9 @@ class Decoder:
             if self._has_kv_cache:
                 self._context.tick()
             self._token.copy_(self._sampler(logits))
-        elif self._sampler.params.likeliest:
-            self._fused(self._token, chosen=self._token, history=self._recent, cursor=self._cursor)
+        elif self._sampler.params.likeliest or self._sampler.params.draws_from_all:
+            results = {"chosen": self._token, "history": self._recent, "cursor": self._cursor}
+            self._fused(self._token, **results, keys=self._sampler.keys, temperature=self._sampler.temperature)
             return
         else:
             logits = self.model.head.weight.new_empty(self.rows, self.model.num_classes)

@@ -1,7 +1,7 @@
 """Random numbers for sampling that depend on a row's key alone: the same in any batch, on any device, in a CUDA graph.
 
 A row has a 32-bit key, which moves on by a constant with every token (a Weyl sequence). The number of a vocabulary
-entry is a hash of that key and of the entry's own constant.
+entry is a hash of that key and of the entry's own constant. flashrnn/cuda/decoding/kernels/draw.cuh computes the same.
 """
 
 import hashlib

@@ -37,6 +37,11 @@ class SamplingParams:
         return not (self.sample or self.penalizes)
 
     @property
+    def draws_from_all(self) -> bool:
+        """Return whether any token may be drawn, with the probability that its logit gives it."""
+        return self.sample and not (self.top_k or self.top_p < 1 or self.min_p or self.penalizes)
+
+    @property
     def penalizes(self) -> bool:
         return self.repetition_penalty != 1
 
@@ -46,6 +51,7 @@ class Sampler:
 
     Attributes:
         keys: int32 [rows, 1], see `row_random`; None if nothing is drawn.
+        temperature: float32 [1], that of the params; None if nothing is drawn.
         seen: bool [rows, vocabulary], which tokens are penalized; None if none is.
     """
 
@@ -54,6 +60,9 @@ class Sampler:
     ) -> None:
         self.params, self._vocabulary, self._device = params, vocabulary, device
         self.keys = torch.zeros(rows, 1, dtype=torch.int32, device=device) if params.sample else None
+        self.temperature = (
+            torch.tensor([params.temperature], dtype=torch.float32, device=device) if params.sample else None
+        )
         self.seen = torch.zeros(rows, vocabulary, dtype=torch.bool, device=device) if params.penalizes else None
         self._constants = row_random.constants(vocabulary, device) if params.sample and constants is None else constants
 

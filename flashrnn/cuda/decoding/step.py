@@ -35,6 +35,8 @@ def parameters(spec: ModelSpec) -> Parameters:
         Parameter("chosen", "i64*", torch.int64, ("B",)),
         Parameter("history", "i64*", torch.int64),
         Parameter("cursor", "i64*", torch.int64, (1,)),
+        Parameter("keys", "u32*", torch.int32, ("B",)),
+        Parameter("temperature", "const float*", torch.float32, (1,)),
         Parameter("B", "i64"),
     )
 

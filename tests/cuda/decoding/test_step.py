@@ -14,6 +14,7 @@ from flashrnn.cuda.decoding.tiling import WARPS, ModelSpec, shared_bytes, tiling
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel
 from flashrnn.gpu import named_gpu
+from models.generation.sampler import Sampler, SamplingParams
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import PEEPHOLE_LSTM
 
@@ -116,6 +117,22 @@ def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim,
         for block, last in zip(model.blocks, states, strict=True):
             assert relative_error(block.states, last) < BOUNDS[dtype]
         assert torch.equal(chosen, logits.float().argmax(-1))
+        tokens = chosen % len(model.embedding)
+
+
+def test_tokens_are_drawn_as_by_a_sampler(on_host):
+    """From the same logits by the same keys."""
+    on_host(3)
+    model, batch = random_model(LSTM, 2, 16, 1, 8, torch.float32), 8
+    run, tokens = ModelStep(model), torch.arange(batch)
+    sampler = Sampler(SamplingParams(sample=True, temperature=0.7), batch, len(model.head), torch.device("cpu"))
+    sampler.begin(range(batch), None)
+    keys, temperature = sampler.keys[:, 0].clone(), torch.tensor([0.7])
+    for _ in range(3):
+        logits, chosen = torch.empty(batch, len(model.head)), torch.empty_like(tokens)
+        run(tokens, logits, chosen, keys=keys, temperature=temperature)
+        assert torch.equal(chosen, sampler(logits))
+        assert torch.equal(keys, sampler.keys[:, 0])
         tokens = chosen % len(model.embedding)
 
 

@@ -5,6 +5,7 @@
 // each matrix, for all sequences, and in the first phase all gates of eight units. Every block reads the whole residual stream
 // and computes norms of it by itself: that is less than another exchange takes.
 #pragma once
+#include "decoding/kernels/draw.cuh"
 #include "decoding/kernels/exchange.cuh"
 #include "decoding/kernels/products.cuh"
 #include "kernels/memory.cuh"
@@ -208,8 +209,9 @@ struct Step {
     }
   }
 
-  // Writes logits [B, CLASSES] and raises best [B] to the largest of them, each unless it is null.
-  DEVICE void compute_logits(const scalar* norm, scalar* logits, u64* best) {
+  // Writes logits [B, CLASSES] and raises best [B] to the largest of them or, with keys [B], of their scores in a draw; each
+  // unless it is null.
+  DEVICE void compute_logits(const scalar* norm, scalar* logits, u64* best, const u32* keys, const float* temperature) {
     weights.refill();
     Operand operand;
     begin(operand, BLOCKS, norm);
@@ -218,7 +220,8 @@ struct Step {
       if (row >= CLASSES) return;
       const scalar logit = scalar(sum);
       if (logits) logits[i64(sequence) * CLASSES + row] = logit;
-      largest[n] = max(largest[n], ordered(float(logit), row));
+      const float score = keys ? score_of_draw(float(logit) / *temperature, keys[sequence], row) : float(logit);
+      largest[n] = max(largest[n], ordered(score, row));
     });
     if (!best) return;
     for_each_sequence(B, [&](int sequence, int n) {
@@ -230,8 +233,9 @@ struct Step {
 };
 
 // PARAMETERS: types and shapes are in step.py. tokens, at most SEQS of them -> logits, unless null; chosen, unless null: the
-// tokens of the largest logits; history, unless null: they are its row *cursor, which moves on. table: as in `Model`. residual,
-// hidden_state and hidden: as in `Step`. counters and best are zero before and after.
+// tokens of the largest logits, or drawn by keys, unless null, which move on; history, unless null: they are its row *cursor,
+// which moves on. table: as in `Model`. residual, hidden_state and hidden: as in `Step`. counters and best are zero before and
+// after.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_step(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
@@ -254,12 +258,13 @@ flashrnn_step(PARAMETERS) {
     step.compute_stream();
     grid.arrive();
   }
-  step.compute_logits(norm, logits, chosen ? best : nullptr);
+  step.compute_logits(norm, logits, chosen ? best : nullptr, keys, temperature);
 
   if (last_of_grid(counters + 1)) {
     for (int sequence = threadIdx.x; chosen && sequence < B; sequence += THREADS) {
       chosen[sequence] = u32(~best[sequence]);
       if (history) history[*cursor * B + sequence] = chosen[sequence];
+      if (keys) keys[sequence] += NEXT_KEY;
       best[sequence] = 0;
     }
     __syncthreads();
