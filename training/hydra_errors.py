@@ -1,5 +1,6 @@
 """The errors of Hydra and OmegaConf as one line: the value, what is allowed, and what to do."""
 
+import re
 from difflib import get_close_matches
 
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -29,6 +30,10 @@ def message(error: Exception) -> str:
     if text.startswith("Ambiguous value for argument "):
         argument = text.removeprefix("Ambiguous value for argument ").partition(" 1. ")[0]
         return f"{argument} has several values; -m runs one job for each, and key=[a,b] is a list"
+    if found := re.match(r"Error locating target '([^']*)'.*full_key: (\S+)", text):
+        target, key = found.groups()
+        reason = " ".join(str(error.__cause__ or "").splitlines()[-1:])
+        return f"{key}._target_={target} cannot be imported: {reason}"
     return text
 
 

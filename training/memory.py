@@ -28,7 +28,9 @@ def predict(config: DictConfig) -> dict[str, float]:
     batch, time = config.data.batch_size, config.data.context_length
     half = str(config.trainer.precision) == "bf16-mixed"
     if config.model.vocab_size is None:
-        raise ValueError("model.vocab_size=null takes that of the data, which are not read here: set it")
+        raise ValueError(
+            "the vocabulary of the data is unknown here, because the data are not read: set model.vocab_size=NUMBER"
+        )
     import_targets([config.model])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True), device:

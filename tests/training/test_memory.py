@@ -33,5 +33,5 @@ def test_data_without_a_length():
 
 
 def test_the_vocabulary_has_to_be_known():
-    with pytest.raises(ValueError, match=r"model\.vocab_size=null"):
+    with pytest.raises(ValueError, match=r"model\.vocab_size=NUMBER"):
         predict(config("experiment=text_tiny", "run_dir=."))
