@@ -32,11 +32,11 @@ def _reference_row(name: str, B: int, T: int, N: int, D: int) -> dict:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     ms = processor_time(train)
     speedup = round(ms["autograd"]["p50"] / ms["reference"]["p50"], 2)
-    kept_mb = {k: round(_kept_bytes(run) / 1e6, 1) for k, run in forward.items()}
+    kept_mb = {k: round(_saved_bytes(run) / 1e6, 1) for k, run in forward.items()}
     return {"cell": name, "B": B, "T": T, "N": N, "D": D, "speedup": speedup, "ms": ms, "kept_mb": kept_mb}
 
 
-def _kept_bytes(forward: Callable[[], torch.Tensor]) -> int:
+def _saved_bytes(forward: Callable[[], torch.Tensor]) -> int:
     """Return the bytes that autograd saves for the backward of `forward`."""
     kept: dict[int, int] = {}
 

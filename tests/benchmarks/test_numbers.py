@@ -128,11 +128,11 @@ class TestProcessors:
 
     def test_memory_for_the_backward_counts_a_tensor_once(self):
         x = torch.ones(1000, requires_grad=True)
-        assert reference_cpu._kept_bytes(lambda: (x * x).exp()) == 8000  # x, which is kept twice, and the result
+        assert reference_cpu._saved_bytes(lambda: (x * x).exp()) == 8000  # x, which is saved twice, and the result
 
     def test_memory_for_the_backward_is_in_megabytes(self, monkeypatch):
         monkeypatch.setattr(reference_cpu, "processor_time", lambda functions: dict.fromkeys(functions, spread(1)))
-        monkeypatch.setattr(reference_cpu, "_kept_bytes", lambda forward: 2_500_000)
+        monkeypatch.setattr(reference_cpu, "_saved_bytes", lambda forward: 2_500_000)
         assert reference_cpu._reference_row("lstm", 2, 3, 2, 4)["kept_mb"] == {"autograd": 2.5, "reference": 2.5}
 
     def test_a_backend_is_compared_with_each_peer_s_median(self, monkeypatch):
