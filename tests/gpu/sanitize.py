@@ -105,8 +105,10 @@ def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
         pytest.skip(reason)
     step, tokens = decoding.ModelStep(model), torch.zeros(case.B, dtype=torch.int64, device=device)
     logits, chosen = torch.empty(case.B, len(model.head), dtype=dtype, device=device), torch.empty_like(tokens)
+    draw = {"keys": torch.arange(case.B, dtype=torch.int32, device=device), "temperature": torch.ones(1, device=device)}
     for _ in range(case.T):
         step(tokens, logits, chosen)
+        step(tokens, chosen=chosen, **draw)
     x = model.embedding.clone()
     decoding.add_norm(x, model.embedding, model.norm, model.blocks[0].head_norm, case.D)
 
