@@ -149,7 +149,7 @@ def _floor(ax: Axes, jobs: dict[Job, dict[str, dict]], field: str) -> dict[str, 
     for x, us, job in least:
         if ours := times(jobs[job]).get(OURS):
             share = f"{us * job.case.T / (1000 * ours):.0%}"
-            ax.annotate(share, (x, us), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
+            ax.annotate(share, (x, us), xytext=(0, -4), textcoords="offset points", ha="center", va="top", fontsize=8)
     return {"bare step (% of ours)": (least[-1][1], "black")}
 
 
