@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pandas import Series
 
+from reproduction.accuracy import model_name
 from reproduction.result import Options, Reproduction, Table, quick_note, save
 from reproduction.runs import (
     Run,
@@ -139,8 +140,9 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 def _called(name: str) -> str:
-    """Return the name of a run without the keys of its overrides."""
-    return name.replace("model.mixer.backend=", "").replace("trainer.precision=", "")
+    """Return the name of a run with its model's name as papers write it, without the keys of its overrides."""
+    model, _, rest = name.partition(", ")
+    return f"{model_name(model)}, {rest.replace('model.mixer.backend=', '').replace('trainer.precision=', '')}"
 
 
 def _smoothed(points: list[tuple[int, float]]) -> Series:
