@@ -32,7 +32,7 @@ class From(NamedTuple):
 
 
 _FASTER = {
-    ("half", LSTM, False): (From(1024, 2**28),),
+    ("half", LSTM, False): (From(1024, 2**28), From(512, 2**30)),
     ("half", LSTM, True): (From(1024, 2**28),),
     ("half", GRU, False): (From(1024, 2**29),),
     ("half", GRU, True): (From(1024, 2**29),),

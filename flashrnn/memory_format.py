@@ -29,12 +29,18 @@ def empty_in_format(like: Tensor, *inner: int, steps: int | None = None, dtype: 
 
 def in_format(x: Tensor, like: Tensor) -> Tensor:
     """Return x [B, T, ...], dense and in the memory format of `like`; x itself if it already is."""
-    return x.transpose(0, 1).contiguous().transpose(0, 1) if is_time_major(like) else x.contiguous()
+    if not is_time_major(like):
+        return x.contiguous()
+    rows = x.transpose(0, 1)
+    return x if rows.is_contiguous() else rows.contiguous().transpose(0, 1)
 
 
 def aux_in_format(aux: Tensor, like: Tensor) -> Tensor:
     """Return aux [S-1, B, T, ...] with each of its states as `in_format` returns it."""
-    return aux.transpose(1, 2).contiguous().transpose(1, 2) if is_time_major(like) else aux.contiguous()
+    if not is_time_major(like):
+        return aux.contiguous()
+    rows = aux.transpose(1, 2)
+    return aux if rows.is_contiguous() else rows.contiguous().transpose(1, 2)
 
 
 def aligned(x: Tensor) -> Tensor:

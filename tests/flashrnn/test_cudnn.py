@@ -116,6 +116,7 @@ def test_it_is_taken_where_a_step_has_much_to_compute(cell, caplog):
     assert not faster(cell, 256, 8192)
     assert faster(cell, 256, 8192, torch.float32, tf32=True) == (cell is LSTM)
     assert not faster(cell, 256, 8192, torch.float32, tf32=True, training=True)
+    assert faster(cell, 512, 4096) == (cell is LSTM)
 
 
 def test_nobody_has_measured_it_elsewhere():
