@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from flashrnn import eager, loop, op
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend, padding
-from flashrnn.memory_format import in_format, is_time_major
+from flashrnn.head_size import with_head_size
 from flashrnn.problem import Inputs, state_dtype
 from flashrnn.sequences import Documents, of_cu_seqlens
 
@@ -117,13 +117,13 @@ def _padded(
     """Run heads of an odd size with `units` more, which are zero wherever they could meet the others."""
     Wx, R, b, states, reset = inputs
     D, wider = Wx.shape[-1], (0, units)
-    rows = pad(Wx.transpose(0, 1), wider).transpose(0, 1) if is_time_major(Wx) else pad(Wx, wider)
+    rows = with_head_size(Wx.to(dtype), D + units)
     states = None if states is None else pad(states, wider)
     matrices, biases = pad(R, (0, units, 0, units)), pad(b, wider)
     outputs = flashrnn(rows, matrices, biases, states, cell, backend, dtype, reset, return_states=return_states)
     h, last, *every = outputs
     others = every[0][1:] if every else ()
-    return in_format(h[..., :D], h), last[..., :D].contiguous(), tuple(in_format(x[..., :D], h) for x in others)
+    return with_head_size(h, D), last[..., :D].contiguous(), tuple(with_head_size(x, D) for x in others)
 
 
 def _nothing(

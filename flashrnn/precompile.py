@@ -13,7 +13,7 @@ import torch
 from flashrnn.cells import Cell, get_cell
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import Sizes, prepare
-from flashrnn.cuda import sum_of_partials, weight_gradient
+from flashrnn.cuda import resize_rows, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.resident import concurrent_gradient, solver
 from flashrnn.cuda.resident.backend import CudaFused, counting_chunks, producers
@@ -78,11 +78,13 @@ def warmup(
     tf32 = tf32_allowed(dtype, device)
     assumed = named_gpu(gpu) if gpu else nvidia_gpu(device)
     problem = Problem(cell, heads, head_dim, dtype, device, training, reset, assumed, tf32)
-    if backend in ("auto", CudaFused.name):
-        problem = problem._replace(head_dim=head_dim + units_to_add(problem))
+    units = units_to_add(problem) if backend in ("auto", CudaFused.name) else 0
+    problem = problem._replace(head_dim=head_dim + units)
     chosen = choose(backend, problem)
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     kernels = {name: compile_ for size in batches for name, compile_ in _kernels(chosen.name, problem, size)}
+    if units:
+        kernels[f"padding in {dtype}"] = partial(resize_rows.compile_kernel, dtype, problem.gpu)
     _run(kernels, progress)
     return chosen.name
 

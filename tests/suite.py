@@ -37,7 +37,10 @@ LENGTH_CASES = [Case(B=B, T=T, N=1) for B in (1, 3, 16, 65) for T in (1, 2, 63, 
 SIZES = (1, 16, 20, 22, 32, 33, 48, 64, 72, 96, 100, 128, 144, 160, 192, 256, 320, 512, 768, 1024, 2048)
 SIZE_CASES = [Case(B=11, T=9, N=2 if D <= 256 else 1, D=D) for D in SIZES]
 HEADS_CASES = [Case(B=9, T=6, N=N, D=16) for N in (1, 7, 48)]
-LAYOUT_CASES = [Case(B=9, T=33, time_major=True), Case(get_cell("gru"), B=9, T=33, time_major=True)]
+LAYOUT_CASES = [
+    *(Case(cell, B=9, T=33, time_major=True) for cell in (LSTM, get_cell("gru"))),
+    Case(B=9, T=33, D=33, time_major=True, reset=True),
+]
 SPREAD_CASES = [Case(B=B, T=9, N=1, D=768) for B in (2, 23, 33)]  # over all clusters of a GPU
 NORMALISED_CASES = [
     *(Case(cell, N=3, D=64) for cell in NORMALISED),

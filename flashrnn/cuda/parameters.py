@@ -252,6 +252,15 @@ def sum_of_partials(dtype: torch.dtype) -> Parameters:
     )
 
 
+def resize_rows(dtype: torch.dtype) -> Parameters:
+    """Return those of kernels/resize_rows.cuh."""
+    return (
+        Parameter("x", "const scalar* __restrict__", dtype, ("rows", "from")),
+        Parameter("resized", "scalar* __restrict__", dtype, ("rows", "to")),
+        *_numbers("rows", "from", "to"),
+    )
+
+
 def _counts(spec: KernelSpec) -> tuple[int, int, int, int, int]:
     """Return the numbers of states, gates, and gates with an input, with a recurrent part, and recurrent-only."""
     cell = spec.cell
