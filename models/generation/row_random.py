@@ -59,5 +59,5 @@ def exponential(row_keys: Tensor, entries: Tensor) -> Tensor:
         x *= factor
     x ^= x >> 16
     x &= 0x7FFFFFFF
-    minus_uniform = (x + 0.5).mul_(-(2.0**-31))  # dense near zero, where a race is won
+    minus_uniform = x.to(torch.float32).add_(0.5).mul_(-(2.0**-31))  # dense near zero, where a race is won
     return minus_uniform.log1p_().neg_()

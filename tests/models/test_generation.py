@@ -263,6 +263,15 @@ class TestDraws:
     def test_another_seed_gives_another_text(self):
         assert row_random.keys(0, [[1]]) != row_random.keys(1, [[1]])
 
+    def test_do_not_depend_on_the_default_dtype(self):
+        keys, entries = torch.tensor([[7]], dtype=torch.int32), row_random.constants(1000, torch.device("cpu"))
+        numbers = row_random.exponential(keys, entries)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            assert torch.equal(row_random.exponential(keys, entries), numbers)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
 
 @pytest.mark.parametrize("mixer", ["transformer", "hybrid"])
 def test_a_row_takes_another_sequence_in_the_midst_of_others(mixer):
