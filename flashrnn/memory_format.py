@@ -29,18 +29,20 @@ def empty_in_format(like: Tensor, *inner: int, steps: int | None = None, dtype: 
 
 def in_format(x: Tensor, like: Tensor) -> Tensor:
     """Return x [B, T, ...], dense and in the memory format of `like`; x itself if it already is."""
-    if not is_time_major(like):
-        return x.contiguous()
-    rows = x.transpose(0, 1)
-    return x if rows.is_contiguous() else rows.contiguous().transpose(0, 1)
+    return _dense(x, 0, is_time_major(like))
 
 
 def aux_in_format(aux: Tensor, like: Tensor) -> Tensor:
     """Return aux [S-1, B, T, ...] with each of its states as `in_format` returns it."""
-    if not is_time_major(like):
-        return aux.contiguous()
-    rows = aux.transpose(1, 2)
-    return aux if rows.is_contiguous() else rows.contiguous().transpose(1, 2)
+    return _dense(aux, 1, is_time_major(like))
+
+
+def _dense(x: Tensor, batch: int, time_major: bool) -> Tensor:
+    """Return x, whose axes `batch` and `batch` + 1 are batch and time, dense in a memory format."""
+    if not time_major:
+        return x.contiguous()
+    rows = x.transpose(batch, batch + 1)
+    return x if rows.is_contiguous() else rows.contiguous().transpose(batch, batch + 1)
 
 
 def aligned(x: Tensor) -> Tensor:
