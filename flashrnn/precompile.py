@@ -84,7 +84,7 @@ def warmup(
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     kernels = {name: compile_ for size in batches for name, compile_ in _kernels(chosen.name, problem, size)}
     if units:
-        kernels[f"padding in {dtype}"] = partial(resize_rows.compile_kernel, dtype, problem.gpu)
+        kernels[f"padding in {dtype}"] = partial(resize_rows.KERNEL.compile, dtype, problem.gpu)
     _run(kernels, progress)
     return chosen.name
 
@@ -170,4 +170,4 @@ def _gradients(problem: Problem, spec: KernelSpec) -> Kernels:
     if weight_gradient.has_kernel(spec):
         yield f"d_R of {problem.cell.name}", partial(weight_gradient.compile_kernel, replace(spec, batch=1))
     for dtype in sorted({problem.dtype, state_dtype(problem.dtype)}, key=str):
-        yield f"sums in {dtype}", partial(sum_of_partials.compile_kernel, dtype, problem.gpu)
+        yield f"sums in {dtype}", partial(sum_of_partials.KERNEL.compile, dtype, problem.gpu)

@@ -17,6 +17,7 @@ import torch
 
 from flashrnn.cache import cache_folder
 from flashrnn.cuda.build import SOURCES
+from flashrnn.cuda.dtype_kernel import DtypeKernel
 from flashrnn.cuda.parameters import Argument, Parameters, check
 from tests.cells.test_cuda import HOST
 
@@ -131,6 +132,13 @@ class HostKernel:
             with file.open("rb") as content:
                 for buffer in buffers.values():
                     buffer.numpy()[:] = np.frombuffer(content.read(len(buffer)), dtype=np.uint8)
+
+
+@cache
+def loaded_on_host(kernel: DtypeKernel, dtype: torch.dtype, device: int) -> HostKernel:
+    """Return a kernel on the processor, in place of `dtype_kernel.loaded`."""
+    program = compile_for_host(f"flashrnn_{kernel.name}", kernel.prelude(dtype), f"kernels/{kernel.name}.cuh")
+    return HostKernel(program, kernel.parameters(dtype), 1, kernel.threads, 0)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,17 +4,13 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from flashrnn.cuda import parameters, resize_rows
-from tests.cuda.host_kernel import HostKernel, compile_for_host
+from flashrnn.cuda import dtype_kernel, resize_rows
+from tests.cuda.host_kernel import loaded_on_host
 
 
 @pytest.fixture
 def on_host(monkeypatch):
-    def kernel(dtype, device):
-        program = compile_for_host("flashrnn_resize_rows", resize_rows.prelude(dtype), "kernels/resize_rows.cuh")
-        return HostKernel(program, parameters.resize_rows(dtype), 1, resize_rows.THREADS, 0)
-
-    monkeypatch.setattr(resize_rows, "_kernel", kernel)
+    monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

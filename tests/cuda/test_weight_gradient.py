@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from flashrnn import get_cell, products
-from flashrnn.cuda import parameters, sum_of_partials
+from flashrnn.cuda import dtype_kernel, parameters, sum_of_partials
 from flashrnn.cuda import weight_gradient as module
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.weight_gradient import Tiling, compile_kernel, prelude, weight_gradient
 from flashrnn.gpu import Gpu, named_gpu
 from flashrnn.memory_format import empty_in_format
-from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.cuda.host_kernel import HostKernel, compile_for_host, loaded_on_host
 from tests.cuda.resident.test_kernels import GPUS
 from tests.problems import random_reset
 from tests.suite import Case
@@ -25,12 +25,6 @@ LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
 def on_host(monkeypatch):
     """Runs the kernel on the processor, with rows split between as many clusters as possible or not at all."""
 
-    @cache
-    def sum_kernel(dtype, device):
-        header = "kernels/sum_of_partials.cuh"
-        program = compile_for_host("flashrnn_sum_of_partials", sum_of_partials.prelude(dtype), header)
-        return HostKernel(program, parameters.sum_of_partials(dtype), 1, sum_of_partials.THREADS, 0)
-
     def use(gpu: str, split: bool) -> Gpu:
         @cache
         def kernel(spec, device):
@@ -41,7 +35,7 @@ def on_host(monkeypatch):
             return HostKernel(program, parameters.weight_gradient(spec), *shape), tiling
 
         monkeypatch.setattr(module, "_kernel", kernel)
-        monkeypatch.setattr(sum_of_partials, "_kernel", sum_kernel)
+        monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
         return replace(named_gpu(gpu), shared_per_block=80_000, multiprocessors=1000 if split else 1)
 
     return use

@@ -4,10 +4,10 @@
 
 // PARAMETERS: types and shapes are in parameters.py. x [rows, from] -> resized [rows, to], with zeros after `from` numbers, or
 // without those after `to`. A thread writes 16 bytes of the result, whose rows may begin anywhere.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_resize_rows(PARAMETERS) {
   constexpr int NUMBERS = 16 / BYTES;
-  const i64 first = (i64(blockIdx.x) * ROW_THREADS + threadIdx.x) * NUMBERS, numbers = rows * to;
+  const i64 first = (i64(blockIdx.x) * BLOCK_THREADS + threadIdx.x) * NUMBERS, numbers = rows * to;
   if (first >= numbers) return;
   i64 row = first / to, column = first - row * to;
   alignas(16) scalar found[NUMBERS];

@@ -7,9 +7,9 @@ template <class S>
 DEVICE void round(PairOf<S>& pair, float low, float high) { pair.word = pack(low, high); }
 
 // PARAMETERS: types and shapes are in parameters.py. partial -> total, the sum over its first axis.
-extern "C" __global__ void __launch_bounds__(SUM_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_sum_of_partials(PARAMETERS) {
-  const i64 i = i64(blockIdx.x) * SUM_THREADS + threadIdx.x;
+  const i64 i = i64(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
   if (i >= pairs) return;
   float2 sum = make_float2(0, 0);
 #pragma unroll 8
