@@ -39,6 +39,7 @@ SIZES = (  # one block, clusters, grids
     Case(get_cell("layernorm_lstm"), B=9, T=4, N=1, D=256, reset=True),
     Case(get_cell("layernorm_gru"), B=9, T=4, N=1, D=1024),
     Case(get_cell("lstm"), B=8, T=130, N=2, D=128),  # d_R overlaps with the loop
+    Case(get_cell("lstm"), B=5, T=4, N=2, D=63),  # rows are padded to an even size and cut again
 )
 DECODING = "decoding"
 DECODED = (  # T steps of a model of two blocks
