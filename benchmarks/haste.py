@@ -1,6 +1,6 @@
 """Haste (PyPI haste_pytorch 0.5.0rc0, of 2020), compiled from its sources.
 
-Its own build names GPUs that CUDA 13 no longer supports, so that PyTorch compiles its LSTM here.
+Its own build names GPUs that CUDA 13 no longer supports, so that PyTorch compiles it here.
 """
 
 import shutil
@@ -17,23 +17,21 @@ from benchmarks.peers import layer
 from benchmarks.timing import Effort
 
 NAME = "haste_0.5.0"
-_MODULE = """#include <torch/extension.h>
-void lstm_init(py::module&);
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { lstm_init(m); }
-"""
+LAYERS = {"lstm": "LSTM", "layernorm_lstm": "LayerNormLSTM", "layernorm_gru": "LayerNormGRU"}
+"""Its layers by the name of the cell."""
 
 
 def supports(case: Case) -> bool:
-    return case.N == 1 and case.function == "lstm"
+    return case.N == 1 and case.function in LAYERS
 
 
 def run(job: Job, effort: Effort, package: ModuleType) -> dict:
     """Measure its layer in float32, for which its kernels are, time-major, input product included."""
-    return layer(job, effort, package.LSTM, torch.float32)
+    return layer(job, effort, getattr(package, LAYERS[job.case.function]), torch.float32)
 
 
 def load(sources: Path) -> ModuleType:
-    """Return the package, compiled if it is not yet."""
+    """Return the package, compiled if it is not yet, which takes a minute."""
     package = sources / "frameworks" / "pytorch"
     if not (package / "lstm.cc").is_file():
         raise ValueError(f"haste_sources={sources} does not hold the unpacked haste_pytorch-0.5.0rc0.tar.gz")
@@ -48,15 +46,13 @@ def _kernels(sources: Path) -> ModuleType:
     build = Path(cpp_extension.get_default_build_root()) / NAME
     build.mkdir(parents=True, exist_ok=True)
     (build / "lock").unlink(missing_ok=True)  # of a run that was killed; this one would wait for it without end
-    kernels = [build / f"lstm_{direction}_gpu.cu" for direction in ("forward", "backward")]
-    for kernel in kernels:  # the compiler goes by the ending
-        shutil.copy2(sources / "lib" / f"{kernel.name}.cc", kernel)
-    module = build / "module.cc"
-    if not module.exists():  # a new file would be compiled again
-        module.write_text(_MODULE)
+    sources_of_kernels = sorted((sources / "lib").glob("*_gpu.cu.cc"))
+    kernels = [build / file.stem for file in sources_of_kernels]
+    for file, kernel in zip(sources_of_kernels, kernels, strict=True):
+        shutil.copy2(file, kernel)  # the compiler goes by the ending
     return cpp_extension.load(
         "haste_pytorch_lib",
-        [str(file) for file in (module, sources / "frameworks" / "pytorch" / "lstm.cc", *kernels)],
+        [str(file) for file in (*sorted((sources / "frameworks" / "pytorch").glob("*.cc")), *kernels)],
         extra_include_paths=[str(sources / "lib")],
         extra_cuda_cflags=["-O3", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__"],
         build_directory=str(build),

@@ -2,42 +2,62 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import ours
+from benchmarks import haste, ours
 from benchmarks.cases import HIDDEN, MODES, TRAINING, Case, Job
 from benchmarks.options import over
+from benchmarks.peers import layer
 from benchmarks.time_loop import compiled, graphed
 from benchmarks.timing import QUICK, measure, random_inputs
+from flashrnn import FlashRNN
 
 _SIZES = ((12, 64, 16), (12, 64, 64), (1, HIDDEN, 16), (1, HIDDEN, 64))
 LSTMS = tuple(Case("lstm", N, D, B) for N, D, B in _SIZES)
 """The cases with which a layernorm_lstm of the same sizes is compared."""
 GRUS = tuple(Case("layernorm_gru", 1, 512, 16, T=64, dtype=dtype) for dtype in ("float32", "bfloat16"))
 """The cases, of world models, that are compared with the loop in PyTorch, compiled and captured as a CUDA graph."""
+LAYERS = tuple(
+    Case(function, 1, D, 16, T, "float32")
+    for function in ("layernorm_lstm", "layernorm_gru")
+    for D, T in ((512, 64), (HIDDEN, 1024))
+)
+"""The cases that are compared with Haste's layers, as layers: with the product with the inputs."""
 
 
-def rows() -> Iterator[dict]:
+def rows(haste_sources: str | None) -> Iterator[dict]:
     """Milliseconds (ms: on the device; call_ms: with the host's part) and MiB beside the inputs (peak_mib) of h without
     gradients (forward), or with those of Wx, R and b (forward+backward), and how many times those of `over_what` they
-    are: of an LSTM, or of a layernorm_gru's loop in PyTorch, compiled and captured as a CUDA graph."""
+    are: of an LSTM, or of a layernorm_gru's loop in PyTorch, compiled and captured as a CUDA graph. Beside Haste's
+    layers in float32 (input_ms: the product with the inputs, which both include), if there are its sources."""
+    package = haste_sources and haste.load(Path(haste_sources))
     for mode in reversed(MODES):  # what most ask for comes first
         for lstm in LSTMS:
             yield _row(replace(lstm, function="layernorm_lstm"), mode, "lstm", _ours(lstm, mode))
         for gru in GRUS:
             yield _row(gru, mode, "CUDA graph of the compiled loop", _loop(gru, mode))
+        for case in LAYERS if package else ():
+            job = Job(case, mode)
+            yield _row(case, mode, "Haste's layer", haste.run(job, QUICK, package), _layer(job))
 
 
-def _row(case: Case, mode: str, over_what: str, other: dict) -> dict:
-    found = _ours(case, mode)
+def _row(case: Case, mode: str, over_what: str, other: dict, found: dict | None = None) -> dict:
+    found = found or _ours(case, mode)
     return {**vars(case), "mode": mode} | found | {"over_what": over_what, "other": other, "over": over(found, other)}
 
 
 def _ours(case: Case, mode: str) -> dict:
     return ours.run(Job(case, mode), QUICK, "auto")
+
+
+def _layer(job: Job) -> dict:
+    errors = ours.check(job, "auto", "cuda")
+    return {"errors": errors} | layer(job, QUICK, partial(FlashRNN, function=job.case.function), torch.float32)
 
 
 def _loop(case: Case, mode: str) -> dict:
