@@ -16,6 +16,7 @@ from .conflict import Infeasible
 from .expressions import Comparison, Constant, Expression, Power, Product, Quotient, Remainder, Sum, Variable
 from .functions import Extremum, Lookup, ceil_div, lookup, maximum, minimum
 from .problem import ConstraintProblem, Solution
+from .source import compile_value
 
 __all__ = [
     "AllOf",
@@ -38,6 +39,7 @@ __all__ = [
     "all_of",
     "any_of",
     "ceil_div",
+    "compile_value",
     "lookup",
     "maximum",
     "minimum",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import gcd
 from types import CodeType
@@ -19,19 +19,27 @@ _LIBRARY = {f.__name__: f for f in (*intervals.RULES, intervals.divisible, inter
 
 def compile_functions(bodies: list[tuple[list[str], str]]) -> list[Callable[[Bounds, Bounds, Bounds], Any]]:
     """Return a function (L, H, S) for each body: its lines and the result."""
-    text = "".join(
-        f"def f{n}(L, H, S):\n" + "".join(f" {line}\n" for line in [*lines, f"return {result}"])
-        for n, (lines, result) in enumerate(bodies)
-    )
+    return [_function("".join(f" {line}\n" for line in [*lines, f"return {result}"])) for lines, result in bodies]
+
+
+def _function(body: str) -> Callable[[Bounds, Bounds, Bounds], Any]:
     scope: dict[str, Any] = dict(_LIBRARY)
-    exec(_code(text), scope)
-    return [scope[f"f{n}"] for n in range(len(bodies))]
+    exec(_code(f"def f(L, H, S):\n{body}"), scope)
+    return scope["f"]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _code(text: str) -> CodeType:
     """Compiled once per process for problems that differ only in the values of their variables, known ones included."""
     return compile(text, "<constrint>", "exec")
+
+
+def compile_value(expression: Expression, variables: Sequence[Variable]) -> Callable[[Bounds], int]:
+    """Return `Expression.evaluate` as a function of a list of the values of `variables`, ten times as fast."""
+    source = Source({variable: i for i, variable in enumerate(variables)})
+    result = source.side(expression, upper=False)  # both bounds are the value where every variable has one
+    (bound,) = compile_functions([(source.lines, result)])
+    return lambda values: bound(values, values, values)
 
 
 class Source:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flashrnn.constrint import ConstraintProblem, Infeasible
+from flashrnn.constrint import ConstraintProblem, Infeasible, compile_value
 from tests.constrint.cp_sat import solve_with_cp_sat
 from tests.constrint.random_problems import brute_force, evaluated, expressions, problems
 
@@ -84,6 +84,15 @@ def test_bounds_contain_every_value(problem: ConstraintProblem, data):
     if not isinstance(expression, int):
         low, high = expression.bounds
         assert all(low <= evaluated(expression, point) <= high for point in brute_force(problem))
+
+
+@EXAMPLES
+@given(problems(), st.data())
+def test_a_compiled_value_is_that_of_the_expression(problem: ConstraintProblem, data):
+    expression = data.draw(expressions(problem.variables))
+    if not isinstance(expression, int):
+        value = compile_value(expression, problem.variables)
+        assert all(value([*point.values()]) == evaluated(expression, point) for point in brute_force(problem))
 
 
 @EXAMPLES

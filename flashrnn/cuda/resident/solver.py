@@ -6,21 +6,23 @@ once it is compiled: until then they are estimated, and a kernel that spills is 
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from math import ceil
+from operator import attrgetter
 
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
-from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Solution, lookup, minimum
-from flashrnn.constrint.expressions import Variable
+from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Solution, compile_value, lookup, minimum
 from flashrnn.cuda.buckets import Solver, bucket
 from flashrnn.cuda.resident import cost
 from flashrnn.cuda.resident import tiling as resources
 from flashrnn.cuda.resident.tiling import Tiling, lane_cells, tiles_of_warp
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
+
+_BATCH = "batch"  # a quantity of the problem that is no field of a Tiling
 
 
 def tilings(spec: KernelSpec) -> Iterator[Tiling]:
@@ -44,7 +46,8 @@ def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], 
 
 
 def _as_tiling(solution: Solution, grid: bool) -> Tiling:
-    return Tiling(**{"sequences": 8 * solution["batch_tiles"], **solution}, grid=grid)
+    unknowns = {name: value for name, value in solution.items() if name != _BATCH}
+    return Tiling(**{"sequences": 8 * solution["batch_tiles"], **unknowns}, grid=grid)
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
@@ -70,6 +73,8 @@ def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
     """Return whether the tiling is among `tilings`."""
     problem, _ = pose(spec, tiling.grid)
     for unknown in problem.variables:
+        if unknown.name == _BATCH:
+            continue
         problem.add(f"given {unknown}", unknown == getattr(tiling, unknown.name))
     return any(_as_tiling(solution, tiling.grid) == tiling for solution in problem.solutions())
 
@@ -102,7 +107,8 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     p.add("registers", needed * 32 * warps <= gpu.registers, unit="registers")
     p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
 
-    return p, (cost.eighths(spec, tiling, at_once, spec.batch), warps * blocks, -tiling.register_fragments)
+    batch = p.variable(_BATCH, spec.batch)  # as one, the objective is compiled once for all batches
+    return p, (cost.eighths(spec, tiling, at_once, batch), warps * blocks, -tiling.register_fragments)
 
 
 def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mapping[int, int]) -> Tiling:
@@ -160,8 +166,9 @@ def for_batch(spec: KernelSpec, tiling: Tiling) -> Tiling:
     """Return the tiling of the same kernel that should be fastest for the spec's batch."""
     if not any_sequences(spec.cell, tiling):
         return tiling
-    numbers = range(2, tiling.columns + 1, 2)
-    return min((replace(tiling, sequences=number) for number in numbers), key=lambda choice: cycles(spec, choice))
+    choices = [replace(tiling, sequences=number) for number in range(2, tiling.columns + 1, 2)]
+    estimate = _estimate(_of_any_batch(spec), tiling.grid)
+    return min(choices, key=lambda choice: estimate(choice, spec.batch))
 
 
 def likely(spec: KernelSpec) -> Tiling:
@@ -171,18 +178,18 @@ def likely(spec: KernelSpec) -> Tiling:
 
 def cycles(spec: KernelSpec, tiling: Tiling) -> float:
     """Return the estimated clock cycles of a time step of the whole batch; the tiling may be that of another batch."""
-    unknowns, batch, eighths = _of_batch(_of_any_batch(spec), tiling.grid)
-    values = {unknown: getattr(tiling, unknown.name) for unknown in unknowns}
-    return eighths.evaluate({batch: spec.batch, **values}) / 8
+    return _estimate(_of_any_batch(spec), tiling.grid)(tiling, spec.batch)
 
 
 @cache
-def _of_batch(spec: KernelSpec, grid: bool) -> tuple[tuple[Variable, ...], Variable, Expression]:
-    """Return the unknowns, the batch size, and the eighths of clock cycles by these."""
+def _estimate(spec: KernelSpec, grid: bool) -> Callable[[Tiling, int], float]:
+    """Return the function of a tiling and a batch that `cycles` is."""
     p, at_once = ConstraintProblem(), _groups_at_once(spec.gpu, grid)
     tiling = _unknowns(p, spec, grid, at_once)
-    unknowns, batch = p.variables, p.variable("batch", range(1, 2**20))
-    return unknowns, batch, cost.eighths(spec, tiling, at_once, batch)
+    values_of = attrgetter(*(unknown.name for unknown in p.variables))
+    batch = p.variable(_BATCH, range(1, 2**20))
+    eighths = compile_value(cost.eighths(spec, tiling, at_once, batch), p.variables)
+    return lambda tiling, batch: eighths([*values_of(tiling), batch]) / 8
 
 
 def _kernel_cycles(spec: KernelSpec, tiling: Tiling) -> float:
