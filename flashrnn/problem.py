@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn.cells import Cell
+from flashrnn.cells.trace import reduces_states
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.memory_format import is_time_major
 from flashrnn.residual import GateFormat, Residual, residual_dtype
@@ -178,9 +179,11 @@ def initial_states(cell: Cell, states: Tensor | None, rows: Tensor) -> Tensor:
 def aux_dtype(cell: Cell, dtype: torch.dtype, all_states: bool) -> torch.dtype:
     """Return the dtype in which the states but h are kept after every step.
 
-    It is the state dtype, or `residual_dtype` if the cell allows it and they are not among the results.
+    It is the state dtype, or `residual_dtype` if the cell allows it, they are not among the results, and no reduction
+    over units depends on them: a norm takes their mean away, so that what is left may be smaller than a rounding error.
     """
-    return residual_dtype(dtype) if cell.float16_states and not all_states else state_dtype(dtype)
+    half = cell.float16_states and not all_states and not reduces_states(cell)
+    return residual_dtype(dtype) if half else state_dtype(dtype)
 
 
 def empty_states(cell: Cell, rows: Tensor) -> Tensor:

@@ -57,8 +57,7 @@ class Residual(NamedTuple):
         graph = trace(cell).statistics.forward
         by_name = dict(zip((*cell.gates, *cell.states), (*gates.unbind(2), *before), strict=True))
         for state, after in zip(cell.states[1:], self.aux, strict=True):
-            rounded = saturated(after, self.gates.dtype) if cell.float16_states else after
-            by_name[f"after_{state}"] = rounded.to(gates.dtype)
+            by_name[f"after_{state}"] = after.to(gates.dtype)
         function = torch_function(graph, list(by_name), tuple(graph.outputs))
         by_name |= zip(graph.outputs, function(*by_name.values()), strict=True)
         stored = torch.stack([by_name.get(f"stored_{gate}", by_name[gate]) for gate in varying(cell)], dim=-1)

@@ -99,19 +99,36 @@ def inputs_for(backend: str, case: Case, dtype: torch.dtype, device: torch.devic
     return Inputs(*(x.requires_grad_() for x in (Wx, *others)))
 
 
+def equal_units(cell: Cell, inputs: Inputs) -> Inputs:
+    """All units of a head have the same inputs, so that nothing varies over them."""
+    Wx, R, b, states = (x.detach() for x in inputs)
+    same = Wx[..., :1], R[..., :1, :1], b[..., :1], states[..., :1]
+    expanded = (one.expand_as(x) for one, x in zip(same, inputs, strict=True))
+    return Inputs(*(x.clone(memory_format=torch.contiguous_format).requires_grad_() for x in expanded))
+
+
+def large_mean_of_c(cell: Cell, inputs: Inputs) -> Inputs:
+    """An LSTM's c starts near 1000 in all units and stays there: a rounding error of half types is as large as what
+    varies over units."""
+    Wx, R, b, states = (x.detach().clone() for x in inputs)
+    b[cell.gates.index("f")] = 20
+    states[1] += 1000
+    return Inputs(*(x.requires_grad_() for x in (Wx, R, b, states)))
+
+
 def check(
-    backend: str, case: Case, dtype: torch.dtype, device: str, run: Callable = all_states, equal_units: bool = False
+    backend: str,
+    case: Case,
+    dtype: torch.dtype,
+    device: str,
+    run: Callable = all_states,
+    change: Callable[[Cell, Inputs], Inputs] = lambda cell, inputs: inputs,
 ) -> None:
     """Outputs, last states and every gradient of `run` against the float64 reference.
 
-    `equal_units`: all units of a head have the same inputs, so that nothing varies over them.
+    `change`: of the inputs, which are random.
     """
-    inputs = inputs_for(backend, case, dtype, torch.device(device))
-    if equal_units:
-        Wx, R, b, states = (x.detach() for x in inputs)
-        same = Wx[..., :1], R[..., :1, :1], b[..., :1], states[..., :1]
-        expanded = (one.expand_as(x) for one, x in zip(same, inputs, strict=True))
-        inputs = Inputs(*(x.clone(memory_format=torch.contiguous_format).requires_grad_() for x in expanded))
+    inputs = change(case.cell, inputs_for(backend, case, dtype, torch.device(device)))
     options = {"function": case.cell, "of_h": case.cell.name == "slstm"}
     if case.reset:
         options["reset"] = random_reset(case.B, case.T).to(device)

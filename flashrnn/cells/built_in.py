@@ -79,7 +79,6 @@ LAYERNORM_LSTM = register_built_in(
         states=("h", "c"),
         input_gates=tuple(f"x_{gate}" for gate in _LSTM_GATES),
         recurrent_gates=tuple(f"r_{gate}" for gate in _LSTM_GATES),
-        float16_states=True,
     )
 )
 LAYERNORM_GRU = register_built_in(

@@ -30,7 +30,7 @@ class Cell:
         float16_states: for inputs in bfloat16 or float16, store all states but the first in float16 for the backward
             pass, unless the caller requests them. This halves their memory and does not change outputs. Do not set it
             for sums of exponentials: if a state is smaller than 6e-8 or larger than 65504, gradients are wrong without
-            a warning.
+            a warning. A cell whose step normalises what depends on these states keeps them in float32 all the same.
 
     A variable that the step captures becomes a constant of the cell; for another value, create another cell. Cells live
     until the process ends: create them once, not for every model.

@@ -4,7 +4,7 @@ Statistics are values that are the same in all units of a head and depend on gat
 reciprocal deviations. A gate that the gradient needs as (gate - mean) * scale alone is stored in this form. The gate
 itself would be rounded, and where its mean is large, less the exact mean it would be far from what the forward has
 computed with. A state that the step reduces over units itself, as in a norm of an LSTM's c, is read as it was stored
-after the step: the step reduces over the stored values, too.
+after the step, which is in the state dtype for this reason (`problem.aux_dtype`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -71,19 +71,15 @@ def statistics_of(step: Graph, joint: Graph, gates: Sequence[str], states: Seque
 
 
 def storing(step: Graph, statistics: Statistics) -> Graph:
-    """Return `step` with what it stores as further outputs. A new state that it reduces is rounded where it is used, as
-    it is stored, by the operator `stored`."""
-    whole, used, new, stored = Graph(), {}, {}, {}
-    names = {step.outputs[f"new_{state}"]: f"after_{state}" for state in statistics.after}
-    for index in step.needed(step.outputs.values()):
-        used[index] = new[index] = whole.copied(step.nodes[index], used)
-        if index in names:
-            used[index] = stored[names[index]] = whole.add("stored", new[index])
+    """Return `step` with what it stores as further outputs."""
+    whole = Graph()
+    new = whole.copy(step.outputs.values(), step)
     whole.outputs = {name: new[index] for name, index in step.outputs.items()}
+    after = {f"after_{state}": whole.outputs[f"new_{state}"] for state in statistics.after}
     here: dict[int, int] = {}
     for index in statistics.forward.needed(statistics.forward.outputs.values()):
         node = statistics.forward.nodes[index]
-        here[index] = stored[node.value] if node.value in stored else whole.copied(node, here)
+        here[index] = after[node.value] if node.value in after else whole.copied(node, here)
     whole.outputs |= {name: here[index] for name, index in statistics.forward.outputs.items()}
     return whole
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashrnn.cells.checks import one_thread
 from flashrnn.cells.definition import Cell
-from flashrnn.cells.graph import Graph, UntraceableCell
+from flashrnn.cells.graph import REDUCTIONS, Graph, UntraceableCell
 from flashrnn.cells.linear import split
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.recorder import recorded
@@ -67,6 +67,16 @@ def not_element_wise(cell: Cell) -> str | None:
         f"cell {cell.name!r} reduces over the units of its head, as flashrnn.layer_norm does, and the kernels of this "
         "backend compute every unit alone"
     )
+
+
+@cache
+def reduces_states(cell: Cell) -> bool:
+    """Return whether the step reduces over units what it computes from states other than the first one."""
+    if untraceable(cell):
+        return False
+    graph = trace(cell).forward
+    reduced = graph.needed(k for k, node in enumerate(graph.nodes) if node.op in REDUCTIONS)
+    return any(graph.nodes[k].op == "input" and graph.nodes[k].value in cell.states[1:] for k in reduced)
 
 
 @cache

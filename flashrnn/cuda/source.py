@@ -51,8 +51,6 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "CONSTANT_OF": places(cell.gates, constant(cell)),
         "AFTER_OF": places(cell.states, statistics.after),
     }
-    half_states = cell.float16_states and spec.dtype != torch.float32
-    rounded = "unpack_halves(pack_gates(x, 0)).x" if half_states else "x"
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join(
         [
@@ -60,7 +58,6 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
             f"#define REDUCES {int(reduces)}",
             '#include "kernels/math.cuh"',
             aux_number,
-            f"DEVICE float op_stored(float x) {{ return {rounded}; }}",
             head_functions(cell) if reduces else cell_functions(cell),
         ]
     )

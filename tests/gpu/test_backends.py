@@ -16,7 +16,9 @@ from tests.suite import (
     check,
     check_no_states,
     check_numbers_beyond_float16,
+    equal_units,
     inputs_for,
+    large_mean_of_c,
 )
 
 pytestmark = [
@@ -59,7 +61,13 @@ def test_other_dtypes_of_normalised_cells(backend, cell, dtype):
 @pytest.mark.parametrize("cell", LAYERNORM, ids=cell_name)
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_units_that_are_all_equal_are_normalised_to_zero(backend, cell, D, dtype):
-    check(backend, Case(cell, N=1, D=D), dtype, "cuda:0", equal_units=True)
+    check(backend, Case(cell, N=1, D=D), dtype, "cuda:0", change=equal_units)
+
+
+@pytest.mark.parametrize("D", [64, 256])
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_a_state_is_normalised_as_exactly_as_it_is_computed(backend, D):
+    check(backend, Case(LAYERNORM[0], N=1, D=D), torch.bfloat16, "cuda:0", flashrnn, large_mean_of_c)
 
 
 @pytest.mark.parametrize("T", [1, 20])

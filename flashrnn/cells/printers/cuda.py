@@ -82,7 +82,6 @@ def head_functions(cell: Cell) -> str:
     They compute CELLS cells of a thread, phase by phase. `units.reduce` reduces between phases (`UnitReductions` in
     resident/kernels/unit_reductions.cuh); `cotangents` gives the gradients of the new states, as late as possible. The
     forward also returns statistics and the gates as they are stored, which the backward takes (`cells.statistics`).
-    `op_stored` rounds a state as it is stored.
     """
     return "\n\n".join(_head_function(_of_head(cell, direction)) for direction in ("forward", "backward"))
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from flashrnn import flashrnn, functional, get_cell
+from flashrnn import Cell, flashrnn, functional, get_cell
 from flashrnn.cuda import spec
 from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import backend, tiling
@@ -19,10 +19,12 @@ from flashrnn.products import weight_gradient_of_states
 from flashrnn.residual import converted
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE, all_states
-from tests.suite import Case, check, check_tf32, inputs_for, tf32_on_the_processor
+from tests.suite import Case, check, check_tf32, equal_units, inputs_for, large_mean_of_c, tf32_on_the_processor
 from tests.tolerances import assert_close
 
-LSTM, GRU, SLSTM, LAYERNORM_LSTM = map(get_cell, ("lstm", "gru", "slstm", "layernorm_lstm"))
+LSTM, GRU, SLSTM, LAYERNORM_LSTM, LAYERNORM_GRU = map(
+    get_cell, ("lstm", "gru", "slstm", "layernorm_lstm", "layernorm_gru")
+)
 
 
 def tiled(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid=False, stages=4, register_fragments=4) -> Tiling:
@@ -147,6 +149,7 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         ),
         (Case(COMPETING, B=9, T=3, N=1, D=32), torch.float32, tiled(2, 2, 2, 16, 1), tiled(2, 1, 1, 8, 1)),
         (Case(LAYERNORM_LSTM, B=7, T=3, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 4, 1), tiled(2, 2, 2, 8, 1)),
+        (Case(LAYERNORM_GRU, B=3, T=3, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 8, 1), tiled(2, 1, 1, 8, 1)),
         pytest.param(
             Case(LAYERNORM_LSTM, B=5, T=4, N=1, D=60),
             torch.float32,
@@ -181,6 +184,7 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         "one block in slices",
         "one block maximum",
         "one block of few sequences",
+        "rows that are no multiple of the threads",
         "cluster",
         "cluster maximum",
         "cluster of nine",
@@ -193,10 +197,17 @@ def test_cells_that_reduce_over_units(on_host, case, dtype, forward, backward):
     check("cuda_fused", case, dtype, "cpu")
 
 
-@pytest.mark.parametrize("run", [all_states, flashrnn], ids=["all states", "states in float16"])
+@pytest.mark.parametrize("run", [all_states, flashrnn], ids=["all states", "h alone"])
 def test_units_that_are_all_equal_are_normalised_to_zero(on_host, run):
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(1, 1, 1, 8, 2)})
-    check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", run, equal_units=True)
+    check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", run, equal_units)
+
+
+def test_a_state_is_normalised_as_exactly_as_it_is_computed(on_host):
+    """Although the states of cells that allow it are stored in half the memory."""
+    cell = Cell("half_states", LAYERNORM_LSTM.step, LAYERNORM_LSTM.states, float16_states=True)
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    check("cuda_fused", Case(cell, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", flashrnn, large_mean_of_c)
 
 
 @pytest.mark.slow

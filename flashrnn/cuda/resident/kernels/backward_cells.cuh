@@ -52,7 +52,7 @@ DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS
     for (int j = 0; j < GATES; j++) g[j][q] = gate_of(j, q, gates, constants);
 #pragma unroll
     for (int i = 0; i < STATES; i++)
-      if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = sizeof(aux_number) == 2 ? after[i][q] : op_stored(after[i][q]);
+      if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = after[i][q];
   }
   cells_backward(g, s, a, statistics, cotangents, d_g, d_old, units);
 #pragma unroll
