@@ -102,18 +102,19 @@ struct TileLoader {
   static constexpr int PER_ROW = SEQS / SPREAD * LENGTH / WIDTH;                        // copies
   static constexpr int TOGETHER = PER_ROW < TILE_THREADS ? TILE_THREADS / PER_ROW : 1;  // rows
   static constexpr int COPIES = (PER_ROW + TILE_THREADS - 1) / TILE_THREADS;             // of a row, for each thread
+  static constexpr bool ALL_COPY = COPIES * TILE_THREADS == PER_ROW * TOGETHER;          // else the last threads have fewer
   const char* from[COPIES];
   u32 to[COPIES];
   bool valid[COPIES];
-  int first_row;
+  int first_row, left;  // left: copies from the thread's first one on
 
   // first(sequence) points at the first unit of the head in row 0 of the first step.
   template <class First>
   DEVICE void start(u32 tile, const ThreadCoord& coord, First first) {
-    first_row = coord.tile_thread / PER_ROW % TOGETHER;
+    first_row = coord.tile_thread / PER_ROW % TOGETHER, left = PER_ROW * TOGETHER - coord.tile_thread;
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
-      int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;  // two threads may make the same copy
+      int copy = (i * TILE_THREADS + coord.tile_thread) % PER_ROW;
       int column = copy % (LENGTH / WIDTH) * WIDTH, sequence = copy / (LENGTH / WIDTH) * SPREAD;
       valid[i] = coord.tile_unit * NUMBERS + column < D * NUMBERS && coord.has_sequence(sequence);
       from[i] = reinterpret_cast<const char*>(first(valid[i] ? coord.of_batch(sequence) : 0)) + first_row * ROW_STRIDE;
@@ -128,7 +129,7 @@ struct TileLoader {
     for (int i = 0; i < COPIES; i++) {
 #pragma unroll
       for (int row = 0; row < ROWS; row += TOGETHER)
-        if (ROWS % TOGETHER == 0 || row + first_row < ROWS)
+        if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * TILE_THREADS < left))
           copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i]);
       from[i] += step;
     }
