@@ -17,10 +17,12 @@ import numpy as np
 from datasets.distributed import split_dataset_by_node
 
 from data import hub, storage
-from data.files import READ, kind, missing_column, read_rows
+from data.files import READ, kind, missing_column, read_folders, read_rows
 
 HUB_FILES = 64  # of a dataset of unknown size are a section
-PYTHON_FOLDERS = {"stdlib": ("stdlib",), "installed": ("stdlib", "purelib", "platlib")}  # as sysconfig names them
+_INSTALLED = ("stdlib", "purelib", "platlib")
+PYTHON_FOLDERS = {"stdlib": ("stdlib",), "installed": _INSTALLED, "folders": _INSTALLED}  # as sysconfig names them
+WHOLE_FOLDERS = "folders"  # whose documents are folders, not files
 LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+)?$")
 
 
@@ -29,7 +31,7 @@ class Corpus:
     """Documents in a fixed order.
 
     source: "stdlib" (sources of the Python standard library), "installed" (these and those of all installed packages),
-    a file or glob, local or by URL (s3://bucket/**/*.jsonl.zst, with the package of fsspec that it needs), or the name
+    "folders" (the same, with all files of a folder in one document: long documents without a download), a file or glob, local or by URL (s3://bucket/**/*.jsonl.zst, with the package of fsspec that it needs), or the name
     of a dataset on the hub. Files are JSON lines (.jsonl, .json, compressed or not), .parquet, or else plain text.
     Plain text is cut at line ends into documents of about 16 KiB (32 without line ends), so that a large file can be
     streamed, and held out in part.
@@ -47,7 +49,8 @@ class Corpus:
     def files(self) -> list[str] | None:
         """Return the local files in sorted order; None if the source is on the hub."""
         if self.source in PYTHON_FOLDERS:
-            found = _python_files(*PYTHON_FOLDERS[self.source])
+            order = os.path.split if self.source == WHOLE_FOLDERS else None
+            found = sorted(_python_files(*PYTHON_FOLDERS[self.source]), key=order)
         else:
             found = local_files(self.source)
         return found[slice(*self.section)] if found and self.section else found
@@ -102,7 +105,8 @@ class Corpus:
             raise ValueError(f"source {self.source!r} mixes {' and '.join(sorted(kinds))} files; name one kind")
         starts = [0, *itertools.accumulate(storage.info(name).size for name in self.files)]
         arguments = {"files": self.files, "starts": starts[:-1], "column": self.column}
-        return datasets.IterableDataset.from_generator(read_rows, gen_kwargs=arguments), starts[-1]
+        read = read_folders if self.source == WHOLE_FOLDERS else read_rows
+        return datasets.IterableDataset.from_generator(read, gen_kwargs=arguments), starts[-1]
 
 
 class Documents(Iterator[str]):
@@ -231,11 +235,11 @@ def local_files(source: str) -> list[str] | None:
     return None
 
 
-def _python_files(*schemes: str) -> list[str]:
+def _python_files(*schemes: str) -> set[str]:
     """Return Python sources, without tests, in the folders that `sysconfig` knows by these names."""
     files = set()
     for root in map(sysconfig.get_path, schemes):
         for folder, subfolders, names in os.walk(root):
             subfolders[:] = set(subfolders) - {"test", "tests", "idle_test", "site-packages", "dist-packages"}
             files.update(os.path.join(folder, name) for name in names if name.endswith(".py"))
-    return sorted(files)
+    return files

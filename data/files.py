@@ -15,6 +15,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -42,6 +43,21 @@ def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict
                 if column not in row:
                     raise missing_column(name, column, row)
                 yield {column: row[column], READ: start + read}
+
+
+def read_folders(files: list[str], starts: list[int], column: str) -> Iterator[dict]:
+    """Return rows as `read_rows` does, one for each folder: its text files, each after a line with its name.
+
+    Args:
+        files: in the order of their folders.
+    """
+    for _, of_folder in groupby(zip(files, starts, strict=True), key=lambda pair: Path(pair[0]).parent):
+        parts = []
+        for name, start in of_folder:
+            with _naming_damage(name), _open(name) as (file, tell):
+                parts += [f"# {Path(name).name}\n", file.read(), "\n"]
+                read = start + tell()
+        yield {column: "".join(parts), READ: read}
 
 
 def read_json_lines(name: str) -> Iterator[dict]:

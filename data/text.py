@@ -206,14 +206,16 @@ class Text(StreamingDataModule):
         return found if self.eval_length is None else found | {"by_position": self._by_position(trainer, module)}
 
     def _by_position(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """Return the mean loss of every window of long documents, from the first on."""
+        """Return the mean loss of every window of long documents, from the first on, and the size of the model's state
+        after it, for one document."""
         trainer.test(module, datamodule=self, verbose=False)
-        position, labels, losses = module.test_windows.to(torch.float64).unbind(dim=1)
+        position, sizes, labels, losses = module.test_windows.to(torch.float64).unbind(dim=1)
         windows = (position / WINDOW).long()
         zeros = torch.zeros(self._long_documents.windows, dtype=torch.float64)
+        state_mib = zeros.index_put((windows,), sizes / 2**20)  # alike for all documents
         labels, losses = (zeros.index_add(0, windows, part) for part in (labels, losses))
         described = {"window": WINDOW, "documents": self._long_documents.documents, "context": self.eval_context}
-        return described | {"losses": (losses / labels).tolist()}
+        return described | {"losses": (losses / labels).tolist(), "state_mib": state_mib.tolist()}
 
     @cached_property
     def bytes_per_label(self) -> float:

@@ -23,7 +23,7 @@ from reproduction.text_runs import check_finished, finished
 
 CONTEXTS = (128, 256, 1024)
 EXPERIMENT = "context"
-EDGES = (0, 128, 1024, 4096, 16384)  # of the columns, in positions
+EDGES = (0, 128, 1024, 4096, 16384)  # of the columns, in positions; the last ends with the documents
 QUICK = (
     *("data.source=stdlib", "data.max_bytes=3_000_000", "data.tokenizer=bpe:2048", "data.eval_length=4096"),
     *("model.d_model=64", "model.num_blocks=2", "model.num_heads=2", "compile=false", "threads=1"),
@@ -31,6 +31,7 @@ QUICK = (
 )
 QUICK_TOKENS = 2048  # in a step
 _TOKENS = 32768
+_VALIDATED = 2**20  # tokens, the same for all contexts
 
 
 def _measure(options: Options) -> list[Path]:
@@ -56,7 +57,7 @@ def _runs(folder: Path, quick: bool) -> Iterator[Run]:
 
 def _size(context: int, quick: bool) -> tuple[str, ...]:
     rows = (QUICK_TOKENS if quick else _TOKENS) // context
-    size = (f"data.context_length={context}", f"data.batch_size={rows}")
+    size = (f"data.context_length={context}", f"data.batch_size={rows}", f"data.max_val_blocks={_VALIDATED // context}")
     return (f"experiment={EXPERIMENT}", *size, *(QUICK if quick else ()))
 
 

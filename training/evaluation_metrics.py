@@ -20,7 +20,7 @@ class EvaluationMetrics(nn.Module):
         self.labels = SumMetric(nan_strategy="disable")  # number of scored labels
         self.right = SumMetric(nan_strategy="disable")  # number of right answers
         self.sequences = CatMetric(nan_strategy="disable")  # rows of `last_answers`
-        self.windows = CatMetric(nan_strategy="disable")  # rows: position, number of labels, sum of their losses
+        self.windows = CatMetric(nan_strategy="disable")  # rows of TrainingModule.test_windows
 
     def begin(self) -> None:
         """Forget everything."""
@@ -50,7 +50,7 @@ class EvaluationMetrics(nn.Module):
         return {"loss": loss, "perplexity": loss.exp(), "accuracy": self.right.compute() / labels}
 
     def rows(self, metric: CatMetric) -> Tensor:
-        """Return the rows of `sequences` or `windows`, [rows, 3], on the CPU."""
+        """Return the rows of `sequences` or `windows`, on the CPU."""
         return metric.compute().cpu() if metric.update_called else torch.empty(0, 3)
 
 

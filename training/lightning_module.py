@@ -47,7 +47,8 @@ class TrainingModule(LightningModule):
             those of text. Other batches run uncompiled, because each shape takes as long to compile.
 
     After a test, `test_sequences` holds the rows of `last_answers`, [sequences, 3]. After a test on documents (batches
-    of `data.long_documents`), `test_windows` holds a row for each batch: position, number of labels, sum of losses.
+    of `data.long_documents`), `test_windows` holds a row for each batch: position, bytes of a document's state after it,
+    number of labels, sum of losses.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TrainingModule(LightningModule):
         self._group_options: list[dict] = []  # of the optimizer, as this run asks for them
         self.evaluated = EvaluationMetrics()
         self.test_sequences = torch.empty(0, 3)
-        self.test_windows = torch.empty(0, 3)
+        self.test_windows = torch.empty(0, 4)
         self._of_documents: States | None = None
 
     def configure_model(self) -> None:
@@ -262,7 +263,9 @@ class TrainingModule(LightningModule):
         labels, states = batch["labels"], None if batch["begins"] else self._of_documents
         loss, right, self._of_documents = self.model.loss(batch["input_ids"], labels, None, states, True)
         added = self.evaluated.add(loss, right, labels)
-        self.evaluated.windows.update(torch.cat((added.new_tensor([batch["position"]]), added))[None])
+        size = sum(part.nbytes for state in self._of_documents for part in state)
+        about = added.new_tensor([batch["position"], size / len(labels)])
+        self.evaluated.windows.update(torch.cat((about, added))[None])
 
     def on_test_epoch_end(self) -> None:
         self._end_evaluation("test")
