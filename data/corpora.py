@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,13 @@ import numpy as np
 from datasets.distributed import split_dataset_by_node
 
 from data import hub, storage
-from data.files import READ, kind, missing_column, read_folders, read_rows
+from data.files import READ, kind, missing_column, read_joined, read_rows
 
+JOINED_BYTES = 384 * 1024  # about 100,000 tokens
 HUB_FILES = 64  # of a dataset of unknown size are a section
 _INSTALLED = ("stdlib", "purelib", "platlib")
-PYTHON_FOLDERS = {"stdlib": ("stdlib",), "installed": _INSTALLED, "folders": _INSTALLED}  # as sysconfig names them
-WHOLE_FOLDERS = "folders"  # whose documents are folders, not files
+JOINED = "joined"
+PYTHON_FOLDERS = {"stdlib": ("stdlib",), "installed": _INSTALLED, JOINED: _INSTALLED}  # as sysconfig names them
 LOOKS_LOCAL = re.compile(r"[*?\[]|^[./~]|/.*/|\.(txt|md|py|parquet|jsonl?)(\.\w+)?$")
 
 
@@ -31,8 +32,9 @@ class Corpus:
     """Documents in a fixed order.
 
     source: "stdlib" (sources of the Python standard library), "installed" (these and those of all installed packages),
-    "folders" (the same, with all files of a folder in one document: long documents without a download), a file or glob, local or by URL (s3://bucket/**/*.jsonl.zst, with the package of fsspec that it needs), or the name
-    of a dataset on the hub. Files are JSON lines (.jsonl, .json, compressed or not), .parquet, or else plain text.
+    "joined" (the same, neighbouring files joined to documents of about JOINED_BYTES: long ones without a download), a
+    file or glob, local or by URL (s3://bucket/**/*.jsonl.zst, with the package of fsspec that it needs), or the name of
+    a dataset on the hub. Files are JSON lines (.jsonl, .json, compressed or not), .parquet, or else plain text.
     Plain text is cut at line ends into documents of about 16 KiB (32 without line ends), so that a large file can be
     streamed, and held out in part.
     """
@@ -49,8 +51,7 @@ class Corpus:
     def files(self) -> list[str] | None:
         """Return the local files in sorted order; None if the source is on the hub."""
         if self.source in PYTHON_FOLDERS:
-            order = os.path.split if self.source == WHOLE_FOLDERS else None
-            found = sorted(_python_files(*PYTHON_FOLDERS[self.source]), key=order)
+            found = _python_files(*PYTHON_FOLDERS[self.source])
         else:
             found = local_files(self.source)
         return found[slice(*self.section)] if found and self.section else found
@@ -59,10 +60,7 @@ class Corpus:
         """Return the corpus in parts of whole files, each of about `size` bytes as stored. They depend on the files
         alone."""
         if self.files is not None:
-            starts = np.cumsum([0, *(storage.info(name).size for name in self.files)])
-            numbers = starts[:-1] // size
-            cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(self.files)]
-            return [replace(self, section=(first, end)) for first, end in itertools.pairwise(cuts)]
+            return [replace(self, section=part) for part in _parts(_starts(self.files), size)]
         rows = hub.open_dataset(self.source, self.subset, self.split, self.revision)
         split = (rows.info.splits or {}).get(self.split)
         count = split.num_bytes // size if split and split.num_bytes else rows.num_shards // HUB_FILES
@@ -103,10 +101,16 @@ class Corpus:
         kinds = {kind(name) for name in self.files}
         if len(kinds) > 1:
             raise ValueError(f"source {self.source!r} mixes {' and '.join(sorted(kinds))} files; name one kind")
-        starts = [0, *itertools.accumulate(storage.info(name).size for name in self.files)]
-        arguments = {"files": self.files, "starts": starts[:-1], "column": self.column}
-        read = read_folders if self.source == WHOLE_FOLDERS else read_rows
-        return datasets.IterableDataset.from_generator(read, gen_kwargs=arguments), starts[-1]
+        starts = _starts(self.files)
+        if self.source == JOINED:
+            parts = _parts(starts, JOINED_BYTES)
+            arguments = {"groups": [self.files[a:b] for a, b in parts], "ends": [starts[b] for _, b in parts]}
+            read = read_joined
+        else:
+            arguments, read = {"files": self.files, "starts": starts[:-1]}, read_rows
+        # What is a list here is what a checkpoint of the rows counts: whole files or groups of them.
+        rows = datasets.IterableDataset.from_generator(read, gen_kwargs=arguments | {"column": self.column})
+        return rows, starts[-1]
 
 
 class Documents(Iterator[str]):
@@ -211,6 +215,23 @@ def held_out(text: str, fraction: float) -> bool:
     return int.from_bytes(digest) < fraction * 2**64
 
 
+def _starts(files: Sequence[str]) -> list[int]:
+    """Return the bytes of all files before each one, and of all."""
+    return [0, *itertools.accumulate(storage.info(name).size for name in files)]
+
+
+def _parts(starts: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Return first and end of successive files that have about `size` bytes together.
+
+    Args:
+        starts: as `_starts` returns them.
+        size: at which a new part begins: with the first file from every multiple of it on.
+    """
+    numbers = np.array(starts[:-1]) // size
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    return list(itertools.pairwise(cuts))
+
+
 def fingerprint(files: Iterable[str]) -> str:
     """Return a hash of names, sizes and times; contents are not read, because they may be terabytes."""
     entries = [(name, *storage.info(name)) for name in files]
@@ -235,11 +256,11 @@ def local_files(source: str) -> list[str] | None:
     return None
 
 
-def _python_files(*schemes: str) -> set[str]:
+def _python_files(*schemes: str) -> list[str]:
     """Return Python sources, without tests, in the folders that `sysconfig` knows by these names."""
     files = set()
     for root in map(sysconfig.get_path, schemes):
         for folder, subfolders, names in os.walk(root):
             subfolders[:] = set(subfolders) - {"test", "tests", "idle_test", "site-packages", "dist-packages"}
             files.update(os.path.join(folder, name) for name in names if name.endswith(".py"))
-    return files
+    return sorted(files)

@@ -15,7 +15,6 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -45,19 +44,16 @@ def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict
                 yield {column: row[column], READ: start + read}
 
 
-def read_folders(files: list[str], starts: list[int], column: str) -> Iterator[dict]:
-    """Return rows as `read_rows` does, one for each folder: its text files, each after a line with its name.
+def read_joined(groups: list[list[str]], ends: list[int], column: str) -> Iterator[dict]:
+    """Return rows as `read_rows` does, each the text files of a group, each file after a line with its name; `ends` are
+    the bytes of all files up to the end of each group."""
+    for names, end in zip(groups, ends, strict=True):
+        yield {column: "".join(map(_named_text, names)), READ: end}
 
-    Args:
-        files: in the order of their folders.
-    """
-    for _, of_folder in groupby(zip(files, starts, strict=True), key=lambda pair: Path(pair[0]).parent):
-        parts = []
-        for name, start in of_folder:
-            with _naming_damage(name), _open(name) as (file, tell):
-                parts += [f"# {Path(name).name}\n", file.read(), "\n"]
-                read = start + tell()
-        yield {column: "".join(parts), READ: read}
+
+def _named_text(name: str) -> str:
+    with _naming_damage(name), _open(name) as (file, _):
+        return f"# {Path(name).name}\n{file.read()}\n"
 
 
 def read_json_lines(name: str) -> Iterator[dict]:

@@ -44,15 +44,15 @@ def _measure(options: Options) -> list[Path]:
 
 
 def _runs(folder: Path, quick: bool) -> Iterator[Run]:
-    """Yield the runs, the longest first: LSTMs with and without states carried on, and a Transformer that reads a
-    document at once, or forgets as in training."""
-    for context in CONTEXTS:
-        for stateful in ("false", "true"):
-            size = _size(context, quick)
-            yield Run(folder / f"lstm_{context}_{stateful}", (*size, "model=lstm", f"data.stateful={stateful}"))
+    """Yield the runs, the longest first: a Transformer that reads a document at once, or forgets as in training, and
+    LSTMs with and without states carried on."""
     size = _size(CONTEXTS[-1], quick)
     for seen in ("null", CONTEXTS[-1]):
         yield Run(folder / f"transformer_{seen}", (*size, "model=transformer", f"data.eval_context={seen}"))
+    for context in reversed(CONTEXTS):
+        for stateful in ("true", "false"):
+            size = _size(context, quick)
+            yield Run(folder / f"lstm_{context}_{stateful}", (*size, "model=lstm", f"data.stateful={stateful}"))
 
 
 def _size(context: int, quick: bool) -> tuple[str, ...]:
