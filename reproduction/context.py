@@ -35,15 +35,15 @@ _VALIDATED = 2**20  # tokens, the same for all contexts
 
 
 def _measure(options: Options) -> list[Path]:
-    folder = folder_of_runs("context", options, partial(_runs, quick=options.quick))
-    rows = collect(folder, options.add_to, _described)
+    folder = folder_of_runs("context", options, partial(runs_of_contexts, quick=options.quick))
+    rows = collect(folder, options.add_to, described)
     check_finished(options, rows)
     rows.sort(key=lambda row: (row["model"], row.get("context_length", 0), row.get("stateful", False)))
     check_experiment(finished(rows), EXPERIMENT)
     return [save("context", options, {"runs": rows}, made_on(rows))]
 
 
-def _runs(folder: Path, quick: bool) -> Iterator[Run]:
+def runs_of_contexts(folder: Path, quick: bool) -> Iterator[Run]:
     """Yield the runs, the longest first: a Transformer that reads a document at once, or forgets as in training, and
     LSTMs with and without states carried on."""
     size = _size(CONTEXTS[-1], quick)
@@ -61,7 +61,7 @@ def _size(context: int, quick: bool) -> tuple[str, ...]:
     return (f"experiment={EXPERIMENT}", *size, *(QUICK if quick else ()))
 
 
-def _described(folder: Path) -> dict:
+def described(folder: Path) -> dict:
     found = evaluation(folder)
     if found is None:
         return {}
@@ -69,7 +69,7 @@ def _described(folder: Path) -> dict:
     return {key: data.get(key) for key in ("context_length", "stateful", "eval_context")}
 
 
-def _name(run: dict) -> str:
+def name_of(run: dict) -> str:
     if run["eval_context"]:
         return f"{run['model']}, context {run['context_length']}, blocks apart"
     carried = ", state carried" if run["stateful"] else ""
@@ -78,26 +78,25 @@ def _name(run: dict) -> str:
 
 def _table(contents: list[dict]) -> Table:
     runs = finished(runs_of(contents))
-    edges = _edges(runs)
-    columns = [f"{low}-{high - 1}" for low, high in edges]
+    ranges = edges(runs)
+    columns = [f"{low}-{high - 1}" for low, high in ranges]
     rows = [["model", "parameters (M)", "tokens (M)", "validation", *columns, "ms / step", "device"]]
     for run in runs:
-        by_position = [f"{_perplexity(run, low, high):.2f}" for low, high in edges]
+        by_position = [f"{perplexity(run, low, high):.2f}" for low, high in ranges]
         pace = [f"{1e3 * run['step_time']:.1f}", run["environment"]["device"]]
         size = [f"{run['parameters'] / 1e6:.1f}", f"{tokens(run) / 1e6:.1f}", f"{run['perplexity']:.2f}"]
-        rows.append([_name(run), *size, *by_position, *pace])
+        rows.append([name_of(run), *size, *by_position, *pace])
     return rows
 
 
-def _edges(runs: list[dict]) -> list[tuple[int, int]]:
+def edges(runs: list[dict]) -> list[tuple[int, int]]:
     """Return first and last + 1 position of each column."""
     found = runs[0]["by_position"]
     length = len(found["losses"]) * found["window"]
-    edges = [edge for edge in EDGES if edge < length] + [length]
-    return list(pairwise(edges))
+    return list(pairwise([edge for edge in EDGES if edge < length] + [length]))
 
 
-def _perplexity(run: dict, low: int, high: int) -> float:
+def perplexity(run: dict, low: int, high: int) -> float:
     """Return the perplexity at positions low ... high - 1 of the documents."""
     found = run["by_position"]
     losses = found["losses"][low // found["window"] : high // found["window"]]
@@ -128,15 +127,15 @@ def _draw(contents: list[dict], file: Path) -> None:
     axes = figure.subplots()
     colours = dict(zip(CONTEXTS, ("tab:blue", "tab:orange", "tab:green"), strict=True))
     for run in runs:
-        points = _doubling(run)
-        of_lstm = _is_lstm(run)
+        points = doubling(run)
+        of_lstm = is_lstm(run)
         colour = colours.get(run["context_length"], "tab:red") if of_lstm else "black"
         style = "-" if run["stateful"] or run["eval_context"] else "--" if of_lstm else ":"
-        axes.plot(*zip(*points, strict=True), style, color=colour, label=_name(run), marker=".", markersize=4)
-    shown = [value for run in runs if _is_lstm(run) or run["eval_context"] for _, value in _doubling(run)]
+        axes.plot(*zip(*points, strict=True), style, color=colour, label=name_of(run), marker=".", markersize=4)
+    shown = [value for run in runs if is_lstm(run) or run["eval_context"] for _, value in doubling(run)]
     axes.set_ylim(0.9 * min(shown), 1.1 * max(shown))
     axes.set_xscale("log", base=2)
-    starts = [start for start, _ in _doubling(runs[0])]
+    starts = [start for start, _ in doubling(runs[0])]
     axes.set_xticks(starts, labels=["0", *map(str, starts[1:])])
     axes.set(xlabel="position in the document (each point the mean up to the next)", ylabel="perplexity")
     axes.set_title(_finding(runs), fontsize=10)
@@ -145,11 +144,11 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def _is_lstm(run: dict) -> bool:
+def is_lstm(run: dict) -> bool:
     return run["model"] == "lstm"
 
 
-def _doubling(run: dict) -> list[tuple[int, float]]:
+def doubling(run: dict) -> list[tuple[int, float]]:
     """Return the first position, 64 in place of 0, and the perplexity of ranges that double in length."""
     found = run["by_position"]
     window, length = found["window"], len(found["losses"]) * found["window"]
@@ -157,15 +156,15 @@ def _doubling(run: dict) -> list[tuple[int, float]]:
     while (following := max(window, 2 * starts[-1])) < length:
         starts.append(following)
     return [
-        (low or window // 2, _perplexity(run, low, high))
+        (low or window // 2, perplexity(run, low, high))
         for low, high in zip(starts, [*starts[1:], length], strict=True)
     ]
 
 
 def _finding(runs: list[dict]) -> str:
     """Return what the figure shows, as a title."""
-    low, high = _edges(runs)[-1]
-    found = {(run["context_length"], run["stateful"]): _perplexity(run, low, high) for run in runs if _is_lstm(run)}
+    low, high = edges(runs)[-1]
+    found = {(run["context_length"], run["stateful"]): perplexity(run, low, high) for run in runs if is_lstm(run)}
     told = [
         f"{context}: {found[context, False]:.2f} and {found[context, True]:.2f}"
         for context in CONTEXTS

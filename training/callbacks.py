@@ -137,14 +137,14 @@ class StepStatistics(Callback):
             torch.cuda.synchronize(pl_module.device)
         seconds = time.perf_counter() - self._since
         speed = self._tokens / seconds
-        pl_module.log("train/step_time", seconds / steps)
-        pl_module.log("train/tokens_per_second", speed * trainer.world_size, prog_bar=True)
-        pl_module.log("train/data_wait", (_waited(trainer) - self._waited) / seconds)
+        found = {"step_time": seconds / steps, "tokens_per_second": speed * trainer.world_size}
+        found["data_wait"] = (_waited(trainer) - self._waited) / seconds
         if self._peak is not None:
-            flops = pl_module.model.flops_per_token(batch["input_ids"].shape[1])
-            pl_module.log("train/mfu", speed * flops / self._peak, prog_bar=True)
+            found["mfu"] = speed * pl_module.model.flops_per_token(batch["input_ids"].shape[1]) / self._peak
         if pl_module.device.type == "cuda":
-            pl_module.log("train/gpu_memory", torch.cuda.max_memory_allocated(pl_module.device) / 2**30)
+            found["gpu_memory"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
+        for name, value in found.items():  # as tensors on the CPU: Lightning would make others on the GPU
+            pl_module.log(f"train/{name}", torch.tensor(value), prog_bar=name in ("tokens_per_second", "mfu"))
         self._logged_step = trainer.global_step
         self._restart(trainer)
 

@@ -47,8 +47,8 @@ class TrainingModule(LightningModule):
             those of text. Other batches run uncompiled, because each shape takes as long to compile.
 
     After a test, `test_sequences` holds the rows of `last_answers`, [sequences, 3]. After a test on documents (batches
-    of `data.long_documents`), `test_windows` holds a row for each batch: position, bytes of a document's state after it,
-    number of labels, sum of losses.
+    of `data.long_documents`), `test_windows` holds a row for each batch: position, bytes of the state of one document
+    after it, number of labels, sum of losses.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TrainingModule(LightningModule):
         self.optim = optim
         self.schedule = schedule
         self.checks_loss = True  # end training when the loss is not finite
-        self._logged_loss: tuple[Tensor | None, int] = None, 0  # on a GPU, with its step
+        self._to_log = torch.empty(2)  # loss and accuracy of a step that is logged
         self._lr: float | None = getattr(optim, "keywords", {}).get("lr")
         self.compile_loss = compile
         self._compiled_loss: CompiledLoss | None = None
@@ -157,20 +157,22 @@ class TrainingModule(LightningModule):
         if self._logs_this_step:
             accuracy = right.sum() / (batch["labels"] != IGNORE).sum()
             of_this_rank = torch.stack((loss.detach(), accuracy))
-            mean_loss, accuracy = self.trainer.strategy.reduce(of_this_rank, reduce_op="mean").unbind()
-            if loss.device.type != "cpu":
-                self._logged_loss = mean_loss, self.global_step
-            self.log("train/loss", mean_loss, prog_bar=True)
-            self.log("train/accuracy", accuracy, prog_bar=True)
-            self.log("train/perplexity", mean_loss.exp())
+            self._to_log = self.trainer.strategy.reduce(of_this_rank, reduce_op="mean")
         return loss
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Check the loss of a logged step on a GPU after the step is queued, because reading a value waits for it."""
-        loss, step = self._logged_loss
-        if loss is not None and self.global_step > step:
-            self._logged_loss = None, 0
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Make a step, and log it when all of it is queued on a GPU, because reading a value waits for the device.
+
+        Values are logged as tensors on the CPU: Lightning reads those of the progress bar in every step, logged or not.
+        """
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if self._logs_this_step:
+            loss, accuracy = self._to_log.cpu()
             self._check_training_loss(loss)
+            self.log("train/loss", loss, prog_bar=True)
+            self.log("train/accuracy", accuracy, prog_bar=True)
+            self.log("train/perplexity", loss.exp())
+            self.log("train/lr", torch.as_tensor(optimizer.param_groups[0]["lr"]).cpu())
 
     def _check_training_loss(self, loss: Tensor) -> None:
         if self.checks_loss:
@@ -195,7 +197,6 @@ class TrainingModule(LightningModule):
             torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)
         if self._logs_this_step:
             self.log("train/gradient_norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
-            self.log("train/lr", optimizer.param_groups[0]["lr"])
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         """Raise if weights are not finite: on a GPU the loss is not checked in every step."""

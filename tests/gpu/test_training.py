@@ -6,6 +6,7 @@ from lightning import Callback
 
 from tests.training.test_lightning_module import batch, loader, tiny_module, tiny_trainer
 from training.averaging import MovingAverage
+from training.callbacks import StepStatistics
 from training.results import environment
 
 pytestmark = [
@@ -40,8 +41,28 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_step_that_logs_it(accumul
     with torch.no_grad():
         module.model.head.weight[0, 0] = float("nan")
     trainer = tiny_trainer(tmp_path, accelerator="gpu", log_every_n_steps=2, accumulate_grad_batches=accumulated)
-    with pytest.raises(FloatingPointError, match=r"nan .*2.*optim\.lr"):
+    with pytest.raises(FloatingPointError, match=r"nan .*step 1:.*optim\.lr"):
         trainer.fit(module, loader(*map(batch, range(12))))
+
+
+def test_the_host_waits_for_the_gpu_in_logged_steps_alone(tmp_path):
+    """Lightning reads what the progress bar shows in every step, so that it must be on the CPU."""
+
+    shown = {}
+
+    class Strict(Callback):
+        def on_train_batch_start(self, trainer, *_):
+            torch.cuda.set_sync_debug_mode("error" if 4 <= trainer.global_step < 7 else "default")
+            shown.update(trainer.progress_bar_metrics)
+
+    options = {"max_steps": 8, "log_every_n_steps": 4, "gradient_clip_val": 1.0}
+    trainer = tiny_trainer(tmp_path, accelerator="gpu", callbacks=[StepStatistics(), Strict()], **options)
+    try:
+        trainer.fit(tiny_module(), loader(*map(batch, range(8))))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert trainer.global_step == 8
+    assert shown.keys() >= {"train/loss", "train/tokens_per_second"}
 
 
 def test_an_average_of_weights_lies_where_they_are(tmp_path):
