@@ -9,6 +9,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 
+from data import corpora
 from data.corpora import Corpus, Documents, held_out
 from data.files import DOCUMENT_CHARS
 
@@ -65,6 +66,20 @@ def test_the_standard_library_without_its_tests():
     root = sysconfig.get_path("stdlib")
     assert f"{root}/argparse.py" in files
     assert not any(re.search(r"/(tests?|site-packages)/", name.removeprefix(root)) for name in files)
+
+
+def test_joined_documents_are_long_and_hold_neighbouring_files(tmp_path, monkeypatch):
+    for number in range(7):
+        (tmp_path / f"{number}.py").write_text(f"text = {number}\n" * 20)  # 180 bytes
+    monkeypatch.setitem(corpora.PYTHON_FOLDERS, "joined", ("purelib",))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(corpora, "JOINED_BYTES", 400)
+    found = list(Documents(Corpus("joined")))
+    assert [re.findall(r"# (\d)\.py\n", text) for text in found] == [["0", "1", "2"], ["3", "4"], ["5", "6"]]
+    assert found[1] == "".join(f"# {number}.py\n" + f"text = {number}\n" * 20 + "\n" for number in (3, 4))
+    documents = Documents(Corpus("joined"))
+    next(documents)
+    assert list(Documents(Corpus("joined"), position=documents.position)) == found[1:]
 
 
 def test_max_bytes_cuts_after_the_document_that_reaches_it(tmp_path):

@@ -407,6 +407,41 @@ def test_a_page_of_contexts_says_the_perplexity_at_every_position(tmp_path):
     assert "128: 4.00 and 2.00" in context._finding(runs)
 
 
+def test_a_page_over_length_says_perplexity_state_and_speed(tmp_path):
+    def run(model, stateful, perplexities, sizes, seen=None):
+        losses = [math.log(perplexity) for perplexity in perplexities]
+        return {
+            "model": model, "overrides": [model, str(stateful), str(seen)], "perplexity": 9.0, "step_time": 0.5,
+            "context_length": 1024, "stateful": stateful, "eval_context": seen,
+            "by_position": {"window": 128, "documents": 3, "losses": losses, "state_mib": sizes},
+            "environment": {"commit": "abc", "device": "a GPU"},
+        }  # fmt: skip
+
+    runs = [
+        run("lstm", True, [8.0, *[4.0] * 15], [0.5] * 16),
+        run("transformer", False, [8.0, *[5.0] * 15], list(range(1, 17))),
+        run("transformer", False, [8.0, *[6.0] * 15], [1] * 16, seen=1024),
+    ]
+    timed = [
+        {"model": "LSTM, 12 heads", "context": 1024, "ms_per_token": 0.2, "tokens_per_s": 5000.0, "peak_mib": 13.2},
+        {"model": "Transformer", "context": 1024, "error": "out of memory"},
+    ]  # fmt: skip
+    by = {"commit": "abc", "machine": {"gpu": "a GPU"}}
+    content = {"command": "over_length", "quick": False, "runs": runs, "generation": timed, "generation_by": by}
+    file = tmp_path / "over_length.json"
+    file.write_text(json.dumps(content))
+    page, figure = write("over_length", reproduce.load("over_length"), [file], tmp_path)
+    found = rows(page)
+    assert found[0][1:4] == ["0-127", "128-1023", "1024-2047"]
+    assert [row[1:5] for row in found[2:5]] == [
+        ["8.00", "4.00", "4.00", "0.5"],
+        ["8.00", "5.00", "5.00", "16"],
+        ["8.00", "6.00", "6.00", "1"],
+    ]
+    assert [row[1:4] for row in found[7:]] == [["1,024", "0.2", "5000.0"], ["1,024", "out of memory"]]
+    assert figure.exists()
+
+
 def test_language_models_beside_the_table_of_the_paper():
     run = {
         "experiment": "python_160m", "model": "lstm", "num_heads": 1, "seed": 0, "devices": 1, "parameters": 190506240,
