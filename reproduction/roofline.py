@@ -4,16 +4,18 @@ import shutil
 from pathlib import Path
 
 from benchmarks.cases import FORWARD, Case
-from benchmarks.figures import label
+from benchmarks.figures import color, label
 from benchmarks.ours import NAME as OURS
 from benchmarks.results import case_of, device_folder
 from benchmarks.table import times
 from flashrnn import get_cell
+from reproduction.accuracy import model_name
 from reproduction.kernels import jobs
 from reproduction.result import Options, Reproduction, Table, benchmark, kernels, known, paper
 from training.peaks import peak_bandwidth, peak_flops
 
 SUITES = ("heads", "batch")
+_BATCH = 16  # of the cases that differ in their heads
 
 
 def operations(case: Case) -> int:
@@ -75,28 +77,36 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _draw(contents: list[dict], file: Path) -> None:
+    """Draw the share of the roof of the first cell, over head size and, for each network of the batch suite, over batch
+    size."""
     from matplotlib.figure import Figure
 
     gpu, most, bandwidth = peaks(contents)
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    roof = [1.0, most / bandwidth, 10 * most / bandwidth]
-    axes.loglog(roof, [min(most, x * bandwidth) / 1e12 for x in roof], color="black", label="roof")
     points = _points(contents)
-    for name in dict.fromkeys(point[1] for point in points):
-        found = [(x, rate / 1e12) for _, implementation, x, rate in points if implementation == name]
-        axes.loglog(*zip(*found, strict=True), "o", alpha=0.7, label=label(name))
-    counted = _counted(contents)
-    found = [(operations(c) / counted[c], rate / 1e12) for c, name, _, rate in points if name == OURS and c in counted]
-    if found:
-        axes.loglog(
-            *zip(*found, strict=True), "o", fillstyle="none", color="black", label="this project, counted bytes"
-        )
-    axes.set(xlabel="operations per byte that must move", ylabel="TFLOP/s")
-    shares = [rate / min(most, x * bandwidth) for _, name, x, rate in points if name == OURS]
-    reached = f"{min(shares):.0%} to {max(shares):.0%} of the roof" if shares else "the roof"
-    axes.set_title(f"This project reaches {reached}, by batch and head size (forward, {gpu})", fontsize=11)
-    axes.legend()
+    cell = points[0][0].function
+    shares = {(case, name): rate / min(most, x * bandwidth) for case, name, x, rate in points if case.function == cell}
+    swept = sorted({(case.N, case.D) for case, _ in shares if case.B != _BATCH}, reverse=True)
+    panels = {f"batch {_BATCH}, over head size": {key: key[0].D for key in shares if key[0].B == _BATCH}}
+    for N, D in swept:
+        title = f"{N} head{'s' * (N > 1)} of {D}, over batch size"
+        panels[title] = {key: key[0].B for key in shares if (key[0].N, key[0].D) == (N, D)}
+    figure = Figure(figsize=(4.2 * len(panels) + 2, 4.6), layout="constrained")
+    drawn = {}
+    for axes, (title, sizes) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        for name in dict.fromkeys(name for _, name in sizes):
+            found = sorted((size, 100 * shares[key]) for key, size in sizes.items() if key[1] == name)
+            (drawn[label(name)],) = axes.loglog(*zip(*found, strict=True), "o-", color=color(name))
+        axes.axhline(100, color="black")
+        axes.text(0.02, 100, "roof", va="bottom", transform=axes.get_yaxis_transform())
+        axes.set_title(title, fontsize=11)
+        axes.set_xticks(sorted(set(sizes.values())), labels=map(str, sorted(set(sizes.values()))))
+        axes.minorticks_off()
+    figure.axes[0].set(ylabel="% of the roof", ylim=(None, 250))
+    figure.axes[0].yaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    figure.legend(drawn.values(), drawn, loc="outside right center")
+    ours = [share for (_, name), share in shares.items() if name == OURS]
+    reached = f"{min(ours):.0%} to {max(ours):.0%} of the roof" if ours else "the roof"
+    figure.suptitle(f"Forward of an {model_name(cell)}: this project reaches {reached} ({gpu})", fontsize=12)
     figure.savefig(file, dpi=150)
 
 
