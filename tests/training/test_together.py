@@ -31,6 +31,8 @@ def test_each_learns_what_it_would_learn_alone(tmp_path, model):
         for parameter, alone in zip(learner.model.parameters(), run.module.model.parameters(), strict=True):
             torch.testing.assert_close(parameter, alone, rtol=0, atol=1e-5)
         assert result == run.data.evaluate(run.trainer, run.module)
+        of_training_lengths = {key: result[key] for key in ("task", "chance", "training_lengths", "in_distribution")}
+        assert of_training_lengths in ensemble.evaluate(beyond=False)
 
 
 def test_weights_that_are_not_finite_fail_alone(tmp_path):
