@@ -24,7 +24,8 @@ MODELS = (
     "model=slstm model.num_heads=12",
     "model=lstm model.num_heads=1",
 )
-_CONTEXT, _WARMUP, _STEPS = 1024, 4, 20
+_CONTEXT, _STEPS = 1024, 20
+_WARMUP = 40  # steps, seconds in which a GPU at its limit of power lowers its clock
 
 
 def rows(

@@ -1,6 +1,7 @@
 """Layers of flash-linear-attention as mixers: what any mixer does, to the rounding of bfloat16."""
 
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -31,6 +32,22 @@ def mixers():
 def build(request):
     torch.manual_seed(0)
     return mixers()[request.param]
+
+
+@pytest.fixture
+def build_trained(build):
+    """A mixer to compute gradients of."""
+    if build.keywords.get("layer") and not _gradients_are_right():
+        pytest.skip(
+            "on Hopper, flash-linear-attention refuses gradients of gated deltas by Triton 3.4 to 3.7.0 (its #640)"
+        )
+    return build
+
+
+def _gradients_are_right():
+    from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
+
+    return not IS_NVIDIA_HOPPER or not TRITON_ABOVE_3_4_0 or TRITON_ABOVE_3_7_1 or find_spec("tilelang") is not None
 
 
 @pytest.fixture
@@ -74,14 +91,14 @@ def test_a_document_is_computed_as_if_alone(build, x):
     assert relative(together[:, 7:], alone) < BOUND
 
 
-def test_every_parameter_learns(build, x):
-    mixer = build(d).cuda()
+def test_every_parameter_learns(build_trained, x):
+    mixer = build_trained(d).cuda()
     mixer(x)[0].square().sum().backward()
     assert [name for name, p in mixer.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-def test_gradients_pass_through_states(build, x):
-    mixer = build(d).cuda()
+def test_gradients_pass_through_states(build_trained, x):
+    mixer = build_trained(d).cuda()
     if not getattr(mixer, "trains_with_states", True):
         with torch.no_grad():
             state = mixer(x)[1]
