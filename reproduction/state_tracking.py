@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from pandas.api.typing import DataFrameGroupBy
 
 from benchmarks.markdown import markdown
@@ -146,16 +146,7 @@ def _table(contents: list[dict]) -> Table:
     runs = finished(runs_of(contents))
     seeds = _by_task_and_model(runs)
     accuracy, solved, number = seeds["accuracy"].mean(), seeds["solved"].sum(), seeds.size()
-    fitted = ~(seeds["fitted"].mean() < FITTED)  # also where nobody looked
-    cells = (
-        accuracy.map(rounded_down)
-        + fitted.map({True: "", False: "*"})
-        + " ("
-        + solved.map(str)
-        + "/"
-        + number.map(str)
-        + ")"
-    )
+    cells = accuracy.map(rounded_down) + _marks(seeds) + " (" + solved.map(str) + "/" + number.map(str) + ")"
     cells = _arranged(cells.unstack(), runs).fillna("")
     chance = _chance(runs)
     return [
@@ -173,6 +164,11 @@ def _by_task_and_model(runs: list[dict]) -> DataFrameGroupBy:
         "fitted": [run.get("in_distribution", {}).get("accuracy") for run in runs],
     }
     return table.assign(**reached).groupby(["data", "model"])
+
+
+def _marks(seeds: DataFrameGroupBy) -> Series:
+    """Return * for what does not fit its task; nothing where the training lengths were not tested."""
+    return (seeds["fitted"].mean() < FITTED).map({True: "*", False: ""})
 
 
 def _chance(runs: list[dict]) -> dict[str, float]:
@@ -224,7 +220,9 @@ def _draw(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
     runs = finished(runs_of(contents))
-    accuracies = _arranged(_by_task_and_model(runs)["accuracy"].mean().unstack(), runs)
+    groups = _by_task_and_model(runs)
+    accuracies = _arranged(groups["accuracy"].mean().unstack(), runs)
+    marks = _arranged(_marks(groups).unstack(), runs)
     chance = accuracies.index.map(_chance(runs)).to_series(accuracies.index)
     above_chance = accuracies.sub(chance, axis=0).div(1 - chance, axis=0).to_numpy()
     rows, columns = accuracies.shape
@@ -232,13 +230,13 @@ def _draw(contents: list[dict], file: Path) -> None:
     learnt = ", ".join(f"{model_name(model)} {number}" for model, number in (accuracies > 0.99).sum().items())
     figure.suptitle(
         f"Tasks with an accuracy above 0.99 beyond the training lengths: {learnt}\n"
-        "In each field: mean accuracy, and seeds without a mistake",
+        "In each field: mean accuracy (* does not fit the training lengths either), and seeds without a mistake",
         fontsize=10,
     )
     axes = figure.subplots()
     for i, j in np.argwhere(~np.isnan(above_chance)):
         seeds = seeds_without_mistake(runs, data=accuracies.index[i], model=accuracies.columns[j])
-        text = f"{rounded_down(accuracies.iat[i, j])}\n{seeds}"
+        text = f"{rounded_down(accuracies.iat[i, j])}{marks.iat[i, j]}\n{seeds}"
         colour = "white" if above_chance[i, j] > 0.6 else "black"
         axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)
     image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="Blues", aspect="auto")
