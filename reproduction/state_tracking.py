@@ -35,6 +35,7 @@ GRID = tuple(
     (f"model.num_blocks={blocks}", f"model.mlp={mlp}", f"optim.lr={lr}")
     for blocks, mlp, lr in product((1, 2), ("false", "true"), ("5e-4", "1e-3", "2e-3", "5e-3"))
 )
+OPTIONS = frozenset(override for setting in GRID for override in setting)
 QUICK_GRID = tuple(setting for setting in GRID if setting[2] == "optim.lr=2e-3")
 SELECTION_SEED = 100  # none of those that are reported
 BATCH = 64
@@ -133,7 +134,7 @@ def selected(candidates: Sequence[Run]) -> tuple[str, ...] | None:
     """Return the settings with the best accuracy at lengths of training; None if no run has finished."""
     done = [run for run in candidates if run.finished]
     best = max(done, key=lambda run: evaluation(run.folder)["in_distribution"]["accuracy"], default=None)
-    return best and tuple(override for override in best.overrides if override in {o for s in GRID for o in s})
+    return best and tuple(override for override in best.overrides if override in OPTIONS)
 
 
 def _without_details(row: dict) -> dict:
@@ -186,8 +187,7 @@ def _notes(contents: list[dict]) -> list[str]:
     selections = [run for run in runs if run.get("seed") == SELECTION_SEED]
     if not selections:
         return training_notes(runs)
-    options = {override for setting in GRID for override in setting}
-    notes = training_notes([run | {"overrides": [o for o in run["overrides"] if o not in options]} for run in runs])
+    notes = training_notes([run | {"overrides": [o for o in run["overrides"] if o not in OPTIONS]} for run in runs])
     steps = sorted({run["step"] for run in selections if "step" in run})
     rule = (
         f"Every model has the best of the same {len(GRID)} settings for each task: learning rates 5e-4, 1e-3, 2e-3 and "
@@ -195,19 +195,30 @@ def _notes(contents: list[dict]) -> list[str]:
         f"{' or '.join(f'{number:,}' for number in steps)} steps with another seed ({len(selections)} runs). * marks "
         f"an accuracy below {FITTED} at training lengths: the model does not fit the task."
     )
-    return [*notes, rule, markdown(_settings_table(finished(runs)))]
+    return [*notes, rule, markdown(_settings_table(finished(runs), selections))]
 
 
-def _settings_table(runs: list[dict]) -> Table:
-    rows = [["task", "model", "blocks", "MLP", "rate", "at training lengths", "beyond", "seeds without a mistake"]]
+def _settings_table(runs: list[dict], selections: list[dict]) -> Table:
+    """Return for each model on each task its settings and their accuracies: in the selection, and of the seeds at and
+    beyond training lengths."""
+    header = ["task", "model", "blocks", "MLP", "rate", "in the selection", "at training lengths", "beyond"]
+    rows = [[*header, "seeds without a mistake"]]
     for task, model in product(in_order(runs, "data", TASKS), in_order(runs, "model", MODELS)):
         if of_place := finished(runs, data=task, model=model):
             setting = dict(override.partition("=")[::2] for override in of_place[0]["overrides"])
             selected = [setting.get(key, "") for key in ("model.num_blocks", "model.mlp", "optim.lr")]
-            accuracies = rounded_down(_in_distribution(of_place)), rounded_down(mean(map(extrapolated, of_place)))
+            before = [run for run in selections if _has_settings_of(of_place[0], run)]
+            accuracies = [_in_distribution(of_place), mean(map(extrapolated, of_place))]
+            in_selection = rounded_down(_in_distribution(before)) if before else ""
             seeds = seeds_without_mistake(runs, data=task, model=model)
-            rows.append([task, model, *selected, *accuracies, seeds])
+            rows.append([task, model, *selected, in_selection, *map(rounded_down, accuracies), seeds])
     return rows
+
+
+def _has_settings_of(run: dict, other: dict) -> bool:
+    """Return whether two runs have the same task, model and settings."""
+    same = all(run[key] == other[key] for key in ("data", "model"))
+    return same and OPTIONS.intersection(run["overrides"]) == OPTIONS.intersection(other["overrides"])
 
 
 def _in_distribution(runs: list[dict]) -> float:

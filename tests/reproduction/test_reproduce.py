@@ -135,7 +135,7 @@ def test_a_state_tracking_page_says_what_was_selected_and_what_does_not_fit(tmp_
     options = Options(runs=tmp_path / "runs", out=tmp_path)
     page, _ = write("state_tracking", STATE_TRACKING, STATE_TRACKING.measure(options), tmp_path)
     assert ["s3", "0.555* (0/1)", "0.500"] in rows(page)
-    assert ["s3", "lstm", "1", "false", "2e-3", "0.900", "0.555", "0 of 1"] in rows(page)
+    assert ["s3", "lstm", "1", "false", "2e-3", "0.800", "0.900", "0.555", "0 of 1"] in rows(page)
 
 
 def test_the_settings_that_are_best_at_lengths_of_training_are_selected(tmp_path):
