@@ -63,11 +63,7 @@ def _configs(runs: Sequence[Run], overrides: Sequence[str]) -> dict[Path, DictCo
     decided = {_key(override) for override in overrides}
     configs = {}
     for files, same in alike.items():
-        with initialize_config_dir(CONFIGS, version_base="1.3"):
-            base = compose("train", [*files, *overrides, "run_dir=''"], return_hydra_config=True)
-        choices = dict(base.hydra.runtime.choices)
-        with open_dict(base):
-            del base["hydra"]
+        base, choices = _composed([*files, *overrides, "run_dir=''"])
         for run in same:
             own = [o for o in run.overrides if o not in files and _key(o) not in decided]
             configs[run.folder] = config = with_values(base, own)
@@ -77,6 +73,16 @@ def _configs(runs: Sequence[Run], overrides: Sequence[str]) -> dict[Path, DictCo
             (record / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"choices": choices}}}))
             (record / "overrides.yaml").write_text(yaml.safe_dump([*run.overrides, *overrides]))
     return configs
+
+
+def _composed(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """Return the config of scripts.train with these overrides, and the files of configs that they choose, by group."""
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = compose("train", list(overrides), return_hydra_config=True)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return config, choices
 
 
 def _chooses_file(override: str) -> bool:
