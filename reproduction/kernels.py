@@ -1,5 +1,6 @@
 """Speed and accuracy of the kernels, from the files of scripts.benchmark."""
 
+from collections import Counter
 from pathlib import Path
 
 from benchmarks import numerical_error
@@ -76,6 +77,25 @@ def _beside_paper(contents: list[dict]) -> list[str]:
     return [said, markdown(table)]
 
 
+def attention_kernels(contents: list[dict]) -> Counter[str]:
+    """Return how many times of attention are those of each kernel, in files that say which was the fastest."""
+    return Counter(
+        row["kernel"]
+        for rows in jobs(contents).values()
+        for name, row in rows.items()
+        if name == "attention" and "kernel" in row
+    )
+
+
+def _speed_notes(contents: list[dict]) -> list[str]:
+    found = attention_kernels(contents).most_common()
+    by = ", ".join(f"{name} ({number} times)" for name, number in found)
+    said = (
+        [f"Attention is timed with all kernels that PyTorch has for it, and the fastest counts: {by}."] if found else []
+    )
+    return [*said, *_beside_paper(contents)]
+
+
 def _draw_speed(contents: list[dict], file: Path) -> None:
     """Draw milliseconds over head size, 16 sequences of 1024 steps; a row of panels for forward and for training."""
     from matplotlib.figure import Figure
@@ -133,7 +153,7 @@ KERNEL_SPEED = Reproduction(
     measure=lambda options: kernels(options, "heads", "batch", "length", "short"),
     table=_speed_table,
     draw=_draw_speed,
-    notes=_beside_paper,
+    notes=_speed_notes,
 )
 NUMERICAL_ERROR = Reproduction(
     source="numerical_error",

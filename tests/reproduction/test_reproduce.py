@@ -138,6 +138,15 @@ def test_a_state_tracking_page_says_what_was_selected_and_what_does_not_fit(tmp_
     assert ["s3", "lstm", "1", "false", "2e-3", "0.800", "0.900", "0.555", "0 of 1"] in rows(page)
 
 
+def test_the_kernel_that_attention_ran_by_is_counted():
+    content = json.loads((H100 / "kernels_main.json").read_text())
+    attention = [row for row in content["rows"] if row["implementation"] == "attention"][:3]
+    content["rows"] = [
+        row | {"kernel": name} for row, name in zip(attention, ("cudnn", "flash_2", "cudnn"), strict=True)
+    ]
+    assert kernels.attention_kernels([content]) == {"cudnn": 2, "flash_2": 1}
+
+
 def test_the_settings_that_are_best_at_lengths_of_training_are_selected(tmp_path):
     candidates = [Run(tmp_path / str(k), ("data=s3", *setting)) for k, setting in enumerate(GRID)]
     assert selected(candidates) is None
