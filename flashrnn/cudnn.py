@@ -1,68 +1,101 @@
 """LSTMs and GRUs on a GPU by cuDNN, as nn.LSTM and nn.GRU run, for sizes where cuDNN is faster.
 
-cuDNN runs one matrix product per time step, which takes at least 8 µs. Where the product is large enough to hide that,
-it reaches more of the tensor cores' speed than kernels that keep R on the chip.
+- In float32, cuDNN has a kernel for narrow layers, whose weights fit into one multiprocessor. Ours computes six
+  products of bfloat16 there for each one, with TF32 three.
+- Otherwise cuDNN runs one matrix product per time step, which takes at least 8 µs. Where the product is large enough to
+  hide that, it reaches more of the tensor cores' speed than kernels that keep R on the chip.
 """
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from flashrnn._torch_private import autograd_alone, cudnn_rnn
+from flashrnn import flat_weights
+from flashrnn._torch_private import CudnnRnn, autograd_alone, graph_is_retained
 from flashrnn.cells import GRU, LSTM, Cell
 from flashrnn.eager import as_dtype
+from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.problem import PLAIN, dtype_name, state_dtype, tf32_allowed
 from flashrnn.stepping import without_hooks
-from flashrnn.torch_networks import initial_states, weights_of
+from flashrnn.torch_networks import initial_states
 
 logger = logging.getLogger("flashrnn")
 
 _MODES = {LSTM: 2, GRU: 3}  # cudnnRNNMode_t
 
 
-class From(NamedTuple):
-    """The smallest problem of a range of sizes for which cuDNN is faster."""
+class UpTo(NamedTuple):
+    """The largest problem of a range of sizes for which cuDNN's kernel for narrow layers is faster."""
 
     size: int  # units of a layer
+    batch: int
+    steps: int  # the fewest: cuDNN's calls have a longer start
+
+
+class From(NamedTuple):
+    """The smallest problem of a range of sizes for which cuDNN's products are faster."""
+
+    size: int
     work: int  # sequences times units², the multiplications by one gate's matrix in a step
+    batch: int = 32  # with fewer sequences, reading R from memory takes most of the time, and `cuda` reads it faster
 
 
-_FASTER = {
+_NARROW = {
+    ("float32", LSTM, False): UpTo(96, 256, 32),
+    ("float32", LSTM, True): UpTo(64, 64, 128),
+    ("float32", GRU, False): UpTo(128, 128, 32),
+    ("float32", GRU, True): UpTo(64, 16, 128),
+    ("tf32", LSTM, False): UpTo(64, 128, 64),
+}
+_WIDE = {
     ("half", LSTM, False): (From(1024, 2**28), From(512, 2**30)),
     ("half", LSTM, True): (From(1024, 2**28),),
-    ("half", GRU, False): (From(1024, 2**29),),
-    ("half", GRU, True): (From(1024, 2**29),),
-    ("tf32", LSTM, False): (From(512, 2**28), From(256, 2**29)),
+    ("half", GRU, False): (From(1024, 2**29, 64),),
+    ("half", GRU, True): (From(1024, 2**29, 64),),
+    ("tf32", LSTM, False): (From(256, 2**27),),
     ("tf32", LSTM, True): (From(512, 2**28),),
-    ("tf32", GRU, False): (From(512, 2**28),),
-    ("tf32", GRU, True): (From(1024, 2**28),),
+    ("tf32", GRU, False): (From(256, 2**28, 64),),
+    ("tf32", GRU, True): (From(1024, 2**28, 64),),
+    ("float32", LSTM, False): (From(512, 2**28), From(256, 2**29)),
+    ("float32", LSTM, True): (From(512, 2**28),),
+    ("float32", GRU, False): (From(512, 2**28),),
+    ("float32", GRU, True): (From(512, 2**29),),
 }
-"""By precision, cell and whether there is a backward pass, measured on an H100 with cuDNN 9.19 (docs/backends.md).
-cuDNN is never faster in float32 without TF32."""
-_LEAST = min(start.work for ranges in _FASTER.values() for start in ranges)
+"""By precision, cell and whether there is a backward pass, measured on H100s with cuDNN 9.19 (docs/backends.md)."""
+_WIDEST = max(narrow.size for narrow in _NARROW.values())
+_LEAST = min(start.work for ranges in _WIDE.values() for start in ranges)
 
 
 @cache
-def is_faster(
+def fewest_steps(
     cell: Cell, size: int, batch: int, dtype: torch.dtype, tf32: bool, training: bool, gpu: Gpu | None
-) -> bool:
-    """Return whether cuDNN is faster for layers of `size` units in one head, and log the first time that it is.
+) -> int | None:
+    """Return from how many time steps on cuDNN is faster for layers of `size` units in one head; None if it never is.
 
-    The answer is no on GPUs of other generations than Hopper, where it has not been measured.
+    It logs the first time that cuDNN is faster. The answer is None on GPUs of other generations than Hopper, where it
+    has not been measured.
     """
-    precision = "tf32" if tf32 else "half" if dtype in (torch.float16, torch.bfloat16) else None
-    if gpu is None or gpu.capability != (9, 0):
-        return False
-    ranges = _FASTER.get((precision, cell, training), ())
-    if not any(size >= start.size and batch * size**2 >= start.work for start in ranges):
-        return False
-    what = dtype_name(dtype) + (" with TF32" if tf32 else "")
-    logger.info("%s, %d units, %d sequences, %s: by cuDNN, which is faster", cell.name, size, batch, what)
-    return True
+    if gpu is None or gpu.capability != (9, 0) or dtype == torch.float64:
+        return None
+    what = "tf32" if tf32 else "half" if dtype.itemsize == 2 else "float32", cell, training
+    narrow = _NARROW.get(what)
+    if narrow and size <= narrow.size and batch <= narrow.batch:
+        steps = narrow.steps
+    elif any(
+        size >= wide.size and batch >= wide.batch and batch * size**2 >= wide.work for wide in _WIDE.get(what, ())
+    ):
+        steps = 1
+    else:
+        return None
+    precision = dtype_name(dtype) + (" with TF32" if tf32 else "")
+    logger.info("%s, %d units, %d sequences, %s: by cuDNN, which is faster", cell.name, size, batch, precision)
+    return steps
 
 
 def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
@@ -79,8 +112,9 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
     """
     if type(x) not in PLAIN or torch.compiler.is_compiling():  # sizes may be symbols
         return None
-    batch, training = x.shape[0 if network.batch_first else 1], torch.is_grad_enabled()
-    if not _is_faster(network, batch, x.dtype, training) or not x.numel() or not _may_run(x):
+    (batch, steps), training = x.shape[:2] if network.batch_first else x.shape[1::-1], torch.is_grad_enabled()
+    fewest = _fewest_steps(network, batch, x.dtype, training)
+    if fewest is None or steps < fewest or not x.numel() or not _may_run():
         return None
     if x.shape[-1] != network.input_size or not all(_serves(network, name, x) for name in network.directions()):
         return None
@@ -88,53 +122,123 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         return None
     if (initial := initial_states(network, x, states)) is None:
         return None
-    done = cudnn_rnn(
-        _MODES[network.cell],
-        x,
-        [weight for name in network.directions() for weight, _ in weights_of(network, name).values()],
-        initial,
-        hidden_size=network.hidden_size,
-        num_layers=network.num_layers,
-        batch_first=network.batch_first,
-        bidirectional=network.bidirectional,
-        training=training,
+    cudnn = CudnnRnn(
+        _MODES[network.cell], network.hidden_size, network.num_layers, network.batch_first, network.bidirectional
     )
-    if done is None:
-        return None
-    out, *last = done
+    weights = [w for name in network.directions() for w in flat_weights.parameters(network, name) if w is not None]
+    given = cudnn, flat_weights.of(network), x, initial[0], initial[1] if len(initial) > 1 else None
+    out, *last = _Rnn.apply(*given, *weights) if training else _run(*given, weights, training=False)[:-1]
     last = tuple(as_dtype(state, state_dtype(x.dtype)) for state in last[: len(network.cell.states)])
     return out, last if len(last) > 1 else last[0]
 
 
+def _run(cudnn: CudnnRnn, flat: Tensor, x: Tensor, h: Tensor, c: Tensor | None, weights, training: bool):
+    with _precision_of_products(x):
+        return cudnn.forward(x, _in_shapes_of_pytorch(weights, c is None), flat, h, c, training)
+
+
+class _Rnn(torch.autograd.Function):
+    """A network by cuDNN; the weights are W, R and, with biases, b of each layer and direction."""
+
+    @staticmethod
+    def forward(ctx, cudnn, flat, x, h, c, *weights):
+        out, *last, reserve = _run(cudnn, flat, x, h, c, weights, training=True)
+        ctx.save_for_backward(x, h, c, out, reserve, flat, *weights)
+        ctx.set_materialize_grads(False)
+        ctx.cudnn = cudnn
+        return out, *last
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        x, h, c, out, reserve, flat, *weights = ctx.saved_tensors
+        if graph_is_retained():  # cuDNN overwrites it
+            reserve = reserve.clone()
+        gru, wanted = c is None, ctx.needs_input_grad
+        with _precision_of_products(x):
+            d_x, d_h, d_c, found = ctx.cudnn.backward(
+                (x, h, c, out, reserve),
+                _in_shapes_of_pytorch(weights, gru),
+                flat,
+                gradients,
+                [*wanted[2:5], any(wanted[5:])],
+            )
+        d_weights = _gradients(weights, found, gru) if any(wanted[5:]) else [None] * len(weights)
+        return None, None, d_x, d_h, d_c, *d_weights
+
+
+def _in_shapes_of_pytorch(weights: Sequence[Tensor], gru: bool) -> list[Tensor]:
+    """Return W, R and b as tensors of the shapes of PyTorch's weights; cuDNN does not read their values."""
+    found = []
+    for w in weights:
+        if w.dim() == 3:  # b
+            found += [w[1:].flatten(), w[:3].flatten()] if gru else [w.flatten()] * 2
+        else:
+            found.append(w.flatten(0, -2))
+    return found
+
+
+def _gradients(weights: Sequence[Tensor], found: Sequence[Tensor], gru: bool) -> Iterator[Tensor]:
+    """Yield the gradients of W, R and b, from those of PyTorch's weights."""
+    of_pytorch = iter(found)
+    for w in weights:
+        d = next(of_pytorch)
+        if w.dim() == 3:
+            d_of_h = next(of_pytorch)
+            d = torch.cat([d_of_h[2 * w.shape[2] :], d]) if gru else d
+        d = d.view(w.shape)
+        yield d.roll(1, 0) if gru and w.dim() == 4 else d  # ours: g, r, z
+
+
+_CHANGING = lock_that_forks_wait_for()
+
+
+@contextmanager
+def _precision_of_products(x: Tensor) -> Iterator[None]:
+    """Let cuDNN round float32 to TF32 where matrix products may. By default PyTorch allows it to cuDNN alone."""
+    setting = torch.backends.cudnn.rnn
+    tf32, before = tf32_allowed(x.dtype, x.device), setting.fp32_precision
+    if x.dtype != torch.float32 or (before == "tf32") == tf32:
+        yield
+        return
+    with _CHANGING:
+        setting.fp32_precision = "tf32" if tf32 else "ieee"
+        try:
+            yield
+        finally:
+            setting.fp32_precision = before
+
+
 def explain(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> str:
     """Return the line that `FlashRNN.explain` adds where cuDNN runs the call."""
-    if network.recurrent_l0.backend != "auto" or not _is_faster(network, batch, dtype, training):
+    if network.recurrent_l0.backend != "auto":
         return ""
-    return "\ninstead, cuDNN runs batches of whole sequences: it is faster at this size"
+    fewest = _fewest_steps(network, batch, dtype, training)
+    if fewest is None:
+        return ""
+    length = f" of at least {fewest} steps" if fewest > 1 else ""
+    return f"\ninstead, cuDNN runs batches of whole sequences{length}: it is faster at this size"
 
 
-def _is_faster(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> bool:
-    if batch * network.hidden_size**2 < _LEAST:  # the check that takes the least time
-        return False
+def _fewest_steps(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> int | None:
+    size = network.hidden_size
+    if size > _WIDEST and batch * size**2 < _LEAST:  # the check that takes the least time
+        return None
     cell, device = network.cell, network.recurrent_l0.R.device
     if cell not in _MODES or network.num_heads != 1 or network.proj_size or (gpu := nvidia_gpu(device)) is None:
-        return False
-    return is_faster(cell, network.hidden_size, batch, dtype, tf32_allowed(dtype, device), training, gpu)
+        return None
+    return fewest_steps(cell, size, batch, dtype, tf32_allowed(dtype, device), training, gpu)
 
 
-def _may_run(x: Tensor) -> bool:
-    """Return whether PyTorch may use cuDNN, in the precision that the settings for matrix products allow."""
-    backend = torch.backends.cudnn
-    if not (backend.enabled and backend.is_available()):
+def _may_run() -> bool:
+    """Return whether PyTorch's settings allow cuDNN."""
+    if not (torch.backends.cudnn.enabled and torch.backends.cudnn.is_available() and CudnnRnn.is_available()):
         return False
-    if not autograd_alone() or torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"):
-        return False
-    return x.dtype != torch.float32 or (backend.rnn.fp32_precision == "tf32") == tf32_allowed(x.dtype, x.device)
+    return autograd_alone() and not (torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"))
 
 
 def _serves(network: nn.Module, name: str, x: Tensor) -> bool:
     product, recurrent = network._modules[f"input_{name}"], network._modules[f"recurrent_{name}"]
     if not without_hooks(product, recurrent) or recurrent.backend != "auto":
         return False
-    weights = product.weight, recurrent.R, recurrent.b
+    weights = flat_weights.parameters(network, name)
     return all(w is None or (type(w) in PLAIN and (w.dtype, w.device) == (x.dtype, x.device)) for w in weights)

@@ -3,23 +3,61 @@
 PyTorch's kernel of the CPU stands in for cuDNN's, so that what is given to it and taken from it can be checked.
 """
 
+import math
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 from flashrnn import FlashRNN, cudnn, get_cell
+from flashrnn._torch_private import CudnnRnn
 from flashrnn.cells import GRU, LSTM
 from flashrnn.gpu import named_gpu
 
-MODES = {2: torch.lstm, 3: torch.gru}
 
+class StandIn(CudnnRnn):
+    """PyTorch's kernel of the CPU. It reads `flat` and returns the gradients of PyTorch's weights, as cuDNN does."""
 
-def stand_in(mode, x, weights, initial, *, hidden_size, num_layers, batch_first, bidirectional, training):
-    assert training == torch.is_grad_enabled()
-    biases = len(weights) == 4 * num_layers * (1 + bidirectional)
-    initial = initial if len(initial) > 1 else initial[0]
-    return MODES[mode](x, initial, weights, biases, num_layers, 0.0, training, bidirectional, batch_first)
+    graphs: ClassVar[list] = []  # of each forward: its inputs and weights, and its results
+    precisions: ClassVar[list] = []  # of each forward and backward
+
+    def forward(self, x, weights, flat, h, c, training):
+        assert training == torch.is_grad_enabled() or training  # an autograd function turns it off
+        self.precisions.append(torch.backends.cudnn.rnn.fp32_precision)
+        inputs = [t.detach().clone().requires_grad_() for t in (x, h, c) if t is not None]
+        read = [value.clone().requires_grad_() for value in self._values(flat.detach(), x.shape[-1])]
+        run = torch.gru if c is None else torch.lstm
+        options = self.num_layers, 0.0, training, self.bidirectional, self.batch_first
+        with torch.enable_grad():
+            results = run(inputs[0], inputs[1] if c is None else inputs[1:], read, True, *options)
+        self.graphs.append((inputs, read, results))
+        reserve = torch.tensor(len(self.graphs) - 1)
+        return *(t.detach().clone() for t in results), *([torch.empty(0)] if c is None else []), reserve
+
+    def _values(self, flat, features):
+        """Return PyTorch's weights in its order."""
+        gates, ways = {2: 4, 3: 3}[self.mode], 1 + self.bidirectional
+        layers = [features] * ways + [self.hidden_size * ways] * (self.num_layers - 1) * ways
+        matrices = [(gates * self.hidden_size, size) for of_input in layers for size in (of_input, self.hidden_size)]
+        shapes = matrices + [(gates * self.hidden_size,)] * len(matrices)
+        values = [part.view(s) for part, s in zip(flat.split([math.prod(s) for s in shapes]), shapes, strict=True)]
+        count = len(matrices)
+        of_each = [values[i : i + 2] + values[count + i : count + i + 2] for i in range(0, count, 2)]
+        return [w for of_direction in of_each for w in of_direction]
+
+    def backward(self, of_forward, weights, flat, gradients, wanted):
+        self.precisions.append(torch.backends.cudnn.rnn.fp32_precision)
+        inputs, read, results = self.graphs[int(of_forward[-1])]
+        given = [(out, d) for out, d in zip(results, gradients, strict=False) if d is not None]
+        outputs, d_outputs = zip(*given, strict=True)
+        d_inputs = torch.autograd.grad(outputs, inputs + read, d_outputs, retain_graph=True)
+        found = list(d_inputs[len(inputs) :])
+        if len(weights) < len(read):  # no biases
+            found = [d for i, d in enumerate(found) if i % 4 < 2]
+        assert [w.shape for w in weights] == [d.shape for d in found]
+        return *d_inputs[: len(inputs)], *([None] if len(inputs) == 2 else []), found
 
 
 @pytest.fixture
@@ -33,11 +71,10 @@ def taken(monkeypatch):
         return done
 
     monkeypatch.setattr(cudnn, "run", record)
-    monkeypatch.setattr(cudnn, "_may_run", lambda x: True)
-    monkeypatch.setattr(cudnn, "is_faster", lambda *_: True)
-    monkeypatch.setattr(cudnn, "_LEAST", 0)
+    monkeypatch.setattr(cudnn, "_may_run", lambda: True)
+    monkeypatch.setattr(cudnn, "fewest_steps", lambda *_: 1)
     monkeypatch.setattr(cudnn, "nvidia_gpu", lambda device: named_gpu("H100"))
-    monkeypatch.setattr(cudnn, "cudnn_rnn", stand_in)
+    monkeypatch.setattr(cudnn, "CudnnRnn", StandIn)
     return results
 
 
@@ -46,6 +83,7 @@ NETWORKS = [
     (nn.GRU, {"num_layers": 2, "bidirectional": True, "bias": False}),
     (nn.GRU, {"batch_first": True}),
     (nn.LSTM, {"num_layers": 2}),
+    (nn.LSTM, {"bidirectional": True, "bias": False}),
 ]
 
 
@@ -100,42 +138,81 @@ def test_resets_hooks_and_wrong_states_are_seen(taken):
     assert taken == [False, False]
 
 
-def faster(cell, size, batch, dtype=torch.float16, tf32=False, training=False, gpu="H100") -> bool:
-    return cudnn.is_faster(cell, size, batch, dtype, tf32, training, named_gpu(gpu))
+def faster(cell, size, batch, dtype=torch.float16, *, steps=500, tf32=False, training=False, gpu="H100") -> bool:
+    fewest = cudnn.fewest_steps(cell, size, batch, dtype, tf32, training, named_gpu(gpu))
+    return fewest is not None and steps >= fewest
 
 
 @pytest.mark.parametrize("cell", [LSTM, GRU])
 def test_it_is_taken_where_a_step_has_much_to_compute(cell, caplog):
-    cudnn.is_faster.cache_clear()
+    cudnn.fewest_steps.cache_clear()
     caplog.set_level("INFO", "flashrnn")
-    assert faster(cell, 2048, 256)
+    assert faster(cell, 2048, 256, steps=1)
     assert faster(cell, 2048, 256)
     assert caplog.text.count("by cuDNN") == 1
     assert faster(cell, 512, 4096, torch.float32, tf32=True)
+    assert faster(cell, 512, 4096, torch.float32)
     assert not faster(cell, 2048, 1)
     assert not faster(cell, 256, 8192)
-    assert faster(cell, 256, 8192, torch.float32, tf32=True) == (cell is LSTM)
+    assert faster(cell, 256, 8192, torch.float32, tf32=True)
     assert not faster(cell, 256, 8192, torch.float32, tf32=True, training=True)
+    assert not faster(cell, 256, 1024, torch.float32, tf32=True)
     assert faster(cell, 512, 4096) == (cell is LSTM)
+
+
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+@pytest.mark.parametrize(("dtype", "tf32"), [(torch.float16, False), (torch.float32, True)], ids=["half", "tf32"])
+def test_few_sequences_read_the_weights_by_our_kernel(cell, dtype, tf32):
+    assert not faster(cell, 4096, 16, dtype, tf32=tf32)
+    assert faster(cell, 4096, 64, dtype, tf32=tf32)
+
+
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+def test_it_is_taken_for_narrow_layers_in_float32(cell):
+    assert faster(cell, 64, 1, torch.float32)
+    assert faster(cell, 64, 16, torch.float32, training=True)
+    assert not faster(cell, 64, 1024, torch.float32)
+    assert not faster(cell, 64, 256, torch.float32, training=True)
+    assert not faster(cell, 256, 16, torch.float32)
+    assert not faster(cell, 64, 16, torch.float32, steps=1)
+    assert not faster(cell, 64, 16, torch.float32, steps=64, training=True)
+    assert faster(cell, 64, 16, torch.float32, tf32=True) == (cell is LSTM)
+    assert not faster(cell, 64, 16)
 
 
 def test_nobody_has_measured_it_elsewhere():
     assert not faster(LSTM, 2048, 256, gpu="A100")
-    assert not faster(LSTM, 2048, 256, torch.float32)  # without TF32
+    assert not faster(LSTM, 2048, 256, torch.float64)
     assert not faster(get_cell("slstm"), 2048, 256)
 
 
-def test_precisions_that_differ_are_not_exchanged(monkeypatch):
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("of_cudnn", ["tf32", "ieee"])
+def test_the_precision_is_that_of_products(tf32, of_cudnn, taken, monkeypatch):
     """cuDNN has a setting of its own for TF32, which PyTorch allows at first."""
+    monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
+    monkeypatch.setattr(StandIn, "precisions", [])
+    monkeypatch.setattr(cudnn, "tf32_allowed", lambda *_: tf32)
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", of_cudnn)
+    network, x = FlashRNN(5, 6), torch.randn(4, 3, 5)
+    network(x)[0].sum().backward()
+    assert StandIn.precisions == ["tf32" if tf32 else "ieee"] * 2
+    assert torch.backends.cudnn.rnn.fp32_precision == of_cudnn
+
+
+def test_a_graph_can_be_kept(taken, monkeypatch):
+    monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
+    network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
+    out = network(x)[0].sum()
+    first, second = (torch.autograd.grad(out, [*network.parameters()], retain_graph=True) for _ in range(2))
+    assert_close(first, second)
+
+
+def test_settings_of_pytorch_are_kept(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    products, x = torch.backends.cuda.matmul, torch.ones(1)
-    monkeypatch.setattr(cudnn, "tf32_allowed", lambda *_: products.fp32_precision == "tf32")
-    for precision, allowed in (("tf32", True), ("ieee", False)):
-        products.fp32_precision = precision
-        assert cudnn._may_run(x) is allowed
-    assert cudnn._may_run(x.half())
+    assert cudnn._may_run()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert not cudnn._may_run(x.half())
+    assert not cudnn._may_run()
 
 
 def test_explain_says_so(monkeypatch):
@@ -143,5 +220,6 @@ def test_explain_says_so(monkeypatch):
     network = FlashRNN(16, 2048)
     assert "cuDNN runs" in cudnn.explain(network, 1024, torch.float16, training=False)
     assert cudnn.explain(network, 1, torch.float16, training=False) == ""
+    assert "at least 128 steps" in cudnn.explain(FlashRNN(16, 64), 1, torch.float32, training=True)
     network.recurrent_l0.backend = "cuda"
     assert cudnn.explain(network, 1024, torch.float16, training=False) == ""
