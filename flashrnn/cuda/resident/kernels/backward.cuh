@@ -127,13 +127,13 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 1; i < STATES; i++) after[i][q] = old[i][q];  // of the step before
-  if (t > 0) resets.load(t - 1, cells.valid);
+  resets.load(max(t - 1, 0));
 #pragma unroll
   for (int q = 0; q < CELLS; q++) carry_next[q] = carry[q];
 #else
   float factors[CELLS][FACTORS];
   compute_factors(factors, carry, g, constants, old, resets, coord);
-  if (t > 0) resets.load(t - 1, cells.valid);
+  resets.load(max(t - 1, 0));
   if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, shared.operand, exchange, coord);
 
 #pragma unroll
@@ -221,8 +221,8 @@ flashrnn_backward(PARAMETERS) {
   aux_gradients.load(steps - 1, cells.valid);
   float after[STATES][CELLS];  // the other states after the step
   load_after(after, aux, cells, (T - 1) * row_t, B * T, row_b);
-  ResetMask resets(reset, T, cells.sequence);
-  resets.load(steps - 1, cells.valid);
+  ResetMask resets(reset, T, cells);
+  resets.load(steps - 1);
 
   // The last results of a chunk are stored in the step after it.
   for (int step = 0, end = 0; step < steps; progress++) {

@@ -55,6 +55,8 @@ DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offs
   }
 }
 
+DEVICE float masked(float v, u32 mask) { return __uint_as_float(__float_as_uint(v) & mask); }
+
 // One value per cell of the lane, rounded to `scalar`.
 template <class S>
 struct RoundedCells {
@@ -63,6 +65,10 @@ struct RoundedCells {
   DEVICE void round(const float (&v)[CELLS]) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) pairs[p] = pack(v[p * PAIR], PAIR == 2 ? v[p * PAIR + PAIR - 1] : 0.0f);
+  }
+  DEVICE void mask(const u32 (&masks)[PAIRS]) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) pairs[p] &= masks[p];
   }
   DEVICE void get(float (&v)[CELLS]) const {
 #pragma unroll
@@ -90,6 +96,10 @@ struct RoundedCells<float> {
   DEVICE void round(const float (&v)[CELLS]) {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) values[q] = v[q];
+  }
+  DEVICE void mask(const u32 (&masks)[PAIRS]) {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) values[q] = masked(values[q], masks[q / PAIR]);
   }
   DEVICE void get(float (&v)[CELLS]) const {
 #pragma unroll
@@ -197,21 +207,25 @@ DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* co
   }
 }
 
-// Whether the lane's cells carry their states into a step, or are reset; loaded one step ahead.
+// Whether the lane's cells carry their states into a step, or are reset; loaded ahead. Cells that are none read any row.
 struct ResetMask {
   const unsigned char* rows[PAIRS];  // [T] of the pair's sequence
   u32 resets[PAIRS] = {};
-  DEVICE ResetMask(const unsigned char* reset, i64 T, const int (&sequence)[CELLS]) {
+  DEVICE ResetMask(const unsigned char* reset, i64 T, const LaneCells& cells) {
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) rows[p] = reset + sequence[p * PAIR] * T;
+    for (int p = 0; p < PAIRS; p++) rows[p] = reset + (cells.valid[p * PAIR] ? cells.sequence[p * PAIR] : 0) * T;
   }
-  DEVICE void load(int t, const bool (&valid)[CELLS]) {
+  DEVICE void load(u32 t) {
     if (!RESET) return;
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++)
-      if (valid[p * PAIR]) resets[p] = rows[p][t];
+    for (int p = 0; p < PAIRS; p++) resets[p] = rows[p][t];
   }
   DEVICE bool carries(int q) const { return !RESET || !resets[q / PAIR]; }
+  // The same as masks of all bits.
+  DEVICE void masks(u32 (&carried)[PAIRS]) const {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) carried[p] = carries(p * PAIR) ? ~0u : 0u;
+  }
 };
 
 // Stores values of cells into an operand tile of UNITS_OF_TILE units, at `to` of operand_addresses plus `offset` bytes.

@@ -17,10 +17,10 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 }
 
 // Stores h before the first step as the product's operand, and zeros into the other buffer, where padding stays zero.
-DEVICE void store_initial_h(char* operand, const float* initial, const ThreadCoord& coord) {
+DEVICE void store_initial_h(char* operand, const float* initial, const unsigned char* reset, i64 T, const ThreadCoord& coord) {
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
-    bool inside = k < D && coord.has_sequence(n);
+    const bool inside = k < D && coord.has_sequence(n) && !(RESET && reset[coord.of_batch(n) * T]);
     PairOf<float> pair{inside ? initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
     for (int split = 0; split < SPLITS; split++) {
       char* to = operand + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
@@ -61,7 +61,7 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
 // One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
 // `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
 DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
-                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], ResetMask& resets, InputLoader& loader,
+                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], u32 (&carried)[PAIRS], ResetMask& resets, InputLoader& loader,
                          Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
                          const StepStrides& strides, const ThreadCoord& coord) {
   const int next = t + 1 & 1;
@@ -83,13 +83,18 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   float constants[CONSTANTS + 1][PAIR];
   read_constants(constants, shared.constants, coord);
   StatisticCells statistics;
-  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units, statistics);
+  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, statistics);
   if (coord.has_cells()) {
-    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units, statistics);
-    if (t + 1 < steps) resets.load(t + 1, cells.valid);
+    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, statistics);
     results.h.round(s[0]);
     results.h.get(s[0]);
-    store_operand<BLOCKS == 1 ? PADDED : UNITS>(results.h, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
+    StoredCells operand = results.h;
+    if (RESET) {  // the sums of a step that is reset are zero because its operand is
+      resets.masks(carried);
+      operand.mask(carried);
+      resets.load(min(t + 2, steps - 1));
+    }
+    store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
   }
 #pragma unroll
   for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
@@ -136,7 +141,7 @@ flashrnn_forward(PARAMETERS) {
   LaneCells cells;
   float s[STATES][CELLS], b[GATES][CELLS];
   load_cells(cells, s, b, initial, bias, B, coord);
-  store_initial_h(shared.operand, initial, coord);
+  store_initial_h(shared.operand, initial, reset, T, coord);
   load_constants(shared.constants, bias, coord);
   Results results;
   results.h.round(s[0]);  // as h of every step
@@ -158,12 +163,15 @@ flashrnn_forward(PARAMETERS) {
   u32 h_operand[PAIRS];
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.operand : shared.exchange),
                     BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
-  ResetMask resets(reset, T, cells.sequence);
-  resets.load(0, cells.valid);
+  ResetMask resets(reset, T, cells);
+  u32 carried[PAIRS];  // of the states into a step
+  resets.load(0);
+  resets.masks(carried);
+  resets.load(min(1, steps - 1));
 
   int stage = 0;
   for (int t = 0; t < steps; t++, units.step++)
-    step_forward(t, stage, steps, shared, weights, cells, s, b, resets, loader, results, h_operand, ring, units, strides, coord);
+    step_forward(t, stage, steps, shared, weights, cells, s, b, carried, resets, loader, results, h_operand, ring, units, strides, coord);
 
   // Epilogue: the last results; no block ends while others may still send to it.
   results.store(s, strides);
