@@ -21,7 +21,6 @@ class Variant:
     d_aux: bool = False
     tf32: bool = False  # float32 products may be as coarse as TF32
     half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float32
-    counts_chunks: bool = False  # the backward counts finished chunks of its steps, for a kernel that overlaps with it
 
 
 @dataclass(frozen=True)

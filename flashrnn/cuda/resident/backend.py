@@ -213,24 +213,13 @@ def _backward_kernel(
     choose: Choose, spec: KernelSpec, steps: int, device: int
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
-    counting = counting_chunks(spec, steps)
-    if counting.variant.counts_chunks:
-        kernel, loop = _kernel(choose, counting, device)
-        overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
-        if overlapped and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
-            return kernel, loop, overlapped
     kernel, loop = _kernel(choose, spec, device)
+    one_wave = loop.batches(spec.batch) * spec.heads <= kernel.at_once
+    overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
+    if overlapped and one_wave and steps >= FEWEST_STEPS:
+        return kernel, loop, overlapped
     prepare_weight_gradient(spec, device)
     return kernel, loop, None
-
-
-def counting_chunks(spec: KernelSpec, steps: int) -> KernelSpec:
-    """Return the spec of a backward; it counts chunks if its likely tiling leaves multiprocessors idle for d_R."""
-    if steps < FEWEST_STEPS:
-        return spec
-    likely = solver.likely(spec)  # unless another one is tuned or spills less
-    overlapped = concurrent_gradient.overlapped(spec, producers(spec, likely))
-    return replace(spec, variant=replace(spec.variant, counts_chunks=overlapped is not None))
 
 
 def producers(spec: KernelSpec, tiling: Tiling) -> int:

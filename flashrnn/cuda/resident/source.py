@@ -48,7 +48,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "GATES_IN_PIECES": len(cell.gates) > 1 and gate_format(cell, spec.head_dim, spec.dtype) == "PNDG",
         "HALF_BIAS": variant.half_bias,
         "FINITE_AT_ZERO": finite_at_zero(cell),
-        "COUNT_CHUNKS": variant.counts_chunks,
+        "OVERLAPS": spec.gpu.warpgroup_products,
         "CHUNK_UNIT": CHUNK_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }

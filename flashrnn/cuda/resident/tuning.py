@@ -17,7 +17,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.resident import solver
-from flashrnn.cuda.resident.backend import CudaFused, counting_chunks
+from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.kernel import compile_best, compile_tiling
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.resident.tuned import save_tiling
@@ -74,7 +74,6 @@ def candidates(spec: KernelSpec, count: int) -> list[Tiling]:
 
 
 def _compile_all(spec: KernelSpec, choices: list[Tiling]) -> None:
-    spec = counting_chunks(spec, _STEPS) if spec.direction == "backward" else spec
     with ThreadPoolExecutor() as pool:
         list(pool.map(partial(compile_tiling, spec), choices))
 

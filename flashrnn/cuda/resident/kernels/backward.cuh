@@ -165,10 +165,10 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
 // the other states (null: zero), d_last (null: zero) -> d_x, which with GATES_IN_PIECES, but not GRID, may have the memory of
 // gates; d_u; d_bias [batch tiles, GATES, N, D]; d_initial.
 // With GRID, `workspace` has the partial sums of every group of the launch, and after them the words of their GridBarrier.
-// With COUNT_CHUNKS, every block adds one to the word in `progress` of each finished chunk (chunks.cuh) except the last.
+// If `progress` is not null, every block adds one to its word of each finished chunk (chunks.cuh) except the last. Only with OVERLAPS.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(PARAMETERS) {
-  if (COUNT_CHUNKS) launch_dependents();
+  if (OVERLAPS) launch_dependents();
   extern __shared__ __align__(128) char memory[];
   const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B, used_sequences);
@@ -225,14 +225,15 @@ flashrnn_backward(PARAMETERS) {
   resets.load(steps - 1);
 
   // The last results of a chunk are stored in the step after it.
+  const bool counts_chunks = OVERLAPS && progress;
   for (int step = 0, end = 0; step < steps; progress++) {
-    end += COUNT_CHUNKS ? chunk_steps(end, steps - end) : steps;
+    end += counts_chunks ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
     do
       step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
                     after, aux_gradients, resets, d_gate, results, gate_operand, exchange, units, strides, coord);
     while (++units.step, ++step < stop);
-    if (COUNT_CHUNKS && end < steps && threadIdx.x == 0) signal(progress);
+    if (counts_chunks && end < steps && threadIdx.x == 0) signal(progress);
   }
 
   // Epilogue: the last results, the gradients of the initial states and of the biases; no block ends while others may still send
