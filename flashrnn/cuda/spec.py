@@ -55,7 +55,8 @@ def specs_of(problem: Problem) -> Iterator[KernelSpec]:
     """Yield a spec for each direction that the call needs, of a batch of one: whether a kernel fits does not depend on
     the batch."""
     sizes = problem.cell, problem.heads, problem.head_dim, 1, problem.dtype, problem.gpu
-    return (KernelSpec(direction, *sizes, Variant(tf32=problem.tf32)) for direction in problem.directions)
+    variant = Variant(problem.reset, tf32=problem.tf32)
+    return (KernelSpec(direction, *sizes, variant) for direction in problem.directions)
 
 
 def variant_of(

@@ -61,13 +61,13 @@ class CudaFused:
             return 0
         return units if finite_at_zero(problem.cell) else 0
 
-    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
-        return gate_format(cell, head_dim, dtype)
+    def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
+        return gate_format(cell, heads, head_dim, dtype)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         Wx = aligned(in_format(Wx, Wx))
-        aux, gate_format = empty_aux(cell, Wx, all_states, training), self.gate_format(cell, Wx.shape[4], Wx.dtype)
+        aux, gate_format = empty_aux(cell, Wx, all_states, training), self.gate_format(cell, *Wx.shape[3:], Wx.dtype)
         gates = empty_gates(cell, Wx, training, gate_format)
         h, last = empty_in_format(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
         variant = variant_of(reset, h, aux, training, half_bias=b.dtype.itemsize == 2)
@@ -77,7 +77,7 @@ class CudaFused:
             "R": R.contiguous(),
             "bias": b.contiguous(),
             "initial": _or_zeros(contiguous(states), last),
-            "reset": contiguous(reset),
+            "masks": _masks(reset),
             "h": h,
             "aux": aux,
             "last": last,
@@ -88,7 +88,7 @@ class CudaFused:
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
-        gate_format = self.gate_format(cell, h.shape[3], h.dtype)
+        gate_format = self.gate_format(cell, *h.shape[2:], h.dtype)
         gates = aligned(residual.gates_in(gate_format, cell))
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
@@ -111,7 +111,7 @@ class CudaFused:
             "R": R.contiguous(),
             **constants,
             "initial": _or_zeros(contiguous(states), d_states),
-            "reset": contiguous(reset),
+            "masks": _masks(reset),
             "h": aligned(h),
             "aux": aligned(aux),
             "first_aux": _or_zeros(first_aux, d_states),
@@ -236,6 +236,13 @@ def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel
 @cache
 def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
     return choose(spec)
+
+
+def _masks(reset: Tensor | None) -> Tensor | None:
+    """Return the masks of all steps, all bits or none where a sequence is reset: int32 [T, B]."""
+    if reset is None:
+        return None
+    return torch.add(reset.t(), -1, out=reset.new_empty(reset.shape[::-1], dtype=torch.int32))
 
 
 def _or_zeros(states: Tensor | None, like: Tensor) -> Tensor:

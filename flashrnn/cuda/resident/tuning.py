@@ -92,7 +92,7 @@ def _measure(spec: KernelSpec, choice: Tiling, inputs: Inputs) -> float:
         states, gates = run()
         if spec.direction == "forward":
             return _us(run)
-        gate_format = backend.gate_format(cell, spec.head_dim, spec.dtype)
+        gate_format = backend.gate_format(cell, spec.heads, spec.head_dim, spec.dtype)
         residual = Residual(inputs.R, None, None, states.h, states.aux, gates, gate_format, b=inputs.b)
         grads = StateGradients(torch.randn_like(states.h), (None,) * (len(cell.states) - 1), None)
         return _us(partial(backend.backward, cell, residual, grads))

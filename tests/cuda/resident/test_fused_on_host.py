@@ -246,7 +246,7 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     gates = h.grad_fn.saved_tensors[5]
     saved = gates.clone()
     other, _ = flashrnn(*inputs, function=LSTM, backend="vanilla")
-    written = converted(saved, CudaFused().gate_format(LSTM, 32, torch.bfloat16), "GND", LSTM, None)
+    written = converted(saved, CudaFused().gate_format(LSTM, 2, 32, torch.bfloat16), "GND", LSTM, None)
     assert_close({"gates": written}, {"gates": other.grad_fn.saved_tensors[5]}, torch.bfloat16)
     loss = h.float().square().sum() + last.sum()
     first = torch.autograd.grad(loss, inputs, retain_graph=True)

@@ -55,7 +55,7 @@ DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offs
   }
 }
 
-DEVICE float masked(float v, u32 mask) { return __uint_as_float(__float_as_uint(v) & mask); }
+DEVICE float masked(float v, u32 mask) { return RESET ? __uint_as_float(__float_as_uint(v) & mask) : v; }
 
 // One value per cell of the lane, rounded to `scalar`.
 template <class S>
@@ -207,26 +207,31 @@ DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* co
   }
 }
 
-// Whether the lane's cells carry their states into a step, or are reset; loaded ahead. Cells that are none read any row.
-struct ResetMask {
-  const unsigned char* rows[PAIRS];  // [T] of the pair's sequence
-  u32 resets[PAIRS] = {};
-  DEVICE ResetMask(const unsigned char* reset, i64 T, const LaneCells& cells) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) rows[p] = reset + (cells.valid[p * PAIR] ? cells.sequence[p * PAIR] : 0) * T;
+// Copies the masks of a step to [SEQS] for each unit tile, ahead of it as its inputs: an ordinary load would wait for all copies
+// from memory that were started before it. A mask has all bits, or none where the states before the step are reset.
+struct MaskLoader {
+  const char* from;
+  u32 to;
+  bool valid;
+  DEVICE void start(u32 tile, const int* masks, i64 B, i64 step, const ThreadCoord& coord) {
+    const int sequence = coord.tile_thread % SEQS;  // several threads may make the same copy
+    valid = coord.has_sequence(sequence);
+    from = reinterpret_cast<const char*>(masks + step * B + (valid ? coord.of_batch(sequence) : 0));
+    to = tile + sequence * 4;
   }
-  DEVICE void load(u32 t) {
+  // Starts the copy into the stage at `offset` bytes, of zeros if not `exists`, and moves on by `step` bytes.
+  DEVICE void load(u32 offset, bool exists, i64 step) {
     if (!RESET) return;
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) resets[p] = rows[p][t];
-  }
-  DEVICE bool carries(int q) const { return !RESET || !resets[q / PAIR]; }
-  // The same as masks of all bits.
-  DEVICE void masks(u32 (&carried)[PAIRS]) const {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) carried[p] = carries(p * PAIR) ? ~0u : 0u;
+    copy_async<4>(to + offset, from, valid && exists);
+    from += step;
   }
 };
+
+// Reads the masks of the lane's cells.
+DEVICE void read_masks(u32 (&masks)[PAIRS], const char* tile, const ThreadCoord& coord) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? reinterpret_cast<const u32*>(tile)[coord.sequence(p * PAIR)] : ~0u;
+}
 
 // Stores values of cells into an operand tile of UNITS_OF_TILE units, at `to` of operand_addresses plus `offset` bytes.
 template <int UNITS_OF_TILE>

@@ -51,7 +51,7 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll
-    for (int i = 0; i < STATES; i++) old[i][q] = RESET ? masked(s[i][q], carried[q / PAIR]) : s[i][q];
+    for (int i = 0; i < STATES; i++) old[i][q] = masked(s[i][q], carried[q / PAIR]);
 #pragma unroll
     for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
       g[j][q] = assemble_gate<SUM_HAS_BIAS>(
@@ -83,7 +83,7 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
   for (int q = 0; q < CELLS; q++) {
     float gates[GATES], old[STATES], fresh[STATES];
 #pragma unroll
-    for (int i = 0; i < STATES; i++) old[i] = RESET ? masked(s[i][q], carried[q / PAIR]) : s[i][q];
+    for (int i = 0; i < STATES; i++) old[i] = masked(s[i][q], carried[q / PAIR]);
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       gates[j] = assemble_gate<SUM_HAS_BIAS>(
