@@ -214,7 +214,7 @@ struct MaskLoader {
   u32 to;
   bool valid;
   DEVICE void start(u32 tile, const int* masks, i64 B, i64 step, const ThreadCoord& coord) {
-    const int sequence = coord.tile_thread % SEQS;  // several threads may make the same copy
+    const int sequence = coord.tile_thread % SEQS;  // several threads make the same copy, which takes less than a branch
     valid = coord.has_sequence(sequence);
     from = reinterpret_cast<const char*>(masks + step * B + (valid ? coord.of_batch(sequence) : 0));
     to = tile + sequence * 4;
