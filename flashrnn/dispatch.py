@@ -122,7 +122,9 @@ def _still_serves(taken: Backend, cell: Cell, residual: Residual) -> bool:
     return _refusal(taken, _problem(cell, residual.h, residual.reset, training=True)) is None
 
 
-def operator_gate_format(name: str, cell: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> GateFormat:
+def operator_gate_format(
+    name: str, cell: str, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> GateFormat:
     """Return the format in which the operator's forward returns gates, whichever backend "auto" takes.
 
     A compiler must know it before the call runs. It is the format of the backend that "auto" prefers on such a device;
@@ -134,7 +136,7 @@ def operator_gate_format(name: str, cell: str, head_dim: int, dtype: torch.dtype
         backend = TritonFused() if torch.version.hip else CudaFused()
     else:
         backend = CPU_FUSED
-    return backend.gate_format(cell_of_key(cell), head_dim, dtype)
+    return backend.gate_format(cell_of_key(cell), heads, head_dim, dtype)
 
 
 def _problem(cell: Cell, rows: Tensor, reset: Tensor | None, training: bool) -> Problem:

@@ -94,7 +94,7 @@ def recurrence_gradients(
     """
     R, states, reset, h, aux, gates = saved
     h = in_format(h, h)  # hooks of saved tensors may change the memory format
-    gate_format, donated = taken.gate_format(cell, h.shape[3], h.dtype), not graph_is_retained()
+    gate_format, donated = taken.gate_format(cell, *h.shape[2:], h.dtype), not graph_is_retained()
     residual = Residual(R, states, reset, h, aux_in_format(aux, h), gates, gate_format, donated, b_dtype, b)
     if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
         return Gradients(*op.backward(cell, taken.name, residual, *grads))

@@ -6,11 +6,13 @@ than the GPU.
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from flashrnn._torch_private import autograd_alone
 from flashrnn.dispatch import no_autocast, padding, run_forward
 from flashrnn.eager import as_dtype, cast, recurrence_gradients
 from flashrnn.functional import check_reset, dtype_under_autocast
+from flashrnn.head_size import with_head_size
 from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
 from flashrnn.recurrence import Recurrence
 from flashrnn.reference import Reference
@@ -60,7 +62,7 @@ def _is_plain(x) -> bool:
 
 
 def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether this serves a layer: no hooks, weights on the device and in the dtype of x, heads without padding.
+    """Return whether this serves a layer: no hooks, weights on the device and in the dtype of x.
 
     It does not serve backend `vanilla`, which has derivatives that this does not have.
     """
@@ -73,8 +75,7 @@ def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dt
             and (weight.dtype == x.dtype or dtype_under_autocast(weight) == dtype)
         ):
             return False
-    sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()
-    return not padding(recurrent.backend, recurrent.cell.key, *sizes)
+    return True
 
 
 def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
@@ -91,6 +92,33 @@ def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
 def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, states, reset) -> tuple[Tensor, ...]:
     """Return the output in the layout of x, and the last one [1, B, H] of each state."""
     given = x, W, recurrent.R, recurrent.b, states
+    sizes = recurrent.num_heads, recurrent.head_dim, dtype, x.device, torch.is_grad_enabled()
+    if units := padding(recurrent.backend, recurrent.cell.key, *sizes):
+        results = _of_inputs(batch_first, recurrent, dtype, reset, *_wider(units, dtype, *given))
+        return _narrower(recurrent, batch_first, *results)
+    return _of_inputs(batch_first, recurrent, dtype, reset, *given)
+
+
+def _wider(units: int, dtype: torch.dtype, x, W, R, b, states) -> tuple[Tensor | None, ...]:
+    """Return the inputs of a layer with `units` more in each head, which are zero.
+
+    The input product writes rows of that many, so that these need no copy.
+    """
+    W = as_dtype(W, dtype).unflatten(0, (-1, R.shape[-1]))
+    b, states = (None if t is None else pad(t, (0, units)) for t in (b, states))
+    return x, pad(W, (0, 0, 0, units)).flatten(0, 1), pad(as_dtype(R, dtype), (0, units, 0, units)), b, states
+
+
+def _narrower(recurrent: Recurrence, batch_first: bool, out: Tensor, *ends: Tensor) -> tuple[Tensor, ...]:
+    """Return the results of a layer without the units that `_wider` has added."""
+    out, *ends = (t.unflatten(-1, (recurrent.num_heads, -1)) for t in (out, *ends))
+    h = with_head_size(out if batch_first else out.transpose(0, 1), recurrent.head_dim)
+    out = (h if batch_first else h.transpose(0, 1)).flatten(-2)
+    return out, *(end[..., : recurrent.head_dim].flatten(-2).contiguous() for end in ends)
+
+
+def _of_inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset, *given) -> tuple[Tensor, ...]:
+    x = given[0]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
         return _Layer.apply(batch_first, recurrent, dtype, reset, *given)
     with no_autocast(x):
@@ -101,7 +129,7 @@ def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, s
 
 def _inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset, x, W, R, b, states) -> Inputs:
     rows, swapped = _rows(x)
-    sizes = *rows.shape[:2], len(recurrent.cell.input_gates), recurrent.num_heads, recurrent.head_dim
+    sizes = *rows.shape[:2], len(recurrent.cell.input_gates), *R.shape[1:3]
     Wx = nn.functional.linear(as_dtype(rows, dtype), as_dtype(W, dtype)).view(sizes)
     if batch_first == swapped:
         Wx = Wx.transpose(0, 1)

@@ -24,6 +24,11 @@ class Gpu:
         return self.capability >= (9, 0) and self.capability[0] != 12
 
     @property
+    def warpgroup_products(self) -> bool:
+        """Return whether a warpgroup multiplies matrices in shared memory (wgmma), as on Hopper alone."""
+        return self.capability[0] == 9
+
+    @property
     def cluster_sizes(self) -> tuple[int, ...]:
         """Return the possible numbers of blocks of a cluster; more than 8 need a kernel attribute."""
         return tuple(range(1, 17)) if self.clusters else (1,)

@@ -27,7 +27,7 @@ def recurrence(
     within = transforms_active()  # then inputs do not tell whether a gradient is wanted
     needs_grad = within or (torch.is_grad_enabled() and any(x.requires_grad for x in differentiable))
     run = _Forward.apply if within else _forward
-    gate_format = _gate_format(backend, cell.key, index(Wx.shape[4]), dtype, Wx.device)
+    gate_format = _gate_format(backend, cell.key, *map(index, Wx.shape[3:]), dtype, Wx.device)
     h, aux, last, _ = run(Wx, R, b, states, reset, cell.key, backend, return_states, needs_grad, gate_format)
     return h, last, aux.unbind() if return_states else ()
 
@@ -103,7 +103,7 @@ def _run_forward(
     with no_autocast(Wx):
         definition = cell_of_key(cell)
         taken, results, gates = run_forward(backend, definition, Inputs(Wx, R, b, states, reset), all_states, training)
-    given = taken.gate_format(definition, Wx.shape[4], Wx.dtype)
+    given = taken.gate_format(definition, *Wx.shape[3:], Wx.dtype)
     if given != gate_format:
         if not training:
             return *results, empty_gates(definition, Wx, training, gate_format)

@@ -16,7 +16,7 @@ from flashrnn.cpu.call import Sizes, prepare
 from flashrnn.cuda import resize_rows, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.resident import concurrent_gradient, solver
-from flashrnn.cuda.resident.backend import CudaFused, counting_chunks, producers
+from flashrnn.cuda.resident.backend import CudaFused, producers
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import tiling as streaming
@@ -144,17 +144,9 @@ def _resident(problem: Problem, batch: int) -> Kernels:
     spec = _spec("backward", problem, batch)
     yield str(bucket(spec, solver.SOLVER)), partial(compile_best, spec)
     yield from _gradients(problem, spec)
-    counting = counting_chunks(spec, concurrent_gradient.FEWEST_STEPS)
-    if counting.variant.counts_chunks:
-        name = f"{bucket(counting, solver.SOLVER)}, with d_R of batch {batch} overlapped"
-        yield name, partial(_compile_overlapped, spec, counting)
-
-
-def _compile_overlapped(spec: KernelSpec, counting: KernelSpec) -> None:
-    """Compile a loop that counts chunks, and the kernel for d_R that overlaps with it."""
-    _, loop = compile_best(counting)
-    if tiling_of_d_R := concurrent_gradient.overlapped(spec, producers(spec, loop)):
-        concurrent_gradient.compile_kernel(spec, tiling_of_d_R)
+    likely = solver.likely(spec)  # unless another one is tuned or spills less
+    if overlapped := concurrent_gradient.overlapped(spec, producers(spec, likely)):
+        yield f"d_R of batch {batch}, overlapped", partial(concurrent_gradient.compile_kernel, spec, overlapped)
 
 
 def _streaming(problem: Problem, batch: int) -> Kernels:

@@ -114,7 +114,7 @@ class Backend(Protocol):
 
     name: str
 
-    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+    def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
         """Return the format in which `forward` writes gates and `backward` reads them without conversion."""
 
     def unsupported_reason(self, problem: Problem) -> str | None:

@@ -40,7 +40,7 @@ class Reference:
 
     name = "vanilla"
 
-    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+    def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
         return "GND"
 
     def unsupported_reason(self, problem: Problem) -> str | None:

@@ -37,7 +37,7 @@ class CpuFused:
 
     name = "cpu_fused"
 
-    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+    def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
         return "NGD"
 
     def unsupported_reason(self, problem: Problem) -> str | None:

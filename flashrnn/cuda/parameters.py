@@ -105,6 +105,7 @@ class _Of:
             "bias_number": spec.dtype if spec.variant.half_bias else torch.float32,
             "float": torch.float32,
             "unsigned char": torch.bool,
+            "int": torch.int32,
         }
 
     def reads(self, name: str, number: str, *shape: int | str) -> Parameter:
@@ -134,7 +135,7 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
         of.reads("R", "scalar", GR, N, D, D),
         of.reads("bias", "bias_number", G, N, D),
         of.reads("initial", "float", S, B, N, D),
-        of.reads("reset", "unsigned char", B, T),
+        of.reads("masks", "int", T, B),
         of.writes("h", "scalar", B, T, N, D),
         of.writes("aux", "aux_number", S - 1, B, T, N, D),
         of.writes("last", "float", S, B, N, D),
@@ -152,7 +153,7 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
         of.reads("R", "scalar", GR, N, D, D),
         *([of.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # gates that are not stored
         of.reads("initial", "float", S, B, N, D),
-        of.reads("reset", "unsigned char", B, T),
+        of.reads("masks", "int", T, B),
         of.reads("h", "scalar", B, T, N, D),
         of.reads("aux", "aux_number", S - 1, B, T, N, D),
         of.reads("first_aux", "aux_number", S - 1, B, N, D),

@@ -21,7 +21,6 @@ class Variant:
     d_aux: bool = False
     tf32: bool = False  # float32 products may be as coarse as TF32
     half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float32
-    counts_chunks: bool = False  # the backward counts finished chunks of its steps, for a kernel that overlaps with it
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ def specs_of(problem: Problem) -> Iterator[KernelSpec]:
     """Yield a spec for each direction that the call needs, of a batch of one: whether a kernel fits does not depend on
     the batch."""
     sizes = problem.cell, problem.heads, problem.head_dim, 1, problem.dtype, problem.gpu
-    return (KernelSpec(direction, *sizes, Variant(tf32=problem.tf32)) for direction in problem.directions)
+    variant = Variant(problem.reset, tf32=problem.tf32)
+    return (KernelSpec(direction, *sizes, variant) for direction in problem.directions)
 
 
 def variant_of(

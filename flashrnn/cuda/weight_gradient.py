@@ -83,7 +83,7 @@ def weight_gradient(
 
 
 def has_kernel(spec: KernelSpec) -> bool:
-    return spec.dtype.itemsize == 2 and spec.head_dim % 4 == 0 and spec.head_dim <= WIDEST
+    return spec.dtype.itemsize == 2 and spec.head_dim % 2 == 0 and spec.head_dim <= WIDEST
 
 
 def prepare_weight_gradient(spec: KernelSpec, device: int) -> None:

@@ -22,7 +22,7 @@ class TritonFused:
 
     name = "triton_fused"
 
-    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+    def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
         return "GND"
 
     def unsupported_reason(self, problem: Problem) -> str | None:

@@ -297,8 +297,9 @@ struct Copy {
   u32 to;
   const u32* from;
   int bytes;
+  // Several threads may make the same copy, so these do not race with each other.
   void perform() const {
-    for (int i = 0; i < bytes / 4; i++) *own<u32>(to + 4 * i) = from ? from[i] : 0;
+    for (int i = 0; i < bytes / 4; i++) __atomic_store_n(own<u32>(to + 4 * i), from ? from[i] : 0, __ATOMIC_RELAXED);
   }
 };
 inline thread_local std::vector<Copy> open_copies;

@@ -47,6 +47,7 @@ def on_host(monkeypatch):
         pytest.param(Case(LSTM, B=5, T=70, N=2, D=64), torch.bfloat16, True, "A100", True, marks=pytest.mark.slow),
         pytest.param(Case(LSTM, B=7, T=400, N=2, D=32), torch.bfloat16, True, "H100", True, marks=pytest.mark.slow),
         (Case(GRU, B=3, T=5, N=2, D=16, reset=True), torch.float16, True, "H100", False),
+        (Case(LSTM, B=3, T=40, N=2, D=10), torch.bfloat16, True, "H100", False),
         pytest.param(
             Case(GRU, B=9, T=40, N=3, D=24, reset=True, time_major=True),
             torch.bfloat16,
@@ -92,7 +93,7 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("head_dim", [4, 8, 16, 32, 48, 64, 96, 100, 128])
+@pytest.mark.parametrize("head_dim", [4, 8, 16, 32, 48, 62, 64, 96, 100, 126, 128])
 @pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
 def test_nothing_is_spilled(cell, head_dim, gpu):
     sizes = 768 // head_dim, head_dim, 16, torch.bfloat16

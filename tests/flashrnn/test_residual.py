@@ -31,7 +31,7 @@ def inputs_of(cell: Cell, time_major: bool = False) -> Inputs:
 def residual(name: str, cell: Cell, inputs: Inputs) -> Residual:
     backend = BY_NAME[name]
     results, gates = backend.forward(cell, inputs, all_states=False, training=True)
-    gate_format = backend.gate_format(cell, 16, torch.float32)
+    gate_format = backend.gate_format(cell, 2, 16, torch.float32)
     return Residual(inputs.R, inputs.states, inputs.reset, results.h, results.aux, gates, gate_format, b=inputs.b)
 
 

@@ -11,7 +11,7 @@ constexpr int THREADS = 32 * HEADS_AT_ONCE * HEAD_TILES / TILES;
 constexpr int PITCH = HEADS_AT_ONCE * PADDED * BYTES + 16;  // bytes between rows: eight of them never share a bank
 constexpr int MATRIX = ROWS * PITCH, STAGE = (GATES_AT_ONCE + 1) * MATRIX;  // the gates' gradients, and h
 constexpr int HEAD_GROUPS = (HEADS + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, GATE_GROUPS = (GR + GATES_AT_ONCE - 1) / GATES_AT_ONCE;
-constexpr int VECTOR = D % 8 == 0 ? 8 : 4;  // elements of a copy
+constexpr int VECTOR = D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // elements of a copy
 constexpr int ROW_VECTORS = HEADS_AT_ONCE * D / VECTOR, ROWS_AT_ONCE = THREADS / ROW_VECTORS;
 constexpr int UNITS = 16 * HEADS_AT_ONCE * HEAD_TILES, RESULTS = PADDED + 8;  // floats between units, in shared memory
 constexpr int RESULT_BYTES = CLUSTER == 1 ? 0 : UNITS * RESULTS * 4;

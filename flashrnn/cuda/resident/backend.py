@@ -61,13 +61,13 @@ class CudaFused:
             return 0
         return units if finite_at_zero(problem.cell) else 0
 
-    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
-        return gate_format(cell, head_dim, dtype)
+    def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
+        return gate_format(cell, heads, head_dim, dtype)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
         Wx, R, b, states, reset = inputs
         Wx = aligned(in_format(Wx, Wx))
-        aux, gate_format = empty_aux(cell, Wx, all_states, training), self.gate_format(cell, Wx.shape[4], Wx.dtype)
+        aux, gate_format = empty_aux(cell, Wx, all_states, training), self.gate_format(cell, *Wx.shape[3:], Wx.dtype)
         gates = empty_gates(cell, Wx, training, gate_format)
         h, last = empty_in_format(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
         variant = variant_of(reset, h, aux, training, half_bias=b.dtype.itemsize == 2)
@@ -77,7 +77,7 @@ class CudaFused:
             "R": R.contiguous(),
             "bias": b.contiguous(),
             "initial": _or_zeros(contiguous(states), last),
-            "reset": contiguous(reset),
+            "masks": _masks(reset),
             "h": h,
             "aux": aux,
             "last": last,
@@ -88,7 +88,7 @@ class CudaFused:
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
-        gate_format = self.gate_format(cell, h.shape[3], h.dtype)
+        gate_format = self.gate_format(cell, *h.shape[2:], h.dtype)
         gates = aligned(residual.gates_in(gate_format, cell))
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
@@ -111,7 +111,7 @@ class CudaFused:
             "R": R.contiguous(),
             **constants,
             "initial": _or_zeros(contiguous(states), d_states),
-            "reset": contiguous(reset),
+            "masks": _masks(reset),
             "h": aligned(h),
             "aux": aligned(aux),
             "first_aux": _or_zeros(first_aux, d_states),
@@ -213,24 +213,13 @@ def _backward_kernel(
     choose: Choose, spec: KernelSpec, steps: int, device: int
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
-    counting = counting_chunks(spec, steps)
-    if counting.variant.counts_chunks:
-        kernel, loop = _kernel(choose, counting, device)
-        overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
-        if overlapped and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
-            return kernel, loop, overlapped
     kernel, loop = _kernel(choose, spec, device)
+    one_wave = loop.batches(spec.batch) * spec.heads <= kernel.at_once
+    overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
+    if overlapped and one_wave and steps >= FEWEST_STEPS:
+        return kernel, loop, overlapped
     prepare_weight_gradient(spec, device)
     return kernel, loop, None
-
-
-def counting_chunks(spec: KernelSpec, steps: int) -> KernelSpec:
-    """Return the spec of a backward; it counts chunks if its likely tiling leaves multiprocessors idle for d_R."""
-    if steps < FEWEST_STEPS:
-        return spec
-    likely = solver.likely(spec)  # unless another one is tuned or spills less
-    overlapped = concurrent_gradient.overlapped(spec, producers(spec, likely))
-    return replace(spec, variant=replace(spec.variant, counts_chunks=overlapped is not None))
 
 
 def producers(spec: KernelSpec, tiling: Tiling) -> int:
@@ -247,6 +236,13 @@ def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel
 @cache
 def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
     return choose(spec)
+
+
+def _masks(reset: Tensor | None) -> Tensor | None:
+    """Return the masks of all steps, all bits or none where a sequence is reset: int32 [T, B]."""
+    if reset is None:
+        return None
+    return torch.add(reset.t(), -1, out=reset.new_empty(reset.shape[::-1], dtype=torch.int32))
 
 
 def _or_zeros(states: Tensor | None, like: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ _UNITS = 128  # of a tile
 _BLOCK = 64  # columns in shared memory; fewer take as long
 THREADS = 256
 FEWEST_STEPS = 128  # with fewer, there is nothing to overlap with
+_WORDS = 4.5  # times as long where rows are copied in words of 4 bytes: 6 at 12 x 126, and at most 5 at 12 x 62
 _FEWEST_PRODUCTS = 1_000_000  # per step; fewer take less time after the loop than counting chunks takes the loop
 # Nanoseconds on an H200, fitted to measured times; those of the loop are a fifth higher, because overlapping still pays
 # where d_R takes a little longer than the loop:
@@ -68,7 +69,8 @@ class Tiling:
         if spec.dtype == torch.float32:
             product = (_FLOAT_PRODUCT + _library_product(spec)) / (2 if spec.variant.tf32 else 1)
             step += product * batch * spec.heads * gates * head_dim**2
-        return batch * self.tiles * max(self.columns, _BLOCK) * _pipeline(spec).column <= step
+        column = _pipeline(spec).column * (_WORDS if spec.dtype.itemsize == 2 and head_dim % 4 else 1)
+        return batch * self.tiles * max(self.columns, _BLOCK) * column <= step
 
     @staticmethod
     def of(spec: KernelSpec, idle: int) -> "Tiling | None":
@@ -97,7 +99,7 @@ def overlapped(spec: KernelSpec, producers: int) -> Tiling | None:
     overlapping gains nothing."""
     products = spec.batch * spec.heads * len(spec.cell.recurrent_gates) * spec.head_dim**2
     odd = spec.head_dim % (spec.dtype.itemsize // 2 * 2)  # for copies of at least 4 bytes, in float32 16
-    if spec.gpu.capability[0] != 9 or odd or products < _FEWEST_PRODUCTS:
+    if not spec.gpu.warpgroup_products or odd or products < _FEWEST_PRODUCTS:
         return None
     tiling = Tiling.of(spec, spec.gpu.multiprocessors - producers)
     return tiling if tiling and tiling.keeps_up(spec) else None

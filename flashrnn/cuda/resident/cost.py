@@ -108,5 +108,5 @@ def _several(spec: KernelSpec, tiling: Tiling) -> Expression | int:
 
 def idle_multiprocessors(spec: KernelSpec) -> int:
     """Return how many multiprocessors a loop should leave idle: on Hopper, those for d_R, which overlaps with it."""
-    hopper = spec.gpu.capability[0] == 9 and spec.gpu.multiprocessors > _GRADIENT
+    hopper = spec.gpu.warpgroup_products and spec.gpu.multiprocessors > _GRADIENT
     return _GRADIENT if spec.direction == "backward" and hopper else 0

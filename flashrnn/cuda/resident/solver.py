@@ -57,7 +57,8 @@ def infeasible(spec: KernelSpec) -> Infeasible | None:
 
 
 def _of_any_batch(spec: KernelSpec) -> KernelSpec:
-    return replace(spec.of_all_variants, batch=8)
+    variant = replace(spec.of_all_variants.variant, reset=spec.variant.reset)  # which take some shared memory
+    return replace(spec, variant=variant, batch=8)
 
 
 @cache

@@ -17,7 +17,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.resident import solver
-from flashrnn.cuda.resident.backend import CudaFused, counting_chunks
+from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.kernel import compile_best, compile_tiling
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.resident.tuned import save_tiling
@@ -74,7 +74,6 @@ def candidates(spec: KernelSpec, count: int) -> list[Tiling]:
 
 
 def _compile_all(spec: KernelSpec, choices: list[Tiling]) -> None:
-    spec = counting_chunks(spec, _STEPS) if spec.direction == "backward" else spec
     with ThreadPoolExecutor() as pool:
         list(pool.map(partial(compile_tiling, spec), choices))
 
@@ -93,7 +92,7 @@ def _measure(spec: KernelSpec, choice: Tiling, inputs: Inputs) -> float:
         states, gates = run()
         if spec.direction == "forward":
             return _us(run)
-        gate_format = backend.gate_format(cell, spec.head_dim, spec.dtype)
+        gate_format = backend.gate_format(cell, spec.heads, spec.head_dim, spec.dtype)
         residual = Residual(inputs.R, None, None, states.h, states.aux, gates, gate_format, b=inputs.b)
         grads = StateGradients(torch.randn_like(states.h), (None,) * (len(cell.states) - 1), None)
         return _us(partial(backend.backward, cell, residual, grads))

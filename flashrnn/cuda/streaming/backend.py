@@ -30,7 +30,7 @@ from flashrnn.residual import GateFormat, Residual, empty_gates
 class Cuda:
     name = "cuda"
 
-    def gate_format(self, cell: Cell, head_dim: int, dtype: torch.dtype) -> GateFormat:
+    def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
         return "NDG"
 
     def unsupported_reason(self, problem: Problem) -> str | None:

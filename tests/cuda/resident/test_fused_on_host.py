@@ -1,7 +1,6 @@
 """Backend `cuda_fused` without a GPU: its kernels on the processor, against the reference, without races."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -74,7 +73,7 @@ def on_host(monkeypatch, other_backends):
             direction, chosen = spec.direction, tilings[spec.direction]
             shared = tiling.shared_bytes(spec, chosen)
             counts = watched and direction == "backward"
-            text = prelude(replace(spec, variant=replace(spec.variant, counts_chunks=counts)), chosen, shared)
+            text = prelude(spec, chosen, shared)
             parameters = fused(spec)
             watching = WATCHED.replace("ARGUMENTS", ", ".join(one.name for one in parameters))
             entry, more = ("watched", watching) if counts else (f"flashrnn_{direction}", "")
@@ -258,7 +257,7 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     gates = h.grad_fn.saved_tensors[5]
     saved = gates.clone()
     other, _ = flashrnn(*inputs, function=LSTM, backend="vanilla")
-    written = converted(saved, CudaFused().gate_format(LSTM, 32, torch.bfloat16), "GND", LSTM, None)
+    written = converted(saved, CudaFused().gate_format(LSTM, 2, 32, torch.bfloat16), "GND", LSTM, None)
     assert_close({"gates": written}, {"gates": other.grad_fn.saved_tensors[5]}, torch.bfloat16)
     loss = h.float().square().sum() + last.sum()
     first = torch.autograd.grad(loss, inputs, retain_graph=True)

@@ -18,7 +18,6 @@ GPUS = {"A100": "sm_80", "H100": "sm_90a", "B200": "sm_100a"}
 BUILT_IN = ("elman", "gru", "lstm", "slstm")
 DIRECTIONS = ("forward", "backward")
 TRAINING = Variant(aux=torch.float16, training=True)
-COUNTING = replace(TRAINING, counts_chunks=True)
 
 
 def compiled(
@@ -51,13 +50,6 @@ def test_nothing_is_spilled(direction, gpu, cell, head_dim):
 def test_wide_heads_spill_before_the_time_loop_alone(direction, gpu, cell):
     """Registers are full of R. What is put aside is put aside once, and hardly any of it is read in the loop."""
     assert_spills_before_the_loop(compiled(direction, cell, 768, gpu), loads=0 if direction == "forward" else 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", BUILT_IN)
-def test_counting_chunks_takes_no_registers(cell):
-    assert compiled("backward", cell, 64, variant=COUNTING).spilled == 0
-    assert_spills_before_the_loop(compiled("backward", cell, 768, variant=COUNTING), loads=4)
 
 
 def assert_spills_before_the_loop(binary: Binary, loads: int) -> None:

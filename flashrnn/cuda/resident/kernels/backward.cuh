@@ -93,7 +93,7 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
 DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const SharedMemory& shared, const Weights& weights,
                           const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                           const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
-                          float (&after)[STATES][CELLS], AuxGradients& aux_gradients, ResetMask& resets,
+                          float (&after)[STATES][CELLS], AuxGradients& aux_gradients,
                           StoredCells (&d_gate)[GATES], Results& results, const u32 (&gate_operand)[PAIRS],
                           const Exchange& exchange, const UnitReductions& units, const StepStrides& strides,
                           const ThreadCoord& coord) {
@@ -104,6 +104,8 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
   aux_gradients.load(t - 1, cells.valid);
   read_step(g, given, old, tile, first_h, t == 0, coord);
   read_constants(constants, shared.constants, coord);
+  u32 masks[PAIRS];
+  read_masks(masks, tile + MASK_TILE, coord);
   results.store(d_gate, strides);
   inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
 
@@ -122,18 +124,16 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
       d_new[0][q] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
     }
   };
-  step_back(d_g_all, d_state, d_b, carry, g, old, constants, after, statistics, cotangents, resets, cells.valid, units);
+  step_back(d_g_all, d_state, d_b, carry, g, old, constants, after, statistics, cotangents, masks, cells.valid, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 1; i < STATES; i++) after[i][q] = old[i][q];  // of the step before
-  if (t > 0) resets.load(t - 1, cells.valid);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) carry_next[q] = carry[q];
 #else
   float factors[CELLS][FACTORS];
-  compute_factors(factors, carry, g, constants, old, resets, coord);
-  if (t > 0) resets.load(t - 1, cells.valid);
+  compute_factors(factors, carry, g, constants, old, masks, coord);
   if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, shared.operand, exchange, coord);
 
 #pragma unroll
@@ -165,15 +165,15 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
 // the other states (null: zero), d_last (null: zero) -> d_x, which with GATES_IN_PIECES, but not GRID, may have the memory of
 // gates; d_u; d_bias [batch tiles, GATES, N, D]; d_initial.
 // With GRID, `workspace` has the partial sums of every group of the launch, and after them the words of their GridBarrier.
-// With COUNT_CHUNKS, every block adds one to the word in `progress` of each finished chunk (chunks.cuh) except the last.
+// If `progress` is not null, every block adds one to its word of each finished chunk (chunks.cuh) except the last. Only with OVERLAPS.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_backward(PARAMETERS) {
-  if (COUNT_CHUNKS) launch_dependents();
+  if (OVERLAPS) launch_dependents();
   extern __shared__ __align__(128) char memory[];
   const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B, used_sequences);
   const int steps = static_cast<int>(T);
-  const StepStrides strides{x_step, h_step, aux_step, gates_step};
+  const StepStrides strides{x_step, h_step, aux_step, gates_step, B * 4};
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
 
   // Prologue: R, the gradients of the last states and the first inputs are loaded; then all blocks of the group are ready.
@@ -198,7 +198,7 @@ flashrnn_backward(PARAMETERS) {
   load_constants(shared.constants, BIAS, coord);
 #endif
   const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES);
-  const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, strides};
+  const StepRows step_rows{gates, d_h, h, aux, first_aux, masks, B, T, row_b, row_t, strides};
   StepInputs next_inputs(shared_address(shared.inputs) + own_inputs, step_rows, coord);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) next_inputs.load(steps - 1 - i, i);
@@ -221,18 +221,17 @@ flashrnn_backward(PARAMETERS) {
   aux_gradients.load(steps - 1, cells.valid);
   float after[STATES][CELLS];  // the other states after the step
   load_after(after, aux, cells, (T - 1) * row_t, B * T, row_b);
-  ResetMask resets(reset, T, cells.sequence);
-  resets.load(steps - 1, cells.valid);
 
   // The last results of a chunk are stored in the step after it.
+  const bool counts_chunks = OVERLAPS && progress;
   for (int step = 0, end = 0; step < steps; progress++) {
-    end += COUNT_CHUNKS ? chunk_steps(end, steps - end) : steps;
+    end += counts_chunks ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
     do
       step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
-                    after, aux_gradients, resets, d_gate, results, gate_operand, exchange, units, strides, coord);
+                    after, aux_gradients, d_gate, results, gate_operand, exchange, units, strides, coord);
     while (++units.step, ++step < stop);
-    if (COUNT_CHUNKS && end < steps && threadIdx.x == 0) signal(progress);
+    if (counts_chunks && end < steps && threadIdx.x == 0) signal(progress);
   }
 
   // Epilogue: the last results, the gradients of the initial states and of the biases; no block ends while others may still send

@@ -40,12 +40,12 @@ template <class Cotangents>
 DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                       bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES], const float (&old)[STATES][CELLS],
                       const float (&constants)[CONSTANTS + 1][PAIR], const float (&after)[STATES][CELLS], const NeededCells& statistics,
-                      const Cotangents& cotangents, const ResetMask& reset,
+                      const Cotangents& cotangents, const u32 (&masks)[PAIRS],
                       const bool (&valid)[CELLS], const UnitReductions& units) {
   float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    carry[q] = reset.carries(q);
+    carry[q] = !RESET || masks[q / PAIR];
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
 #pragma unroll
@@ -69,13 +69,13 @@ DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS
 #else
 // Computes what the gradient of a step needs of its gates and the states before it. `carry`: whether these enter the step.
 DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
-                            const float (&constants)[CONSTANTS + 1][PAIR], const float (&old)[STATES][CELLS], const ResetMask& reset,
+                            const float (&constants)[CONSTANTS + 1][PAIR], const float (&old)[STATES][CELLS], const u32 (&masks)[PAIRS],
                             const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     if (!coord.has_cells()) break;
     float g[GATES], s[STATES];
-    carry[q] = reset.carries(q);
+    carry[q] = !RESET || masks[q / PAIR];
 #pragma unroll
     for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
 #pragma unroll

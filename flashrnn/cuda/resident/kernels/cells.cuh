@@ -55,6 +55,8 @@ DEVICE void store_cells(const float (&v)[CELLS], T* const (&to)[PAIRS], i64 offs
   }
 }
 
+DEVICE float masked(float v, u32 mask) { return RESET ? __uint_as_float(__float_as_uint(v) & mask) : v; }
+
 // One value per cell of the lane, rounded to `scalar`.
 template <class S>
 struct RoundedCells {
@@ -63,6 +65,10 @@ struct RoundedCells {
   DEVICE void round(const float (&v)[CELLS]) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) pairs[p] = pack(v[p * PAIR], PAIR == 2 ? v[p * PAIR + PAIR - 1] : 0.0f);
+  }
+  DEVICE void mask(const u32 (&masks)[PAIRS]) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) pairs[p] &= masks[p];
   }
   DEVICE void get(float (&v)[CELLS]) const {
 #pragma unroll
@@ -90,6 +96,10 @@ struct RoundedCells<float> {
   DEVICE void round(const float (&v)[CELLS]) {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) values[q] = v[q];
+  }
+  DEVICE void mask(const u32 (&masks)[PAIRS]) {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) values[q] = masked(values[q], masks[q / PAIR]);
   }
   DEVICE void get(float (&v)[CELLS]) const {
 #pragma unroll
@@ -197,22 +207,31 @@ DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* co
   }
 }
 
-// Whether the lane's cells carry their states into a step, or are reset; loaded one step ahead.
-struct ResetMask {
-  const unsigned char* rows[PAIRS];  // [T] of the pair's sequence
-  u32 resets[PAIRS] = {};
-  DEVICE ResetMask(const unsigned char* reset, i64 T, const int (&sequence)[CELLS]) {
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) rows[p] = reset + sequence[p * PAIR] * T;
+// Copies the masks of a step to [SEQS] for each unit tile, ahead of it as its inputs: an ordinary load would wait for all copies
+// from memory that were started before it. A mask has all bits, or none where the states before the step are reset.
+struct MaskLoader {
+  const char* from;
+  u32 to;
+  bool valid;
+  DEVICE void start(u32 tile, const int* masks, i64 B, i64 step, const ThreadCoord& coord) {
+    const int sequence = coord.tile_thread % SEQS;  // several threads make the same copy, which takes less than a branch
+    valid = coord.has_sequence(sequence);
+    from = reinterpret_cast<const char*>(masks + step * B + (valid ? coord.of_batch(sequence) : 0));
+    to = tile + sequence * 4;
   }
-  DEVICE void load(int t, const bool (&valid)[CELLS]) {
+  // Starts the copy into the stage at `offset` bytes, of zeros if not `exists`, and moves on by `step` bytes.
+  DEVICE void load(u32 offset, bool exists, i64 step) {
     if (!RESET) return;
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++)
-      if (valid[p * PAIR]) resets[p] = rows[p][t];
+    copy_async<4>(to + offset, from, valid && exists);
+    from += step;
   }
-  DEVICE bool carries(int q) const { return !RESET || !resets[q / PAIR]; }
 };
+
+// Reads the masks of the lane's cells.
+DEVICE void read_masks(u32 (&masks)[PAIRS], const char* tile, const ThreadCoord& coord) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? reinterpret_cast<const u32*>(tile)[coord.sequence(p * PAIR)] : ~0u;
+}
 
 // Stores values of cells into an operand tile of UNITS_OF_TILE units, at `to` of operand_addresses plus `offset` bytes.
 template <int UNITS_OF_TILE>

@@ -17,10 +17,10 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 }
 
 // Stores h before the first step as the product's operand, and zeros into the other buffer, where padding stays zero.
-DEVICE void store_initial_h(char* operand, const float* initial, const ThreadCoord& coord) {
+DEVICE void store_initial_h(char* operand, const float* initial, const int* masks, const ThreadCoord& coord) {
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
-    bool inside = k < D && coord.has_sequence(n);
+    const bool inside = k < D && coord.has_sequence(n) && (!RESET || masks[coord.of_batch(n)]);
     PairOf<float> pair{inside ? initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
     for (int split = 0; split < SPLITS; split++) {
       char* to = operand + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
@@ -45,12 +45,16 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
   }
 }
 
-// Copies of x to shared memory, several steps ahead.
-using InputLoader = TileLoader<BYTES, GI, ROW * BYTES>;
-DEVICE void load_input(InputLoader& loader, int t, int stage, int steps, i64 step_bytes) {
-  if (t < steps) loader.load(stage * INPUT_BYTES, step_bytes);
-  copy_commit();
-}
+// Copies of x, and of the masks of the step after it, to shared memory, several steps ahead.
+struct InputLoader {
+  TileLoader<BYTES, GI, ROW * BYTES> x;
+  MaskLoader masks;
+  DEVICE void load(int t, int stage, int steps, i64 x_step, i64 mask_step) {
+    if (t < steps) x.load(stage * INPUT_BYTES, x_step);
+    masks.load(stage * INPUT_BYTES, t + 1 < steps, mask_step);
+    copy_commit();
+  }
+};
 DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
   const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.unit_tile * GI * ROW_BYTES);
 #pragma unroll
@@ -61,7 +65,7 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
 // One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
 // `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
 DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
-                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], ResetMask& resets, InputLoader& loader,
+                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], u32 (&carried)[PAIRS], InputLoader& loader,
                          Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
                          const StepStrides& strides, const ThreadCoord& coord) {
   const int next = t + 1 & 1;
@@ -73,9 +77,11 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   begin_sums(c, b);
   multiply(c, weights, shared_address(shared.operand), shared.barriers, t, coord);
   float v[GI][CELLS];
+  u32 next_carried[PAIRS];
   read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
+  read_masks(next_carried, shared.inputs + stage * INPUT_BYTES + MASK_TILES + coord.unit_tile * MASK_BYTES, coord);
   results.store(s, strides);
-  load_input(loader, t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, strides.x);
+  loader.load(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, strides.x, strides.masks);
   reduce_slices<GR>(u, c, shared.sums, coord);
   stage = stage + 1 == STAGES ? 0 : stage + 1;
 
@@ -83,16 +89,19 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   float constants[CONSTANTS + 1][PAIR];
   read_constants(constants, shared.constants, coord);
   StatisticCells statistics;
-  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units, statistics);
+  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, statistics);
   if (coord.has_cells()) {
-    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, resets, cells.valid, units, statistics);
-    if (t + 1 < steps) resets.load(t + 1, cells.valid);
+    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, statistics);
     results.h.round(s[0]);
     results.h.get(s[0]);
-    store_operand<BLOCKS == 1 ? PADDED : UNITS>(results.h, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
+    StoredCells operand = results.h;
+    if (RESET) operand.mask(next_carried);  // so the sums of a step that is reset are zero
+    store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
   }
 #pragma unroll
   for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) carried[p] = next_carried[p];
   copy_wait<STAGES - 2>();
   if constexpr (BLOCKS == 1) {
     __syncthreads();
@@ -110,7 +119,7 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   if (STORE_GATES) store_statistics(statistics, results.gates_to, cells.valid, coord);
 }
 
-// PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, reset -> h, aux, last, gates (see cells.cuh).
+// PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, masks -> h, aux, last, gates (see cells.cuh).
 // With GRID, `workspace` has a Ring for every group of the launch, and after them the words of their GridBarrier.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -119,7 +128,7 @@ flashrnn_forward(PARAMETERS) {
   const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B, used_sequences);
   const int steps = static_cast<int>(T);
-  const StepStrides strides{x_step, h_step, aux_step, gates_step};
+  const StepStrides strides{x_step, h_step, aux_step, gates_step, B * 4};
   const Ring ring(workspace, coord);
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * RING_VECTORS, launch);
 
@@ -136,16 +145,17 @@ flashrnn_forward(PARAMETERS) {
   LaneCells cells;
   float s[STATES][CELLS], b[GATES][CELLS];
   load_cells(cells, s, b, initial, bias, B, coord);
-  store_initial_h(shared.operand, initial, coord);
+  store_initial_h(shared.operand, initial, masks, coord);
   load_constants(shared.constants, bias, coord);
   Results results;
   results.h.round(s[0]);  // as h of every step
   results.h.get(s[0]);
   InputLoader loader;
-  loader.start(shared_address(shared.inputs) + coord.unit_tile * GI * ROW_BYTES, coord,
-               [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
+  const u32 inputs = shared_address(shared.inputs);
+  loader.x.start(inputs + coord.unit_tile * GI * ROW_BYTES, coord, [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
+  loader.masks.start(inputs + MASK_TILES + coord.unit_tile * MASK_BYTES, masks, B, 1, coord);
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) load_input(loader, i, i, steps, strides.x);
+  for (int i = 0; i < STAGES - 1; i++) loader.load(i, i, steps, strides.x, strides.masks);
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
     init_barriers(shared.barriers);
@@ -158,12 +168,13 @@ flashrnn_forward(PARAMETERS) {
   u32 h_operand[PAIRS];
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.operand : shared.exchange),
                     BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
-  ResetMask resets(reset, T, cells.sequence);
-  resets.load(0, cells.valid);
+  u32 carried[PAIRS];  // masks of the step
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) carried[p] = RESET && cells.valid[p * PAIR] ? masks[cells.sequence[p * PAIR]] : ~0u;
 
   int stage = 0;
   for (int t = 0; t < steps; t++, units.step++)
-    step_forward(t, stage, steps, shared, weights, cells, s, b, resets, loader, results, h_operand, ring, units, strides, coord);
+    step_forward(t, stage, steps, shared, weights, cells, s, b, carried, loader, results, h_operand, ring, units, strides, coord);
 
   // Epilogue: the last results; no block ends while others may still send to it.
   results.store(s, strides);

@@ -45,18 +45,17 @@ DEVICE float bias_of(int j, float of_stored, const float (&constants)[CONSTANTS 
 #if REDUCES
 DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
                        const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
-                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions& units,
+                       const u32 (&carried)[PAIRS], const bool (&valid)[CELLS], const UnitReductions& units,
                        StatisticCells& statistics) {
   float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    const bool carry = reset.carries(q);
 #pragma unroll
-    for (int i = 0; i < STATES; i++) old[i][q] = carry ? s[i][q] : 0;
+    for (int i = 0; i < STATES; i++) old[i][q] = masked(s[i][q], carried[q / PAIR]);
 #pragma unroll
     for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
       g[j][q] = assemble_gate<SUM_HAS_BIAS>(
-          j, bias_of(j, b[j][q % PAIR], constants, q), carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+          j, bias_of(j, b[j][q % PAIR], constants, q), true, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
   }
   cells_forward(g, old, fresh, statistics, stored, units);
 #pragma unroll
@@ -78,18 +77,17 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
 #else
 DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
                        const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
-                       const ResetMask& reset, const bool (&valid)[CELLS], const UnitReductions&, StatisticCells&) {
+                       const u32 (&carried)[PAIRS], const bool (&valid)[CELLS], const UnitReductions&, StatisticCells&) {
   float all_gates[PAIRS][PAIR_GATES];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     float gates[GATES], old[STATES], fresh[STATES];
-    const bool carry = reset.carries(q);
 #pragma unroll
-    for (int i = 0; i < STATES; i++) old[i] = carry ? s[i][q] : 0;
+    for (int i = 0; i < STATES; i++) old[i] = masked(s[i][q], carried[q / PAIR]);
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       gates[j] = assemble_gate<SUM_HAS_BIAS>(
-          j, bias_of(j, b[j][q], constants, q), carry, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+          j, bias_of(j, b[j][q], constants, q), true, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
       if (STORED_OF[j] >= 0) all_gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = gates[j];
     }
     cell_forward(gates, old, fresh);

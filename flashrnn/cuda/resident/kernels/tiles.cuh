@@ -27,6 +27,7 @@ constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // w
 constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
+constexpr int MASK_BYTES = RESET ? SEQS * 4 : 0;            // of all sequences
 constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
 constexpr bool FEWER = ANY_SEQUENCES || SEQUENCES < SEQS;
 static_assert(!ANY_SEQUENCES || (CLUSTERED && !REDUCES));
@@ -36,7 +37,7 @@ static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 // Bytes from one time step to the next in each tensor. They are arguments of the kernels because the loop does not recompute
 // what is in constant memory.
 struct StepStrides {
-  i64 x, h, aux, gates;
+  i64 x, h, aux, gates, masks;
 };
 
 // Return the tile of eight sequences that a cell is in, and whether it is of the second of the lane's two there.
