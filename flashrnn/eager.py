@@ -3,6 +3,8 @@
 The host needs a third of the time that a call as an operator of torch.library takes.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -54,7 +56,7 @@ class _Recurrence(torch.autograd.Function):
         inputs = cast(dtype, Wx, R, b, states, reset)
         with no_autocast(Wx):
             taken, (h, aux, last), gates = run_forward(backend, cell, inputs, return_states, training=True)
-        others = _apart(aux) if return_states else ()
+        others = apart(aux) if return_states else ()
         again = (Wx, R, b, states) if backend == Reference.name else ()
         ctx.save_for_backward(inputs.R, inputs.b, inputs.states, reset, h, gates, *(others or (aux,)), *again)
         ctx.set_materialize_grads(False)
@@ -70,7 +72,7 @@ class _Recurrence(torch.autograd.Function):
             if torch.is_grad_enabled() and not transforms_active():  # the gradients will be differentiated
                 arguments = cell, backend, h.dtype, return_states, Inputs(*again, reset)
                 return *loop.gradients(*arguments, [d_h, d_last, *d_others]), *(None,) * 5
-        aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
+        aux = together(saved) if return_states and len(cell.states) > 1 else saved[0]
         grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
         of_residual = R, states, reset, h, aux, gates
         gradients = recurrence_gradients(cell, backend, taken, of_residual, b, dtypes[2], grads)
@@ -102,18 +104,18 @@ def recurrence_gradients(
         return run_backward(backend, cell, residual, grads, taken)
 
 
-def _apart(aux: Tensor) -> tuple[Tensor, ...]:
-    """Return aux [S-1, ...] as tensors of their own in the same memory; as views they could not be changed in place."""
+def apart(aux: Tensor) -> tuple[Tensor, ...]:
+    """Return the states in aux [S, ...] as tensors of their own in its memory; views could not be changed in place."""
     memory = aux.untyped_storage()
     return tuple(aux.new_empty(0).set_(memory, state.storage_offset(), state.shape, state.stride()) for state in aux)
 
 
-def _together(others: list[Tensor]) -> Tensor:
-    """Return the opposite of `_apart`, without a copy unless hooks of saved tensors have moved them."""
+def together(others: Sequence[Tensor]) -> Tensor:
+    """Return the opposite of `apart`, without a copy if they are still in the same memory."""
     first = others[0]
     memory, size = first.untyped_storage().data_ptr(), first.numel()
     for i, state in enumerate(others):
         offset = first.storage_offset() + i * size
         if (state.untyped_storage().data_ptr(), state.storage_offset()) != (memory, offset):
-            return torch.stack(others)
+            return torch.stack(tuple(others))
     return first.as_strided((len(others), *first.shape), (size, *first.stride()))

@@ -4,12 +4,15 @@ As modules they are ten operators with gradients of their own. For a short seque
 than the GPU.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
+from flashrnn import repeated
 from flashrnn._torch_private import autograd_alone
 from flashrnn.dispatch import no_autocast, padding, run_forward
-from flashrnn.eager import as_dtype, cast, recurrence_gradients
+from flashrnn.eager import apart, as_dtype, cast, recurrence_gradients, together
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
 from flashrnn.recurrence import Recurrence
@@ -85,7 +88,14 @@ def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
         return None
     if not all(_is_plain(s) and s.shape == shape and s.device == device and s.is_floating_point() for s in given):
         return None
-    return torch.stack(tuple(given)).view(len(given), *shape[:2], network.num_heads, -1)
+    return _stacked(given).view(len(given), *shape[:2], network.num_heads, -1)
+
+
+def _stacked(states: Sequence[Tensor]) -> Tensor:
+    """Return the states as one tensor, which has their memory if a call without gradients returned them to another."""
+    if torch.is_grad_enabled() or not all(s.is_contiguous() and s.dtype == states[0].dtype for s in states):
+        return torch.stack(tuple(states))
+    return together(states)
 
 
 def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, states, reset) -> tuple[Tensor, ...]:
@@ -95,7 +105,12 @@ def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, s
         return _Layer.apply(batch_first, recurrent, dtype, reset, *given)
     with no_autocast(x):
         inputs = _inputs(batch_first, recurrent, dtype, reset, *given)
-        _, (h, _, last), _ = run_forward(recurrent.backend, recurrent.cell, inputs, False, training=False)
+        known = repeated.key(recurrent.cell, recurrent.backend, inputs)
+        if (done := repeated.run(known, inputs)) is None:
+            _, (h, _, last), _ = run_forward(recurrent.backend, recurrent.cell, inputs, False, training=False)
+            repeated.remember(known, recurrent.cell, recurrent.backend, inputs)
+        else:
+            h, last = done
     return _results(batch_first, h, last)
 
 
@@ -117,11 +132,11 @@ def _rows(x: Tensor) -> tuple[Tensor, bool]:
 
 
 def _results(batch_first: bool, h: Tensor, last: Tensor) -> tuple[Tensor, ...]:
-    """Return h [B, T, N, D] in the layout of the caller, not as a view, and last states with memory of their own."""
+    """Return h [B, T, N, D] in the layout of the caller, and the last states, none of them as a view."""
     h = h if batch_first else h.transpose(0, 1)
     size, stride = (*h.shape[:2], h.shape[2] * h.shape[3]), (*h.stride()[:2], 1)
     out = h.new_empty(0).set_(h.untyped_storage(), h.storage_offset(), size, stride)
-    return out, *torch.unbind_copy(last.view(len(last), 1, -1, size[2]))
+    return out, *apart(last.view(len(last), 1, -1, size[2]))
 
 
 class _Layer(torch.autograd.Function):

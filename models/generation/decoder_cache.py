@@ -5,6 +5,7 @@ from collections import OrderedDict
 import torch
 
 from ..backbone import SequenceModel, States
+from ..walk import parameters
 from .decoder import Decoder, rows_for
 from .sampler import SamplingParams
 from .state_buffers import has_kv_cache
@@ -44,5 +45,5 @@ class DecoderCache:
 def _captured(model: SequenceModel) -> tuple:
     """Return what a graph has captured of a model and of PyTorch's settings. Weights may change in place."""
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    weights = tuple((p.data_ptr(), p.dtype) for p in model.parameters())
+    weights = tuple((p.data_ptr(), p.dtype) for p in parameters(model))
     return torch.backends.cuda.matmul.fp32_precision, autocast, weights

@@ -27,7 +27,17 @@ from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, contiguous, empty_in_format, in_format, is_time_major
-from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, empty_aux, empty_states
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Problem,
+    StateGradients,
+    States,
+    empty_aux,
+    empty_states,
+    state_dtype,
+    tf32_allowed,
+)
 from flashrnn.products import constant, recurrent_only
 from flashrnn.residual import GateFormat, Residual, empty_gates, head_numbers, residual_dtype, saturated
 
@@ -86,6 +96,10 @@ class CudaFused:
         plan.launch(arguments, h.device)
         return States(h, aux, last), gates
 
+    def repeated(self, cell: Cell, inputs: Inputs) -> "RepeatedForward | None":
+        """Return the forward pass without gradients of inputs like these; None if they have to be copied first."""
+        return RepeatedForward(self._choose, cell, inputs) if in_format(inputs.Wx, inputs.Wx) is inputs.Wx else None
+
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
         gate_format = self.gate_format(cell, h.shape[3], h.dtype)
@@ -128,6 +142,44 @@ class CudaFused:
         plan.launch(arguments, h.device)
         d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(plan.spec, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, sum_of_partials(d_b, residual.b_dtype or d_b.dtype), d_states)
+
+
+class RepeatedForward:
+    """A forward pass without gradients, as often as it is called with inputs that differ in nothing but their values.
+
+    Biases and initial states of None are zeros.
+    """
+
+    def __init__(self, choose: Choose, cell: Cell, inputs: Inputs) -> None:
+        Wx, _, b, _, reset = inputs
+        (B, T, _, N, D), self._time_major = Wx.shape, is_time_major(Wx)
+        half_bias, tf32 = b is not None and b.dtype.itemsize == 2, tf32_allowed(Wx.dtype, Wx.device)
+        variant, self._device = Variant(reset=reset is not None, tf32=tf32, half_bias=half_bias), Wx.device
+        sizes = torch.Size((B, T, N, D)), self._time_major, Wx.dtype
+        self._plan = _plan(choose, "forward", cell, *sizes, variant, Wx.device.index)
+        self._h, self._last = (T, B, N, D) if self._time_major else (B, T, N, D), (len(cell.states), B, N, D)
+        self._state_dtype = state_dtype(Wx.dtype)
+        self._biases = len(cell.gates) * N * D * self._state_dtype.itemsize  # bytes
+
+    def __call__(self, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
+        """Return h and the last states; None if Wx has to be copied first, because its address is odd."""
+        Wx, R, b, states, reset = inputs
+        if Wx.data_ptr() % 16:
+            return None
+        h, last = Wx.new_empty(self._h), Wx.new_empty(self._last, dtype=self._state_dtype)
+        arguments = {
+            "x": Wx,
+            "R": R.contiguous(),
+            "bias": zeros(self._device.index, self._biases) if b is None else b.contiguous(),
+            "initial": _or_zeros(contiguous(states), last),
+            "reset": contiguous(reset),
+            "h": h,
+            "aux": None,
+            "last": last,
+            "gates": None,
+        }
+        self._plan.launch(arguments, self._device)
+        return h.transpose(0, 1) if self._time_major else h, last
 
 
 @dataclass(frozen=True, eq=False)
