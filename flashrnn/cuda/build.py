@@ -6,7 +6,6 @@ and renamed. A binary without a record of its checksum is built again.
 """
 
 import hashlib
-import io
 import json
 import re
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from flashrnn.cache import cache_folder, one_at_a_time, store
+from flashrnn.cuda import nvrtc
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import KernelUnavailable, making_kernels
 
@@ -72,14 +72,13 @@ _IMPORTING = lock_that_forks_wait_for()  # cuda.core cannot be imported by two t
 def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
     with making_kernels(f"{entry} does not compile for {arch} with {_compiler()}"):
         with _IMPORTING:
-            from cuda.core import Program, ProgramOptions
+            import cuda.core  # noqa: F401
 
-        headers, log = [str(SOURCES), *_cuda_headers()], io.StringIO()
+        headers = [str(SOURCES), *_cuda_headers()]
         # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the
         # log.
         options = {**_OPTIONS, "no_cache": True} if nvrtc_version() >= (12, 9) else _OPTIONS
-        program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=headers, **options))
-        return program.compile("cubin", logs=log).code, log.getvalue()
+        return nvrtc.compiled(source=source, entry=entry, arch=arch, include=headers, options=options)
 
 
 def _cuda_headers() -> list[str]:
@@ -96,9 +95,9 @@ def _cuda_headers() -> list[str]:
 
 @cache
 def nvrtc_version() -> tuple[int, int]:
-    from cuda.bindings import nvrtc
+    from cuda.bindings.nvrtc import nvrtcVersion
 
-    return nvrtc.nvrtcVersion()[1:]
+    return nvrtcVersion()[1:]
 
 
 def _compiler() -> str:

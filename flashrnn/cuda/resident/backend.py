@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import count
 
 import torch
@@ -15,6 +15,7 @@ from flashrnn.cells.trace import trace
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
+from flashrnn.cuda.nvrtc import meanwhile
 from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import concurrent_gradient, solver, tiling
 from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS, ConcurrentGradient
@@ -23,7 +24,7 @@ from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
-from flashrnn.cuda.sum_of_partials import sum_of_partials
+from flashrnn.cuda.sum_of_partials import KERNEL, sum_of_partials
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, contiguous, empty_in_format, in_format, is_time_major
@@ -220,10 +221,12 @@ def _plan(
     spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant)
     overlapped = None
     if direction == "forward":
-        kernel, tiling = _kernel(choose, spec, device)
         if variant.training:
-            without_bias = replace(variant, half_bias=False)
-            _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
+            sums = partial(KERNEL.compile, dtype if variant.half_bias else state_dtype(dtype), spec.gpu)
+            with meanwhile(partial(_chosen, choose, spec), sums):
+                without_bias = replace(variant, half_bias=False)
+                _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
+        kernel, tiling = _kernel(choose, spec, device)
     else:
         kernel, tiling, overlapped = _backward_kernel(choose, spec, T, device)
     row_b, row_t = (1, B) if time_major else (T, 1)
@@ -267,7 +270,9 @@ def _backward_kernel(
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
     counting = counting_chunks(spec, steps)
     if counting.variant.counts_chunks:
-        kernel, loop = _kernel(choose, counting, device)
+        of_likely = concurrent_gradient.overlapped(spec, producers(spec, solver.likely(spec)))
+        with meanwhile(partial(concurrent_gradient.compile_kernel, spec, of_likely)):
+            kernel, loop = _kernel(choose, counting, device)
         overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
         if overlapped and loop.batches(spec.batch) * spec.heads <= kernel.at_once:
             return kernel, loop, overlapped
