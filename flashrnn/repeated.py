@@ -4,22 +4,19 @@ The checks of a call, the choice of its backend and its plan keep the host busy 
 For few time steps, and while a model reads a prompt, that is longer than the GPU computes.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from flashrnn._torch_private import autograd_alone
 from flashrnn.cells import Cell
-from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.backend import CudaFused, Forward
 from flashrnn.dispatch import backend_without_gradients
 from flashrnn.problem import PLAIN, Inputs, state_dtype, tf32_allowed
 
-Repeated = Callable[[Inputs], tuple[Tensor, Tensor] | None]
-"""Returns h and the last states; None for inputs that have to be copied first."""
-
 _MOST = 4096
-_CALLS: dict[Hashable, Repeated | None] = {}
+_CALLS: dict[Hashable, Forward | None] = {}
 
 
 def key(cell: Cell, backend: str, inputs: Inputs) -> Hashable | None:
@@ -47,9 +44,10 @@ def key(cell: Cell, backend: str, inputs: Inputs) -> Hashable | None:
 
 def run(key: Hashable | None, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
     """Return h and the last states of a call with this key; None if none like it is remembered."""
-    if key is None or (call := _CALLS.get(key)) is None:
+    if key is None or (forward := _CALLS.get(key)) is None or inputs.Wx.data_ptr() % 16:
         return None
-    return call(inputs)
+    (h, _, last), _ = forward(inputs)
+    return h, last
 
 
 def remember(key: Hashable | None, cell: Cell, backend: str, inputs: Inputs) -> None:
@@ -58,11 +56,11 @@ def remember(key: Hashable | None, cell: Cell, backend: str, inputs: Inputs) -> 
         return
     if len(_CALLS) >= _MOST:
         _CALLS.clear()
-    call = None
+    forward = None
     if _needs_no_casts(inputs):
         chosen = backend_without_gradients(backend, cell, inputs)
-        call = chosen.repeated(cell, inputs) if isinstance(chosen, CudaFused) else None
-    _CALLS[key] = call
+        forward = chosen.repeated(cell, inputs) if isinstance(chosen, CudaFused) else None
+    _CALLS[key] = forward
 
 
 def _needs_no_casts(inputs: Inputs) -> bool:

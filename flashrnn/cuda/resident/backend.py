@@ -76,30 +76,20 @@ class CudaFused:
         return gate_format(cell, head_dim, dtype)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
-        Wx, R, b, states, reset = inputs
-        Wx = aligned(in_format(Wx, Wx))
-        aux, gate_format = empty_aux(cell, Wx, all_states, training), self.gate_format(cell, Wx.shape[4], Wx.dtype)
-        gates = empty_gates(cell, Wx, training, gate_format)
-        h, last = empty_in_format(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
-        variant = variant_of(reset, h, aux, training, half_bias=b.dtype.itemsize == 2)
-        plan = _plan(self._choose, "forward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        arguments = {
-            "x": Wx,
-            "R": R.contiguous(),
-            "bias": b.contiguous(),
-            "initial": _or_zeros(contiguous(states), last),
-            "reset": contiguous(reset),
-            "h": h,
-            "aux": aux,
-            "last": last,
-            "gates": gates,
-        }
-        plan.launch(arguments, h.device)
-        return States(h, aux, last), gates
+        inputs = inputs._replace(Wx=aligned(in_format(inputs.Wx, inputs.Wx)))
+        return self._forward(cell, inputs, all_states, training)(inputs)
 
-    def repeated(self, cell: Cell, inputs: Inputs) -> "RepeatedForward | None":
+    def repeated(self, cell: Cell, inputs: Inputs) -> "Forward | None":
         """Return the forward pass without gradients of inputs like these; None if they have to be copied first."""
-        return RepeatedForward(self._choose, cell, inputs) if in_format(inputs.Wx, inputs.Wx) is inputs.Wx else None
+        if in_format(inputs.Wx, inputs.Wx) is not inputs.Wx:
+            return None
+        return self._forward(cell, inputs, all_states=False, training=False)
+
+    def _forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> "Forward":
+        Wx, _, b, _, reset = inputs
+        sizes = Wx.shape, Wx.stride(), Wx.dtype, Wx.device
+        half_bias, tf32 = b is not None and b.dtype.itemsize == 2, tf32_allowed(Wx.dtype, Wx.device)
+        return _forward(self._choose, cell, *sizes, reset is not None, half_bias, tf32, all_states, training)
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
@@ -145,42 +135,60 @@ class CudaFused:
         return Gradients(d_Wx, d_R, sum_of_partials(d_b, residual.b_dtype or d_b.dtype), d_states)
 
 
-class RepeatedForward:
-    """A forward pass without gradients, as often as it is called with inputs that differ in nothing but their values.
+class Forward:
+    """Forward passes of inputs that differ in nothing but their values. Biases and initial states of None are zeros."""
 
-    Biases and initial states of None are zeros.
-    """
+    def __init__(self, plan: "_Plan", cell: Cell, results: States, gates: Tensor) -> None:
+        """`results` and `gates` are like those of the calls, on PyTorch's meta device."""
+        self._plan, made = plan, (*results, gates)
+        self._made = [(one.shape, one.stride(), one.dtype) for one in made]
+        _, N, D = results.last.shape[1:]
+        self._biases = len(cell.gates) * N * D * results.last.element_size()  # bytes
 
-    def __init__(self, choose: Choose, cell: Cell, inputs: Inputs) -> None:
-        Wx, _, b, _, reset = inputs
-        (B, T, _, N, D), self._time_major = Wx.shape, is_time_major(Wx)
-        half_bias, tf32 = b is not None and b.dtype.itemsize == 2, tf32_allowed(Wx.dtype, Wx.device)
-        variant, self._device = Variant(reset=reset is not None, tf32=tf32, half_bias=half_bias), Wx.device
-        sizes = torch.Size((B, T, N, D)), self._time_major, Wx.dtype
-        self._plan = _plan(choose, "forward", cell, *sizes, variant, Wx.device.index)
-        self._h, self._last = (T, B, N, D) if self._time_major else (B, T, N, D), (len(cell.states), B, N, D)
-        self._state_dtype = state_dtype(Wx.dtype)
-        self._biases = len(cell.gates) * N * D * self._state_dtype.itemsize  # bytes
-
-    def __call__(self, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
-        """Return h and the last states; None if Wx has to be copied first, because its address is odd."""
+    def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
+        """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
         Wx, R, b, states, reset = inputs
-        if Wx.data_ptr() % 16:
-            return None
-        h, last = Wx.new_empty(self._h), Wx.new_empty(self._last, dtype=self._state_dtype)
+        device = Wx.device
+        h, aux, last, gates = [
+            torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in self._made
+        ]
         arguments = {
             "x": Wx,
             "R": R.contiguous(),
-            "bias": zeros(self._device.index, self._biases) if b is None else b.contiguous(),
+            "bias": zeros(device.index, self._biases) if b is None else b.contiguous(),
             "initial": _or_zeros(contiguous(states), last),
             "reset": contiguous(reset),
             "h": h,
-            "aux": None,
+            "aux": aux,
             "last": last,
-            "gates": None,
+            "gates": gates,
         }
-        self._plan.launch(arguments, self._device)
-        return h.transpose(0, 1) if self._time_major else h, last
+        self._plan.launch(arguments, device)
+        return States(h, aux, last), gates
+
+
+@lru_cache(maxsize=4096)
+def _forward(
+    choose: Choose,
+    cell: Cell,
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    reset: bool,
+    half_bias: bool,
+    tf32: bool,
+    all_states: bool,
+    training: bool,
+) -> Forward:
+    """Return the forward pass of Wx of that shape and stride."""
+    Wx = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    h, last, aux = empty_in_format(Wx, *shape[3:]), empty_states(cell, Wx), empty_aux(cell, Wx, all_states, training)
+    gates = empty_gates(cell, Wx, training, gate_format(cell, shape[4], dtype))
+    kept = aux.dtype if aux.numel() else None
+    variant = Variant(reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias)
+    plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index)
+    return Forward(plan, cell, States(h, aux, last), gates)
 
 
 @dataclass(frozen=True, eq=False)
