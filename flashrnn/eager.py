@@ -104,10 +104,10 @@ def recurrence_gradients(
         return run_backward(backend, cell, residual, grads, taken)
 
 
-def apart(aux: Tensor) -> tuple[Tensor, ...]:
-    """Return the states in aux [S, ...] as tensors of their own in its memory; views could not be changed in place."""
-    memory = aux.untyped_storage()
-    return tuple(aux.new_empty(0).set_(memory, state.storage_offset(), state.shape, state.stride()) for state in aux)
+def apart(states: Tensor) -> tuple[Tensor, ...]:
+    """Return the states in a tensor [S, ...] as tensors of their own in its memory: views cannot always be changed in
+    place."""
+    return tuple([state.data for state in states.unbind()])
 
 
 def together(others: Sequence[Tensor]) -> Tensor:

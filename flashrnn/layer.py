@@ -175,11 +175,9 @@ class FlashRNN(nn.Module):
             check_reset(reset, len(x_t))
         if (stepped := self._quick_step(x_t, states, reset)) is not None:
             return stepped
+        if isinstance(x_t, Tensor) and (done := eager_layer.step(self, x_t, states, reset)) is not None:
+            return done
         reset = None if reset is None else reset.unsqueeze(1)
-        if isinstance(x_t, Tensor) and x_t.dim() == 2:
-            time = int(self.batch_first)
-            if (done := eager_layer.run(self, x_t.unsqueeze(time), states, reset)) is not None:
-                return done[0].squeeze(time), done[1]
         self._check_input(x_t, (2,))
         x = x_t.unsqueeze(1)
         out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, None))
