@@ -10,9 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import local
+from threading import Thread, local
 
 _THREAD = local()
 
@@ -27,6 +27,21 @@ def meanwhile(*compilations: Callable[[], object]) -> Iterator[None]:
         for function in compilations:
             pool.submit(function)
         yield
+
+
+def begin(*compilations: Callable[[], object]) -> None:
+    """Run functions that compile kernels while the caller goes on. Who asks for a kernel before it is there waits.
+
+    An error is left to whoever asks for that kernel.
+    """
+
+    def run(function: Callable[[], object]) -> None:
+        compile_elsewhere()
+        with suppress(Exception):
+            function()
+
+    for function in compilations:
+        Thread(target=run, args=(function,), daemon=True).start()
 
 
 def compile_elsewhere() -> None:

@@ -7,6 +7,7 @@ import torch
 from ..backbone import SequenceModel, States
 from ..walk import parameters
 from .decoder import Decoder, rows_for
+from .fused_step import compile_ahead
 from .sampler import SamplingParams
 from .state_buffers import has_kv_cache
 
@@ -24,6 +25,11 @@ class DecoderCache:
 
     def __reduce__(self) -> tuple:
         return DecoderCache, ()
+
+    def prepare(self, model: SequenceModel, batch: int) -> None:
+        """Begin to compile the kernels of a model's first step, while it reads its first prompts of `batch` rows."""
+        if not self._decoders:
+            compile_ahead(model, rows_for(batch))
 
     def get(self, model: SequenceModel, params: SamplingParams, like: States, batch: int, length: int) -> Decoder:
         """Return a Decoder without sequences, for a batch of up to `length` tokens; `like` are states of the model."""
