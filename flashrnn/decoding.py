@@ -13,11 +13,11 @@ from torch import Tensor
 
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import not_element_wise
+from flashrnn.cuda.ahead import begin
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.decoding.add_norm import WARPS, compile_add_norm, load_add_norm
 from flashrnn.cuda.decoding.step import compile_step, load_step
 from flashrnn.cuda.decoding.tiling import ModelSpec, unsupported_norms, unsupported_sizes
-from flashrnn.cuda.nvrtc import begin
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import Problem

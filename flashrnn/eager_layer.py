@@ -9,11 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from flashrnn import repeated
 from flashrnn._torch_private import autograd_alone
-from flashrnn.cells import Cell
 from flashrnn.dispatch import no_autocast, padding, run_forward
-from flashrnn.eager import apart, as_dtype, cast, recurrence_gradients, together
+from flashrnn.eager import apart, as_dtype, cast, recurrence_gradients
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
 from flashrnn.recurrence import Recurrence
@@ -34,10 +32,13 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         The results of `FlashRNN.forward`. None if this does not serve the call, and if an argument is wrong: the caller
         finds the error.
     """
-    if x.dim() != 3 or not (x.is_contiguous() or x.transpose(0, 1).is_contiguous()):
+    if network.bidirectional or network.proj_size or not (_is_plain(x) and x.numel() and autograd_alone()):
+        return None
+    if x.shape[-1] != network.input_size or not (x.is_contiguous() or x.transpose(0, 1).is_contiguous()):
         return None
     dtype, (B, T) = dtype_under_autocast(x), x.shape[:2] if network.batch_first else x.shape[1::-1]
-    if (layers := _layers(network, x, dtype)) is None:
+    layers = [(network._modules[f"input_l{k}"], network._modules[f"recurrent_l{k}"]) for k in range(network.num_layers)]
+    if not all(_serves(*layer, x, dtype) for layer in layers):
         return None
     if reset is not None:
         check_reset(reset, B, T)
@@ -52,53 +53,11 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         given = None if states is None else states[:, k]
         x, *end = _layer(network.batch_first, recurrent, dtype, x, product.weight, given, reset)
         ends.append(end)
-    return x, _last(ends)
+    return x, last_states(ends)
 
 
-def step(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
-    """Run one step of a FlashRNN, with x [B, features] and reset [B], or None; the rest is as for `run`.
-
-    Without gradients it has half of the operators.
-    """
-    if x.dim() != 2:
-        return None
-    if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
-        time = int(network.batch_first)
-        done = run(network, x.unsqueeze(time), states, None if reset is None else reset.unsqueeze(1))
-        return None if done is None else (done[0].squeeze(time), done[1])
-    if reset is not None and not (_is_plain(reset) and reset.device == x.device):
-        return None
-    if (layers := _layers(network, x, x.dtype)) is None:
-        return None
-    B = len(x)
-    if states is not None and (states := _by_layer(network, states, B)) is None:
-        return None
-    reset = None if reset is None else reset.unsqueeze(1)
-    ends = []
-    for k, (product, recurrent) in enumerate(layers):
-        if k:
-            x = nn.functional.dropout(x, network.dropout, network.training)
-        Wx = nn.functional.linear(x, product.weight).view(B, 1, -1, recurrent.num_heads, recurrent.head_dim)
-        inputs = Inputs(Wx, recurrent.R, recurrent.b, None if states is None else states[:, k], reset)
-        h, last = _without_gradients(recurrent, inputs)
-        x = h.view(B, -1).data  # as `apart`
-        ends.append(apart(last.view(len(last), 1, B, -1)))
-    return x, _last(ends)
-
-
-def _layers(network: nn.Module, x: Tensor, dtype: torch.dtype) -> list[tuple[nn.Module, nn.Module]] | None:
-    """Return the input product and the recurrence of each layer; None if one of them, or x, is not served."""
-    if network.bidirectional or network.proj_size or not (_is_plain(x) and x.numel() and autograd_alone()):
-        return None
-    if x.shape[-1] != network.input_size:
-        return None
-    modules = network._modules
-    layers = [(modules[f"input_l{k}"], modules[f"recurrent_l{k}"]) for k in range(network.num_layers)]
-    return layers if all([_serves(*layer, x, dtype) for layer in layers]) else None
-
-
-def _last(ends: list) -> Tensor | tuple[Tensor, ...]:
-    """Return the last states of all layers, from those of each."""
+def last_states(ends: Sequence[Sequence[Tensor]]) -> Tensor | tuple[Tensor, ...]:
+    """Return the last states as `FlashRNN.forward` does, from those of each layer."""
     last = ends[0] if len(ends) == 1 else [torch.cat(of_state) for of_state in zip(*ends, strict=True)]
     return last[0] if len(last) == 1 else tuple(last)
 
@@ -133,14 +92,7 @@ def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:
         return None
     if not all(_is_plain(s) and s.shape == shape and s.device == device and s.is_floating_point() for s in given):
         return None
-    return _stacked(given).view(len(given), *shape[:2], network.num_heads, -1)
-
-
-def _stacked(states: Sequence[Tensor]) -> Tensor:
-    """Return the states as one tensor, which has their memory if a call without gradients returned them to another."""
-    if torch.is_grad_enabled() or not all(s.is_contiguous() and s.dtype == states[0].dtype for s in states):
-        return torch.stack(tuple(states))
-    return together(states)
+    return torch.stack(tuple(given)).view(len(given), *shape[:2], network.num_heads, -1)
 
 
 def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, states, reset) -> tuple[Tensor, ...]:
@@ -149,20 +101,9 @@ def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, s
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
         return _Layer.apply(batch_first, recurrent, dtype, reset, *given)
     with no_autocast(x):
-        h, last = _without_gradients(recurrent, _inputs(batch_first, recurrent, dtype, reset, *given))
+        inputs = _inputs(batch_first, recurrent, dtype, reset, *given)
+        _, (h, _, last), _ = run_forward(recurrent.backend, recurrent.cell, inputs, False, training=False)
     return _results(batch_first, h, last)
-
-
-def _without_gradients(recurrent: Recurrence, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return h and the last states. A bias of None is zero."""
-    cell, backend = recurrent.cell, recurrent.backend
-    known = repeated.key(cell, backend, inputs)
-    if (done := repeated.run(known, inputs)) is not None:
-        return done
-    given = inputs if inputs.b is not None else inputs._replace(b=_zero_bias(cell, inputs.Wx))
-    _, (h, _, last), _ = run_forward(backend, cell, cast(given.Wx.dtype, *given), False, training=False)
-    repeated.remember(known, cell, backend, inputs)
-    return h, last
 
 
 def _inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset, x, W, R, b, states) -> Inputs:
@@ -171,11 +112,9 @@ def _inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset,
     Wx = nn.functional.linear(as_dtype(rows, dtype), as_dtype(W, dtype)).view(sizes)
     if batch_first == swapped:
         Wx = Wx.transpose(0, 1)
-    return cast(dtype, Wx, R, _zero_bias(recurrent.cell, Wx) if b is None else b, states, reset)
-
-
-def _zero_bias(cell: Cell, Wx: Tensor) -> Tensor:
-    return Wx.new_zeros(len(cell.gates), *Wx.shape[3:], dtype=state_dtype(Wx.dtype))
+    if b is None:
+        b = Wx.new_zeros(len(recurrent.cell.gates), *sizes[3:], dtype=state_dtype(dtype))
+    return cast(dtype, Wx, R, b, states, reset)
 
 
 def _rows(x: Tensor) -> tuple[Tensor, bool]:

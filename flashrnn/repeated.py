@@ -13,6 +13,7 @@ from flashrnn._torch_private import autograd_alone
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused, Forward
 from flashrnn.dispatch import backend_without_gradients
+from flashrnn.memory_format import in_format
 from flashrnn.problem import PLAIN, Inputs, state_dtype, tf32_allowed
 
 _MOST = 4096
@@ -56,10 +57,13 @@ def remember(key: Hashable | None, cell: Cell, backend: str, inputs: Inputs) -> 
         return
     if len(_CALLS) >= _MOST:
         _CALLS.clear()
+    Wx, _, b, _, reset = inputs
     forward = None
-    if _needs_no_casts(inputs):
+    if _needs_no_casts(inputs) and in_format(Wx, Wx) is Wx:
         chosen = backend_without_gradients(backend, cell, inputs)
-        forward = chosen.repeated(cell, inputs) if isinstance(chosen, CudaFused) else None
+        half_bias = b is not None and b.dtype.itemsize == 2
+        if isinstance(chosen, CudaFused):
+            forward = chosen.forward_of(cell, Wx, Wx.device, reset is not None, half_bias)
     _CALLS[key] = forward
 
 

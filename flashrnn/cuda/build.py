@@ -8,6 +8,7 @@ and renamed. A binary without a record of its checksum is built again.
 import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -72,13 +73,14 @@ _IMPORTING = lock_that_forks_wait_for()  # cuda.core cannot be imported by two t
 def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
     with making_kernels(f"{entry} does not compile for {arch} with {_compiler()}"):
         with _IMPORTING:
-            import cuda.core  # noqa: F401
+            from cuda.core import ProgramOptions
 
         headers = [str(SOURCES), *_cuda_headers()]
         # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the
         # log.
         options = {**_OPTIONS, "no_cache": True} if nvrtc_version() >= (12, 9) else _OPTIONS
-        return nvrtc.compiled(source=source, entry=entry, arch=arch, include=headers, options=options)
+        printed = ProgramOptions(name=entry, arch=arch, include_path=headers, **options).as_bytes("nvrtc")
+        return nvrtc.compiled(source, entry, [option.decode() for option in printed])
 
 
 def _cuda_headers() -> list[str]:
@@ -103,6 +105,13 @@ def nvrtc_version() -> tuple[int, int]:
 def _compiler() -> str:
     with making_kernels("no NVRTC: it comes with PyTorch's CUDA wheels; without those, pip install nvidia-cuda-nvrtc"):
         return f"nvrtc {'.'.join(map(str, nvrtc_version()))}, cuda-core {version('cuda-core')}"
+
+
+def prepare() -> None:
+    """Find out once what names binaries: threads that do so beside a busy one wait for it at every file."""
+    sources_hash()
+    with suppress(KernelUnavailable):
+        _compiler()
 
 
 @cache

@@ -1,47 +1,16 @@
 """NVRTC, in this process or in one of its own: in a process it compiles one program after the other.
 
-A process of its own runs this file as a program, which imports neither PyTorch nor this package: it starts in 0.2 s.
+A process of its own runs this file as a program. It imports neither PyTorch nor this package, and starts in 0.2 s.
 """
 
-import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread, local
+from threading import local
 
 _THREAD = local()
-
-
-@contextmanager
-def meanwhile(*compilations: Callable[[], object]) -> Iterator[None]:
-    """Run functions that compile kernels while the block runs, and wait for them at its end.
-
-    An error in one of them is left to whoever asks for that kernel next.
-    """
-    with ThreadPoolExecutor(max(1, len(compilations)), initializer=compile_elsewhere) as pool:
-        for function in compilations:
-            pool.submit(function)
-        yield
-
-
-def begin(*compilations: Callable[[], object]) -> None:
-    """Run functions that compile kernels while the caller goes on. Who asks for a kernel before it is there waits.
-
-    An error is left to whoever asks for that kernel.
-    """
-
-    def run(function: Callable[[], object]) -> None:
-        compile_elsewhere()
-        with suppress(Exception):
-            function()
-
-    for function in compilations:
-        Thread(target=run, args=(function,), daemon=True).start()
 
 
 def compile_elsewhere() -> None:
@@ -49,25 +18,41 @@ def compile_elsewhere() -> None:
     _THREAD.elsewhere = True
 
 
-def compiled(**program: object) -> tuple[bytes, str]:
-    """Return a program's binary and the compiler's log; the arguments are those of `_compile`."""
-    if getattr(_THREAD, "elsewhere", False) and (done := _in_own_process(program)) is not None:
+def compiled(source: str, name: str, options: list[str]) -> tuple[bytes, str]:
+    """Return a program's binary and the compiler's log; raise RuntimeError, with that log, for a mistake in it."""
+    if getattr(_THREAD, "elsewhere", False) and (done := _in_own_process(source, name, options)) is not None:
         return done
-    return _compile(**program)
+    return _compile(source, name, options)
 
 
-def _compile(source: str, entry: str, arch: str, include: list[str], options: dict) -> tuple[bytes, str]:
-    from cuda.core import Program, ProgramOptions
+def _compile(source: str, name: str, options: list[str]) -> tuple[bytes, str]:
+    from cuda.bindings import nvrtc
 
-    log = io.StringIO()
-    program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=include, **options))
-    return program.compile("cubin", logs=log).code, log.getvalue()
+    def result(returned: tuple) -> object:
+        status, *values = returned
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(nvrtc.nvrtcGetErrorString(status)[1].decode())
+        return values[0] if values else None
+
+    program = result(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = bytearray(result(nvrtc.nvrtcGetProgramLogSize(program)))
+        result(nvrtc.nvrtcGetProgramLog(program, log))
+        log = log.rstrip(b"\0").decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(log)
+        code = bytearray(result(nvrtc.nvrtcGetCUBINSize(program)))
+        result(nvrtc.nvrtcGetCUBIN(program, code))
+        return bytes(code), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
 
 
-def _in_own_process(program: dict) -> tuple[bytes, str] | None:
+def _in_own_process(source: str, name: str, options: list[str]) -> tuple[bytes, str] | None:
     """Return the result of `_compile` in another process; None if it fails there, for whatever reason."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    given = {"input": json.dumps(program).encode(), "capture_output": True, "env": environment}
+    given = {"input": json.dumps([source, name, options]).encode(), "capture_output": True, "env": environment}
     try:
         done = subprocess.run([sys.executable, __file__], check=True, **given)
     except (OSError, subprocess.CalledProcessError):
@@ -77,6 +62,6 @@ def _in_own_process(program: dict) -> tuple[bytes, str] | None:
 
 
 if __name__ == "__main__":
-    sys.path = [folder for folder in sys.path if folder != str(Path(__file__).parent)]  # for modules of other names
-    code, log = _compile(**json.load(sys.stdin))
+    sys.path = [folder for folder in sys.path if folder != str(Path(__file__).parent)]  # it has other modules' names
+    code, log = _compile(*json.load(sys.stdin))
     sys.stdout.buffer.write(json.dumps(log).encode() + b"\n" + code)

@@ -18,6 +18,7 @@ import pytest
 from flashrnn.cache import one_at_a_time
 from flashrnn.cuda import build as module
 from flashrnn.cuda import nvrtc
+from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.build import Binary, build, cache_folder
 from flashrnn.problem import KernelUnavailable
 from tests.processes import in_processes
@@ -226,7 +227,7 @@ def test_kernels_are_compiled_meanwhile_in_processes_of_their_own(monkeypatch, f
     monkeypatch.setattr(nvrtc, "_compile", None)  # which this process would call
     monkeypatch.setenv("FLASHRNN_CACHE", str(folder / "other"))
     new_process()
-    with nvrtc.meanwhile(twice):
+    with meanwhile(twice):
         pass
     assert twice().code == here
     assert len(compiled) == 2
@@ -235,13 +236,13 @@ def test_kernels_are_compiled_meanwhile_in_processes_of_their_own(monkeypatch, f
 @pytest.mark.parametrize("executable", ["", "false"])
 def test_where_no_process_compiles_this_one_does(monkeypatch, folder, executable):
     monkeypatch.setattr(sys, "executable", executable)
-    with nvrtc.meanwhile(twice):
+    with meanwhile(twice):
         pass
     assert len(list(folder.glob("*.cubin"))) == 1
 
 
 def test_a_mistake_is_left_to_whoever_asks_for_the_kernel(folder):
-    with nvrtc.meanwhile(partial(twice, "mistake;")):
+    with meanwhile(partial(twice, "mistake;")):
         pass
     with pytest.raises(KernelUnavailable, match="mistake"):
         twice("mistake;")

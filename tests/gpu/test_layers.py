@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, cudnn, directions, eager_layer, sequences
+from flashrnn import FlashRNN, cudnn, directions, eager_layer, sequences, without_gradients
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
 
@@ -14,7 +14,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
 
-LAYERS = {"eager_layer": (eager_layer, "run"), "cudnn": (cudnn, "run"), "directions": (directions, "at_once")}
+LAYERS = {
+    "eager_layer": (eager_layer, "run"),
+    "without_gradients": (without_gradients, "run"),
+    "cudnn": (cudnn, "run"),
+    "directions": (directions, "at_once"),
+}
 
 
 @pytest.fixture
@@ -163,3 +168,49 @@ def test_steps_on_a_gpu(taken):
         outputs.append(out)
     assert taken == ["eager_layer"] * 5
     torch.testing.assert_close(torch.stack(outputs), network(x)[0], rtol=1e-4, atol=1e-5)
+
+
+OPTIONS = [
+    {},
+    {"num_layers": 2, "batch_first": True, "bias": False},
+    {"function": "gru", "num_heads": 2},
+    {"function": "slstm", "num_layers": 2, "dtype": torch.bfloat16},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("T", [None, 1, 5], ids=["step", "T=1", "T=5"])
+@torch.no_grad()
+def test_without_gradients(options, T, taken, monkeypatch):
+    """Results are those of the general way, with and without states and resets, and states are the caller's own."""
+    network, batch = FlashRNN(64, 128, **options).cuda(), 3
+    dtype = options.get("dtype", torch.float32)
+    shape = (batch,) if T is None else (batch, T) if network.batch_first else (T, batch)
+    x = torch.randn(*shape, 64, device="cuda", dtype=dtype)
+    reset = torch.rand(batch, T or 1, device="cuda") < 0.5
+    call, reset = (network.step, reset[:, 0]) if T is None else (network, reset)
+    first = call(x)
+    calls = [(x, None, None), (x, first[1], None), (x, first[1], reset)]
+    found = [call(*arguments) for arguments in calls]
+    assert taken == ["without_gradients"] * 4
+    monkeypatch.setattr(without_gradients, "run", lambda *_: None)
+    for short, arguments in zip(found, calls, strict=True):
+        torch.testing.assert_close(short, call(*arguments), rtol=1e-2 if "dtype" in options else 1e-5, atol=1e-3)
+    states = first[1] if isinstance(first[1], tuple) else (first[1],)
+    with torch.enable_grad():
+        for state in states:
+            state[:, 0] *= torch.ones(1, device="cuda", requires_grad=True)  # a view would refuse this
+            assert state.requires_grad
+
+
+@torch.no_grad()
+def test_what_the_short_way_without_gradients_does_not_serve(taken):
+    network, x = FlashRNN(64, 65, device="cuda"), torch.randn(5, 3, 64, device="cuda")
+    network(x)
+    hooked = FlashRNN(64, 64, device="cuda")
+    hooked.recurrent_l0.register_forward_hook(lambda *_: None)
+    hooked(x)
+    FlashRNN(64, 64, device="cuda")(x.transpose(0, 1))
+    with torch.enable_grad():
+        FlashRNN(64, 64, device="cuda")(x)
+    assert "without_gradients" not in taken

@@ -12,10 +12,10 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
+from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
-from flashrnn.cuda.nvrtc import meanwhile
 from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import concurrent_gradient, solver, tiling
 from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS, ConcurrentGradient
@@ -76,20 +76,27 @@ class CudaFused:
         return gate_format(cell, head_dim, dtype)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
-        inputs = inputs._replace(Wx=aligned(in_format(inputs.Wx, inputs.Wx)))
-        return self._forward(cell, inputs, all_states, training)(inputs)
+        _, _, b, _, reset = inputs
+        Wx = aligned(in_format(inputs.Wx, inputs.Wx))
+        half_bias = b is not None and b.dtype.itemsize == 2
+        found = self.forward_of(cell, Wx, Wx.device, reset is not None, half_bias, all_states, training)
+        return found(inputs._replace(Wx=Wx))
 
-    def repeated(self, cell: Cell, inputs: Inputs) -> "Forward | None":
-        """Return the forward pass without gradients of inputs like these; None if they have to be copied first."""
-        if in_format(inputs.Wx, inputs.Wx) is not inputs.Wx:
-            return None
-        return self._forward(cell, inputs, all_states=False, training=False)
-
-    def _forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> "Forward":
-        Wx, _, b, _, reset = inputs
-        sizes = Wx.shape, Wx.stride(), Wx.dtype, Wx.device
-        half_bias, tf32 = b is not None and b.dtype.itemsize == 2, tf32_allowed(Wx.dtype, Wx.device)
-        return _forward(self._choose, cell, *sizes, reset is not None, half_bias, tf32, all_states, training)
+    def forward_of(
+        self,
+        cell: Cell,
+        Wx: Tensor,
+        device: torch.device,
+        reset: bool,
+        half_bias: bool,
+        all_states: bool = False,
+        training: bool = False,
+    ) -> "Forward":
+        """Return the forward pass on `device` of calls with a Wx like this one, which is dense. `half_bias`: b is in
+        its dtype, and that has 16 bits."""
+        sizes = Wx.shape, Wx.stride(), Wx.dtype, device
+        tf32 = tf32_allowed(Wx.dtype, device)
+        return _forward(self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training)
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
@@ -147,16 +154,36 @@ class Forward:
 
     def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
         """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
-        Wx, R, b, states, reset = inputs
-        device = Wx.device
+        device = inputs.Wx.device
         h, aux, last, gates = [
             torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in self._made
         ]
+        Wx, R, b, states, reset = inputs
+        self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
+        return States(h, aux, last), gates
+
+    def launch(
+        self,
+        Wx: Tensor,
+        R: Tensor,
+        b: Tensor | None,
+        initial: Tensor | int | None,
+        reset: Tensor | None,
+        h: Tensor,
+        aux: Tensor | None,
+        last: Tensor,
+        gates: Tensor | None,
+    ) -> None:
+        """Launch a forward pass that writes into the last four. Of these and Wx the memory counts, and not the shape.
+
+        `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
+        """
+        device = Wx.device
         arguments = {
             "x": Wx,
             "R": R.contiguous(),
             "bias": zeros(device.index, self._biases) if b is None else b.contiguous(),
-            "initial": _or_zeros(contiguous(states), last),
+            "initial": _or_zeros(initial, last),
             "reset": contiguous(reset),
             "h": h,
             "aux": aux,
@@ -164,7 +191,6 @@ class Forward:
             "gates": gates,
         }
         self._plan.launch(arguments, device)
-        return States(h, aux, last), gates
 
 
 @lru_cache(maxsize=4096)
@@ -314,7 +340,7 @@ def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
     return choose(spec)
 
 
-def _or_zeros(states: Tensor | None, like: Tensor) -> Tensor:
+def _or_zeros(states: Tensor | int | None, like: Tensor) -> Tensor | int:
     """Return `states`; for None at least as many zero bytes as `like` has."""
     return zeros(like.device.index, like.nbytes) if states is None else states
 
