@@ -99,7 +99,7 @@ def _layer(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, x, W, s
     """Return the output in the layout of x, and the last one [1, B, H] of each state."""
     given = x, W, recurrent.R, recurrent.b, states
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        return _Layer.apply(batch_first, recurrent, dtype, reset, *given)
+        return Layer.apply(batch_first, recurrent, dtype, reset, *given)
     with no_autocast(x):
         inputs = _inputs(batch_first, recurrent, dtype, reset, *given)
         _, (h, _, last), _ = run_forward(recurrent.backend, recurrent.cell, inputs, False, training=False)
@@ -129,7 +129,9 @@ def _results(batch_first: bool, h: Tensor, last: Tensor) -> tuple[Tensor, ...]:
     return out.data, *apart(last.view(len(last), 1, *last.shape[1:]).flatten(3))
 
 
-class _Layer(torch.autograd.Function):
+class Layer(torch.autograd.Function):
+    """A layer as `_layer` runs it, with gradients."""
+
     @staticmethod
     def forward(ctx, batch_first, recurrent, dtype, reset, x, W, R, b, states):
         cell, backend = recurrent.cell, recurrent.backend

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from flashrnn import cudnn, directions, eager_layer, onednn, plan, stepping, torch_networks, without_gradients
+from flashrnn import cuda_layer, cudnn, directions, eager_layer, onednn, plan, stepping, torch_networks
 from flashrnn.cells import Cell, get_cell
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.gpu import nvidia_gpu
@@ -176,7 +176,7 @@ class FlashRNN(nn.Module):
         if (stepped := self._quick_step(x_t, states, reset)) is not None:
             return stepped
         if isinstance(x_t, Tensor) and x_t.dim() == 2:
-            if (done := without_gradients.run(self, x_t, states, reset)) is not None:
+            if (done := cuda_layer.run(self, x_t, states, reset)) is not None:
                 return done
             time, of_steps = int(self.batch_first), None if reset is None else reset.unsqueeze(1)
             if (done := eager_layer.run(self, x_t.unsqueeze(time), states, of_steps)) is not None:
@@ -201,7 +201,7 @@ class FlashRNN(nn.Module):
         for of_pytorch in (onednn.run, cudnn.run) if reset is None else ():
             if (done := of_pytorch(self, x, states)) is not None:
                 return done
-        if (done := without_gradients.run(self, x, states, reset)) is not None:
+        if (done := cuda_layer.run(self, x, states, reset)) is not None:
             return done
         return eager_layer.run(self, x, states, reset)
 

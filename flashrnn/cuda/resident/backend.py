@@ -150,17 +150,23 @@ class Forward:
         self._plan, made = plan, (*results, gates)
         self._made = [(one.shape, one.stride(), one.dtype) for one in made]
         _, N, D = results.last.shape[1:]
+        self.states, self.batch = results.last.shape[:2]
         self._biases = len(cell.gates) * N * D * results.last.element_size()  # bytes
 
     def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
         """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
-        device = inputs.Wx.device
-        h, aux, last, gates = [
-            torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in self._made
-        ]
+        h, aux, last, gates = self._empty(inputs.Wx.device, self._made)
         Wx, R, b, states, reset = inputs
         self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
         return States(h, aux, last), gates
+
+    def empty_residual(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return aux and gates for `launch`."""
+        return tuple(self._empty(device, self._made[1::2]))
+
+    @staticmethod
+    def _empty(device: torch.device, formats: list[tuple]) -> list[Tensor]:
+        return [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in formats]
 
     def launch(
         self,
