@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, cudnn, directions, eager_layer, sequences, cuda_layer
+from flashrnn import FlashRNN, cuda_layer, cudnn, directions, eager_layer, sequences
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
 
