@@ -34,7 +34,7 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         The results of `FlashRNN.forward`, in the layout of x. None if this does not serve the call, and if an argument
         is wrong: the caller finds the error.
     """
-    if type(x) not in PLAIN or not (x.is_cuda and x.is_contiguous() and x.numel() and autograd_alone()):
+    if not (_on_gpu(x) and x.is_contiguous() and x.numel() and autograd_alone()):
         return None
     if torch.is_autocast_enabled("cuda") or network.bidirectional or network.proj_size:
         return None
@@ -109,6 +109,10 @@ def _launched(
     last = x.new_empty((states, 1, forward.batch, H), dtype=state_dtype(x.dtype))
     forward.launch(Wx, R, b, initial, reset, h, aux, last, gates)
     return h, aux, last, gates
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return type(x) in PLAIN and x.is_cuda
 
 
 def _is_mask(reset: Tensor, x: Tensor, batch: int, steps: int) -> bool:
