@@ -51,6 +51,8 @@ def _compile(source: str, name: str, options: list[str]) -> tuple[bytes, str]:
 
 def _in_own_process(source: str, name: str, options: list[str]) -> tuple[bytes, str] | None:
     """Return the result of `_compile` in another process; None if it fails there, for whatever reason."""
+    if not Path(sys.executable or "").name.startswith("python"):  # in a program that embeds Python it is that program
+        return None
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     given = {"input": json.dumps([source, name, options]).encode(), "capture_output": True, "env": environment}
     try:

@@ -233,12 +233,18 @@ def test_kernels_are_compiled_meanwhile_in_processes_of_their_own(monkeypatch, f
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize("executable", ["", "false"])
-def test_where_no_process_compiles_this_one_does(monkeypatch, folder, executable):
-    monkeypatch.setattr(sys, "executable", executable)
+@pytest.mark.parametrize("name", ["", "program", "python"])
+def test_where_no_process_compiles_this_one_does(monkeypatch, folder, tmp_path, name):
+    """There is no executable, it is a program that embeds Python and must not be started, or it fails."""
+    executable = tmp_path / name
+    if name:
+        executable.write_text(f"#!/bin/sh\necho x >> {tmp_path}/started\nexit 1\n")
+        executable.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(executable) if name else "")
     with meanwhile(twice):
         pass
     assert len(list(folder.glob("*.cubin"))) == 1
+    assert (tmp_path / "started").exists() == (name == "python")
 
 
 def test_a_mistake_is_left_to_whoever_asks_for_the_kernel(folder):
