@@ -8,6 +8,7 @@ of numbers, and does not tell which line is broken (measured in docs/dev/log.md,
 import contextlib
 import glob
 import json
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -46,8 +47,7 @@ def read_joined(groups: list[list[str]], ends: list[int], column: str) -> Iterat
 
 
 def _named_text(name: str) -> str:
-    with _naming_damage(name), _open(name) as (file, _):
-        return f"# {Path(name).name}\n{file.read()}\n"
+    return f"# {posixpath.basename(name)}\n{''.join(_lines(name))}\n"
 
 
 def read_json_lines(name: str) -> Iterator[dict]:

@@ -5,6 +5,7 @@ before without reading anything. One kernel for all layers reads the weights of 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 from flashrnn._torch_private import copy_each as copy_each
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import not_element_wise
+from flashrnn.cuda.ahead import begin
 from flashrnn.cuda.available import unavailable
-from flashrnn.cuda.decoding.add_norm import WARPS, load_add_norm
-from flashrnn.cuda.decoding.step import load_step
+from flashrnn.cuda.decoding.add_norm import WARPS, compile_add_norm, load_add_norm
+from flashrnn.cuda.decoding.step import compile_step, load_step
 from flashrnn.cuda.decoding.tiling import ModelSpec, unsupported_norms, unsupported_sizes
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import device_gpu
@@ -75,6 +77,15 @@ def unsupported_reason(model: ResidualModel) -> str | None:
     if any(block.states.dtype != torch.float32 for block in model.blocks):
         return "its states are not float32"
     return unsupported_sizes(model.spec)
+
+
+def compile_ahead(model: ResidualModel) -> None:
+    """Begin to compile the kernels of `ModelStep` and `add_norm`, for which `unsupported_reason` is None, and return
+    at once: they are compiled in processes of their own, beside what the caller does until it needs them."""
+    spec = model.spec
+    kernel = spec.kernel
+    norms = partial(compile_add_norm, kernel.heads, kernel.head_dim, kernel.dtype, kernel.gpu.arch)
+    begin(norms, partial(compile_step, spec))
 
 
 class ModelStep:

@@ -102,6 +102,12 @@ def run_forward(
             _warn_of_fallback(chosen.name, str(reason))
 
 
+def backend_without_gradients(name: str, cell: Cell, inputs: Inputs) -> Backend:
+    """Return the backend that `run_forward` takes where no backward pass follows, once it has run."""
+    problem, aux = _problem(cell, inputs.Wx, inputs.reset, training=False), aux_dtype(cell, inputs.Wx.dtype, False)
+    return _choose_for(name, problem, inputs.Wx, aux)
+
+
 def run_backward(
     name: str, cell: Cell, residual: Residual, grads: StateGradients, taken: Backend | None = None
 ) -> Gradients:

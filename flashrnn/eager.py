@@ -54,7 +54,7 @@ class _Recurrence(torch.autograd.Function):
         inputs = cast(dtype, Wx, R, b, states, reset)
         with no_autocast(Wx):
             taken, (h, aux, last), gates = run_forward(backend, cell, inputs, return_states, training=True)
-        others = _apart(aux) if return_states else ()
+        others = apart(aux) if return_states else ()
         again = (Wx, R, b, states) if backend == Reference.name else ()
         ctx.save_for_backward(inputs.R, inputs.b, inputs.states, reset, h, gates, *(others or (aux,)), *again)
         ctx.set_materialize_grads(False)
@@ -102,14 +102,14 @@ def recurrence_gradients(
         return run_backward(backend, cell, residual, grads, taken)
 
 
-def _apart(aux: Tensor) -> tuple[Tensor, ...]:
-    """Return aux [S-1, ...] as tensors of their own in the same memory; as views they could not be changed in place."""
-    memory = aux.untyped_storage()
-    return tuple(aux.new_empty(0).set_(memory, state.storage_offset(), state.shape, state.stride()) for state in aux)
+def apart(states: Tensor) -> tuple[Tensor, ...]:
+    """Return the states in a tensor [S, ...] as tensors of their own in its memory: views cannot always be changed in
+    place."""
+    return tuple([state.data for state in states.unbind()])
 
 
 def _together(others: list[Tensor]) -> Tensor:
-    """Return the opposite of `_apart`, without a copy unless hooks of saved tensors have moved them."""
+    """Return the opposite of `apart`, without a copy if they are still in the same memory."""
     first = others[0]
     memory, size = first.untyped_storage().data_ptr(), first.numel()
     for i, state in enumerate(others):

@@ -4,13 +4,15 @@ As modules they are ten operators with gradients of their own. For a short seque
 than the GPU.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from flashrnn._torch_private import autograd_alone
 from flashrnn.dispatch import no_autocast, padding, run_forward
-from flashrnn.eager import as_dtype, cast, recurrence_gradients
+from flashrnn.eager import apart, as_dtype, cast, recurrence_gradients
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.head_size import with_head_size
 from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
@@ -53,8 +55,13 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         given = None if states is None else states[:, k]
         x, *end = _layer(network.batch_first, recurrent, dtype, x, product.weight, given, reset)
         ends.append(end)
+    return x, last_states(ends)
+
+
+def last_states(ends: Sequence[Sequence[Tensor]]) -> Tensor | tuple[Tensor, ...]:
+    """Return the last states as `FlashRNN.forward` does, from those of each layer."""
     last = ends[0] if len(ends) == 1 else [torch.cat(of_state) for of_state in zip(*ends, strict=True)]
-    return x, last[0] if len(last) == 1 else tuple(last)
+    return last[0] if len(last) == 1 else tuple(last)
 
 
 def _is_plain(x) -> bool:
@@ -120,7 +127,7 @@ def _narrower(recurrent: Recurrence, batch_first: bool, out: Tensor, *ends: Tens
 def _of_inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset, *given) -> tuple[Tensor, ...]:
     x = given[0]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        return _Layer.apply(batch_first, recurrent, dtype, reset, *given)
+        return Layer.apply(batch_first, recurrent, dtype, reset, *given)
     with no_autocast(x):
         inputs = _inputs(batch_first, recurrent, dtype, reset, *given)
         _, (h, _, last), _ = run_forward(recurrent.backend, recurrent.cell, inputs, False, training=False)
@@ -145,14 +152,14 @@ def _rows(x: Tensor) -> tuple[Tensor, bool]:
 
 
 def _results(batch_first: bool, h: Tensor, last: Tensor) -> tuple[Tensor, ...]:
-    """Return h [B, T, N, D] in the layout of the caller, not as a view, and last states with memory of their own."""
-    h = h if batch_first else h.transpose(0, 1)
-    size, stride = (*h.shape[:2], h.shape[2] * h.shape[3]), (*h.stride()[:2], 1)
-    out = h.new_empty(0).set_(h.untyped_storage(), h.storage_offset(), size, stride)
-    return out, *torch.unbind_copy(last.view(len(last), 1, -1, size[2]))
+    """Return h [B, T, N, D] in the layout of the caller, and the last states, none of them as a view."""
+    out = (h if batch_first else h.transpose(0, 1)).flatten(2)
+    return out.data, *apart(last.view(len(last), 1, *last.shape[1:]).flatten(3))
 
 
-class _Layer(torch.autograd.Function):
+class Layer(torch.autograd.Function):
+    """A layer as `_layer` runs it, with gradients."""
+
     @staticmethod
     def forward(ctx, batch_first, recurrent, dtype, reset, x, W, R, b, states):
         cell, backend = recurrent.cell, recurrent.backend

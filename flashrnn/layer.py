@@ -8,7 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from flashrnn import cudnn, directions, eager_layer, flat_weights, onednn, plan, stepping, torch_networks
+from flashrnn import (
+    cuda_layer,
+    cudnn,
+    directions,
+    eager_layer,
+    flat_weights,
+    onednn,
+    plan,
+    stepping,
+    torch_networks,
+)
 from flashrnn.cells import Cell, get_cell
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.gpu import nvidia_gpu
@@ -176,12 +186,14 @@ class FlashRNN(nn.Module):
             check_reset(reset, len(x_t))
         if (stepped := self._quick_step(x_t, states, reset)) is not None:
             return stepped
-        reset = None if reset is None else reset.unsqueeze(1)
         if isinstance(x_t, Tensor) and x_t.dim() == 2:
-            time = int(self.batch_first)
-            if (done := eager_layer.run(self, x_t.unsqueeze(time), states, reset)) is not None:
+            if (done := cuda_layer.run(self, x_t, states, reset)) is not None:
+                return done
+            time, of_steps = int(self.batch_first), None if reset is None else reset.unsqueeze(1)
+            if (done := eager_layer.run(self, x_t.unsqueeze(time), states, of_steps)) is not None:
                 return done[0].squeeze(time), done[1]
         self._check_input(x_t, (2,))
+        reset = None if reset is None else reset.unsqueeze(1)
         x = x_t.unsqueeze(1)
         out, last = self._run(x, self._initial(states, x.shape[0]), _rows(x, reset, None))
         return out.squeeze(1), self._last(last)
@@ -200,6 +212,8 @@ class FlashRNN(nn.Module):
         for of_pytorch in (onednn.run, cudnn.run) if reset is None else ():
             if (done := of_pytorch(self, x, states)) is not None:
                 return done
+        if (done := cuda_layer.run(self, x, states, reset)) is not None:
+            return done
         return eager_layer.run(self, x, states, reset)
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:

@@ -15,6 +15,7 @@ from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import Sizes, prepare
 from flashrnn.cuda import resize_rows, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
+from flashrnn.cuda.nvrtc import compile_elsewhere
 from flashrnn.cuda.resident import concurrent_gradient, solver
 from flashrnn.cuda.resident.backend import CudaFused, producers
 from flashrnn.cuda.resident.kernel import compile_best
@@ -90,8 +91,8 @@ def warmup(
 
 
 def _run(kernels: dict[str, Callable[[], object]], progress: Callable[[Compiled], None] | None) -> None:
-    """Compile in as many threads as there are processors: compilers do not hold Python's lock."""
-    with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1) or 1) as pool:
+    """Compile in as many threads as there are processors, those of a GPU in processes: NVRTC serves one thread."""
+    with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1) or 1, initializer=compile_elsewhere) as pool:
         started = {pool.submit(_timed, compile_): name for name, compile_ in kernels.items()}
         for done, future in enumerate(as_completed(started), 1):
             compiled = Compiled(started[future], future.result(), done, len(kernels))

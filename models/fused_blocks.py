@@ -9,6 +9,7 @@ from flashrnn.decoding import add_norm, unsupported_add_norm
 
 from .block import MLP, Block
 from .mixers import RNNMixer
+from .walk import is_observed, modules, parameters
 
 _ALIGNED = 8  # numbers of 16 bits
 
@@ -18,7 +19,7 @@ def are_plain(blocks: nn.ModuleList, norm: nn.Module, head: nn.Module) -> bool:
     method observes or changes them."""
     if not (_is_plain_norm(norm) and _is_plain_linear(head) and all(map(_is_plain, blocks))):
         return False
-    return not any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in blocks.modules())
+    return not any(map(is_observed, modules(blocks)))
 
 
 def serves(embedding: nn.Embedding, blocks: nn.ModuleList, norm: nn.Module, head: nn.Module) -> bool:
@@ -26,7 +27,7 @@ def serves(embedding: nn.Embedding, blocks: nn.ModuleList, norm: nn.Module, head
     weight = embedding.weight
     if weight.device.type != "cuda" or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
         return False
-    if not are_plain(blocks, norm, head) or any(p.dtype != weight.dtype for p in blocks.parameters()):
+    if not are_plain(blocks, norm, head) or any(p.dtype != weight.dtype for p in parameters(blocks)):
         return False
     head_dims = {block.mixer.recurrence.head_dim for block in blocks}
     return all(unsupported_add_norm(weight, D) is None for D in head_dims)

@@ -197,6 +197,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         keys, penalized = None, asked.penalized(input_ids)
         if asked.params.sample:
             keys = row_random.keys(row_random.new_seed(), _without_padding(input_ids, inputs.get("attention_mask")))
+        if asked.max_length > input_ids.shape[1] + 1:
+            self._decoder_cache.prepare(self.model, len(input_ids))
         output = self._prefill(input_ids, config, inputs)
         cache = output.past_key_values
         ids, logits = input_ids.to(self.device), output.logits[:, -1]

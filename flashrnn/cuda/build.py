@@ -6,15 +6,16 @@ and renamed. A binary without a record of its checksum is built again.
 """
 
 import hashlib
-import io
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 from flashrnn.cache import cache_folder, one_at_a_time, store
+from flashrnn.cuda import nvrtc
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import KernelUnavailable, making_kernels
 
@@ -72,14 +73,14 @@ _IMPORTING = lock_that_forks_wait_for()  # cuda.core cannot be imported by two t
 def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
     with making_kernels(f"{entry} does not compile for {arch} with {_compiler()}"):
         with _IMPORTING:
-            from cuda.core import Program, ProgramOptions
+            from cuda.core import ProgramOptions
 
-        headers, log = [str(SOURCES), *_cuda_headers()], io.StringIO()
+        headers = [str(SOURCES), *_cuda_headers()]
         # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the
         # log.
         options = {**_OPTIONS, "no_cache": True} if nvrtc_version() >= (12, 9) else _OPTIONS
-        program = Program(source, "c++", ProgramOptions(name=entry, arch=arch, include_path=headers, **options))
-        return program.compile("cubin", logs=log).code, log.getvalue()
+        printed = ProgramOptions(name=entry, arch=arch, include_path=headers, **options).as_bytes("nvrtc")
+        return nvrtc.compiled(source, entry, [option.decode() for option in printed])
 
 
 def _cuda_headers() -> list[str]:
@@ -96,14 +97,21 @@ def _cuda_headers() -> list[str]:
 
 @cache
 def nvrtc_version() -> tuple[int, int]:
-    from cuda.bindings import nvrtc
+    from cuda.bindings.nvrtc import nvrtcVersion
 
-    return nvrtc.nvrtcVersion()[1:]
+    return nvrtcVersion()[1:]
 
 
 def _compiler() -> str:
     with making_kernels("no NVRTC: it comes with PyTorch's CUDA wheels; without those, pip install nvidia-cuda-nvrtc"):
         return f"nvrtc {'.'.join(map(str, nvrtc_version()))}, cuda-core {version('cuda-core')}"
+
+
+def prepare() -> None:
+    """Find out once what names binaries: threads that do so beside a busy one wait for it at every file."""
+    sources_hash()
+    with suppress(KernelUnavailable):
+        _compiler()
 
 
 @cache

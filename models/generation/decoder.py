@@ -11,6 +11,7 @@ from flashrnn.decoding import ModelStep, copy_each
 
 from ..backbone import SequenceModel, States
 from ..mixers.step_context import StepContext
+from ..walk import is_observed, modules
 from .fused_step import fused_step
 from .sampler import Sampler, SamplingParams
 from .state_buffers import buffers, first_visible, has_kv_cache, load, unload
@@ -25,8 +26,7 @@ def unsupported_reason(model: SequenceModel) -> str | None:
     without = {type(block.mixer).__name__ for block in model.blocks if not hasattr(block.mixer, "step")}
     if without:
         return f"{', '.join(sorted(without))} has no method step"
-    hooked = (m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m))
-    if (module := next(hooked, None)) is not None:
+    if (module := next(filter(is_observed, modules(model)), None)) is not None:
         return f"{type(module).__name__} has forward hooks, which a step does not call"
     return None
 

@@ -5,7 +5,9 @@ from collections import OrderedDict
 import torch
 
 from ..backbone import SequenceModel, States
+from ..walk import parameters
 from .decoder import Decoder, rows_for
+from .fused_step import compile_ahead
 from .sampler import SamplingParams
 from .state_buffers import has_kv_cache
 
@@ -23,6 +25,11 @@ class DecoderCache:
 
     def __reduce__(self) -> tuple:
         return DecoderCache, ()
+
+    def prepare(self, model: SequenceModel, batch: int) -> None:
+        """Begin to compile the kernels of a model's first step, while it reads its first prompts of `batch` rows."""
+        if not self._decoders:
+            compile_ahead(model, rows_for(batch))
 
     def get(self, model: SequenceModel, params: SamplingParams, like: States, batch: int, length: int) -> Decoder:
         """Return a Decoder without sequences, for a batch of up to `length` tokens; `like` are states of the model."""
@@ -44,5 +51,5 @@ class DecoderCache:
 def _captured(model: SequenceModel) -> tuple:
     """Return what a graph has captured of a model and of PyTorch's settings. Weights may change in place."""
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    weights = tuple((p.data_ptr(), p.dtype) for p in model.parameters())
+    weights = tuple((p.data_ptr(), p.dtype) for p in parameters(model))
     return torch.backends.cuda.matmul.fp32_precision, autocast, weights

@@ -2,6 +2,7 @@
 
 import torch
 
+from flashrnn import Recurrence, decoding
 from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel, unsupported_reason
 
 from ..backbone import SequenceModel, States
@@ -16,6 +17,23 @@ def fused_step(model: SequenceModel, states: States) -> ModelStep | None:
         model: its weights may change in place.
         states: as SequenceModel.step takes them.
     """
+    found = _residual_model(model, states)
+    return None if found is None else ModelStep(found)
+
+
+def compile_ahead(model: SequenceModel, rows: int) -> None:
+    """Begin to compile what reading a prompt and the first step for this many rows will need, if there is a step."""
+    recurrence = getattr(model.blocks[0].mixer, "recurrence", None)
+    if not (isinstance(recurrence, Recurrence) and model.embedding.weight.is_cuda):
+        return
+    shape = len(recurrence.cell.states), rows, recurrence.num_heads, recurrence.head_dim
+    like = model.embedding.weight.new_empty(shape, dtype=torch.float32).transpose(0, 1)
+    if (found := _residual_model(model, [(like,)] * len(model.blocks))) is not None:
+        decoding.compile_ahead(found)
+
+
+def _residual_model(model: SequenceModel, states: States) -> ResidualModel | None:
+    """Return what a ModelStep takes; None if there is none of this model and these states."""
     if torch.is_autocast_enabled("cuda") or states[0][0].device.type != "cuda":
         return None
     if not are_plain(model.blocks, model.norm, model.head):
@@ -28,7 +46,7 @@ def fused_step(model: SequenceModel, states: States) -> ModelStep | None:
     blocks = [_weights(block, state) for block, (state,) in zip(model.blocks, states, strict=True)]
     cell = recurrences[0].cell
     found = ResidualModel(cell, model.embedding.weight, blocks, model.norm.weight, model.head.weight)
-    return ModelStep(found) if unsupported_reason(found) is None else None
+    return found if unsupported_reason(found) is None else None
 
 
 def _weights(block: Block, state: torch.Tensor) -> ResidualBlock:

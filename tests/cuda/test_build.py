@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from flashrnn.cache import one_at_a_time
 from flashrnn.cuda import build as module
+from flashrnn.cuda import nvrtc
+from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.build import Binary, build, cache_folder
 from flashrnn.problem import KernelUnavailable
 from tests.processes import in_processes
@@ -217,6 +220,38 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("FLASHRNN_CACHE")
     assert cache_folder() == tmp_path / ".cache" / "flashrnn"
+
+
+def test_kernels_are_compiled_meanwhile_in_processes_of_their_own(monkeypatch, folder, compiled, new_process):
+    here = twice().code
+    monkeypatch.setattr(nvrtc, "_compile", None)  # which this process would call
+    monkeypatch.setenv("FLASHRNN_CACHE", str(folder / "other"))
+    new_process()
+    with meanwhile(twice):
+        pass
+    assert twice().code == here
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("name", ["", "program", "python"])
+def test_where_no_process_compiles_this_one_does(monkeypatch, folder, tmp_path, name):
+    """There is no executable, it is a program that embeds Python and must not be started, or it fails."""
+    executable = tmp_path / name
+    if name:
+        executable.write_text(f"#!/bin/sh\necho x >> {tmp_path}/started\nexit 1\n")
+        executable.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(executable) if name else "")
+    with meanwhile(twice):
+        pass
+    assert len(list(folder.glob("*.cubin"))) == 1
+    assert (tmp_path / "started").exists() == (name == "python")
+
+
+def test_a_mistake_is_left_to_whoever_asks_for_the_kernel(folder):
+    with meanwhile(partial(twice, "mistake;")):
+        pass
+    with pytest.raises(KernelUnavailable, match="mistake"):
+        twice("mistake;")
 
 
 def test_of_eight_processes_one_compiles_and_the_others_wait(monkeypatch, folder, tmp_path):

@@ -5,10 +5,12 @@ from functools import partial
 import pytest
 import torch
 
+from flashrnn import decoding
 from flashrnn.accuracy import BOUNDS, relative_error
+from flashrnn.cuda import build as compiler
 from models import fused_blocks
 from models.backbone import SequenceModel
-from models.generation.fused_step import fused_step
+from models.generation.fused_step import compile_ahead, fused_step
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from models.mixers import RNNMixer
 
@@ -84,6 +86,20 @@ def test_sampled_text_depends_on_the_seed_alone():
         texts.append(model.generate(rows, do_sample=True, top_k=0, max_new_tokens=40, pad_token_id=0))
     assert torch.equal(texts[0][:3], texts[1])
     assert torch.equal(texts[0][:1], texts[2])
+
+
+def test_kernels_of_the_first_tokens_are_compiled_ahead(monkeypatch, tmp_path):
+    entries, compiling = [], compiler._compile
+    monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "_compile", lambda *program: entries.append(program[1]) or compiling(*program))
+    monkeypatch.setattr(decoding, "begin", lambda *functions: [function() for function in functions])
+    model = build("lstm", 3, 384, torch.bfloat16)
+    compile_ahead(model, 1)
+    assert sorted(entries) == ["flashrnn_add_norm", "flashrnn_step"]
+    with torch.inference_mode():
+        _, states = model.read(torch.zeros(1, 3, dtype=torch.int64, device="cuda"))
+        assert fused_step(model, states) is not None
+    assert sorted(entries) == ["flashrnn_add_norm", "flashrnn_forward", "flashrnn_step"]
 
 
 def test_what_a_step_does_not_serve_has_none():

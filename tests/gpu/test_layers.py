@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, cudnn, directions, eager_layer, flat_weights, sequences
+from flashrnn import FlashRNN, cuda_layer, cudnn, directions, eager_layer, flat_weights, sequences
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
 
@@ -14,7 +14,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
 
-LAYERS = {"eager_layer": (eager_layer, "run"), "cudnn": (cudnn, "run"), "directions": (directions, "at_once")}
+LAYERS = {
+    "eager_layer": (eager_layer, "run"),
+    "cuda_layer": (cuda_layer, "run"),
+    "cudnn": (cudnn, "run"),
+    "directions": (directions, "at_once"),
+}
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.
 def test_a_layer_as_one_function(kind, dtype, taken):
     options = {} if kind is nn.LSTM else {"num_layers": 2, "batch_first": True, "bias": False}
     agree(kind, dtype, randn(17, 5, 64), **options)
-    assert taken == ["eager_layer"]
+    assert taken == ["cuda_layer"]
 
 
 @DTYPES
@@ -88,7 +93,7 @@ def test_by_cudnn(kind, options, dtype, taken, monkeypatch):
 
 
 def test_cudnn_reads_the_weights_where_they_are():
-    network, x = FlashRNN(64, 64, num_layers=2, device="cuda"), torch.randn(40, 3, 64, device="cuda")
+    network = FlashRNN(64, 64, num_layers=2, device="cuda")
     theirs, moved = network.to_torch(), FlashRNN(64, 64, num_layers=2).cuda()
     moved.load_state_dict(network.state_dict())
     before = torch.cuda.memory_allocated()
@@ -103,7 +108,7 @@ def test_by_cudnn_where_it_is_faster(taken):
     network, x = FlashRNN(1024, 1024, device="cuda", dtype=torch.float16), torch.randn(4, 2048, 1024).half().cuda()
     network(x)[0].sum().backward()
     network(x[:, :16].contiguous())
-    assert taken == (["cudnn", "eager_layer"] if torch.cuda.get_device_capability() == (9, 0) else ["eager_layer"] * 2)
+    assert taken == (["cudnn", "cuda_layer"] if torch.cuda.get_device_capability() == (9, 0) else ["cuda_layer"] * 2)
 
 
 @pytest.mark.parametrize(("on_cpu", "bidirectional"), [(False, False), (False, True), (True, False)])
@@ -172,5 +177,66 @@ def test_steps_on_a_gpu(taken):
     for x_t in x:
         out, states = network.step(x_t, states)
         outputs.append(out)
-    assert taken == ["eager_layer"] * 5
+    assert taken == ["cuda_layer"] * 5
     torch.testing.assert_close(torch.stack(outputs), network(x)[0], rtol=1e-4, atol=1e-5)
+
+
+OPTIONS = [
+    {},
+    {"num_layers": 2, "batch_first": True, "bias": False},
+    {"function": "gru", "num_heads": 2},
+    {"function": "slstm", "num_layers": 2, "dtype": torch.bfloat16},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("T", [None, 1, 5], ids=["step", "T=1", "T=5"])
+def test_the_short_way_through_a_layer(options, T, taken, monkeypatch):
+    """Results and gradients are those of the general way, with and without states and resets."""
+    torch.manual_seed(0)
+    network, batch = FlashRNN(64, 128, **options).cuda(), 3
+    dtype = options.get("dtype", torch.float32)
+    shape = (batch,) if T is None else (batch, T) if network.batch_first else (T, batch)
+    x = torch.randn(*shape, 64, device="cuda", dtype=dtype, requires_grad=True)
+    reset = torch.rand(batch, T or 1, device="cuda") < 0.5
+    call, reset = (network.step, reset[:, 0]) if T is None else (network, reset)
+
+    def results(*arguments) -> list[torch.Tensor]:
+        with torch.no_grad():
+            out, states = call(x, *arguments)
+        trained, last = call(x, *arguments)
+        torch.testing.assert_close((trained, last), (out, states), rtol=0, atol=0)
+        last = last if isinstance(last, tuple) else (last,)
+        loss = trained.float().sin().sum() + sum((i + 2) * state.square().sum() for i, state in enumerate(last))
+        return [out, *last, *torch.autograd.grad(loss, [x, *network.parameters()])]
+
+    with torch.no_grad():
+        _, states = call(x)
+    calls = [(), (states,), (states, reset)]
+    found = [results(*arguments) for arguments in calls]
+    assert taken == ["cuda_layer"] * 7
+    monkeypatch.setattr(cuda_layer, "run", lambda *_: None)
+    for short, arguments in zip(found, calls, strict=True):
+        torch.testing.assert_close(short, results(*arguments), rtol=1e-2 if "dtype" in options else 1e-4, atol=1e-3)
+
+
+@torch.no_grad()
+def test_states_of_the_short_way_can_be_changed_in_place():
+    _, states = FlashRNN(64, 64, device="cuda")(torch.randn(5, 3, 64, device="cuda"))
+    with torch.enable_grad():
+        for state in states:
+            state[:, 0] *= torch.ones(1, device="cuda", requires_grad=True)  # a view would refuse this
+            assert state.requires_grad
+
+
+@torch.no_grad()
+def test_what_the_short_way_does_not_serve(taken):
+    x = torch.randn(5, 3, 64, device="cuda")
+    FlashRNN(64, 65, device="cuda")(x)  # is padded
+    hooked = FlashRNN(64, 64, device="cuda")
+    hooked.recurrent_l0.register_forward_hook(lambda *_: None)
+    hooked(x)
+    FlashRNN(64, 64, device="cuda")(x.transpose(0, 1))
+    with torch.autocast("cuda", torch.bfloat16):
+        FlashRNN(64, 64, device="cuda")(x)
+    assert "cuda_layer" not in taken

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import count
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
+from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
@@ -23,11 +24,21 @@ from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
-from flashrnn.cuda.sum_of_partials import sum_of_partials
+from flashrnn.cuda.sum_of_partials import KERNEL, sum_of_partials
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, contiguous, empty_in_format, in_format, is_time_major
-from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, empty_aux, empty_states
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    Problem,
+    StateGradients,
+    States,
+    empty_aux,
+    empty_states,
+    state_dtype,
+    tf32_allowed,
+)
 from flashrnn.products import constant, recurrent_only
 from flashrnn.residual import GateFormat, Residual, empty_gates, head_numbers, residual_dtype, saturated
 
@@ -65,26 +76,27 @@ class CudaFused:
         return gate_format(cell, heads, head_dim, dtype)
 
     def forward(self, cell: Cell, inputs: Inputs, all_states: bool, training: bool) -> tuple[States, Tensor]:
-        Wx, R, b, states, reset = inputs
-        Wx = aligned(in_format(Wx, Wx))
-        aux, gate_format = empty_aux(cell, Wx, all_states, training), self.gate_format(cell, *Wx.shape[3:], Wx.dtype)
-        gates = empty_gates(cell, Wx, training, gate_format)
-        h, last = empty_in_format(Wx, *Wx.shape[3:]), empty_states(cell, Wx)
-        variant = variant_of(reset, h, aux, training, half_bias=b.dtype.itemsize == 2)
-        plan = _plan(self._choose, "forward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        arguments = {
-            "x": Wx,
-            "R": R.contiguous(),
-            "bias": b.contiguous(),
-            "initial": _or_zeros(contiguous(states), last),
-            "masks": _masks(reset),
-            "h": h,
-            "aux": aux,
-            "last": last,
-            "gates": gates,
-        }
-        plan.launch(arguments, h.device)
-        return States(h, aux, last), gates
+        _, _, b, _, reset = inputs
+        Wx = aligned(in_format(inputs.Wx, inputs.Wx))
+        half_bias = b is not None and b.dtype.itemsize == 2
+        found = self.forward_of(cell, Wx, Wx.device, reset is not None, half_bias, all_states, training)
+        return found(inputs._replace(Wx=Wx))
+
+    def forward_of(
+        self,
+        cell: Cell,
+        Wx: Tensor,
+        device: torch.device,
+        reset: bool,
+        half_bias: bool,
+        all_states: bool = False,
+        training: bool = False,
+    ) -> "Forward":
+        """Return the forward pass on `device` of calls with a Wx like this one, which is dense. `half_bias`: b is in
+        its dtype, and that has 16 bits."""
+        sizes = Wx.shape, Wx.stride(), Wx.dtype, device
+        tf32 = tf32_allowed(Wx.dtype, device)
+        return _forward(self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training)
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
@@ -130,6 +142,87 @@ class CudaFused:
         return Gradients(d_Wx, d_R, sum_of_partials(d_b, residual.b_dtype or d_b.dtype), d_states)
 
 
+class Forward:
+    """Forward passes of inputs that differ in nothing but their values. Biases and initial states of None are zeros."""
+
+    def __init__(self, plan: "_Plan", cell: Cell, results: States, gates: Tensor) -> None:
+        """`results` and `gates` are like those of the calls, on PyTorch's meta device."""
+        self._plan, made = plan, (*results, gates)
+        self._made = [(one.shape, one.stride(), one.dtype) for one in made]
+        _, N, D = results.last.shape[1:]
+        self.states, self.batch = results.last.shape[:2]
+        self._biases = len(cell.gates) * N * D * results.last.element_size()  # bytes
+
+    def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
+        """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
+        h, aux, last, gates = self._empty(inputs.Wx.device, self._made)
+        Wx, R, b, states, reset = inputs
+        self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
+        return States(h, aux, last), gates
+
+    def empty_residual(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return aux and gates for `launch`."""
+        return tuple(self._empty(device, self._made[1::2]))
+
+    @staticmethod
+    def _empty(device: torch.device, formats: list[tuple]) -> list[Tensor]:
+        return [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in formats]
+
+    def launch(
+        self,
+        Wx: Tensor,
+        R: Tensor,
+        b: Tensor | None,
+        initial: Tensor | int | None,
+        reset: Tensor | None,
+        h: Tensor,
+        aux: Tensor | None,
+        last: Tensor,
+        gates: Tensor | None,
+    ) -> None:
+        """Launch a forward pass that writes into the last four. Of these and Wx the memory counts, and not the shape.
+
+        `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
+        """
+        device = Wx.device
+        arguments = {
+            "x": Wx,
+            "R": R.contiguous(),
+            "bias": zeros(device.index, self._biases) if b is None else b.contiguous(),
+            "initial": _or_zeros(initial, last),
+            "masks": _masks(reset),
+            "h": h,
+            "aux": aux,
+            "last": last,
+            "gates": gates,
+        }
+        self._plan.launch(arguments, device)
+
+
+@lru_cache(maxsize=4096)
+def _forward(
+    choose: Choose,
+    cell: Cell,
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    reset: bool,
+    half_bias: bool,
+    tf32: bool,
+    all_states: bool,
+    training: bool,
+) -> Forward:
+    """Return the forward pass of Wx of that shape and stride."""
+    Wx = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    h, last, aux = empty_in_format(Wx, *shape[3:]), empty_states(cell, Wx), empty_aux(cell, Wx, all_states, training)
+    gates = empty_gates(cell, Wx, training, gate_format(cell, *shape[3:], dtype))
+    kept = aux.dtype if aux.numel() else None
+    variant = Variant(reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias)
+    plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index)
+    return Forward(plan, cell, States(h, aux, last), gates)
+
+
 @dataclass(frozen=True, eq=False)
 class _Plan:
     """The launches of a call: everything that depends on its sizes alone."""
@@ -168,10 +261,12 @@ def _plan(
     spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant)
     overlapped = None
     if direction == "forward":
-        kernel, tiling = _kernel(choose, spec, device)
         if variant.training:
-            without_bias = replace(variant, half_bias=False)
-            _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
+            sums = partial(KERNEL.compile, dtype if variant.half_bias else state_dtype(dtype), spec.gpu)
+            with meanwhile(partial(_chosen, choose, spec), sums):
+                without_bias = replace(variant, half_bias=False)
+                _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
+        kernel, tiling = _kernel(choose, spec, device)
     else:
         kernel, tiling, overlapped = _backward_kernel(choose, spec, T, device)
     row_b, row_t = (1, B) if time_major else (T, 1)
@@ -213,7 +308,14 @@ def _backward_kernel(
     choose: Choose, spec: KernelSpec, steps: int, device: int
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
-    kernel, loop = _kernel(choose, spec, device)
+    of_likely = None
+    if steps >= FEWEST_STEPS:
+        of_likely = concurrent_gradient.overlapped(spec, producers(spec, solver.likely(spec)))
+    if of_likely:
+        with meanwhile(partial(concurrent_gradient.compile_kernel, spec, of_likely)):
+            kernel, loop = _kernel(choose, spec, device)
+    else:
+        kernel, loop = _kernel(choose, spec, device)
     one_wave = loop.batches(spec.batch) * spec.heads <= kernel.at_once
     overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
     if overlapped and one_wave and steps >= FEWEST_STEPS:
@@ -245,7 +347,7 @@ def _masks(reset: Tensor | None) -> Tensor | None:
     return torch.add(reset.t(), -1, out=reset.new_empty(reset.shape[::-1], dtype=torch.int32))
 
 
-def _or_zeros(states: Tensor | None, like: Tensor) -> Tensor:
+def _or_zeros(states: Tensor | int | None, like: Tensor) -> Tensor | int:
     """Return `states`; for None at least as many zero bytes as `like` has."""
     return zeros(like.device.index, like.nbytes) if states is None else states
 

@@ -1,5 +1,7 @@
 """The printed source before a fused kernel's header."""
 
+from functools import lru_cache
+
 import torch
 
 from flashrnn.cells import Cell
@@ -15,6 +17,7 @@ from flashrnn.residual import GateFormat
 CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of that many
 
 
+@lru_cache(maxsize=4096)
 def gate_format(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
     """Return the format of a head's gates for the backward: PNDG if no copy of a thread crosses the end of a piece.
 

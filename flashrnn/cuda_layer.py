@@ -1,0 +1,190 @@
+"""The layers of a FlashRNN by backend `cuda_fused`: for each layer a matrix product and a launch.
+
+For few steps, or one as in a control loop, the general way through a layer takes the host as long again as these two.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from flashrnn._torch_private import autograd_alone
+from flashrnn.cells import Cell
+from flashrnn.cuda.resident.backend import CudaFused, Forward
+from flashrnn.dispatch import choose
+from flashrnn.eager import apart
+from flashrnn.eager_layer import Layer, last_states
+from flashrnn.problem import PLAIN, KernelUnavailable, Problem, state_dtype, tf32_allowed
+from flashrnn.stepping import without_hooks
+
+Found = tuple[CudaFused, Forward]
+
+
+def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
+    """Run a FlashRNN on sequences or on one step.
+
+    Args:
+        network: a FlashRNN.
+        x: [T, B, features], or [B, T, features] if the network is batch_first, or of one step [B, features].
+        states: the caller's initial states.
+        reset: [B, T], or of one step [B], or None.
+
+    Returns:
+        The results of `FlashRNN.forward`, in the layout of x. None if this does not serve the call, and if an argument
+        is wrong: the caller finds the error.
+    """
+    if not (_on_gpu(x) and x.is_contiguous() and x.numel() and autograd_alone()):
+        return None
+    if torch.is_autocast_enabled("cuda") or network.bidirectional or network.proj_size:
+        return None
+    time_major = x.dim() == 3 and not network.batch_first
+    T, B = x.shape[:2] if time_major else (1, len(x)) if x.dim() == 2 else x.shape[1::-1]
+    if x.shape[-1] != network.input_size or not (reset is None or _is_mask(reset, x, B, T)):
+        return None
+    given = None if states is None else states if isinstance(states, tuple | list) else (states,)
+    if given is not None and not _are_states(given, network, x, B):
+        return None
+    wanted = torch.is_grad_enabled() and (x.requires_grad or any([s.requires_grad for s in given or ()]))
+    layers = []
+    for k in range(network.num_layers):
+        modules = network._modules[f"input_l{k}"], network._modules[f"recurrent_l{k}"]
+        if (weights := _weights(*modules, x)) is None:
+            return None
+        wanted = wanted or (torch.is_grad_enabled() and any([w is not None and w.requires_grad for w in weights]))
+        found = _found(modules[1], (B, T, time_major), x, reset is not None, weights[2] is not None, wanted)
+        if found is None:
+            return None
+        layers.append((modules[1], weights, found, wanted))
+    ends = []
+    for k, (recurrent, weights, found, training) in enumerate(layers):
+        if k:
+            x = nn.functional.dropout(x, network.dropout, network.training)
+        if training:
+            x, *end = _with_gradients(recurrent, weights, found, time_major, x, given, k, reset)
+        else:
+            initial = None if given is None else _initial(given, k)
+            x, _, last, _ = _launched(found[1], x, *weights, initial, reset, None, None)
+            end = apart(last)
+        ends.append(end)
+    return x, last_states(ends)
+
+
+def _with_gradients(recurrent, weights, found: Found, time_major: bool, x: Tensor, given, k: int, reset) -> tuple:
+    """Return the output and the last states of layer k, as a function that autograd knows."""
+    states = None
+    if given is not None:
+        states = torch.stack([state[k] for state in given])
+        states = states.view(*states.shape[:2], recurrent.num_heads, recurrent.head_dim)
+    if x.dim() == 3:
+        return _Layer.apply(not time_major, recurrent, found, reset, x, *weights, states)
+    reset = None if reset is None else reset.unsqueeze(1)
+    out, *end = _Layer.apply(True, recurrent, found, reset, x.unsqueeze(1), *weights, states)
+    return out.squeeze(1), *end
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, batch_first, recurrent, found, reset, x, W, R, b, states):
+        taken, forward = found
+        b_dtype = None if b is None else b.dtype
+        if b is None:
+            b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
+        aux, gates = forward.empty_residual(x.device)
+        out, aux, last, gates = _launched(forward, x, W, R, b, states, reset, aux, gates)
+        ctx.save_for_backward(x, W, out, R, b, states, reset, aux, gates)
+        ctx.set_materialize_grads(False)
+        ctx.call = batch_first, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
+        return out, *apart(last)
+
+    backward = Layer.backward
+
+
+def _launched(
+    forward: Forward, x: Tensor, W: Tensor, R: Tensor, b: Tensor | None, initial, reset: Tensor | None, aux, gates
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Return h in the layout of x, aux, the last states [S, 1, B, H], and gates, after the launch that writes them."""
+    Wx, states, H = nn.functional.linear(x, W), forward.states, R.shape[1] * R.shape[2]
+    h = x.new_empty((*x.shape[:-1], H))
+    last = x.new_empty((states, 1, forward.batch, H), dtype=state_dtype(x.dtype))
+    forward.launch(Wx, R, b, initial, reset, h, aux, last, gates)
+    return h, aux, last, gates
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return type(x) in PLAIN and x.is_cuda
+
+
+def _is_mask(reset: Tensor, x: Tensor, batch: int, steps: int) -> bool:
+    shape = (batch,) if x.dim() == 2 else (batch, steps)
+    return type(reset) is Tensor and reset.dtype == torch.bool and reset.shape == shape and reset.device == x.device
+
+
+def _are_states(states: Sequence[Tensor], network: nn.Module, x: Tensor, batch: int) -> bool:
+    """Return whether these are states as `forward` returns them."""
+    shape, dtype, device = (network.num_layers, batch, network.hidden_size), state_dtype(x.dtype), x.device
+    if len(states) != len(network.cell.states):
+        return False
+    for s in states:
+        if type(s) not in PLAIN or s.dtype != dtype or s.shape != shape or s.device != device or not s.is_contiguous():
+            return False
+    return True
+
+
+def _initial(states: Sequence[Tensor], layer: int) -> Tensor | int:
+    """Return the states of a layer as one tensor, or, if they already follow each other in memory, their address."""
+    if len(states[0]) == 1:
+        first, size = states[0].data_ptr(), states[0].nbytes
+        if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
+            return first
+    return torch.stack([state[layer] for state in states])
+
+
+def _weights(product: nn.Module, recurrent: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Return W, R and b of a layer; None if its modules do more than they say, or are not in the dtype of x."""
+    if not without_hooks(product, recurrent):
+        return None
+    weights = product.weight, recurrent.R, recurrent.b
+    dtype, device = x.dtype, x.device
+    for weight in weights:
+        if weight is not None and (type(weight) not in PLAIN or weight.dtype != dtype or weight.device != device):
+            return None
+    return weights
+
+
+def _found(
+    recurrent: nn.Module, sizes: tuple[int, int, bool], x: Tensor, reset: bool, bias: bool, training: bool
+) -> Found | None:
+    cell, backend, N, D = recurrent.cell, recurrent.backend, recurrent.num_heads, recurrent.head_dim
+    half_bias, tf32 = bias and x.dtype.itemsize == 2, tf32_allowed(x.dtype, x.device)
+    return _forward(cell, backend, N, D, sizes, x.dtype, x.device, reset, half_bias, training, tf32)
+
+
+@lru_cache(maxsize=4096)
+def _forward(
+    cell: Cell,
+    backend: str,
+    heads: int,
+    head_dim: int,
+    sizes: tuple[int, int, bool],
+    dtype: torch.dtype,
+    device: torch.device,
+    reset: bool,
+    half_bias: bool,
+    training: bool,
+    tf32: bool,
+) -> Found | None:
+    """Return the backend and the forward pass of `sizes`: batch, steps, whether time-major. None if it does not run
+    that."""
+    problem = Problem(cell, heads, head_dim, dtype, device, training=training, reset=reset, tf32=tf32)
+    try:
+        chosen = choose(backend, problem)
+        if not isinstance(chosen, CudaFused):
+            return None
+        B, T, time_major = sizes
+        rows, gates = (T, B) if time_major else (B, T), (len(cell.input_gates), heads, head_dim)
+        Wx = torch.empty(*rows, *gates, dtype=dtype, device="meta")
+        Wx = Wx.transpose(0, 1) if time_major else Wx
+        return chosen, chosen.forward_of(cell, Wx, device, reset, half_bias, training=training)
+    except (ValueError, KernelUnavailable):  # the general way reports it, or takes the next backend
+        return None

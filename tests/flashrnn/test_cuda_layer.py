@@ -1,0 +1,135 @@
+"""The short way through layers on a GPU: what it gives to a launch, which the PyTorch loop stands for here."""
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from flashrnn import FlashRNN, cuda_layer
+from flashrnn.dispatch import VANILLA
+from flashrnn.problem import Inputs
+
+B, T, F, H = 3, 4, 5, 6
+OPTIONS = [
+    {},
+    {"num_layers": 2, "batch_first": True},
+    {"bias": False, "num_heads": 2, "function": "gru"},
+    {"function": "slstm", "num_layers": 2},
+]
+
+
+class OnHost:
+    """A forward pass in float64 that writes where a launch would."""
+
+    def __init__(self, cell, heads: int, head_dim: int, sizes: tuple[int, int, bool], training: bool) -> None:
+        self.cell, self.heads, self.head_dim, self.training = cell, heads, head_dim, training
+        (self.batch, self.steps, self.time_major), self.states = sizes, len(cell.states)
+
+    def _rows(self, x: torch.Tensor, *inner: int) -> torch.Tensor:
+        """Return x [B, T, ...], from the memory of a launch."""
+        if self.time_major:
+            return x.view(self.steps, self.batch, *inner).transpose(0, 1)
+        return x.view(self.batch, self.steps, *inner)
+
+    def _run(self, Wx, R, b, initial, reset) -> tuple:
+        b = torch.zeros(len(self.cell.gates), *R.shape[1:3], dtype=R.dtype) if b is None else b
+        return VANILLA.forward(self.cell, Inputs(Wx, R, b, initial, reset), False, self.training)
+
+    def empty_residual(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        N, D = self.heads, self.head_dim
+        Wx = torch.zeros(self.batch, self.steps, len(self.cell.input_gates), N, D, dtype=torch.float64)
+        R = torch.zeros(len(self.cell.recurrent_gates), N, D, D, dtype=torch.float64)
+        (_, aux, _), gates = self._run(Wx, R, None, None, None)
+        return aux, gates
+
+    def launch(self, Wx, R, b, initial, reset, h, aux, last, gates) -> None:
+        N, D = self.heads, self.head_dim
+        if isinstance(initial, int):
+            numbers = (ctypes.c_double * last.numel()).from_address(initial)
+            initial = torch.frombuffer(numbers, dtype=torch.float64).clone()
+        initial = None if initial is None else initial.view(-1, self.batch, N, D)
+        reset = None if reset is None else reset.view(self.batch, self.steps)
+        (of_h, of_aux, of_last), of_gates = self._run(self._rows(Wx, -1, N, D), R, b, initial, reset)
+        self._rows(h, N, D).copy_(of_h)
+        last.view(of_last.shape).copy_(of_last)
+        if aux is not None:
+            aux.copy_(of_aux)
+            gates.copy_(of_gates)
+
+
+@pytest.fixture
+def calls(monkeypatch) -> Iterator[list[tuple]]:
+    """The sizes and whether a backward follows, of each layer that takes the short way."""
+    found = []
+
+    def forward(cell, backend, heads, head_dim, sizes, dtype, device, reset, half_bias, training, tf32):
+        found.append((*sizes, training))
+        return VANILLA, OnHost(cell, heads, head_dim, sizes, training)
+
+    monkeypatch.setattr(cuda_layer, "_forward", forward)
+    monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
+    return found
+
+
+def results(network: FlashRNN, call, x: torch.Tensor, states, reset) -> list[torch.Tensor]:
+    """Return output, last states and all gradients, where the call takes states that do not require gradients."""
+    x = x.clone().requires_grad_()
+    out, last = call(x, states, reset)
+    last = last if isinstance(last, tuple) else (last,)
+    loss = out.sin().sum() + sum((i + 2) * state.square().sum() for i, state in enumerate(last))
+    return [out, *last, *torch.autograd.grad(loss, [x, *network.parameters()])]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("steps", [None, 1, T], ids=["step", "T=1", "T=4"])
+def test_results_and_gradients_are_those_of_the_general_way(calls, options, steps, monkeypatch):
+    torch.manual_seed(0)
+    network = FlashRNN(F, H, dtype=torch.float64, **options)
+    shape = (B,) if steps is None else (B, steps) if network.batch_first else (steps, B)
+    x, reset = torch.randn(*shape, F, dtype=torch.float64), torch.rand(B, steps or 1) < 0.4
+    reset = reset[:, 0] if steps is None else reset
+
+    def short(*arguments) -> tuple:
+        done = cuda_layer.run(network, *arguments)
+        assert done is not None
+        return done
+
+    with torch.no_grad():
+        _, states = short(x, None, None)
+    given = [(None, None), (states, reset)]
+    found = [results(network, short, x, *arguments) for arguments in given]
+    with torch.no_grad():
+        alone = [short(x, *arguments) for arguments in given]
+    time_major = steps is not None and not network.batch_first
+    assert set(calls) == {(B, steps or 1, time_major, training) for training in (False, True)}
+    monkeypatch.setattr(cuda_layer, "run", lambda *_: None)
+    general = network.step if steps is None else network
+    for arguments, with_gradients, (out, last) in zip(given, found, alone, strict=True):
+        expected = results(network, general, x, *arguments)
+        torch.testing.assert_close(with_gradients, expected)
+        torch.testing.assert_close(
+            [out, *(last if isinstance(last, tuple) else (last,))], expected[: 1 + len(network.cell.states)]
+        )
+
+
+def test_states_that_follow_each_other_in_memory_are_not_copied(calls):
+    states = torch.randn(2, 1, B, H, dtype=torch.float64)
+    assert cuda_layer._initial(states.unbind(), 0) == states.data_ptr()
+    apart = [torch.randn(1, B, H) for _ in range(2)]
+    assert torch.equal(cuda_layer._initial(apart, 0), torch.stack([state[0] for state in apart]))
+
+
+WRONG = {
+    "features": (torch.randn(T, B, F + 1), None, None),
+    "states": (torch.randn(T, B, F), (torch.randn(1, B, H),), None),
+    "size of states": (torch.randn(T, B, F), (torch.randn(1, B + 1, H),) * 2, None),
+    "reset": (torch.randn(T, B, F), None, torch.zeros(T, B).bool()),
+    "no sequences": (torch.randn(T, 0, F), None, None),
+    "not dense": (torch.randn(B, T, F).transpose(0, 1), None, None),
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG)
+def test_other_calls_are_left_to_the_general_way(calls, arguments):
+    assert cuda_layer.run(FlashRNN(F, H), *arguments) is None
