@@ -14,8 +14,9 @@ from flashrnn.cells import Cell
 from flashrnn.cells.trace import not_element_wise
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.decoding.add_norm import WARPS, load_add_norm
-from flashrnn.cuda.decoding.step import load_step
+from flashrnn.cuda.decoding.step import exchanged, load_step
 from flashrnn.cuda.decoding.tiling import ModelSpec, unsupported_norms, unsupported_sizes
+from flashrnn.cuda.parameters import Parameter
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import Problem
@@ -85,25 +86,22 @@ class ModelStep:
 
     def __init__(self, model: ResidualModel) -> None:
         self._model, spec = model, model.spec
-        device, dtype, B = model.embedding.device, model.embedding.dtype, spec.kernel.batch
+        device, B = model.embedding.device, spec.kernel.batch
         self._launch, self._blocks = load_step(spec, device.index)
         base = model.embedding
         offsets = [[part.data_ptr() - base.data_ptr() for part in block] for block in model.blocks]
 
-        def buffer(size: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(B, size, dtype=dtype, device=device)
+        def buffer(parameter: Parameter) -> Tensor:
+            shape = [B if size == "B" else size for size in parameter.shape]
+            return torch.zeros(shape, dtype=parameter.dtype, device=device)
 
-        width = model.norm.numel()
-        self._fixed = {
+        self._fixed = {one.name: buffer(one) for one in exchanged(spec)} | {
             "base": base.view(torch.uint8),
             "table": torch.tensor(offsets, device=device),
             "embedding": base,
             "norm": model.norm,
             "head": model.head,
-            "residual": buffer(width, torch.float32),
-            "hidden_state": buffer(width, torch.float32),
-            "hidden": buffer(spec.hidden, dtype),
-            "best": buffer(1, torch.int64),
+            "best": torch.zeros(B, dtype=torch.int64, device=device),
             "counters": torch.zeros(2, dtype=torch.int32, device=device),
             "B": B,
         }

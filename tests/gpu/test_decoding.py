@@ -38,6 +38,10 @@ def build(function, heads, d, dtype, classes=1001, kind=SequenceModel):
         ("gru", 4, 256, torch.float32, 7),
         ("lstm", 12, 768, torch.float32, 8),
         ("elman", 2, 1024, torch.bfloat16, 9),
+        ("lstm", 12, 768, torch.bfloat16, 64),
+        ("lstm", 1, 768, torch.bfloat16, 17),
+        ("slstm", 12, 768, torch.float16, 33),
+        ("gru", 8, 1024, torch.bfloat16, 50),
     ],
 )
 def test_steps_are_those_of_float64(function, heads, d, dtype, batch):

@@ -12,7 +12,7 @@ from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaratio
 
 
 def parameters(spec: ModelSpec) -> Parameters:
-    """Return those of kernels/step.cuh."""
+    """Return those of kernels/step.cuh or kernels/step_of_many.cuh."""
     dtype = spec.kernel.dtype
     width = spec.kernel.heads * spec.kernel.head_dim
 
@@ -26,9 +26,7 @@ def parameters(spec: ModelSpec) -> Parameters:
         weight("norm", width),
         weight("head", spec.classes, width),
         Parameter("tokens", "const i64*", torch.int64, ("B",)),
-        Parameter("residual", "float*", torch.float32, ("B", width)),
-        Parameter("hidden_state", "float*", torch.float32, ("B", width)),
-        Parameter("hidden", "scalar*", dtype, ("B", spec.hidden)),
+        *exchanged(spec),
         Parameter("best", "u64*", torch.int64, ("B",)),
         Parameter("counters", "u32*", torch.int32, (2,)),
         Parameter("logits", "scalar*", dtype, ("B", spec.classes)),
@@ -38,6 +36,22 @@ def parameters(spec: ModelSpec) -> Parameters:
         Parameter("keys", "u32*", torch.int32, ("B",)),
         Parameter("temperature", "const float*", torch.float32, (1,)),
         Parameter("B", "i64"),
+    )
+
+
+def exchanged(spec: ModelSpec) -> Parameters:
+    """Return the parameters through which blocks of threads exchange results."""
+    dtype, width = spec.kernel.dtype, spec.kernel.heads * spec.kernel.head_dim
+    of_both = (
+        Parameter("hidden_state", "float*", torch.float32, ("B", width)),
+        Parameter("hidden", "scalar*", dtype, ("B", spec.hidden)),
+    )
+    if not tiling(spec).many:
+        return *of_both, Parameter("residual", "float*", torch.float32, ("B", width))
+    return (
+        *of_both,
+        Parameter("normalized", "scalar*", dtype, ("B", width)),
+        Parameter("parts", "float*", torch.float32, (spec.hidden // width, "B", width)),
     )
 
 
@@ -52,11 +66,16 @@ def load_step(spec: ModelSpec, device: int) -> tuple[Callable[[int, Mapping[str,
 def compile_step(spec: ModelSpec) -> tuple[Binary, StepTiling]:
     """Return the kernel, compiled for the GPU of the spec, and its tiling."""
     chosen = tiling(spec)
-    header, arch = "decoding/kernels/step.cuh", spec.kernel.gpu.arch
     made_for = f"a step of {spec.blocks} blocks, {spec.kernel}"
-    return build(source(spec, chosen), header, "flashrnn_step", arch, made_for), chosen
+    return build(source(spec, chosen), *header_and_entry(chosen), spec.kernel.gpu.arch, made_for), chosen
+
+
+def header_and_entry(chosen: StepTiling) -> tuple[str, str]:
+    """Return the kernel's file and its name."""
+    name = "step_of_many" if chosen.many else "step"
+    return f"decoding/kernels/{name}.cuh", f"flashrnn_{name}"
 
 
 def source(spec: ModelSpec, chosen: StepTiling) -> str:
-    """Return the source before kernels/step.cuh."""
+    """Return the source before the kernel's."""
     return "\n".join((prelude(spec, chosen), declaration(parameters(spec))))

@@ -32,7 +32,8 @@ def on_host(monkeypatch):
         def load_step(spec, device):
             layout, parameters = tiling(spec), step.parameters(spec)
             source = step.source(spec, layout)
-            program = compile_for_host("flashrnn_step", source, "decoding/kernels/step.cuh")
+            header, entry = step.header_and_entry(layout)
+            program = compile_for_host(entry, source, header)
             kernel = HostKernel(program, parameters, None, 32 * WARPS, shared_bytes(spec, layout))
             return kernel.launch, blocks
 
@@ -101,6 +102,10 @@ def expected(model, tokens):
         # no more slots than chunks that are multiplied at once
         (GRU, 2, 16, 2, torch.float32, 3, 4, 1),
         pytest.param(PEEPHOLE_LSTM, 1, 128, 8, torch.bfloat16, 7, 8, 2, marks=pytest.mark.slow),
+        # many sequences, of which no block or some blocks have two; a batch that fills no tile
+        (LSTM, 2, 32, 19, torch.bfloat16, 5, 24, 2),
+        pytest.param(GRU, 1, 64, 64, torch.float16, 11, 4, 2, marks=pytest.mark.slow),
+        pytest.param(SLSTM, 2, 32, 33, torch.bfloat16, 40, 24, 1, marks=pytest.mark.slow),
     ],
 )
 def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots, steps):

@@ -6,13 +6,16 @@
 struct CountingBarrier {
   u32 *counter, expected = 0;
   DEVICE explicit CountingBarrier(u32* counter) : counter(counter) {}
-  // Releases what the block has written.
-  DEVICE void arrive() {
+  // Releases what the block has written, as one of `blocks` whose results the next wait() is for; each of them has waited for
+  // those before.
+  DEVICE void arrive(int blocks = GRID) {
     __syncthreads();
     if (threadIdx.x == 0) signal(counter);
-    expected += GRID;
+    pass(blocks);
   }
-  // Waits for what all blocks wrote before they arrived last.
+  // Called in place of arrive() by the other blocks.
+  DEVICE void pass(int blocks) { expected += blocks; }
+  // Waits for what all these blocks wrote before they arrived last.
   DEVICE void wait() const {
     if (threadIdx.x == 0) await(counter, expected);
     __syncthreads();

@@ -1,40 +1,20 @@
-// One token of each of B sequences through a language model of residual recurrent blocks, in one cooperative launch.
+// One token of each of few sequences through a language model of residual recurrent blocks, in one cooperative launch.
 //
 // The residual blocks, x + norm(h) and x + down(gelu(up(norm(x)))), are three phases, whose results the blocks of the grid
 // exchange: h, from gates and cell; the hidden layer of the MLP; the residual stream x. A block computes tiles of eight rows of
 // each matrix, for all sequences, and in the first phase all gates of eight units. Every block reads the whole residual stream
 // and computes norms of it by itself: that is less than another exchange takes.
 #pragma once
-#include "decoding/kernels/draw.cuh"
-#include "decoding/kernels/exchange.cuh"
-#include "decoding/kernels/products.cuh"
-#include "kernels/memory.cuh"
+#include "decoding/kernels/phases.cuh"
 
-// Loads a row that other blocks wrote.
-DEVICE void load_exchanged(Row& row, const float* from) {
-  row.for_each([&](float (&v)[4], int at) {
-    const uint4 words = load_exchanged(reinterpret_cast<const uint4*>(from + at), true);
-    v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
-  });
-}
+struct Shared : Products {
+  float stream[SEQS][WIDTH];               // the residual stream
+  float residual[SEQS][OUTPUT_TILES * 8];  // of the rows of `down` that the block computes
+  scalar operand[SEQS * OPERAND_STRIDE];
+};
+static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
 
-// The gate that is number k of its class.
-DEVICE constexpr int gate_of(const int (&places)[GATES], int k) {
-  for (int j = 0; j < GATES; j++)
-    if (places[j] == k) return j;
-  return 0;
-}
-
-DEVICE float gelu(float x) { return 0.5f * x * (1.0f + op_erf(x * 0.70710678f)); }
-
-// A float, and an index of which the smaller is preferred, as a number of the same order.
-DEVICE u64 ordered(float x, u32 index) {
-  const u32 bits = __float_as_uint(x);
-  return u64(bits >> 31 ? ~bits : bits | 0x80000000u) << 32 | ~index;
-}
-
-// What the phases share. Each begins with copies of weights, before it waits for the results of the last one, so that nobody
-// waits for copies. residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
+// residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
 struct Step {
   Shared& shared;
   const Model& model;
@@ -91,9 +71,6 @@ struct Step {
     const int lane = threadIdx.x % 32, unit0 = (first_unit_tile() + i * GRID) * 8, unit = unit0 + lane % 8;
     float* state = model.at<float>(block, STATE);
     const scalar* bias = model.at(block, BIAS);
-    // R h depends on nothing of this step: it is computed before the residual stream arrives.
-    Operand h_before;
-    load_operand(h_before, D / VECTOR, B, [&](int sequence, int at) { return rounded(state + sequence * WIDTH + unit0 / D * D + at); });
     float old[WARP_SEQS][STATES], b[GATES];
     for_each_sequence(B, [&](int sequence, int n) {
 #pragma unroll
@@ -102,16 +79,14 @@ struct Step {
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
     Sums c[GATES] = {};
-    // Chunks are in the order of the gates of their class.
-    auto of_recurrent = [&](auto k) -> Sums& { constexpr int gate = gate_of(RECURRENT_OF, k); return c[gate]; };
-    auto of_input = [&](auto k) -> Sums& { constexpr int gate = gate_of(INPUT_OF, k); return c[gate]; };
     weights.refill();
-    weights.multiply<GR>(of_recurrent, [&](int) -> const Operand& { return h_before; }, D / VECTOR);
+    add_recurrent(weights, state, unit0, B, c);  // before the residual stream arrives
     if constexpr (SLOTS < GR + GI) {
       __syncthreads();
       weights.refill();
     }
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
+    auto of_input = [&](auto k) -> Sums& { constexpr int gate = gate_of(INPUT_OF, k); return c[gate]; };
     weights.multiply<GI>(of_input, [&](int) -> const Operand& { return operand; }, VECTORS);
 #pragma unroll
     for (int j = 0; j < GATES; j++) store_sums(shared, j, c[j]);
@@ -156,19 +131,9 @@ struct Step {
       });
       load_normalized(operand);
     }
-    multiply_rows(shared, weights, operand, HIDDEN_TILES, B, [&](int sequence, int, int row, float sum) {
+    multiply_rows(shared, weights, operand, blockIdx.x, HIDDEN_TILES, B, [&](int sequence, int, int row, float sum) {
       if (row < HIDDEN) hidden[sequence * HIDDEN + row] = scalar(gelu(sum));
     });
-  }
-
-  // Called when all blocks have read h of the step before.
-  DEVICE void store_h(int block) {
-    float* state = model.at<float>(block, STATE);
-    for (int i = 0; i < unit_tiles; i++)
-      for (int cell = threadIdx.x; cell < B * 8; cell += THREADS) {
-        const int at = cell / 8 * WIDTH + (first_unit_tile() + i * GRID) * 8 + cell % 8;
-        state[at] = hidden_state[at];
-      }
   }
 
   // Third phase: the residual stream after the MLP.
@@ -208,34 +173,10 @@ struct Step {
       });
     }
   }
-
-  // Writes logits [B, CLASSES] and raises best [B] to the largest of them or, with keys [B], of their scores in a draw; each
-  // unless it is null.
-  DEVICE void compute_logits(const scalar* norm, scalar* logits, u64* best, const u32* keys, const float* temperature) {
-    weights.refill();
-    Operand operand;
-    begin(operand, BLOCKS, norm);
-    u64 largest[WARP_SEQS] = {};
-    multiply_rows(shared, weights, operand, CLASS_TILES, B, [&](int sequence, int n, int row, float sum) {
-      if (row >= CLASSES) return;
-      const scalar logit = scalar(sum);
-      if (logits) logits[i64(sequence) * CLASSES + row] = logit;
-      const float score = keys ? score_of_draw(float(logit) / *temperature, keys[sequence], row) : float(logit);
-      largest[n] = max(largest[n], ordered(score, row));
-    });
-    if (!best) return;
-    for_each_sequence(B, [&](int sequence, int n) {
-#pragma unroll
-      for (int other = 1; other < 32; other *= 2) largest[n] = max(largest[n], __shfl_xor_sync(0xffffffffu, largest[n], other));
-      if (threadIdx.x % 32 == 0) raise_to(best + sequence, largest[n]);
-    });
-  }
 };
 
-// PARAMETERS: types and shapes are in step.py. tokens, at most SEQS of them -> logits, unless null; chosen, unless null: the
-// tokens of the largest logits, or drawn by keys, unless null, which move on; history, unless null: they are its row *cursor,
-// which moves on. table: as in `Model`. residual, hidden_state and hidden: as in `Step`. counters and best are zero before and
-// after.
+// PARAMETERS: types and shapes are in step.py. tokens, at most SEQS of them -> logits and chosen tokens, as `Choice` has them.
+// table: as in `Model`. residual, hidden_state and hidden: as in `Step`. counters are zero before and after.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_step(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
@@ -244,6 +185,7 @@ flashrnn_step(PARAMETERS) {
   const Model model{base, shared.table};
   Weights weights(model, head, shared.slots, shared.barriers);
   CountingBarrier grid(counters);
+  const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
   Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, B,
             tiles_from(first_unit_tile(), UNIT_TILES)};
   __syncthreads();
@@ -254,21 +196,17 @@ flashrnn_step(PARAMETERS) {
     grid.arrive();
     step.compute_hidden(block);
     grid.arrive();
-    step.store_h(block);
+    store_h(model.at<float>(block, STATE), hidden_state, B);
     step.compute_stream();
     grid.arrive();
   }
-  step.compute_logits(norm, logits, chosen ? best : nullptr, keys, temperature);
+  weights.refill();
+  Operand operand;
+  step.begin(operand, BLOCKS, norm);
+  choice.compute(shared, weights, operand, B);
 
   if (last_of_grid(counters + 1)) {
-    for (int sequence = threadIdx.x; chosen && sequence < B; sequence += THREADS) {
-      chosen[sequence] = u32(~best[sequence]);
-      if (history) history[*cursor * B + sequence] = chosen[sequence];
-      if (keys) keys[sequence] += NEXT_KEY;
-      best[sequence] = 0;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0 && history) ++*cursor;
+    choice.finish(B);
     if (threadIdx.x == 0) counters[0] = counters[1] = 0;
   }
 }

@@ -44,11 +44,18 @@ struct Model {
   }
 };
 
-// The tiles that this block multiplies, of `tiles`, are first, first + GRID, ...: how many there are.
-DEVICE int tiles_from(int first, int tiles) { return first < tiles ? (tiles - 1 - first) / GRID + 1 : 0; }
-// The last blocks have no tile of units; they begin with those of the output, of which the first ones have none.
+// The tiles that this block multiplies, of `tiles`, are first, first + step, ...: how many there are.
+DEVICE int tiles_from(int first, int tiles, int step = GRID) { return first < tiles ? (tiles - 1 - first) / step + 1 : 0; }
 DEVICE int first_unit_tile() { return blockIdx.x; }
-DEVICE int first_output_tile() { return GRID - 1 - blockIdx.x; }
+// Of the matrix from HIDDEN to WIDTH, a block multiplies its tiles with all slices of the hidden layer; the last blocks, which
+// have no tile of units, begin. With MANY sequences it reads one slice, and has tiles of its group of SLICES blocks.
+constexpr int OUTPUT_STEP = MANY ? GRID / SLICES : GRID;
+constexpr int OUTPUT_SLICES = MANY ? 1 : SLICES;
+DEVICE int output_slice() { return MANY ? blockIdx.x % SLICES : 0; }
+DEVICE int first_output_tile() {
+  if constexpr (MANY) return blockIdx.x < OUTPUT_STEP * SLICES ? blockIdx.x / SLICES : UNIT_TILES;
+  return GRID - 1 - blockIdx.x;
+}
 
 using Operand = uint4[WARP_VECTORS][SEQ_TILES][2];  // of a product: the lane's part of the warp's vectors of each sequence
 using Sums = float[SEQ_TILES][1][4];                // of a warp: a tile of rows by all sequences
@@ -68,7 +75,7 @@ struct Weights {
       : model(model), head(head), slots(shared_address(slots_of_block)), barriers(shared_address(barriers_of_block)) {
     unit_chunks = tiles_from(first_unit_tile(), UNIT_TILES) * (GR + GI);
     up_chunks = unit_chunks + tiles_from(blockIdx.x, HIDDEN_TILES);
-    of_block = up_chunks + tiles_from(first_output_tile(), UNIT_TILES) * SLICES;
+    of_block = up_chunks + tiles_from(first_output_tile(), UNIT_TILES, OUTPUT_STEP) * OUTPUT_SLICES;
     head_chunks = tiles_from(blockIdx.x, CLASS_TILES);
     if (of_block == 0) block = BLOCKS;
     if (threadIdx.x == 0)
@@ -98,7 +105,8 @@ struct Weights {
       const i64 row = (blockIdx.x + (i - unit_chunks) * GRID) * 8;
       copy(model.at(block, UP) + row * WIDTH, WIDTH, WIDTH, 8);
     } else {
-      const int tile = first_output_tile() + (i - up_chunks) / SLICES * GRID, slice = (i - up_chunks) % SLICES;
+      const int tile = first_output_tile() + (i - up_chunks) / OUTPUT_SLICES * OUTPUT_STEP;
+      const int slice = output_slice() + (i - up_chunks) % OUTPUT_SLICES;
       copy(model.at(block, DOWN) + i64(tile) * 8 * HIDDEN + slice * WIDTH, HIDDEN, WIDTH, 8);
     }
   }
@@ -117,7 +125,7 @@ struct Weights {
   DEVICE void multiply(S sums, O operand, int vectors, int count = K) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // Of AT_ONCE chunks the rows are loaded before any is multiplied, so that products of several chunks are under way.
-    constexpr int AT_ONCE = K * WARP_VECTORS <= 16 ? K : 1;
+    constexpr int AT_ONCE = K * WARP_VECTORS * SEQ_TILES <= 16 ? K : 1;
     each<K>([&](auto first) {
       if constexpr (first % AT_ONCE == 0) {
         uint4 rows[AT_ONCE][WARP_VECTORS];
