@@ -14,6 +14,7 @@ from flashrnn.cells import Cell
 from flashrnn.cells.trace import not_element_wise
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.decoding.add_norm import WARPS, load_add_norm
+from flashrnn.cuda.decoding.choose import MOST_CLASSES, load_choose
 from flashrnn.cuda.decoding.step import exchanged, load_step
 from flashrnn.cuda.decoding.tiling import ModelSpec, unsupported_norms, unsupported_sizes
 from flashrnn.cuda.parameters import Parameter
@@ -132,6 +133,50 @@ class ModelStep:
         results = {"logits": logits, "chosen": chosen, "history": history, "cursor": cursor}
         results |= {"keys": keys, "temperature": temperature}
         self._launch(self._blocks, self._fixed | {"tokens": tokens} | results)
+
+
+def unsupported_choice(logits: Tensor) -> str | None:
+    """Return why `choose` does not serve logits [B, C]; None if it does."""
+    if logits.device.type != "cuda" or torch.version.hip:
+        return f"it runs on NVIDIA GPUs, not on {logits.device.type}"
+    if not device_gpu(logits.device.index).clusters:
+        return f"{device_gpu(logits.device.index).name} has no clusters of blocks"
+    if logits.dtype not in _DTYPES or logits.stride(1) != 1:
+        return "logits are not rows of bfloat16, float16 or float32"
+    return None if logits.shape[1] <= MOST_CLASSES else f"more than {MOST_CLASSES} classes"
+
+
+def choose(
+    logits: Tensor,
+    chosen: Tensor,
+    counter: Tensor,
+    settings: Tensor,
+    top_k: int = 0,
+    keys: Tensor | None = None,
+    seen: Tensor | None = None,
+    history: Tensor | None = None,
+    cursor: Tensor | None = None,
+) -> None:
+    """Choose a class for each row of logits: the likeliest one or, with `keys`, one that is drawn.
+
+    Args:
+        logits: [B, C], for which `unsupported_choice` returns None.
+        chosen: int64 [B], which is written.
+        counter: int32 [1], zero before and after.
+        settings: float32 [4]: temperature; the probability that the likeliest classes have together from which is drawn
+            (top_p); the logarithm of the least probability of a class, as a share of the likeliest one's (min_p); and
+            what the logits of seen classes are divided by, or multiplied if they are negative.
+        top_k: from so many likeliest classes is drawn, and from those whose logit equals the last one's; 0: from all.
+        keys: int32 [B], random numbers of the draw, which become those of the next one.
+        seen: bool [B, C], or None: classes to penalize; the chosen ones become some.
+        history: int64 [H, B], or None: the classes are also written to its row `cursor`.
+        cursor: int64 [1], which increases by one.
+    """
+    B, C = logits.shape
+    arguments = {"logits": logits, "stride": logits.stride(0), "C": C, "seen": seen, "keys": keys, "settings": settings}
+    results = {"chosen": chosen, "history": history, "cursor": cursor, "counter": counter}
+    launch = load_choose(C, logits.dtype, logits.device.index)
+    launch(B, arguments | {"top_k": top_k if top_k < C else 0} | results)
 
 
 def unsupported_add_norm(x: Tensor, head_dim: int) -> str | None:

@@ -23,12 +23,6 @@ DEVICE constexpr int gate_of(const int (&places)[GATES], int k) {
 
 DEVICE float gelu(float x) { return 0.5f * x * (1.0f + op_erf(x * 0.70710678f)); }
 
-// A float, and an index of which the smaller is preferred, as a number of the same order.
-DEVICE u64 ordered(float x, u32 index) {
-  const u32 bits = __float_as_uint(x);
-  return u64(bits >> 31 ? ~bits : bits | 0x80000000u) << 32 | ~index;
-}
-
 // Adds to the sums of all gates of eight units the products with R, of h [B, WIDTH] of the step before. Chunks are in the order
 // of the gates of their class.
 DEVICE void add_recurrent(Weights& weights, const float* h, int unit0, i64 B, Sums (&c)[GATES]) {
