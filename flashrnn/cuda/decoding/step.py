@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from flashrnn.cuda.build import Binary, build
-from flashrnn.cuda.decoding.tiling import COLUMNS, WARPS, ModelSpec, StepTiling, prelude, shared_bytes, tiling
+from flashrnn.cuda.decoding.tiling import COLUMNS, THREADS, ModelSpec, StepTiling, padding, prelude, shared_bytes, tiling
 from flashrnn.cuda.launch import load
 from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaration
 
@@ -41,17 +41,18 @@ def parameters(spec: ModelSpec) -> Parameters:
 
 def exchanged(spec: ModelSpec) -> Parameters:
     """Return the parameters through which blocks of threads exchange results."""
-    dtype, width = spec.kernel.dtype, spec.kernel.heads * spec.kernel.head_dim
+    dtype, width, many = spec.kernel.dtype, spec.kernel.heads * spec.kernel.head_dim, tiling(spec).many
+    slices, row = (spec.hidden // width, width + padding(dtype)) if many else (1, spec.hidden)
     of_both = (
         Parameter("hidden_state", "float*", torch.float32, ("B", width)),
-        Parameter("hidden", "scalar*", dtype, ("B", spec.hidden)),
+        Parameter("hidden", "scalar*", dtype, (slices, "B", row)),
     )
-    if not tiling(spec).many:
+    if not many:
         return *of_both, Parameter("residual", "float*", torch.float32, ("B", width))
     return (
         *of_both,
-        Parameter("normalized", "scalar*", dtype, ("B", width)),
-        Parameter("parts", "float*", torch.float32, (spec.hidden // width, "B", width)),
+        Parameter("normalized", "scalar*", dtype, ("B", row)),
+        Parameter("parts", "float*", torch.float32, (slices, "B", width)),
     )
 
 
@@ -59,7 +60,7 @@ def exchanged(spec: ModelSpec) -> Parameters:
 def load_step(spec: ModelSpec, device: int) -> tuple[Callable[[int, Mapping[str, Argument]], None], int]:
     """Return launches of the kernel on a GPU, and of how many blocks of threads."""
     binary, chosen = compile_step(spec)
-    kernel = load(binary, parameters(spec), device, 32 * WARPS, shared_bytes(spec, chosen), 1, True)
+    kernel = load(binary, parameters(spec), device, THREADS, shared_bytes(spec, chosen), 1, True)
     return kernel.launch, spec.kernel.gpu.multiprocessors
 
 

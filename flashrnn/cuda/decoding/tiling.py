@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
 
 _VECTOR = 64  # bytes of a row that four lanes load at once
 COLUMNS = 9  # of the table of addresses
-WARPS = 8  # of a block of threads
-_MOST_SLOTS = 24
+WARPS = 8  # of a block of threads that multiply
+THREADS = 32 * (WARPS + 4)  # one more warpgroup copies weights
+_MOST_SLOTS, _FEWEST_SLOTS = 24, 4
 _FEW = 16  # sequences at most of kernels/step.cuh; of more, kernels/step_of_many.cuh
 _MOST_WIDTH = 1024  # of which the registers of a warp hold a row and what is multiplied with it
 
@@ -74,7 +77,7 @@ def unsupported_norms(width: int, head_dim: int) -> str | None:
 def tiling(spec: ModelSpec) -> StepTiling | None:
     """Return the tiling of a model; None if there is none."""
     sequences = next(size for size in (8, 16, 32, 64) if size >= spec.kernel.batch)
-    for slots in range(_MOST_SLOTS, _fewest_slots(spec, sequences) - 1, -1):
+    for slots in range(_MOST_SLOTS, _FEWEST_SLOTS - 1, -1):
         found = StepTiling(slots, sequences)
         if shared_bytes(spec, found) <= spec.kernel.gpu.shared_per_block:
             return found
@@ -84,27 +87,26 @@ def tiling(spec: ModelSpec) -> StepTiling | None:
 def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:
     """Return the bytes of `Shared` in kernels/step.cuh or kernels/step_of_many.cuh."""
     size, width = spec.kernel.dtype.itemsize, _width(spec)
-    slots = tiling.slots * (8 * (width * size + _VECTOR) + 8)  # and a barrier for each
-    sums = WARPS * _sums(spec) * tiling.sequences * 8 * 4
+    slots = tiling.slots * (8 * (width * size + _VECTOR) + 16)  # and two barriers for each
     table = 8 * spec.blocks * COLUMNS
-    products = -(-(slots + sums + table) // 16) * 16
+    products = _aligned(slots + table + 4)
+    operand = tiling.sequences * (width * size + _VECTOR)
     if tiling.many:
-        return products + _stream_rows(spec, tiling) * width * 4
+        sums = WARPS * _sums(spec) * 4 * 32 * 4
+        stream = _stream_rows(spec, tiling) * width * 4
+        return _aligned(products + operand + sums + stream + 8 * (tiling.sequences // 16))
+    sums = WARPS * _sums(spec) * tiling.sequences * 8 * 4
     stream = tiling.sequences * width * 4
     residual = tiling.sequences * _output_tiles(spec) * 8 * 4
-    operand = tiling.sequences * (width * size + _VECTOR)
-    return products + stream + residual + operand
+    return products + sums + stream + residual + operand
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 16) * 16
 
 
 def _width(spec: ModelSpec) -> int:
     return spec.kernel.heads * spec.kernel.head_dim
-
-
-def _fewest_slots(spec: ModelSpec, sequences: int) -> int:
-    """Return how many chunks are multiplied before the next ones are copied."""
-    cell = spec.kernel.cell
-    slices = spec.hidden // _width(spec) if sequences <= _FEW else 1
-    return max(_sums(spec), len(cell.recurrent_gates), len(cell.input_gates), slices)
 
 
 def _sums(spec: ModelSpec) -> int:
@@ -128,6 +130,11 @@ def _stream_rows(spec: ModelSpec, tiling: StepTiling) -> int:
     return -(-tiling.sequences // _row_blocks(spec, tiling))
 
 
+def padding(dtype: torch.dtype) -> int:
+    """Return how many numbers follow each row of an operand in shared memory, so that two rows are in different banks."""
+    return _VECTOR // dtype.itemsize
+
+
 def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
     """Return the source before the kernel's."""
     constants = {
@@ -138,7 +145,6 @@ def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
         "WARPS": WARPS,
         "SLOTS": tiling.slots,
         "SEQS": tiling.sequences,
-        "SEQ_TILES": -(-tiling.sequences // 16),
         "MANY": tiling.many,
         "OUTPUT_TILES": _output_tiles(spec),
         "ROW_BLOCKS": _row_blocks(spec, tiling),

@@ -10,7 +10,7 @@ from flashrnn import decoding, flashrnn, get_cell
 from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cuda.decoding import step
 from flashrnn.cuda.decoding import tiling as tilings
-from flashrnn.cuda.decoding.tiling import WARPS, ModelSpec, shared_bytes, tiling, unsupported_sizes
+from flashrnn.cuda.decoding.tiling import THREADS, ModelSpec, shared_bytes, tiling, unsupported_sizes
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel
 from flashrnn.gpu import named_gpu
@@ -34,7 +34,7 @@ def on_host(monkeypatch):
             source = step.source(spec, layout)
             header, entry = step.header_and_entry(layout)
             program = compile_for_host(entry, source, header)
-            kernel = HostKernel(program, parameters, None, 32 * WARPS, shared_bytes(spec, layout))
+            kernel = HostKernel(program, parameters, None, THREADS, shared_bytes(spec, layout))
             return kernel.launch, blocks
 
         monkeypatch.setattr(decoding, "load_step", load_step)

@@ -1,10 +1,18 @@
-// What the phases of a step share, for few and for many sequences. Each phase begins with copies of weights, before it waits for
-// the results of the last one, so that nobody waits for copies.
+// What the phases of a step share, for few and for many sequences.
 #pragma once
 #include "decoding/kernels/draw.cuh"
 #include "decoding/kernels/exchange.cuh"
 #include "decoding/kernels/products.cuh"
 #include "kernels/memory.cuh"
+
+constexpr int UNIT_BLOCKS = UNIT_TILES < GRID ? UNIT_TILES : GRID;  // that have tiles of units
+
+// Called by all threads of a block, before anything else.
+DEVICE void begin(Products& shared, const i64* table) {
+  for (int i = threadIdx.x; i < BLOCKS * ENTRIES; i += blockDim.x) shared.table[i] = table[i];
+  if (threadIdx.x == 0) shared.slots.init();
+  __syncthreads();
+}
 
 // Loads a row that other blocks wrote.
 DEVICE void load_exchanged(Row& row, const float* from) {
@@ -12,6 +20,12 @@ DEVICE void load_exchanged(Row& row, const float* from) {
     const uint4 words = load_exchanged(reinterpret_cast<const uint4*>(from + at), true);
     v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
   });
+}
+
+// Divides the registers between the warps that multiply and the warpgroup that copies, which needs few.
+DEVICE bool is_copying() {
+  if (threadIdx.x < THREADS) return take_registers<240>(), false;
+  return give_registers<24>(), true;
 }
 
 // The gate that is number k of its class.
@@ -29,7 +43,7 @@ DEVICE void add_recurrent(Weights& weights, const float* h, int unit0, i64 B, Su
   Operand h_before;
   load_operand(h_before, D / VECTOR, B, [&](int sequence, int at) { return rounded(h + sequence * WIDTH + unit0 / D * D + at); });
   auto of_recurrent = [&](auto k) -> Sums& { constexpr int gate = gate_of(RECURRENT_OF, k); return c[gate]; };
-  weights.multiply<GR>(of_recurrent, [&](int) -> const Operand& { return h_before; }, D / VECTOR);
+  weights.multiply<GR>(of_recurrent, [&](int, int i) -> const Vectors& { return h_before[i]; }, D / VECTOR);
 }
 
 // Copies h [B, WIDTH] of this block's units to their state, when all blocks have read the one before.
@@ -51,22 +65,20 @@ struct Choice {
   u32* keys;              // they move on
   const float* temperature;
 
-  // The operand is the input of the output layer.
-  DEVICE void compute(Products& shared, Weights& weights, const Operand& operand, i64 B) const {
-    u64 largest[WARP_SEQS] = {};
-    multiply_rows(shared, weights, operand, blockIdx.x, CLASS_TILES, B, [&](int sequence, int n, int row, float sum) {
-      if (row >= CLASSES) return;
-      const scalar logit = scalar(sum);
-      if (logits) logits[i64(sequence) * CLASSES + row] = logit;
-      const float score = keys ? score_of_draw(float(logit) / *temperature, keys[sequence], row) : float(logit);
-      largest[n] = max(largest[n], ordered(score, row));
-    });
+  // Returns a class's place among those of the sequence: the largest is chosen.
+  DEVICE u64 rate(int sequence, int row, float sum) const {
+    const scalar logit = scalar(sum);
+    if (logits) logits[i64(sequence) * CLASSES + row] = logit;
+    const float score = keys ? score_of_draw(float(logit) / *temperature, keys[sequence], row) : float(logit);
+    return ordered(score, row);
+  }
+  // Of what LANES lanes, which have rated classes of the same sequence, have found.
+  template <int LANES>
+  DEVICE void raise(int sequence, u64 largest) const {
     if (!chosen) return;
-    for_each_sequence(B, [&](int sequence, int n) {
 #pragma unroll
-      for (int other = 1; other < 32; other *= 2) largest[n] = max(largest[n], __shfl_xor_sync(0xffffffffu, largest[n], other));
-      if (threadIdx.x % 32 == 0) raise_to(best + sequence, largest[n]);
-    });
+    for (int other = 1; other < LANES; other *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+    if (threadIdx.x % LANES == 0) raise_to(best + sequence, largest);
   }
   // Called by the last block.
   DEVICE void finish(i64 B) const {
@@ -76,7 +88,7 @@ struct Choice {
       if (keys) keys[sequence] += NEXT_KEY;
       best[sequence] = 0;
     }
-    __syncthreads();
+    sync();
     if (threadIdx.x == 0 && history) ++*cursor;
   }
 };

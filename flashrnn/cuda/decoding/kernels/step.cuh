@@ -7,12 +7,65 @@
 #pragma once
 #include "decoding/kernels/phases.cuh"
 
+constexpr int WARP_SEQS = (SEQS + WARPS - 1) / WARPS;
+// Slices of the hidden layer that are loaded at once: as many as registers hold.
+constexpr int SLICES_AT_ONCE = WARP_VECTORS * SEQS <= 24 ? SLICES < 4 ? SLICES : 4 : SLICES < 2 ? 1 : 2;
+
 struct Shared : Products {
+  float sums[WARPS][SEQS][TILES][8];       // of tile k of a sequence at place(k, sequence)
   float stream[SEQS][WIDTH];               // the residual stream
   float residual[SEQS][OUTPUT_TILES * 8];  // of the rows of `down` that the block computes
   scalar operand[SEQS * OPERAND_STRIDE];
+  // So that a warp reads sums of four tiles, and writes those of eight sequences, from all banks.
+  DEVICE static int place(int tile, int sequence) { return tile ^ sequence & 3; }
 };
 static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
+
+// Calls f(sequence, n) for each sequence of the warp, number n of WARP_SEQS.
+template <class F>
+DEVICE void for_each_sequence(i64 B, F f) {
+#pragma unroll
+  for (int n = 0; n < WARP_SEQS; n++) {
+    const int sequence = n * WARPS + threadIdx.x / 32;
+    if (sequence < B) f(sequence, n);
+  }
+}
+
+DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
+  const int quad = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < (SEQS > 8 ? 2 : 1); half++) {
+    const int sequence = half * 8 + quad;
+    *reinterpret_cast<float2*>(&shared.sums[threadIdx.x / 32][sequence][shared.place(tile, sequence)][column]) =
+        make_float2(c[0][0][2 * half], c[0][0][2 * half + 1]);
+  }
+}
+DEVICE float sum_of_warps(const Shared& shared, int tile, int sequence, int row) {
+  float sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < WARPS; warp++) sum += shared.sums[warp][sequence][shared.place(tile, sequence)][row];
+  return sum;
+}
+
+// Multiplies the operand by this block's tiles of a matrix of `tiles` tiles, and calls f(sequence, n, row, sum) for each
+// result, n as in for_each_sequence, by all lanes of a warp at once; f has to leave out rows beyond the matrix.
+template <class F>
+DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, int tiles, i64 B, F f) {
+#pragma unroll 1
+  for (int first = blockIdx.x; first < tiles; first += TILES * GRID) {
+    Sums c[TILES] = {};
+    weights.multiply<TILES>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS,
+                            tiles_from(first, tiles));
+    if (first >= TILES * GRID) sync();  // all threads have read the previous sums
+#pragma unroll
+    for (int k = 0; k < TILES; k++) store_sums(shared, k, c[k]);
+    sync();
+    for_each_sequence(B, [&](int sequence, int n) {
+      for (int i = threadIdx.x % 32; i < TILES * 8; i += 32)
+        f(sequence, n, (first + i / 8 * GRID) * 8 + i % 8, sum_of_warps(shared, i / 8, sequence, i % 8));
+    });
+  }
+}
 
 // residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
 struct Step {
@@ -33,7 +86,7 @@ struct Step {
     else load_exchanged(row, residual + sequence * WIDTH);
   }
   DEVICE void load_normalized(Operand& operand) const {
-    __syncthreads();
+    sync();
     load_operand(operand, VECTORS, B, [&](int sequence, int at) {
       return *reinterpret_cast<const uint4*>(&shared.operand[sequence * OPERAND_STRIDE + at]);
     });
@@ -55,16 +108,14 @@ struct Step {
 
   // First phase: gates and cell of this block's units.
   DEVICE void compute_h(int block) {
-    if (unit_tiles == 0) {
-      weights.refill();
-      if (block > 0) grid.wait();
-    }
+    if (unit_tiles == 0) return grid.pass(UNIT_BLOCKS);
     Operand operand;
 #pragma unroll 1
     for (int i = 0; i < unit_tiles; i++) {
-      if (i > 0) __syncthreads();
+      if (i > 0) sync();
       compute_h_of(i, block, operand);
     }
+    grid.arrive(UNIT_BLOCKS);
   }
   // Of a tile of units; the first one sets the operand for all.
   DEVICE void compute_h_of(int i, int block, Operand& operand) {
@@ -79,18 +130,13 @@ struct Step {
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
     Sums c[GATES] = {};
-    weights.refill();
     add_recurrent(weights, state, unit0, B, c);  // before the residual stream arrives
-    if constexpr (SLOTS < GR + GI) {
-      __syncthreads();
-      weights.refill();
-    }
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
     auto of_input = [&](auto k) -> Sums& { constexpr int gate = gate_of(INPUT_OF, k); return c[gate]; };
-    weights.multiply<GI>(of_input, [&](int) -> const Operand& { return operand; }, VECTORS);
+    weights.multiply<GI>(of_input, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
 #pragma unroll
     for (int j = 0; j < GATES; j++) store_sums(shared, j, c[j]);
-    __syncthreads();
+    sync();
     for_each_sequence(B, [&](int sequence, int n) {
       // Lane 8 j + r sums gate j of unit r; then all lanes of a unit compute the cell.
       float sums[TILES / 4], g[GATES], fresh[STATES];
@@ -112,7 +158,6 @@ struct Step {
     {
       Row x, h, head_weight, mlp_weight;
       if (threadIdx.x / 32 < B) head_weight.load(model.at(block, HEAD_NORM)), mlp_weight.load(model.at(block, MLP_NORM));
-      weights.refill();
       grid.wait();
       for_each_sequence(B, [&](int sequence, int) {
         if (unit_tiles > 0) x.load(shared.stream[sequence]);
@@ -131,18 +176,17 @@ struct Step {
       });
       load_normalized(operand);
     }
-    multiply_rows(shared, weights, operand, blockIdx.x, HIDDEN_TILES, B, [&](int sequence, int, int row, float sum) {
+    multiply_rows(shared, weights, operand, HIDDEN_TILES, B, [&](int sequence, int, int row, float sum) {
       if (row < HIDDEN) hidden[sequence * HIDDEN + row] = scalar(gelu(sum));
     });
   }
 
   // Third phase: the residual stream after the MLP.
   DEVICE void compute_stream() {
-    weights.refill();
+    if (first_output_tile() >= UNIT_TILES) return grid.pass(UNIT_BLOCKS);
     grid.wait();
 #pragma unroll 1
     for (int tile = first_output_tile(), place = 0; tile < UNIT_TILES; tile += GRID, place++) {
-      if (place > 0) weights.refill();
       Sums c[SLICES_AT_ONCE] = {};
 #pragma unroll
       for (int first = 0; first < SLICES; first += SLICES_AT_ONCE) {
@@ -154,17 +198,15 @@ struct Step {
             return load_exchanged(reinterpret_cast<const uint4*>(hidden + sequence * HIDDEN + slice * WIDTH + at), true);
           });
         weights.multiply<SLICES_AT_ONCE>([&](auto k) -> Sums& { return c[k]; },
-                                         [&](auto k) -> const Operand& { return slices[k]; }, VECTORS, SLICES - first);
+                                         [&](auto k, int i) -> const Vectors& { return slices[k][i]; }, VECTORS, SLICES - first);
       }
 #pragma unroll
       for (int k = 1; k < SLICES_AT_ONCE; k++)
 #pragma unroll
-        for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-          for (int r = 0; r < 4; r++) c[0][m][0][r] += c[k][m][0][r];
-      __syncthreads();  // all threads have read the previous sums
+        for (int r = 0; r < 4; r++) c[0][0][0][r] += c[k][0][0][r];
+      sync();  // all threads have read the previous sums
       store_sums(shared, 0, c[0]);
-      __syncthreads();
+      sync();
       for_each_sequence(B, [&](int sequence, int) {
         const int lane = threadIdx.x % 32;
         if (lane >= 8) return;
@@ -172,40 +214,44 @@ struct Step {
         residual[sequence * WIDTH + tile * 8 + lane] = x;
       });
     }
+    grid.arrive(UNIT_BLOCKS);
   }
 };
 
 // PARAMETERS: types and shapes are in step.py. tokens, at most SEQS of them -> logits and chosen tokens, as `Choice` has them.
 // table: as in `Model`. residual, hidden_state and hidden: as in `Step`. counters are zero before and after.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
 flashrnn_step(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
   Shared& shared = *shared_memory;
-  for (int i = threadIdx.x; i < BLOCKS * ENTRIES; i += THREADS) shared.table[i] = table[i];
+  begin(shared, table);
   const Model model{base, shared.table};
-  Weights weights(model, head, shared.slots, shared.barriers);
+  if (is_copying()) {
+    if (threadIdx.x < THREADS + 32) Copies(model, head, shared.chunks, shared.slots).run();
+    return;
+  }
+  Weights weights(shared.chunks, shared.slots);
   CountingBarrier grid(counters);
-  const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
   Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, B,
             tiles_from(first_unit_tile(), UNIT_TILES)};
-  __syncthreads();
-
 #pragma unroll 1
   for (int block = 0; block < BLOCKS; block++) {
     step.compute_h(block);
-    grid.arrive();
     step.compute_hidden(block);
     grid.arrive();
     store_h(model.at<float>(block, STATE), hidden_state, B);
     step.compute_stream();
-    grid.arrive();
   }
-  weights.refill();
   Operand operand;
   step.begin(operand, BLOCKS, norm);
-  choice.compute(shared, weights, operand, B);
+  const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
+  u64 largest[WARP_SEQS] = {};
+  multiply_rows(shared, weights, operand, CLASS_TILES, B, [&](int sequence, int n, int row, float sum) {
+    if (row < CLASSES) largest[n] = max(largest[n], choice.rate(sequence, row, sum));
+  });
+  for_each_sequence(B, [&](int sequence, int n) { choice.raise<32>(sequence, largest[n]); });
 
-  if (last_of_grid(counters + 1)) {
+  if (grid.is_last(counters + 1, shared.before)) {
     choice.finish(B);
     if (threadIdx.x == 0) counters[0] = counters[1] = 0;
   }
