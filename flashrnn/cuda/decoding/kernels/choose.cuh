@@ -85,7 +85,8 @@ flashrnn_choose(PARAMETERS) {
   Cluster cluster{*shared_memory};
   const i64 sequence = blockIdx.x / RANKS, B = gridDim.x / RANKS;
   const float temperature = settings[0], top_p = settings[1], least = settings[2], penalty = settings[3];
-  auto at = [&](int i) { return (i * RANKS + int(cluster_rank())) * THREADS + int(threadIdx.x); };
+  const int rank = cluster_rank();
+  auto at = [&](int i) { return (i * RANKS + rank) * THREADS + int(threadIdx.x); };
 
   u32 logit[ELEMENTS];  // ordered; 0: none
   float largest = -INFINITY;
@@ -128,7 +129,7 @@ flashrnn_choose(PARAMETERS) {
   }
   best = cluster.max(best);
   const u32 token = u32(~best);
-  if (cluster_rank() == 0 && threadIdx.x == 0) {
+  if (rank == 0 && threadIdx.x == 0) {
     chosen[sequence] = token;
     if (history) history[*cursor * B + sequence] = token;
     if (keys) keys[sequence] += NEXT_KEY;
