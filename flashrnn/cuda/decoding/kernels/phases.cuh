@@ -78,7 +78,7 @@ struct Choice {
     if (!chosen) return;
 #pragma unroll
     for (int other = 1; other < LANES; other *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
-    if (threadIdx.x % LANES == 0) raise_to(best + sequence, largest);
+    if (threadIdx.x % LANES == 0 && largest) raise_to(best + sequence, largest);  // 0: a sequence beyond the batch
   }
   // Called by the last block.
   DEVICE void finish(i64 B) const {

@@ -255,7 +255,7 @@ flashrnn_step_of_many(PARAMETERS) {
   multiply_rows<GRID>(shared, weights, blockIdx.x, CLASS_TILES, [&](int row, int, float sum) {
     if (row < CLASSES && sequence() < B) largest = max(largest, choice.rate(sequence(), row, sum));
   });
-  if (sequence() < B) choice.raise<4>(sequence(), largest);
+  choice.raise<4>(sequence(), largest);
 
   if (grid.is_last(counters + 1, shared.before)) {
     choice.finish(B);
