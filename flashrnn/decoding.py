@@ -13,12 +13,13 @@ from torch import Tensor
 
 from flashrnn._torch_private import copy_each as copy_each
 from flashrnn.cells import Cell
-from flashrnn.cells.trace import not_element_wise
 from flashrnn.cuda.ahead import begin
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.decoding.add_norm import WARPS, compile_add_norm, load_add_norm
-from flashrnn.cuda.decoding.step import compile_step, load_step
+from flashrnn.cuda.decoding.choose import MOST_CLASSES, load_choose
+from flashrnn.cuda.decoding.step import compile_step, exchanged, load_step
 from flashrnn.cuda.decoding.tiling import ModelSpec, unsupported_norms, unsupported_sizes
+from flashrnn.cuda.parameters import Parameter
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import device_gpu
 from flashrnn.problem import Problem
@@ -67,7 +68,7 @@ def unsupported_reason(model: ResidualModel) -> str | None:
     device, dtype = model.embedding.device, model.embedding.dtype
     _, _, N, D = model.blocks[0].states.shape
     problem = Problem(model.cell, N, D, dtype, device, training=False, reset=False)
-    if reason := unavailable(problem, _DTYPES) or not_element_wise(model.cell):
+    if reason := unavailable(problem, _DTYPES):
         return reason
     for tensor in (model.embedding, model.norm, model.head, *(part for block in model.blocks for part in block)):
         if not tensor.is_contiguous() or tensor.data_ptr() % 16 or tensor.device != device:
@@ -97,25 +98,22 @@ class ModelStep:
 
     def __init__(self, model: ResidualModel) -> None:
         self._model, spec = model, model.spec
-        device, dtype, B = model.embedding.device, model.embedding.dtype, spec.kernel.batch
+        device, B = model.embedding.device, spec.kernel.batch
         self._launch, self._blocks = load_step(spec, device.index)
         base = model.embedding
         offsets = [[part.data_ptr() - base.data_ptr() for part in block] for block in model.blocks]
 
-        def buffer(size: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(B, size, dtype=dtype, device=device)
+        def buffer(parameter: Parameter) -> Tensor:
+            shape = [B if size == "B" else size for size in parameter.shape]
+            return torch.zeros(shape, dtype=parameter.dtype, device=device)
 
-        width = model.norm.numel()
-        self._fixed = {
+        self._fixed = {one.name: buffer(one) for one in exchanged(spec)} | {
             "base": base.view(torch.uint8),
             "table": torch.tensor(offsets, device=device),
             "embedding": base,
             "norm": model.norm,
             "head": model.head,
-            "residual": buffer(width, torch.float32),
-            "hidden_state": buffer(width, torch.float32),
-            "hidden": buffer(spec.hidden, dtype),
-            "best": buffer(1, torch.int64),
+            "best": torch.zeros(B, dtype=torch.int64, device=device),
             "counters": torch.zeros(2, dtype=torch.int32, device=device),
             "B": B,
         }
@@ -146,6 +144,50 @@ class ModelStep:
         results = {"logits": logits, "chosen": chosen, "history": history, "cursor": cursor}
         results |= {"keys": keys, "temperature": temperature}
         self._launch(self._blocks, self._fixed | {"tokens": tokens} | results)
+
+
+def unsupported_choice(logits: Tensor) -> str | None:
+    """Return why `choose` does not serve logits [B, C]; None if it does."""
+    if logits.device.type != "cuda" or torch.version.hip:
+        return f"it runs on NVIDIA GPUs, not on {logits.device.type}"
+    if not device_gpu(logits.device.index).clusters:
+        return f"{device_gpu(logits.device.index).name} has no clusters of blocks"
+    if logits.dtype not in _DTYPES or logits.stride(1) != 1:
+        return "logits are not rows of bfloat16, float16 or float32"
+    return None if logits.shape[1] <= MOST_CLASSES else f"more than {MOST_CLASSES} classes"
+
+
+def choose(
+    logits: Tensor,
+    chosen: Tensor,
+    counter: Tensor,
+    settings: Tensor,
+    top_k: int = 0,
+    keys: Tensor | None = None,
+    seen: Tensor | None = None,
+    history: Tensor | None = None,
+    cursor: Tensor | None = None,
+) -> None:
+    """Choose a class for each row of logits: the likeliest one or, with `keys`, one that is drawn.
+
+    Args:
+        logits: [B, C], for which `unsupported_choice` returns None.
+        chosen: int64 [B], which is written.
+        counter: int32 [1], zero before and after.
+        settings: float32 [4]: temperature; the probability that the likeliest classes have together from which is drawn
+            (top_p); the logarithm of the least probability of a class, as a share of the likeliest one's (min_p); and
+            what the logits of seen classes are divided by, or multiplied if they are negative.
+        top_k: from so many likeliest classes is drawn, and from those whose logit equals the last one's; 0: from all.
+        keys: int32 [B], random numbers of the draw, which become those of the next one.
+        seen: bool [B, C], or None: classes to penalize; the chosen ones become some.
+        history: int64 [H, B], or None: the classes are also written to its row `cursor`.
+        cursor: int64 [1], which increases by one.
+    """
+    B, C = logits.shape
+    arguments = {"logits": logits, "stride": logits.stride(0), "C": C, "seen": seen, "keys": keys, "settings": settings}
+    results = {"chosen": chosen, "history": history, "cursor": cursor, "counter": counter}
+    launch = load_choose(C, logits.dtype, logits.device.index)
+    launch(B, arguments | {"top_k": top_k if top_k < C else 0} | results)
 
 
 def unsupported_add_norm(x: Tensor, head_dim: int) -> str | None:

@@ -155,23 +155,21 @@ class Decoder:
         return fused_step(self.model, self._states)
 
     def _step(self, window: int) -> None:
+        sampler = self._sampler
         if self._fused is None:
             self._context.begin(window)
             logits, states = self.model.step(self._token, self._states, self._context)
             self._store(states)
             if self._has_kv_cache:
                 self._context.tick()
-            self._token.copy_(self._sampler(logits))
-        elif self._sampler.params.likeliest or self._sampler.params.draws_from_all:
+        elif sampler.params.likeliest or sampler.params.draws_from_all:
             results = {"chosen": self._token, "history": self._recent, "cursor": self._cursor}
-            self._fused(self._token, **results, keys=self._sampler.keys, temperature=self._sampler.temperature)
+            self._fused(self._token, **results, keys=sampler.keys, temperature=sampler.temperature)
             return
         else:
             logits = self.model.head.weight.new_empty(self.rows, self.model.num_classes)
             self._fused(self._token, logits)
-            self._token.copy_(self._sampler(logits))
-        self._recent.index_copy_(0, self._cursor, self._token[None])
-        self._cursor.add_(1)
+        sampler.append(logits, self._token, self._recent, self._cursor)
 
     def _store(self, states: States) -> None:
         """Copy the states that the step has not updated in place; on a GPU one kernel for all blocks."""

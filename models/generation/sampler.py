@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashrnn.decoding import choose, unsupported_choice
+
 from . import row_random
 from .transfers import to_device
 
@@ -51,7 +53,7 @@ class Sampler:
 
     Attributes:
         keys: int32 [rows, 1], see `row_random`; None if nothing is drawn.
-        temperature: float32 [1], that of the params; None if nothing is drawn.
+        temperature: float32 [1], that of the params.
         seen: bool [rows, vocabulary], which tokens are penalized; None if none is.
     """
 
@@ -60,9 +62,11 @@ class Sampler:
     ) -> None:
         self.params, self._vocabulary, self._device = params, vocabulary, device
         self.keys = torch.zeros(rows, 1, dtype=torch.int32, device=device) if params.sample else None
-        self.temperature = (
-            torch.tensor([params.temperature], dtype=torch.float32, device=device) if params.sample else None
-        )
+        least = math.log(params.min_p) if params.min_p else -math.inf
+        settings = [params.temperature, params.top_p, least, params.repetition_penalty]
+        self._settings = torch.tensor(settings, dtype=torch.float32, device=device)
+        self._counter = torch.zeros(1, dtype=torch.int32, device=device)
+        self.temperature = self._settings[:1]
         self.seen = torch.zeros(rows, vocabulary, dtype=torch.bool, device=device) if params.penalizes else None
         self._constants = row_random.constants(vocabulary, device) if params.sample and constants is None else constants
 
@@ -84,6 +88,23 @@ class Sampler:
             self.keys.index_copy_(0, rows, other.keys)
         if self.seen is not None:
             self.seen.index_copy_(0, rows, other.seen)
+
+    def append(self, logits: Tensor, tokens: Tensor, history: Tensor, cursor: Tensor) -> None:
+        """Choose a token for each row, as a call does, on a GPU in one kernel.
+
+        Args:
+            logits: [rows, vocabulary].
+            tokens: int64 [rows], which are written.
+            history: int64 [H, rows]; they are also written to its row `cursor`.
+            cursor: int64 [1], which increases by one.
+        """
+        if unsupported_choice(logits) is None:
+            fixed = {"counter": self._counter, "settings": self._settings, "top_k": self.params.top_k}
+            choose(logits, tokens, **fixed, keys=self.keys, seen=self.seen, history=history, cursor=cursor)
+            return
+        tokens.copy_(self(logits))
+        history.index_copy_(0, cursor, tokens[None])
+        cursor.add_(1)
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return a token for each row, int64 [rows], from logits [rows, vocabulary]; update keys and seen tokens."""

@@ -371,7 +371,8 @@ inline float4 load_remote(u32 address) { return *remote<float4>(address); }
 
 struct alignas(8) Phase {  // of an mbarrier
   int bytes;               // that are expected and not there, or there and not expected
-  u16 pending, number;     // arrivals until it ends; which phase it is
+  unsigned char pending, arrivals;  // until it ends; of each phase
+  u16 number;                       // which phase it is
 };
 static_assert(std::atomic<Phase>::is_always_lock_free);
 inline void change(u32 barrier, int arrivals, int bytes) {
@@ -379,12 +380,16 @@ inline void change(u32 barrier, int arrivals, int bytes) {
   Phase old = phase->load(std::memory_order_relaxed), now;
   do {
     CHECK(old.number != 0xffff && old.pending >= arrivals);
-    now = {old.bytes + bytes, u16(old.pending - arrivals), old.number};
+    now = {old.bytes + bytes, (unsigned char)(old.pending - arrivals), old.arrivals, old.number};
     CHECK(now.pending > 0 || now.bytes >= 0);
-    if (now.pending == 0 && now.bytes == 0) now = {0, 1, u16(now.number + 1)};
+    if (now.pending == 0 && now.bytes == 0) now = {0, now.arrivals, now.arrivals, u16(now.number + 1)};
   } while (!phase->compare_exchange_weak(old, now, std::memory_order_release, std::memory_order_relaxed));
 }
-inline void barrier_init(u32 barrier) { own<std::atomic<Phase>>(barrier)->store({0, 1, 0}, std::memory_order_relaxed); }
+template <int ARRIVALS = 1>
+inline void barrier_init(u32 barrier) {
+  own<std::atomic<Phase>>(barrier)->store({0, ARRIVALS, ARRIVALS, 0}, std::memory_order_relaxed);
+}
+inline void barrier_arrive(u32 barrier) { dawdle(), own<u64>(barrier), change(barrier, 1, 0); }
 inline void barrier_expect(u32 barrier, u32 bytes) { dawdle(), own<u64>(barrier), change(barrier, 1, int(bytes)); }
 inline void barrier_wait(u32 barrier, u32 parity) {
   auto* phase = own<std::atomic<Phase>>(barrier);
@@ -396,6 +401,7 @@ inline void send(u32 to, V v, u32 barrier) {
   dawdle(), *remote<V>(to) = v, change(barrier, 0, -int(sizeof(V)));
 }
 
+inline void copies_after_stores() {}
 inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   CHECK(bytes % 16 == 0 && to % 16 == 0 && reinterpret_cast<u64>(from) % 16 == 0);
   dawdle(), std::memcpy(&own<uint4>(to)->x, from, bytes), change(barrier, 0, -int(bytes));
@@ -405,6 +411,10 @@ inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
 
 template <class T>
 inline std::atomic<T>& shared_word(const void* p) { return *reinterpret_cast<std::atomic<T>*>(const_cast<void*>(p)); }
+template <int REGISTERS>
+inline void take_registers() {}
+template <int REGISTERS>
+inline void give_registers() {}
 inline uint4 load_once(const uint4* from) { return *from; }
 inline uint4 load_exchanged(const uint4* from, bool valid) { return valid ? *from : uint4{}; }
 inline void add_to(float* sum, float x) { *sum += x; }
@@ -418,9 +428,10 @@ inline void raise_to(u64* number, u64 at_least) {
   auto& word = shared_word<u64>(number);
   for (u64 now = word.load(std::memory_order_relaxed); now < at_least && !word.compare_exchange_weak(now, at_least, std::memory_order_relaxed);) {}
 }
+inline u32 signal_and_count(u32* counter) { return shared_word<u32>(counter).fetch_add(1, std::memory_order_acq_rel); }
 inline bool last_of_grid(u32* counter) {
   __syncthreads();
-  if (threadIdx.x == 0) block->last = shared_word<u32>(counter).fetch_add(1, std::memory_order_acq_rel) == gridDim.x - 1;
+  if (threadIdx.x == 0) block->last = signal_and_count(counter) == gridDim.x - 1;
   __syncthreads();
   return block->last;
 }

@@ -6,13 +6,23 @@ from functools import cache
 import torch
 
 from flashrnn.cuda.build import Binary, build
-from flashrnn.cuda.decoding.tiling import COLUMNS, WARPS, ModelSpec, StepTiling, prelude, shared_bytes, tiling
+from flashrnn.cuda.decoding.tiling import (
+    COLUMNS,
+    THREADS,
+    ModelSpec,
+    StepTiling,
+    head_exchanges,
+    padding,
+    prelude,
+    shared_bytes,
+    tiling,
+)
 from flashrnn.cuda.launch import load
 from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaration
 
 
 def parameters(spec: ModelSpec) -> Parameters:
-    """Return those of kernels/step.cuh."""
+    """Return those of kernels/step.cuh or kernels/step_of_many.cuh."""
     dtype = spec.kernel.dtype
     width = spec.kernel.heads * spec.kernel.head_dim
 
@@ -26,9 +36,7 @@ def parameters(spec: ModelSpec) -> Parameters:
         weight("norm", width),
         weight("head", spec.classes, width),
         Parameter("tokens", "const i64*", torch.int64, ("B",)),
-        Parameter("residual", "float*", torch.float32, ("B", width)),
-        Parameter("hidden_state", "float*", torch.float32, ("B", width)),
-        Parameter("hidden", "scalar*", dtype, ("B", spec.hidden)),
+        *exchanged(spec),
         Parameter("best", "u64*", torch.int64, ("B",)),
         Parameter("counters", "u32*", torch.int32, (2,)),
         Parameter("logits", "scalar*", dtype, ("B", spec.classes)),
@@ -41,22 +49,47 @@ def parameters(spec: ModelSpec) -> Parameters:
     )
 
 
+def exchanged(spec: ModelSpec) -> Parameters:
+    """Return the parameters through which blocks of threads exchange results."""
+    dtype, width, many = spec.kernel.dtype, spec.kernel.heads * spec.kernel.head_dim, tiling(spec).many
+    slices, row = (spec.hidden // width, width + padding(dtype)) if many else (1, spec.hidden)
+    of_both = (
+        Parameter("hidden_state", "float*", torch.float32, ("B", width)),
+        Parameter("hidden", "scalar*", dtype, (slices, "B", row)),
+    )
+    found = head_exchanges(spec)
+    vectors, tiles = max((one.vectors for one in found), default=1), width // 4  # at most two contributions of a tile
+    of_both += (Parameter("partials", "float*", torch.float32, (len(found), "B", tiles, 4 * vectors)),)
+    if not many:
+        return *of_both, Parameter("residual", "float*", torch.float32, ("B", width))
+    return (
+        *of_both,
+        Parameter("normalized", "scalar*", dtype, ("B", row)),
+        Parameter("parts", "float*", torch.float32, (slices, "B", width)),
+    )
+
+
 @cache
 def load_step(spec: ModelSpec, device: int) -> tuple[Callable[[int, Mapping[str, Argument]], None], int]:
     """Return launches of the kernel on a GPU, and of how many blocks of threads."""
     binary, chosen = compile_step(spec)
-    kernel = load(binary, parameters(spec), device, 32 * WARPS, shared_bytes(spec, chosen), 1, True)
+    kernel = load(binary, parameters(spec), device, THREADS, shared_bytes(spec, chosen), 1, True)
     return kernel.launch, spec.kernel.gpu.multiprocessors
 
 
 def compile_step(spec: ModelSpec) -> tuple[Binary, StepTiling]:
     """Return the kernel, compiled for the GPU of the spec, and its tiling."""
     chosen = tiling(spec)
-    header, arch = "decoding/kernels/step.cuh", spec.kernel.gpu.arch
     made_for = f"a step of {spec.blocks} blocks, {spec.kernel}"
-    return build(source(spec, chosen), header, "flashrnn_step", arch, made_for), chosen
+    return build(source(spec, chosen), *header_and_entry(chosen), spec.kernel.gpu.arch, made_for), chosen
+
+
+def header_and_entry(chosen: StepTiling) -> tuple[str, str]:
+    """Return the kernel's file and its name."""
+    name = "step_of_many" if chosen.many else "step"
+    return f"decoding/kernels/{name}.cuh", f"flashrnn_{name}"
 
 
 def source(spec: ModelSpec, chosen: StepTiling) -> str:
-    """Return the source before kernels/step.cuh."""
+    """Return the source before the kernel's."""
     return "\n".join((prelude(spec, chosen), declaration(parameters(spec))))

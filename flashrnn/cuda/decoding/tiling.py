@@ -2,13 +2,20 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from flashrnn.cells.printers.cuda import Exchange, exchanges
+from flashrnn.cells.trace import trace
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
+from flashrnn.products import varying
 
 _VECTOR = 64  # bytes of a row that four lanes load at once
 COLUMNS = 9  # of the table of addresses
-WARPS = 8  # of a block of threads
-_MOST_SLOTS = 24
+WARPS = 8  # of a block of threads that multiply
+THREADS = 32 * (WARPS + 4)  # one more warpgroup copies weights
+_MOST_SLOTS, _FEWEST_SLOTS = 24, 4
+_FEW = 16  # sequences at most of kernels/step.cuh; of more, kernels/step_of_many.cuh
 _MOST_WIDTH = 1024  # of which the registers of a warp hold a row and what is multiplied with it
 
 
@@ -29,11 +36,15 @@ class StepTiling:
     slots: int
     sequences: int
 
+    @property
+    def many(self) -> bool:
+        """Return whether it is of kernels/step_of_many.cuh."""
+        return self.sequences > _FEW
+
 
 def largest_batch(spec: KernelSpec) -> int:
-    """Return for how many sequences at most there is a kernel: more take too many registers, and matrix products of all
-    of them at once are as fast."""
-    return 8 if spec.dtype.itemsize == 4 else 16
+    """Return for how many sequences at most there is a kernel: registers hold what they multiply."""
+    return 8 if spec.dtype.itemsize == 4 else 64
 
 
 def unsupported_sizes(spec: ModelSpec) -> str | None:
@@ -52,7 +63,12 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
         return f"the MLP's {spec.hidden} units are not a multiple of the width {width}"
     if kernel.batch > largest_batch(kernel):
         return f"a batch of {kernel.batch} is larger than {largest_batch(kernel)}"
-    return None if tiling(spec) else f"{_fewest_slots(spec)} chunks of its weights and their sums exceed shared memory"
+    blocks = max(spec.hidden // width, kernel.batch // WARPS)  # for slices, and for a sequence of each warp
+    if kernel.batch > _FEW and kernel.gpu.multiprocessors < blocks:
+        return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, of which {blocks} are needed"
+    if head_exchanges(spec) and kernel.gpu.multiprocessors < width // 8:
+        return f"{kernel.gpu.name} has fewer than {width // 8} multiprocessors, each for eight units of a head"
+    return None if tiling(spec) else "its weights and their sums exceed shared memory"
 
 
 def unsupported_norms(width: int, head_dim: int) -> str | None:
@@ -65,8 +81,8 @@ def unsupported_norms(width: int, head_dim: int) -> str | None:
 
 def tiling(spec: ModelSpec) -> StepTiling | None:
     """Return the tiling of a model; None if there is none."""
-    sequences = 8 if spec.kernel.batch <= 8 else 16
-    for slots in range(_MOST_SLOTS, _fewest_slots(spec) - 1, -1):
+    sequences = next(size for size in (8, 16, 32, 64) if size >= spec.kernel.batch)
+    for slots in range(_MOST_SLOTS, _FEWEST_SLOTS - 1, -1):
         found = StepTiling(slots, sequences)
         if shared_bytes(spec, found) <= spec.kernel.gpu.shared_per_block:
             return found
@@ -74,30 +90,40 @@ def tiling(spec: ModelSpec) -> StepTiling | None:
 
 
 def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:
-    """Return the bytes of `Shared` in kernels/step.cuh."""
+    """Return the bytes of `Shared` in kernels/step.cuh or kernels/step_of_many.cuh."""
     size, width = spec.kernel.dtype.itemsize, _width(spec)
-    slots = tiling.slots * (8 * (width * size + _VECTOR) + 8)  # and a barrier for each
-    stream = tiling.sequences * width * 4
-    sums = WARPS * _sums(spec) * tiling.sequences * 8 * 4
-    residual = tiling.sequences * _output_tiles(spec) * 8 * 4
-    operand = tiling.sequences * (width * size + _VECTOR)
+    slots = tiling.slots * (8 * (width * size + _VECTOR) + 16)  # and two barriers for each
     table = 8 * spec.blocks * COLUMNS
-    return -(-(slots + stream + sums + residual + operand + table) // 16) * 16
+    products = _aligned(slots + table + 4)
+    operand = tiling.sequences * (width * size + _VECTOR)
+    if tiling.many:
+        sums = WARPS * _sums(spec) * 4 * 32 * 4
+        stream = _stream_rows(spec, tiling) * width * 4
+        return _aligned(products + operand + sums + stream + 8 * (tiling.sequences // 16))
+    sums = WARPS * _sums(spec) * tiling.sequences * 8 * 4
+    stream = tiling.sequences * width * 4
+    residual = tiling.sequences * _output_tiles(spec) * 8 * 4
+    return products + sums + stream + residual + operand
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 16) * 16
 
 
 def _width(spec: ModelSpec) -> int:
     return spec.kernel.heads * spec.kernel.head_dim
 
 
-def _fewest_slots(spec: ModelSpec) -> int:
-    """Return how many chunks are multiplied before the next ones are copied."""
-    cell = spec.kernel.cell
-    return max(_sums(spec), len(cell.recurrent_gates), len(cell.input_gates), spec.hidden // _width(spec))
-
-
 def _sums(spec: ModelSpec) -> int:
     """Return the tiles whose sums are in shared memory at a time: whole warps of eight rows for each."""
-    return -(-len(spec.kernel.cell.gates) // 4) * 4
+    return -(-len(varying(spec.kernel.cell)) // 4) * 4
+
+
+def head_exchanges(spec: ModelSpec) -> list[Exchange]:
+    """Return the exchanges between the units of a head in a step of its cell."""
+    if not trace(spec.kernel.cell).reduces:
+        return []
+    return [one for one in exchanges(spec.kernel.cell, "forward") if one.words]
 
 
 def _output_tiles(spec: ModelSpec) -> int:
@@ -105,18 +131,37 @@ def _output_tiles(spec: ModelSpec) -> int:
     return -(-_width(spec) // (8 * spec.kernel.gpu.multiprocessors))
 
 
+def _row_blocks(spec: ModelSpec, tiling: StepTiling) -> int:
+    """Return how many blocks of threads normalize rows: those without units, unless these would have many rows each."""
+    blocks = spec.kernel.gpu.multiprocessors
+    spare = blocks - _width(spec) // 8
+    return spare if 4 * spare >= tiling.sequences else blocks
+
+
+def _stream_rows(spec: ModelSpec, tiling: StepTiling) -> int:
+    return -(-tiling.sequences // _row_blocks(spec, tiling))
+
+
+def padding(dtype: torch.dtype) -> int:
+    """Return how many numbers follow each row of an operand in shared memory, so that two rows are in different banks."""
+    return _VECTOR // dtype.itemsize
+
+
 def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
-    """Return the source before kernels/step.cuh."""
+    """Return the source before the kernel's."""
     constants = {
         "BLOCKS": spec.blocks,
         "HIDDEN": spec.hidden,
+        "HEAD_EXCHANGES": len(head_exchanges(spec)),
         "CLASSES": spec.classes,
         "GRID": spec.kernel.gpu.multiprocessors,
         "WARPS": WARPS,
         "SLOTS": tiling.slots,
         "SEQS": tiling.sequences,
-        "SEQ_TILES": -(-tiling.sequences // 16),
+        "MANY": tiling.many,
         "OUTPUT_TILES": _output_tiles(spec),
+        "ROW_BLOCKS": _row_blocks(spec, tiling),
+        "STREAM_ROWS": _stream_rows(spec, tiling),
         "SHARED_BYTES_EXPECTED": shared_bytes(spec, tiling),
     }
     return cell_prelude(spec.kernel, constants)

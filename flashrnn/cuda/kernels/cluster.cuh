@@ -16,8 +16,13 @@ DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+template <int ARRIVALS = 1>
 DEVICE void barrier_init(u32 barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier), "n"(ARRIVALS) : "memory");
+}
+// Called by one thread of several, whose arrivals end the barrier's phase.
+DEVICE void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Loads 16 bytes of another block's shared memory.
 DEVICE float4 load_remote(u32 remote) {
@@ -48,6 +53,8 @@ DEVICE void send(u32 remote, uint2 v, u32 remote_barrier) {
                ::"r"(remote), "r"(v.x), "r"(v.y), "r"(remote_barrier) : "memory");
 }
 
+// Lets copies read what other blocks stored to global memory, and released, and this thread has acquired.
+DEVICE void copies_after_stores() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // Copies a multiple of 16 bytes from global memory to this block's shared memory.
 DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -173,6 +173,12 @@ DEVICE uint4 load_shared(u32 address) {
   return v;
 }
 
+// Called by all threads of a warpgroup: takes registers that others have given back, up to so many for each thread.
+template <int REGISTERS>
+DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+template <int REGISTERS>
+DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+
 // A barrier of THREADS threads that pass the same id.
 template <int THREADS>
 DEVICE void named_barrier(int id) {

@@ -38,11 +38,17 @@ DEVICE void raise_to(u64* number, u64 at_least) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(number), "l"(at_least) : "memory");
 }
 
+// The same; acquires what those before have released, and returns how many these are.
+DEVICE u32 signal_and_count(u32* counter) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 // Called by all threads of a block: whether all other blocks of the grid have called this, which releases what they wrote.
 DEVICE bool last_of_grid(u32* counter) {
   __syncthreads();
-  u32 before = 0;
-  if (threadIdx.x == 0) asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  const u32 before = threadIdx.x == 0 ? signal_and_count(counter) : 0;
   return __syncthreads_or(threadIdx.x == 0 && before == gridDim.x - 1);
 }
 

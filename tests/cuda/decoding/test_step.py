@@ -10,7 +10,7 @@ from flashrnn import decoding, flashrnn, get_cell
 from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cuda.decoding import step
 from flashrnn.cuda.decoding import tiling as tilings
-from flashrnn.cuda.decoding.tiling import WARPS, ModelSpec, shared_bytes, tiling, unsupported_sizes
+from flashrnn.cuda.decoding.tiling import THREADS, ModelSpec, shared_bytes, tiling, unsupported_sizes
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel
 from flashrnn.gpu import named_gpu
@@ -19,6 +19,7 @@ from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import PEEPHOLE_LSTM
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+LAYERNORM_LSTM, LAYERNORM_GRU = map(get_cell, ("layernorm_lstm", "layernorm_gru"))
 H100 = named_gpu("H100")
 
 
@@ -32,8 +33,9 @@ def on_host(monkeypatch):
         def load_step(spec, device):
             layout, parameters = tiling(spec), step.parameters(spec)
             source = step.source(spec, layout)
-            program = compile_for_host("flashrnn_step", source, "decoding/kernels/step.cuh")
-            kernel = HostKernel(program, parameters, None, 32 * WARPS, shared_bytes(spec, layout))
+            header, entry = step.header_and_entry(layout)
+            program = compile_for_host(entry, source, header)
+            kernel = HostKernel(program, parameters, None, THREADS, shared_bytes(spec, layout))
             return kernel.launch, blocks
 
         monkeypatch.setattr(decoding, "load_step", load_step)
@@ -101,6 +103,15 @@ def expected(model, tokens):
         # no more slots than chunks that are multiplied at once
         (GRU, 2, 16, 2, torch.float32, 3, 4, 1),
         pytest.param(PEEPHOLE_LSTM, 1, 128, 8, torch.bfloat16, 7, 8, 2, marks=pytest.mark.slow),
+        # many sequences, of which no block or some blocks have two; a batch that fills no tile
+        (LSTM, 2, 32, 19, torch.bfloat16, 5, 24, 2),
+        pytest.param(GRU, 1, 64, 64, torch.float16, 11, 4, 2, marks=pytest.mark.slow),
+        # cells that reduce over the units of a head
+        (LAYERNORM_GRU, 2, 16, 3, torch.float32, 5, 24, 1),
+        pytest.param(LAYERNORM_LSTM, 1, 64, 11, torch.bfloat16, 9, 24, 2, marks=pytest.mark.slow),
+        pytest.param(LAYERNORM_LSTM, 2, 32, 20, torch.float16, 9, 24, 2, marks=pytest.mark.slow),
+        pytest.param(LAYERNORM_GRU, 2, 32, 40, torch.bfloat16, 8, 24, 1, marks=pytest.mark.slow),
+        pytest.param(SLSTM, 2, 32, 33, torch.bfloat16, 40, 24, 1, marks=pytest.mark.slow),
     ],
 )
 def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots, steps):

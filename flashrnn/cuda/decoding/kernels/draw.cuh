@@ -15,3 +15,12 @@ DEVICE float score_of_draw(float logit, u32 key, u32 index) {
   const float uniform = (float(x) + 0.5f) * 4.656612873077393e-10f;
   return logit - logf(-log1pf(-uniform));
 }
+
+// A float as a number of the same order.
+DEVICE u32 ordered(float x) {
+  const u32 bits = __float_as_uint(x);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+DEVICE float from_ordered(u32 x) { return __uint_as_float(x >> 31 ? x & 0x7fffffffu : ~x); }
+// A float, and an index of which the smaller is preferred, as a number of the same order.
+DEVICE u64 ordered(float x, u32 index) { return u64(ordered(x)) << 32 | ~index; }

@@ -1,35 +1,18 @@
-// Products of all sequences' vectors and the tiles of a block of threads: a warp multiplies a part of each row, and the sums of
-// all warps are added up through shared memory.
+// Products of sequences' vectors and the tiles of a block of threads.
 #pragma once
 #include "decoding/kernels/weights.cuh"
 
-constexpr int TILES = (GATES + 3) / 4 * 4;      // whose sums are in shared memory at a time
+constexpr int TILES = (STORED + 3) / 4 * 4;      // whose sums are made at a time
 constexpr int OPERAND_STRIDE = WIDTH + VECTOR;  // lets a quarter of a warp, two rows of four lanes, read from all banks
-constexpr int WARP_SEQS = (SEQS + WARPS - 1) / WARPS;
-// Slices of the hidden layer that are loaded at once: as many as registers hold.
-constexpr int SLICES_AT_ONCE = WARP_VECTORS * SEQS <= 24 ? SLICES < 4 ? SLICES : 4 : SLICES < 2 ? 1 : 2;
 static_assert(SEQS == 8 || SEQS == 16 * SEQ_TILES);
 
-struct alignas(16) Shared {
-  char slots[SLOTS * SLOT_BYTES];
-  float stream[SEQS][WIDTH];                // the residual stream
-  float sums[WARPS][TILES][SEQS][8];
-  float residual[SEQS][OUTPUT_TILES * 8];   // of the rows of `down` that the block computes
-  scalar operand[SEQS * OPERAND_STRIDE];
+// The shared memory of products.
+struct alignas(16) Products {
+  char chunks[SLOTS * SLOT_BYTES];
   i64 table[BLOCKS * ENTRIES];
-  u64 barriers[SLOTS];
+  Slots slots;
+  u32 before;  // see CountingBarrier
 };
-static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
-
-// Calls f(sequence, n) for each sequence of the warp, number n of WARP_SEQS.
-template <class F>
-DEVICE void for_each_sequence(i64 B, F f) {
-#pragma unroll
-  for (int n = 0; n < WARP_SEQS; n++) {
-    const int sequence = n * WARPS + threadIdx.x / 32;
-    if (sequence < B) f(sequence, n);
-  }
-}
 
 // Sets the operand of a product with `vectors` vectors to f(sequence, place of 16 bytes of scalars).
 template <class F>
@@ -37,13 +20,11 @@ DEVICE void load_operand(Operand& operand, int vectors, i64 B, F f) {
 #pragma unroll
   for (int i = 0; i < WARP_VECTORS; i++)
 #pragma unroll
-    for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int sequence = m * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * WARPS + threadIdx.x / 32;
-        const bool valid = (half == 0 || SEQS > 8) && sequence < B && vector < vectors;
-        operand[i][m][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
-      }
+    for (int half = 0; half < 2; half++) {
+      const int sequence = seq_tile() * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * PARTS + part();
+      const bool valid = (half == 0 || SEQS > 8) && sequence < B && vector < vectors;
+      operand[i].of[0][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
+    }
 }
 
 // Rounds as many floats as there are scalars in 16 bytes.
@@ -54,42 +35,5 @@ DEVICE uint4 rounded(const float* from) {
   } else {
     const float4 high = *reinterpret_cast<const float4*>(from + 4);
     return make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w));
-  }
-}
-
-DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
-  const int quad = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-    for (int half = 0; half < (SEQS > 8 ? 2 : 1); half++)
-      *reinterpret_cast<float2*>(&shared.sums[threadIdx.x / 32][tile][m * 16 + half * 8 + quad][column]) =
-          make_float2(c[m][0][2 * half], c[m][0][2 * half + 1]);
-}
-DEVICE float sum_of_warps(const Shared& shared, int tile, int sequence, int row) {
-  float sum = 0;
-#pragma unroll
-  for (int warp = 0; warp < WARPS; warp++) sum += shared.sums[warp][tile][sequence][row];
-  return sum;
-}
-
-// Multiplies the operand by this block's tiles of a matrix of `tiles` tiles, and calls f(sequence, n, row, sum) for each
-// result, n as in for_each_sequence, by all lanes of a warp at once; f has to leave out rows beyond the matrix.
-template <class F>
-DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, int tiles, i64 B, F f) {
-#pragma unroll 1
-  for (int first = blockIdx.x; first < tiles; first += TILES * GRID) {
-    if (first >= TILES * GRID) weights.refill();
-    Sums c[TILES] = {};
-    weights.multiply<TILES>([&](auto k) -> Sums& { return c[k]; }, [&](int) -> const Operand& { return operand; }, VECTORS,
-                            tiles_from(first, tiles));
-    if (first >= TILES * GRID) __syncthreads();  // all threads have read the previous sums
-#pragma unroll
-    for (int k = 0; k < TILES; k++) store_sums(shared, k, c[k]);
-    __syncthreads();
-    for_each_sequence(B, [&](int sequence, int n) {
-      for (int i = threadIdx.x % 32; i < TILES * 8; i += 32)
-        f(sequence, n, (first + i / 8 * GRID) * 8 + i % 8, sum_of_warps(shared, i / 8, sequence, i % 8));
-    });
   }
 }

@@ -1,40 +1,73 @@
-// One token of each of B sequences through a language model of residual recurrent blocks, in one cooperative launch.
+// One token of each of few sequences through a language model of residual recurrent blocks, in one cooperative launch.
 //
 // The residual blocks, x + norm(h) and x + down(gelu(up(norm(x)))), are three phases, whose results the blocks of the grid
 // exchange: h, from gates and cell; the hidden layer of the MLP; the residual stream x. A block computes tiles of eight rows of
 // each matrix, for all sequences, and in the first phase all gates of eight units. Every block reads the whole residual stream
 // and computes norms of it by itself: that is less than another exchange takes.
 #pragma once
-#include "decoding/kernels/draw.cuh"
-#include "decoding/kernels/exchange.cuh"
-#include "decoding/kernels/products.cuh"
-#include "kernels/memory.cuh"
+#include "decoding/kernels/phases.cuh"
 
-// Loads a row that other blocks wrote.
-DEVICE void load_exchanged(Row& row, const float* from) {
-  row.for_each([&](float (&v)[4], int at) {
-    const uint4 words = load_exchanged(reinterpret_cast<const uint4*>(from + at), true);
-    v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
-  });
+constexpr int WARP_SEQS = (SEQS + WARPS - 1) / WARPS;
+// Slices of the hidden layer that are loaded at once: as many as registers hold.
+constexpr int SLICES_AT_ONCE = WARP_VECTORS * SEQS <= 24 ? SLICES < 4 ? SLICES : 4 : SLICES < 2 ? 1 : 2;
+
+struct Shared : Products {
+  float sums[WARPS][SEQS][TILES][8];       // of tile k of a sequence at place(k, sequence)
+  float stream[SEQS][WIDTH];               // the residual stream
+  float residual[SEQS][OUTPUT_TILES * 8];  // of the rows of `down` that the block computes
+  scalar operand[SEQS * OPERAND_STRIDE];
+  // So that a warp reads sums of four tiles, and writes those of eight sequences, from all banks.
+  DEVICE static int place(int tile, int sequence) { return tile ^ sequence & 3; }
+};
+static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
+
+// Calls f(sequence, n) for each sequence of the warp, number n of WARP_SEQS.
+template <class F>
+DEVICE void for_each_sequence(i64 B, F f) {
+#pragma unroll
+  for (int n = 0; n < WARP_SEQS; n++) {
+    const int sequence = n * WARPS + threadIdx.x / 32;
+    if (sequence < B) f(sequence, n);
+  }
 }
 
-// The gate that is number k of its class.
-DEVICE constexpr int gate_of(const int (&places)[GATES], int k) {
-  for (int j = 0; j < GATES; j++)
-    if (places[j] == k) return j;
-  return 0;
+DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
+  const int quad = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < (SEQS > 8 ? 2 : 1); half++) {
+    const int sequence = half * 8 + quad;
+    *reinterpret_cast<float2*>(&shared.sums[threadIdx.x / 32][sequence][shared.place(tile, sequence)][column]) =
+        make_float2(c[0][0][2 * half], c[0][0][2 * half + 1]);
+  }
+}
+DEVICE float sum_of_warps(const Shared& shared, int tile, int sequence, int row) {
+  float sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < WARPS; warp++) sum += shared.sums[warp][sequence][shared.place(tile, sequence)][row];
+  return sum;
 }
 
-DEVICE float gelu(float x) { return 0.5f * x * (1.0f + op_erf(x * 0.70710678f)); }
-
-// A float, and an index of which the smaller is preferred, as a number of the same order.
-DEVICE u64 ordered(float x, u32 index) {
-  const u32 bits = __float_as_uint(x);
-  return u64(bits >> 31 ? ~bits : bits | 0x80000000u) << 32 | ~index;
+// Multiplies the operand by this block's tiles of a matrix of `tiles` tiles, and calls f(sequence, n, row, sum) for each
+// result, n as in for_each_sequence, by all lanes of a warp at once; f has to leave out rows beyond the matrix.
+template <class F>
+DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, int tiles, i64 B, F f) {
+#pragma unroll 1
+  for (int first = blockIdx.x; first < tiles; first += TILES * GRID) {
+    Sums c[TILES] = {};
+    weights.multiply<TILES>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS,
+                            tiles_from(first, tiles));
+    if (first >= TILES * GRID) sync();  // all threads have read the previous sums
+#pragma unroll
+    for (int k = 0; k < TILES; k++) store_sums(shared, k, c[k]);
+    sync();
+    for_each_sequence(B, [&](int sequence, int n) {
+      for (int i = threadIdx.x % 32; i < TILES * 8; i += 32)
+        f(sequence, n, (first + i / 8 * GRID) * 8 + i % 8, sum_of_warps(shared, i / 8, sequence, i % 8));
+    });
+  }
 }
 
-// What the phases share. Each begins with copies of weights, before it waits for the results of the last one, so that nobody
-// waits for copies. residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
+// residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
 struct Step {
   Shared& shared;
   const Model& model;
@@ -44,6 +77,7 @@ struct Step {
   const i64* tokens;
   float *residual, *hidden_state;
   scalar* hidden;
+  float* partials;  // as in `UnitReductions`
   const i64 B;
   const int unit_tiles;  // of this block
 
@@ -53,7 +87,7 @@ struct Step {
     else load_exchanged(row, residual + sequence * WIDTH);
   }
   DEVICE void load_normalized(Operand& operand) const {
-    __syncthreads();
+    sync();
     load_operand(operand, VECTORS, B, [&](int sequence, int at) {
       return *reinterpret_cast<const uint4*>(&shared.operand[sequence * OPERAND_STRIDE + at]);
     });
@@ -75,59 +109,58 @@ struct Step {
 
   // First phase: gates and cell of this block's units.
   DEVICE void compute_h(int block) {
-    if (unit_tiles == 0) {
-      weights.refill();
-      if (block > 0) grid.wait();
-    }
+    if (unit_tiles == 0) return grid.pass(UNIT_BLOCKS * (1 + HEAD_EXCHANGES));
     Operand operand;
 #pragma unroll 1
     for (int i = 0; i < unit_tiles; i++) {
-      if (i > 0) __syncthreads();
+      if (i > 0) sync();
       compute_h_of(i, block, operand);
     }
+    grid.arrive(UNIT_BLOCKS);
   }
   // Of a tile of units; the first one sets the operand for all.
   DEVICE void compute_h_of(int i, int block, Operand& operand) {
     const int lane = threadIdx.x % 32, unit0 = (first_unit_tile() + i * GRID) * 8, unit = unit0 + lane % 8;
     float* state = model.at<float>(block, STATE);
     const scalar* bias = model.at(block, BIAS);
-    // R h depends on nothing of this step: it is computed before the residual stream arrives.
-    Operand h_before;
-    load_operand(h_before, D / VECTOR, B, [&](int sequence, int at) { return rounded(state + sequence * WIDTH + unit0 / D * D + at); });
-    float old[WARP_SEQS][STATES], b[GATES];
+    float old[STATES][WARP_SEQS] = {}, b[GATES];
     for_each_sequence(B, [&](int sequence, int n) {
 #pragma unroll
-      for (int k = 0; k < STATES; k++) old[n][k] = state[(k * B + sequence) * WIDTH + unit];
+      for (int k = 0; k < STATES; k++) old[k][n] = state[(k * B + sequence) * WIDTH + unit];
     });
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
-    Sums c[GATES] = {};
-    // Chunks are in the order of the gates of their class.
-    auto of_recurrent = [&](auto k) -> Sums& { constexpr int gate = gate_of(RECURRENT_OF, k); return c[gate]; };
-    auto of_input = [&](auto k) -> Sums& { constexpr int gate = gate_of(INPUT_OF, k); return c[gate]; };
-    weights.refill();
-    weights.multiply<GR>(of_recurrent, [&](int) -> const Operand& { return h_before; }, D / VECTOR);
-    if constexpr (SLOTS < GR + GI) {
-      __syncthreads();
-      weights.refill();
-    }
+    Sums c[STORED] = {};
+    add_recurrent(weights, state, unit0, B, c);  // before the residual stream arrives
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
-    weights.multiply<GI>(of_input, [&](int) -> const Operand& { return operand; }, VECTORS);
+    auto of_input = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
+    weights.multiply<GI>(of_input, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
 #pragma unroll
-    for (int j = 0; j < GATES; j++) store_sums(shared, j, c[j]);
-    __syncthreads();
-    for_each_sequence(B, [&](int sequence, int n) {
-      // Lane 8 j + r sums gate j of unit r; then all lanes of a unit compute the cell.
-      float sums[TILES / 4], g[GATES], fresh[STATES];
+    for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
+    sync();
+    float g[GATES][WARP_SEQS], fresh[STATES][WARP_SEQS];
+    // Lane 8 j + r sums product j of unit r; then all lanes of a unit compute the cell.
+#pragma unroll
+    for (int n = 0; n < WARP_SEQS; n++) {
+      const int sequence = n * WARPS + threadIdx.x / 32;
+      if (!REDUCES && sequence >= B) continue;
+      float sums[TILES / 4];
 #pragma unroll
       for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, sequence, lane % 8);
 #pragma unroll
-      for (int j = 0; j < GATES; j++) g[j] = b[j] + __shfl_sync(0xffffffffu, sums[j / 4], j % 4 * 8 + lane % 8);
-      cell_forward(g, old[n], fresh);
+      for (int j = 0; j < GATES; j++) {
+        const int k = STORED_OF[j];
+        g[j][n] = b[j] + (k < 0 ? 0 : __shfl_sync(0xffffffffu, sums[max(k, 0) / 4], max(k, 0) % 4 * 8 + lane % 8));
+      }
+    }
+    if (!REDUCES && threadIdx.x / 32 >= B) return;
+    const int tile = unit0 / 8;
+    compute_cells(g, old, fresh, UnitReductions<1, 8>{grid, partials, B, lane == 0, tile, int(threadIdx.x) / 32, WARPS});
+    for_each_sequence(B, [&](int sequence, int n) {
       if (lane >= 8) return;
-      hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0]));
+      hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0][n]));
 #pragma unroll
-      for (int k = 1; k < STATES; k++) state[(k * B + sequence) * WIDTH + unit] = fresh[k];
+      for (int k = 1; k < STATES; k++) state[(k * B + sequence) * WIDTH + unit] = fresh[k][n];
     });
   }
 
@@ -137,7 +170,6 @@ struct Step {
     {
       Row x, h, head_weight, mlp_weight;
       if (threadIdx.x / 32 < B) head_weight.load(model.at(block, HEAD_NORM)), mlp_weight.load(model.at(block, MLP_NORM));
-      weights.refill();
       grid.wait();
       for_each_sequence(B, [&](int sequence, int) {
         if (unit_tiles > 0) x.load(shared.stream[sequence]);
@@ -161,23 +193,12 @@ struct Step {
     });
   }
 
-  // Called when all blocks have read h of the step before.
-  DEVICE void store_h(int block) {
-    float* state = model.at<float>(block, STATE);
-    for (int i = 0; i < unit_tiles; i++)
-      for (int cell = threadIdx.x; cell < B * 8; cell += THREADS) {
-        const int at = cell / 8 * WIDTH + (first_unit_tile() + i * GRID) * 8 + cell % 8;
-        state[at] = hidden_state[at];
-      }
-  }
-
   // Third phase: the residual stream after the MLP.
   DEVICE void compute_stream() {
-    weights.refill();
+    if (first_output_tile() >= UNIT_TILES) return grid.pass(UNIT_BLOCKS);
     grid.wait();
 #pragma unroll 1
     for (int tile = first_output_tile(), place = 0; tile < UNIT_TILES; tile += GRID, place++) {
-      if (place > 0) weights.refill();
       Sums c[SLICES_AT_ONCE] = {};
 #pragma unroll
       for (int first = 0; first < SLICES; first += SLICES_AT_ONCE) {
@@ -189,17 +210,15 @@ struct Step {
             return load_exchanged(reinterpret_cast<const uint4*>(hidden + sequence * HIDDEN + slice * WIDTH + at), true);
           });
         weights.multiply<SLICES_AT_ONCE>([&](auto k) -> Sums& { return c[k]; },
-                                         [&](auto k) -> const Operand& { return slices[k]; }, VECTORS, SLICES - first);
+                                         [&](auto k, int i) -> const Vectors& { return slices[k][i]; }, VECTORS, SLICES - first);
       }
 #pragma unroll
       for (int k = 1; k < SLICES_AT_ONCE; k++)
 #pragma unroll
-        for (int m = 0; m < SEQ_TILES; m++)
-#pragma unroll
-          for (int r = 0; r < 4; r++) c[0][m][0][r] += c[k][m][0][r];
-      __syncthreads();  // all threads have read the previous sums
+        for (int r = 0; r < 4; r++) c[0][0][0][r] += c[k][0][0][r];
+      sync();  // all threads have read the previous sums
       store_sums(shared, 0, c[0]);
-      __syncthreads();
+      sync();
       for_each_sequence(B, [&](int sequence, int) {
         const int lane = threadIdx.x % 32;
         if (lane >= 8) return;
@@ -207,68 +226,45 @@ struct Step {
         residual[sequence * WIDTH + tile * 8 + lane] = x;
       });
     }
-  }
-
-  // Writes logits [B, CLASSES] and raises best [B] to the largest of them or, with keys [B], of their scores in a draw; each
-  // unless it is null.
-  DEVICE void compute_logits(const scalar* norm, scalar* logits, u64* best, const u32* keys, const float* temperature) {
-    weights.refill();
-    Operand operand;
-    begin(operand, BLOCKS, norm);
-    u64 largest[WARP_SEQS] = {};
-    multiply_rows(shared, weights, operand, CLASS_TILES, B, [&](int sequence, int n, int row, float sum) {
-      if (row >= CLASSES) return;
-      const scalar logit = scalar(sum);
-      if (logits) logits[i64(sequence) * CLASSES + row] = logit;
-      const float score = keys ? score_of_draw(float(logit) / *temperature, keys[sequence], row) : float(logit);
-      largest[n] = max(largest[n], ordered(score, row));
-    });
-    if (!best) return;
-    for_each_sequence(B, [&](int sequence, int n) {
-#pragma unroll
-      for (int other = 1; other < 32; other *= 2) largest[n] = max(largest[n], __shfl_xor_sync(0xffffffffu, largest[n], other));
-      if (threadIdx.x % 32 == 0) raise_to(best + sequence, largest[n]);
-    });
+    grid.arrive(UNIT_BLOCKS);
   }
 };
 
-// PARAMETERS: types and shapes are in step.py. tokens, at most SEQS of them -> logits, unless null; chosen, unless null: the
-// tokens of the largest logits, or drawn by keys, unless null, which move on; history, unless null: they are its row *cursor,
-// which moves on. table: as in `Model`. residual, hidden_state and hidden: as in `Step`. counters and best are zero before and
-// after.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+// PARAMETERS: types and shapes are in step.py. tokens, at most SEQS of them -> logits and chosen tokens, as `Choice` has them.
+// table: as in `Model`. residual, hidden_state and hidden: as in `Step`. counters are zero before and after.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
 flashrnn_step(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
   Shared& shared = *shared_memory;
-  for (int i = threadIdx.x; i < BLOCKS * ENTRIES; i += THREADS) shared.table[i] = table[i];
+  begin(shared, table);
   const Model model{base, shared.table};
-  Weights weights(model, head, shared.slots, shared.barriers);
+  if (is_copying()) {
+    if (threadIdx.x < THREADS + 32) Copies(model, head, shared.chunks, shared.slots).run();
+    return;
+  }
+  Weights weights(shared.chunks, shared.slots);
   CountingBarrier grid(counters);
-  Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, B,
+  Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, partials, B,
             tiles_from(first_unit_tile(), UNIT_TILES)};
-  __syncthreads();
-
 #pragma unroll 1
   for (int block = 0; block < BLOCKS; block++) {
     step.compute_h(block);
-    grid.arrive();
     step.compute_hidden(block);
     grid.arrive();
-    step.store_h(block);
+    store_h(model.at<float>(block, STATE), hidden_state, B);
     step.compute_stream();
-    grid.arrive();
   }
-  step.compute_logits(norm, logits, chosen ? best : nullptr, keys, temperature);
+  Operand operand;
+  step.begin(operand, BLOCKS, norm);
+  const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
+  u64 largest[WARP_SEQS] = {};
+  multiply_rows(shared, weights, operand, CLASS_TILES, B, [&](int sequence, int n, int row, float sum) {
+    if (row < CLASSES) largest[n] = max(largest[n], choice.rate(sequence, row, sum));
+  });
+  for_each_sequence(B, [&](int sequence, int n) { choice.raise<32>(sequence, largest[n]); });
 
-  if (last_of_grid(counters + 1)) {
-    for (int sequence = threadIdx.x; chosen && sequence < B; sequence += THREADS) {
-      chosen[sequence] = u32(~best[sequence]);
-      if (history) history[*cursor * B + sequence] = chosen[sequence];
-      if (keys) keys[sequence] += NEXT_KEY;
-      best[sequence] = 0;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0 && history) ++*cursor;
+  if (grid.is_last(counters + 1, shared.before)) {
+    choice.finish(B);
     if (threadIdx.x == 0) counters[0] = counters[1] = 0;
   }
 }

@@ -2,17 +2,21 @@
 // memory, SLOTS ahead of the products.
 //
 // A chunk is a tile of eight rows of a matrix and at most WIDTH numbers of each. Weights depend on no other block, so the stream
-// goes on while a block waits for others. Chunks are bulk copies: a queue of loads would delay what the block waits for. A warp
-// issues bulk copies one after the other, so each warp copies one of the eight rows.
+// goes on while a block waits for others. A warp of its own copies them, because it issues bulk copies one after the other, which
+// takes about 500 cycles for the rows of a chunk.
 #pragma once
 #include "decoding/kernels/rows.cuh"
 #include "kernels/cluster.cuh"
 #include "kernels/vectors.cuh"
 
-constexpr int THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * WARPS;  // that multiply; a warp of one more warpgroup copies
+constexpr int ALL_THREADS = THREADS + 128;
 constexpr int LANE = 16 / BYTES;  // numbers that a lane loads at once
 constexpr int VECTORS = WIDTH / VECTOR;
-constexpr int WARP_VECTORS = (VECTORS + WARPS - 1) / WARPS;
+// A warp multiplies vectors part, part + PARTS, ... of each row: for few sequences by all of them, for many by a tile of 16.
+constexpr int SEQ_TILES = (SEQS + 15) / 16;
+constexpr int PARTS = WARPS / SEQ_TILES;
+constexpr int WARP_VECTORS = (VECTORS + PARTS - 1) / PARTS;
 constexpr int UNIT_TILES = WIDTH / 8;
 constexpr int HIDDEN_TILES = HIDDEN / 8;
 constexpr int CLASS_TILES = (CLASSES + 7) / 8;
@@ -44,52 +48,71 @@ struct Model {
   }
 };
 
-// The tiles that this block multiplies, of `tiles`, are first, first + GRID, ...: how many there are.
-DEVICE int tiles_from(int first, int tiles) { return first < tiles ? (tiles - 1 - first) / GRID + 1 : 0; }
-// The last blocks have no tile of units; they begin with those of the output, of which the first ones have none.
+// The tiles that this block multiplies, of `tiles`, are first, first + step, ...: how many there are.
+DEVICE int tiles_from(int first, int tiles, int step = GRID) { return first < tiles ? (tiles - 1 - first) / step + 1 : 0; }
 DEVICE int first_unit_tile() { return blockIdx.x; }
-DEVICE int first_output_tile() { return GRID - 1 - blockIdx.x; }
+// Of the matrix from HIDDEN to WIDTH, a block multiplies its tiles with all slices of the hidden layer; the last blocks, which
+// have no tile of units, begin. With MANY sequences it reads one slice, and has tiles of its group of SLICES blocks.
+constexpr int OUTPUT_STEP = MANY ? GRID / SLICES : GRID;
+constexpr int OUTPUT_SLICES = MANY ? 1 : SLICES;
+DEVICE int output_slice() { return MANY ? blockIdx.x % SLICES : 0; }
+DEVICE int first_output_tile() {
+  if constexpr (MANY) return blockIdx.x < OUTPUT_STEP * SLICES ? blockIdx.x / SLICES : UNIT_TILES;
+  return GRID - 1 - blockIdx.x;
+}
 
-using Operand = uint4[WARP_VECTORS][SEQ_TILES][2];  // of a product: the lane's part of the warp's vectors of each sequence
-using Sums = float[SEQ_TILES][1][4];                // of a warp: a tile of rows by all sequences
+struct Vectors {  // the lane's part of a vector of each sequence of a tile
+  uint4 of[1][2];
+};
+using Operand = Vectors[WARP_VECTORS];  // of a product: the vectors of the warp
+using Sums = float[1][1][4];            // of a warp: a tile of rows by a tile of sequences
 
-struct Weights {
-  Model model;
+DEVICE int part() { return threadIdx.x / 32 % PARTS; }
+DEVICE int seq_tile() { return threadIdx.x / 32 / PARTS; }
+
+// Meets all threads that multiply.
+DEVICE void sync() { named_barrier<THREADS>(1); }
+
+// Barriers in shared memory for each slot: its chunk is there; all warps have read it.
+struct alignas(8) Slots {
+  u64 filled[SLOTS], emptied[SLOTS];
+  // Called by one thread.
+  DEVICE void init() {
+    for (int i = 0; i < SLOTS; i++) barrier_init(shared_address(filled + i)), barrier_init<WARPS>(shared_address(emptied + i));
+  }
+};
+// The next slot of a warp that walks through all of them.
+struct Turn {
+  int slot = 0;
+  u32 parity = 0;
+  DEVICE void next() {
+    if (++slot == SLOTS) slot = 0, parity ^= 1;
+  }
+};
+
+// The warp that copies all chunks of this block.
+struct Copies {
+  const Model& model;
   const scalar* head;
-  u32 slots, barriers;       // addresses; a barrier ends a phase when its slot has been filled
-  int unit_chunks, up_chunks, of_block, head_chunks;
-  int block = 0, chunk = 0;  // the next one to copy
-  int free = 0, next = 0;    // slots: to copy to, to multiply
-  int empty = SLOTS;         // slots whose chunks have been multiplied
-  u32 parity = 0;            // of the phase of the slot to multiply
+  u32 chunks, filled, emptied;  // addresses
+  Turn turn;
 
-  // Called by all threads of the block, before a __syncthreads.
-  DEVICE Weights(const Model& model, const scalar* head, void* slots_of_block, u64* barriers_of_block)
-      : model(model), head(head), slots(shared_address(slots_of_block)), barriers(shared_address(barriers_of_block)) {
-    unit_chunks = tiles_from(first_unit_tile(), UNIT_TILES) * (GR + GI);
-    up_chunks = unit_chunks + tiles_from(blockIdx.x, HIDDEN_TILES);
-    of_block = up_chunks + tiles_from(first_output_tile(), UNIT_TILES) * SLICES;
-    head_chunks = tiles_from(blockIdx.x, CLASS_TILES);
-    if (of_block == 0) block = BLOCKS;
-    if (threadIdx.x == 0)
-      for (int i = 0; i < SLOTS; i++) barrier_init(barriers + 8 * i);
-  }
-
-  // Starts to copy the next chunks, as far as there are any, to the slots whose chunks all threads have multiplied.
-  DEVICE void refill() {
+  DEVICE Copies(const Model& model, const scalar* head, void* chunks, Slots& slots)
+      : model(model), head(head), chunks(shared_address(chunks)), filled(shared_address(slots.filled)),
+        emptied(shared_address(slots.emptied)) {}
+  DEVICE void run() {
+    const int unit_chunks = tiles_from(first_unit_tile(), UNIT_TILES) * (GR + GI);
+    const int up_chunks = unit_chunks + tiles_from(blockIdx.x, HIDDEN_TILES);
+    const int of_block = up_chunks + tiles_from(first_output_tile(), UNIT_TILES, OUTPUT_STEP) * OUTPUT_SLICES;
 #pragma unroll 1
-    for (; empty > 0; empty--) {
-      if (block < BLOCKS) {
-        copy_of_block(chunk);
-        if (++chunk == of_block) block++, chunk = 0;
-      } else if (chunk < head_chunks) {
-        const int row = (blockIdx.x + chunk++ * GRID) * 8;
-        copy(head + i64(row) * WIDTH, WIDTH, WIDTH, min(8, CLASSES - row));
-      }
-      free = free + 1 == SLOTS ? 0 : free + 1;
-    }
+    for (int block = 0; block < BLOCKS; block++)
+#pragma unroll 1
+      for (int i = 0; i < of_block; i++) copy_of_block(block, i, unit_chunks, up_chunks);
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < CLASS_TILES; tile += GRID)
+      copy(head + i64(tile) * 8 * WIDTH, WIDTH, WIDTH, min(8, CLASSES - tile * 8));
   }
-  DEVICE void copy_of_block(int i) {
+  DEVICE void copy_of_block(int block, int i, int unit_chunks, int up_chunks) {
     if (i < unit_chunks) {
       const int unit = (first_unit_tile() + i / (GR + GI) * GRID) * 8, gate = i % (GR + GI);
       if (gate < GR) copy(model.at(block, RECURRENT_WEIGHT) + i64(gate * WIDTH + unit) * D, D, D, 8);
@@ -98,49 +121,68 @@ struct Weights {
       const i64 row = (blockIdx.x + (i - unit_chunks) * GRID) * 8;
       copy(model.at(block, UP) + row * WIDTH, WIDTH, WIDTH, 8);
     } else {
-      const int tile = first_output_tile() + (i - up_chunks) / SLICES * GRID, slice = (i - up_chunks) % SLICES;
+      const int tile = first_output_tile() + (i - up_chunks) / OUTPUT_SLICES * OUTPUT_STEP;
+      const int slice = output_slice() + (i - up_chunks) % OUTPUT_SLICES;
       copy(model.at(block, DOWN) + i64(tile) * 8 * HIDDEN + slice * WIDTH, HIDDEN, WIDTH, 8);
     }
   }
   // Copies `numbers` numbers of each of `rows` rows from `first`.
   DEVICE void copy(const scalar* first, int stride, int numbers, int rows) {
-    if (threadIdx.x % 32) return;
-    const int row = threadIdx.x / 32;
-    const u32 barrier = barriers + 8 * free;
+    const int row = threadIdx.x % 32;
+    barrier_wait(emptied + 8 * turn.slot, turn.parity ^ 1);
+    const u32 barrier = filled + 8 * turn.slot;
     if (row == 0) barrier_expect(barrier, rows * numbers * BYTES);
-    if (row < rows) copy_bulk(slots + free * SLOT_BYTES + row * ROW_BYTES, first + i64(row) * stride, numbers * BYTES, barrier);
+    if (row < rows) copy_bulk(chunks + turn.slot * SLOT_BYTES + row * ROW_BYTES, first + i64(row) * stride, numbers * BYTES, barrier);
+    turn.next();
   }
+};
 
-  // Adds to sums(k) the product of operand(k), of `vectors` vectors, and the next chunk number k, for K chunks or `count`, if
-  // that is less.
+// The chunks, as a warp that multiplies them sees them.
+struct Weights {
+  u32 chunks, filled, emptied;  // addresses
+  Turn turn;
+
+  DEVICE Weights(void* chunks, Slots& slots)
+      : chunks(shared_address(chunks)), filled(shared_address(slots.filled)), emptied(shared_address(slots.emptied)) {}
+
+  // Adds to sums(k) the product of vectors operand(k, i), `vectors` in all warps, and the next chunk number k, for K chunks or
+  // `count`, if that is less.
   template <int K, class S, class O>
   DEVICE void multiply(S sums, O operand, int vectors, int count = K) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // Of AT_ONCE chunks the rows are loaded before any is multiplied, so that products of several chunks are under way.
-    constexpr int AT_ONCE = K * WARP_VECTORS <= 16 ? K : 1;
+    // Of AT_ONCE chunks vectors are loaded before any is multiplied, so that products of several chunks are under way.
+    constexpr int VECTORS_AT_ONCE = WARP_VECTORS <= 4 ? WARP_VECTORS : 4;
+    constexpr int AT_ONCE = K * VECTORS_AT_ONCE <= 16 ? K : 1;
+    const int lane = threadIdx.x % 32;
     each<K>([&](auto first) {
       if constexpr (first % AT_ONCE == 0) {
-        uint4 rows[AT_ONCE][WARP_VECTORS];
-        each<AT_ONCE>([&](auto k) {
-          if (first + k < count && first + k < K) {
-            barrier_wait(barriers + 8 * next, parity);
-            const u32 from = slots + next * SLOT_BYTES + lane / 4 * ROW_BYTES + lane % 4 * 16;
+        Turn turns[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < WARP_VECTORS; i++)
-              if (i * WARPS + warp < vectors) rows[k][i] = load_shared(from + (i * WARPS + warp) * 64);
-            if (++next == SLOTS) next = 0, parity ^= 1;
-            empty++;
-          }
-        });
-#pragma unroll
-        for (int i = 0; i < WARP_VECTORS; i++) {
-          if (i * WARPS + warp >= vectors) break;
+        for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
+          uint4 rows[AT_ONCE][VECTORS_AT_ONCE];
           each<AT_ONCE>([&](auto k) {
-            constexpr Number<decltype(first)::VALUE + decltype(k)::VALUE> chunk;
-            const uint4 row[1] = {rows[k][i]};
-            if constexpr (chunk < K)
-              if (chunk < count) ::multiply(sums(chunk), operand(chunk)[i], row);
+            if (first + k >= count || first + k >= K) return;
+            if (i == 0) {
+              turns[k] = turn, turn.next();
+              barrier_wait(filled + 8 * turns[k].slot, turns[k].parity);
+            }
+            const u32 from = chunks + turns[k].slot * SLOT_BYTES + lane / 4 * ROW_BYTES + lane % 4 * 16;
+#pragma unroll
+            for (int n = 0; n < VECTORS_AT_ONCE; n++)
+              if (int vector = (i + n) * PARTS + part(); i + n < WARP_VECTORS && vector < vectors) rows[k][n] = load_shared(from + vector * 64);
+            if (i + VECTORS_AT_ONCE < WARP_VECTORS) return;
+            __syncwarp();
+            if (lane == 0) barrier_arrive(emptied + 8 * turns[k].slot);
           });
+#pragma unroll
+          for (int n = 0; n < VECTORS_AT_ONCE; n++) {
+            if (i + n >= WARP_VECTORS || (i + n) * PARTS + part() >= vectors) break;
+            each<AT_ONCE>([&](auto k) {
+              constexpr Number<decltype(first)::VALUE + decltype(k)::VALUE> chunk;
+              const uint4 row[1] = {rows[k][n]};
+              if constexpr (chunk < K)
+                if (chunk < count) ::multiply(sums(chunk), operand(chunk, i + n).of, row);
+            });
+          }
         }
       }
     });

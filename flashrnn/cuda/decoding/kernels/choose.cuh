@@ -1,0 +1,143 @@
+// Choosing the next token of each sequence from its logits, those that may be drawn restricted to the largest. A cluster has a
+// sequence, and a thread of it the same few classes all the time.
+//
+// The classes that may be drawn are those with a logit from some value on: the k-th largest, or the largest value from which on
+// they have a share p of the probability. It is found digit by digit, by sums over all classes: that takes fewer passes than
+// sorting. So classes of equal logits may all be drawn, or none.
+#pragma once
+#include "decoding/kernels/draw.cuh"
+#include "kernels/cluster.cuh"
+#include "kernels/memory.cuh"
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int LOWEST_BIT = sizeof(scalar) == 4 ? 0 : MANTISSA_BITS == 7 ? 16 : 12;  // even, of `ordered` that logits differ in
+
+struct alignas(16) Shared {
+  float4 of_warp[WARPS], of_block[2];
+};
+static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "choose.py counts shared memory differently");
+
+// Reduces three numbers over all threads of the cluster.
+struct Cluster {
+  Shared& shared;
+  int turn = 0;  // a block may be one turn ahead of another
+
+  template <int LANES, class F>
+  DEVICE static float4 of_lanes(float4 v, F f) {
+#pragma unroll
+    for (int other = 1; other < LANES; other *= 2)
+      v = f(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, other), __shfl_xor_sync(0xffffffffu, v.y, other),
+                           __shfl_xor_sync(0xffffffffu, v.z, other), 0));
+    return v;
+  }
+  template <class F>
+  DEVICE float4 reduce(float4 v, F f) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    v = of_lanes<32>(v, f);
+    if (lane == 0) shared.of_warp[warp] = v;
+    __syncthreads();
+    if (warp == 0) {
+      v = of_lanes<WARPS>(shared.of_warp[lane % WARPS], f);
+      if (lane == 0) shared.of_block[turn] = v;
+    }
+    cluster_sync();
+    v = of_lanes<RANKS>(load_remote(remote_address(shared_address(&shared.of_block[turn]), lane % RANKS)), f);
+    turn ^= 1;
+    return v;
+  }
+  DEVICE float4 sum(float x, float y = 0, float z = 0) {
+    return reduce(make_float4(x, y, z, 0), [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, 0); });
+  }
+  DEVICE float max(float x) {
+    return reduce(make_float4(x, 0, 0, 0), [](float4 a, float4 b) { return make_float4(fmaxf(a.x, b.x), 0, 0, 0); }).x;
+  }
+  DEVICE u64 max(u64 x) {
+    auto whole = [](float4 v) { return u64(__float_as_uint(v.y)) << 32 | __float_as_uint(v.x); };
+    const float4 v = make_float4(__uint_as_float(u32(x)), __uint_as_float(u32(x >> 32)), 0, 0);
+    return whole(reduce(v, [&](float4 a, float4 b) { return whole(a) < whole(b) ? b : a; }));
+  }
+};
+
+// The largest number from which on the classes have at least this weight; of(i): of element i of the thread.
+template <class F>
+DEVICE u32 weighty(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight, int lowest_bit, F of) {
+  u32 found = 0;
+#pragma unroll 1
+  for (int bit = 30; bit >= lowest_bit; bit -= 2) {
+    float sums[3] = {};
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++)
+#pragma unroll
+      for (u32 digit = 1; digit < 4; digit++)
+        if (logit[i] >= (found | digit << bit)) sums[digit - 1] += of(i);
+    const float4 all = cluster.sum(sums[0], sums[1], sums[2]);
+    found |= u32((all.x >= weight) + (all.y >= weight) + (all.z >= weight)) << bit;
+  }
+  return found;
+}
+
+// PARAMETERS: types and shapes are in choose.py. logits [B, C], rows of `stride` numbers -> chosen; history, unless null: they
+// are its row *cursor, which moves on. seen [B, C], unless null: classes to penalize, of which the chosen one is one from now
+// on. keys, unless null: tokens are drawn by them, and they move on. counter: zero before and after.
+extern "C" __global__ void __launch_bounds__(THREADS, ELEMENTS <= 16 ? 2 : 1)
+flashrnn_choose(PARAMETERS) {
+  extern __shared__ __align__(16) Shared shared_memory[];
+  Cluster cluster{*shared_memory};
+  const i64 sequence = blockIdx.x / RANKS, B = gridDim.x / RANKS;
+  const float temperature = settings[0], top_p = settings[1], least = settings[2], penalty = settings[3];
+  const int rank = cluster_rank();
+  auto at = [&](int i) { return (i * RANKS + rank) * THREADS + int(threadIdx.x); };
+
+  u32 logit[ELEMENTS];  // ordered; 0: none
+  float largest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < ELEMENTS; i++) {
+    logit[i] = 0;
+    if (at(i) >= C) continue;
+    float x = float(logits[sequence * stride + at(i)]);
+    if (seen && seen[sequence * C + at(i)]) x = x < 0 ? x * penalty : x / penalty;
+    logit[i] = ordered(x), largest = fmaxf(largest, x);
+  }
+  const int lowest_bit = seen ? 0 : LOWEST_BIT;
+  u32 smallest = 1;
+  if (keys) {
+    largest = cluster.max(largest) / temperature;
+    if (top_k) smallest = weighty(cluster, logit, float(top_k), lowest_bit, [](int) { return 1.0f; });
+    if (top_p < 1) {
+      float weight[ELEMENTS], sum = 0;
+#pragma unroll
+      for (int i = 0; i < ELEMENTS; i++) {
+        weight[i] = logit[i] < smallest ? 0 : op_exp(from_ordered(logit[i]) / temperature - largest);
+        sum += weight[i];
+      }
+      const float share = fmaxf(top_p * cluster.sum(sum).x, 1e-30f);  // the likeliest has a weight of 1
+      smallest = max(smallest, weighty(cluster, logit, share, lowest_bit, [&](int i) { return weight[i]; }));
+    }
+  }
+
+  u64 best = 0;
+#pragma unroll
+  for (int i = 0; i < ELEMENTS; i++) {
+    if (logit[i] < smallest) continue;
+    float score = from_ordered(logit[i]);
+    if (keys) {
+      score /= temperature;
+      if (score < largest + least) continue;
+      score = score_of_draw(score, keys[sequence], at(i));
+    }
+    best = max(best, ordered(score, at(i)));
+  }
+  best = cluster.max(best);
+  const u32 token = u32(~best);
+  if (rank == 0 && threadIdx.x == 0) {
+    chosen[sequence] = token;
+    if (history) history[*cursor * B + sequence] = token;
+    if (keys) keys[sequence] += NEXT_KEY;
+    if (seen) seen[sequence * C + token] = 1;
+  }
+  cluster_sync();  // no block ends while others read its memory
+  if (last_of_grid(counter) && threadIdx.x == 0) {
+    *counter = 0;
+    if (history) ++*cursor;
+  }
+}

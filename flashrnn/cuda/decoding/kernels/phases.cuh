@@ -1,0 +1,93 @@
+// What the phases of a step share, for few and for many sequences.
+#pragma once
+#include "decoding/kernels/cells.cuh"
+#include "decoding/kernels/draw.cuh"
+#include "decoding/kernels/exchange.cuh"
+#include "decoding/kernels/products.cuh"
+#include "kernels/memory.cuh"
+
+// Called by all threads of a block, before anything else.
+DEVICE void begin(Products& shared, const i64* table) {
+  for (int i = threadIdx.x; i < BLOCKS * ENTRIES; i += blockDim.x) shared.table[i] = table[i];
+  if (threadIdx.x == 0) shared.slots.init();
+  __syncthreads();
+}
+
+// Loads a row that other blocks wrote.
+DEVICE void load_exchanged(Row& row, const float* from) {
+  row.for_each([&](float (&v)[4], int at) {
+    const uint4 words = load_exchanged(reinterpret_cast<const uint4*>(from + at), true);
+    v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
+  });
+}
+
+// Divides the registers between the warps that multiply and the warpgroup that copies, which needs few.
+DEVICE bool is_copying() {
+  if (threadIdx.x < THREADS) return take_registers<240>(), false;
+  return give_registers<24>(), true;
+}
+
+// The product of the gate that is number k of its class: products are those of the gates that are not constant, in order.
+DEVICE constexpr int product_of(const int (&places)[GATES], int k) {
+  for (int j = 0; j < GATES; j++)
+    if (places[j] == k) return STORED_OF[j];
+  return 0;
+}
+
+DEVICE float gelu(float x) { return 0.5f * x * (1.0f + op_erf(x * 0.70710678f)); }
+
+// Adds to the sums of eight units the products with R, of h [B, WIDTH] of the step before. Chunks are in the order of the gates
+// of their class.
+DEVICE void add_recurrent(Weights& weights, const float* h, int unit0, i64 B, Sums (&c)[STORED]) {
+  Operand h_before;
+  load_operand(h_before, D / VECTOR, B, [&](int sequence, int at) { return rounded(h + sequence * WIDTH + unit0 / D * D + at); });
+  auto of_recurrent = [&](auto k) -> Sums& { constexpr int product = product_of(RECURRENT_OF, k); return c[product]; };
+  weights.multiply<GR>(of_recurrent, [&](int, int i) -> const Vectors& { return h_before[i]; }, D / VECTOR);
+}
+
+// Copies h [B, WIDTH] of this block's units to their state, when all blocks have read the one before.
+DEVICE void store_h(float* state, const float* h, i64 B) {
+  for (int tile = first_unit_tile(); tile < UNIT_TILES; tile += GRID)
+    for (int cell = threadIdx.x; cell < B * 8; cell += THREADS) {
+      const int at = cell / 8 * WIDTH + tile * 8 + cell % 8;
+      state[at] = h[at];
+    }
+}
+
+// What is made of the logits [B, CLASSES]: they are written, the largest ones are chosen, or tokens are drawn by keys [B]; each
+// unless it is null.
+struct Choice {
+  scalar* logits;
+  u64* best;  // [B], of the logits or, with keys, of their scores in a draw; zero before and after
+  i64* chosen;
+  i64 *history, *cursor;  // the chosen tokens are row *cursor of the history; it moves on
+  u32* keys;              // they move on
+  const float* temperature;
+
+  // Returns a class's place among those of the sequence: the largest is chosen.
+  DEVICE u64 rate(int sequence, int row, float sum) const {
+    const scalar logit = scalar(sum);
+    if (logits) logits[i64(sequence) * CLASSES + row] = logit;
+    const float score = keys ? score_of_draw(float(logit) / *temperature, keys[sequence], row) : float(logit);
+    return ordered(score, row);
+  }
+  // Of what LANES lanes, which have rated classes of the same sequence, have found.
+  template <int LANES>
+  DEVICE void raise(int sequence, u64 largest) const {
+    if (!chosen) return;
+#pragma unroll
+    for (int other = 1; other < LANES; other *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+    if (threadIdx.x % LANES == 0 && largest) raise_to(best + sequence, largest);  // 0: a sequence beyond the batch
+  }
+  // Called by the last block.
+  DEVICE void finish(i64 B) const {
+    for (int sequence = threadIdx.x; chosen && sequence < B; sequence += THREADS) {
+      chosen[sequence] = u32(~best[sequence]);
+      if (history) history[*cursor * B + sequence] = chosen[sequence];
+      if (keys) keys[sequence] += NEXT_KEY;
+      best[sequence] = 0;
+    }
+    sync();
+    if (threadIdx.x == 0 && history) ++*cursor;
+  }
+};

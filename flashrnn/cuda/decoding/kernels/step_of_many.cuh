@@ -1,0 +1,269 @@
+// One token of each of many sequences through a language model of residual recurrent blocks, in one cooperative launch.
+//
+// As in step.cuh, a block computes tiles of eight rows of each matrix for all sequences. But here every block would take longer
+// to read and normalize all rows than one more exchange takes, and all of the hidden layer is more than it can hold. So a
+// residual block has five phases: h; the norms before the MLP, with a sequence for each warp of a few blocks; the hidden layer;
+// products of `down` with slices of it; their sum, and the norm before the next residual block.
+#pragma once
+#include "decoding/kernels/phases.cuh"
+
+constexpr int HIDDEN_BLOCKS = HIDDEN_TILES < GRID ? HIDDEN_TILES : GRID;
+constexpr int OUTPUT_BLOCKS = (UNIT_TILES < OUTPUT_STEP ? UNIT_TILES : OUTPUT_STEP) * SLICES;
+constexpr int VALUES = 4 / PARTS;  // of a tile by a tile of sequences, that a lane has
+static_assert(ROW_BLOCKS * WARPS >= SEQS && PARTS * VALUES == 4 && OUTPUT_STEP > 0);
+
+struct Shared : Products {
+  scalar operand[SEQS][OPERAND_STRIDE];  // as it is in memory
+  float sums[SEQ_TILES][PARTS][TILES][4][32];
+  float stream[STREAM_ROWS][WIDTH];  // the residual streams of this block's sequences, one of each warp
+  u64 arrived[SEQ_TILES];            // a barrier for each tile of sequences of the operand
+};
+static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
+
+// The results of products that a lane has: value v of a tile of rows is that of row column(v) of the tile and of `sequence()`.
+DEVICE int value_of(int v) { return part() * VALUES + v; }
+DEVICE int sequence() { return seq_tile() * 16 + value_of(0) / 2 * 8 + threadIdx.x % 32 / 4; }
+DEVICE int column(int v) { return threadIdx.x % 4 * 2 + value_of(v) % 2; }
+
+// Adds up the sums that the warps of a tile of sequences have of K tiles of rows; each has some of the results.
+template <int K>
+DEVICE void add_parts(Shared& shared, const Sums (&c)[K], float (&results)[K][VALUES]) {
+  const int lane = threadIdx.x % 32;
+  auto& of_tile = shared.sums[seq_tile()];
+  auto meet = [] { named_barrier<32 * PARTS>(2 + seq_tile()); };
+  meet();  // all have read the previous sums
+#pragma unroll
+  for (int k = 0; k < K; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) of_tile[part()][k][i][lane] = c[k][0][0][i];
+  meet();
+#pragma unroll
+  for (int k = 0; k < K; k++)
+#pragma unroll
+    for (int v = 0; v < VALUES; v++) {
+      results[k][v] = 0;
+#pragma unroll
+      for (int other = 0; other < PARTS; other++) results[k][v] += of_tile[other][k][value_of(v)][lane];
+    }
+}
+
+// Vectors of the operand in shared memory; registers would not hold those of a warp beside what it multiplies.
+struct VectorsOf {
+  Shared& shared;
+  DEVICE Vectors operator()(int, int i) const {
+    Vectors vectors;
+    const int row = seq_tile() * 16 + threadIdx.x % 32 / 4, at = (i * PARTS + part()) * VECTOR + threadIdx.x % 4 * LANE;
+#pragma unroll
+    for (int half = 0; half < 2; half++) vectors.of[0][half] = *reinterpret_cast<const uint4*>(&shared.operand[row + half * 8][at]);
+    return vectors;
+  }
+};
+
+// Multiplies the operand by this block's tiles, begin, begin + STEP, ..., of a matrix of `tiles` tiles, and calls f(row, v, sum)
+// for each value v of a tile; f has to leave out rows beyond the matrix, and sequences beyond the batch.
+template <int STEP, class F>
+DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, int tiles, F f) {
+#pragma unroll 1
+  for (int first = begin; first < tiles; first += TILES * STEP) {
+    Sums c[TILES] = {};
+    weights.multiply<TILES>([&](auto k) -> Sums& { return c[k]; }, VectorsOf{shared}, VECTORS,
+                            tiles_from(first, tiles, STEP));
+    float sums[TILES][VALUES];
+    add_parts(shared, c, sums);
+#pragma unroll
+    for (int k = 0; k < TILES; k++)
+#pragma unroll
+      for (int v = 0; v < VALUES; v++) f((first + k * STEP) * 8 + column(v), v, sums[k][v]);
+  }
+}
+
+// Rows of `normalized` [B, OPERAND_STRIDE] and `hidden` [SLICES, B, OPERAND_STRIDE] are as in shared memory, with WIDTH numbers.
+// These, hidden_state [B, WIDTH] and parts [SLICES, B, WIDTH] are written by some blocks and read by others.
+struct Step {
+  Shared& shared;
+  const Model& model;
+  Weights& weights;
+  CountingBarrier& grid;
+  scalar* normalized;
+  float* hidden_state;
+  scalar* hidden;
+  float* parts;
+  float* partials;  // as in `UnitReductions`
+  const i64 B;
+  u32 parity = 0;  // of the copies of operands
+
+  DEVICE static int row_block() { return GRID - 1 - blockIdx.x; }  // blocks without units come first
+
+  // Lets each sequence's warp change its residual stream by f(stream, sequence), and normalizes it as the operand of the next
+  // product.
+  template <class F>
+  DEVICE void normalize_stream(const scalar* norm, F f) {
+    if (row_block() >= ROW_BLOCKS) return grid.pass(ROW_BLOCKS);
+    const int place = threadIdx.x / 32, row = row_block() + place * ROW_BLOCKS;
+    Row weight;
+    if (row < B) weight.load(norm);
+    grid.wait();
+    if (row < B) {
+      Row x;
+      f(x, row);
+      x.store(shared.stream[place]);
+      x.normalize<WIDTH>();
+      x.multiply_by(weight);
+      x.store(normalized + row * OPERAND_STRIDE);
+    }
+    grid.arrive(ROW_BLOCKS);
+  }
+  DEVICE void load_stream(Row& x) const { x.load(shared.stream[threadIdx.x / 32]); }
+
+  DEVICE void begin(const scalar* embedding, const i64* tokens) {
+    normalize_stream(model.at(0, MIXER_NORM), [&](Row& x, int row) { x.load(embedding + tokens[row] * WIDTH); });
+  }
+
+  // Copies rows [B, OPERAND_STRIDE] of the operand, when they are there. Copies to shared memory take a third of the time of
+  // loads, which would each be of eight rows.
+  DEVICE void load(const scalar* rows) {
+    if (threadIdx.x == CountingBarrier::THREAD) {
+      grid.wait_alone();
+      copies_after_stores();
+#pragma unroll
+      for (int m = 0; m < SEQ_TILES; m++) {
+        const u32 barrier = shared_address(shared.arrived + m), count = min(max(int(B) - m * 16, 0), 16);
+        barrier_expect(barrier, count * sizeof(shared.operand[0]));
+        if (count) copy_bulk(shared_address(shared.operand[m * 16]), rows + m * 16 * OPERAND_STRIDE, count * sizeof(shared.operand[0]), barrier);
+      }
+    }
+    __syncwarp();
+    barrier_wait(shared_address(shared.arrived + seq_tile()), parity);
+    parity ^= 1;
+  }
+
+  DEVICE void compute_h(int block) {
+    if (first_unit_tile() >= UNIT_TILES) return grid.pass(UNIT_BLOCKS * (1 + HEAD_EXCHANGES));
+#pragma unroll 1
+    for (int tile = first_unit_tile(); tile < UNIT_TILES; tile += GRID) compute_h_of(tile, block);
+    grid.arrive(UNIT_BLOCKS);
+  }
+  // Of a tile of units; the first one loads the operand for all.
+  DEVICE void compute_h_of(int tile, int block) {
+    const int row = sequence();
+    float* state = model.at<float>(block, STATE);
+    const scalar* bias = model.at(block, BIAS);
+    float old[STATES][VALUES], g[GATES][VALUES], fresh[STATES][VALUES];
+#pragma unroll
+    for (int v = 0; v < VALUES; v++) {
+      const int unit = tile * 8 + column(v);
+#pragma unroll
+      for (int k = 0; k < STATES; k++) old[k][v] = row < B ? state[(k * B + row) * WIDTH + unit] : 0;
+#pragma unroll
+      for (int j = 0; j < GATES; j++) g[j][v] = float(bias[j * WIDTH + unit]);
+    }
+    Sums c[STORED] = {};
+    add_recurrent(weights, state, tile * 8, B, c);  // before the input arrives
+    if (tile == first_unit_tile()) load(normalized);
+    auto of_input = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
+    weights.multiply<GI>(of_input, VectorsOf{shared}, VECTORS);
+    float sums[STORED][VALUES];
+    add_parts(shared, c, sums);
+#pragma unroll
+    for (int j = 0; j < GATES; j++)
+#pragma unroll
+      for (int v = 0; v < VALUES; v++)
+        if (STORED_OF[j] >= 0) g[j][v] += sums[max(STORED_OF[j], 0)][v];
+    using Units = UnitReductions<VALUES, 4>;
+    const int contribution = tile * Units::OF_TILE + part() % Units::OF_TILE;
+    compute_cells(g, old, fresh, Units{grid, partials, B, threadIdx.x % 4 == 0, contribution, row, 0});
+    if (row >= B) return;
+#pragma unroll
+    for (int v = 0; v < VALUES; v++) {
+      const int unit = tile * 8 + column(v);
+      hidden_state[row * WIDTH + unit] = float(scalar(fresh[0][v]));
+#pragma unroll
+      for (int k = 1; k < STATES; k++) state[(k * B + row) * WIDTH + unit] = fresh[k][v];
+    }
+  }
+
+  DEVICE void add_h(int block) {
+    normalize_stream(model.at(block, MLP_NORM), [&](Row& x, int row) {
+      Row h, head_weight;
+      load_exchanged(h, hidden_state + row * WIDTH);
+      head_weight.load(model.at(block, HEAD_NORM));
+      load_stream(x);
+      h.normalize<D>();
+      h.multiply_by(head_weight);
+      x.add(h);
+    });
+  }
+
+  DEVICE void compute_hidden() {
+    if (blockIdx.x >= HIDDEN_BLOCKS) return grid.pass(HIDDEN_BLOCKS);
+    load(normalized);
+    multiply_rows<GRID>(shared, weights, blockIdx.x, HIDDEN_TILES, [&](int at, int, float sum) {
+      if (at >= HIDDEN || sequence() >= B) return;
+      hidden[(at / WIDTH * B + sequence()) * OPERAND_STRIDE + at % WIDTH] = scalar(gelu(sum));
+    });
+    grid.arrive(HIDDEN_BLOCKS);
+  }
+
+  DEVICE void compute_parts() {
+    if (blockIdx.x >= OUTPUT_BLOCKS) return grid.pass(OUTPUT_BLOCKS);
+    load(hidden + output_slice() * B * OPERAND_STRIDE);
+    float* part = parts + (output_slice() * B + sequence()) * WIDTH;
+    multiply_rows<OUTPUT_STEP>(shared, weights, first_output_tile(), UNIT_TILES, [&](int at, int, float sum) {
+      if (at < WIDTH && sequence() < B) part[at] = sum;
+    });
+    grid.arrive(OUTPUT_BLOCKS);
+  }
+
+  // norm: of what comes after the block.
+  DEVICE void add_mlp(const scalar* norm) {
+    normalize_stream(norm, [&](Row& x, int row) {
+      Row part[SLICES];
+#pragma unroll
+      for (int k = 0; k < SLICES; k++) load_exchanged(part[k], parts + (k * B + row) * WIDTH);
+      load_stream(x);
+#pragma unroll
+      for (int k = 0; k < SLICES; k++) x.add(part[k]);
+    });
+  }
+};
+
+// PARAMETERS: as those of step.cuh. normalized, hidden_state, hidden and parts: as in `Step`.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
+flashrnn_step_of_many(PARAMETERS) {
+  extern __shared__ __align__(16) Shared shared_memory[];
+  Shared& shared = *shared_memory;
+  if (threadIdx.x == 0)
+    for (int m = 0; m < SEQ_TILES; m++) barrier_init(shared_address(shared.arrived + m));
+  begin(shared, table);
+  const Model model{base, shared.table};
+  if (is_copying()) {
+    if (threadIdx.x < THREADS + 32) Copies(model, head, shared.chunks, shared.slots).run();
+    return;
+  }
+  Weights weights(shared.chunks, shared.slots);
+  CountingBarrier grid(counters);
+  Step step{shared, model, weights, grid, normalized, hidden_state, hidden, parts, partials, B};
+
+  step.begin(embedding, tokens);
+#pragma unroll 1
+  for (int block = 0; block < BLOCKS; block++) {
+    step.compute_h(block);
+    step.add_h(block);
+    step.compute_hidden();
+    store_h(model.at<float>(block, STATE), hidden_state, B);
+    step.compute_parts();
+    step.add_mlp(block + 1 < BLOCKS ? model.at(block + 1, MIXER_NORM) : norm);
+  }
+  step.load(normalized);
+  const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
+  u64 largest = 0;
+  multiply_rows<GRID>(shared, weights, blockIdx.x, CLASS_TILES, [&](int row, int, float sum) {
+    if (row < CLASSES && sequence() < B) largest = max(largest, choice.rate(sequence(), row, sum));
+  });
+  choice.raise<4>(sequence(), largest);
+
+  if (grid.is_last(counters + 1, shared.before)) {
+    choice.finish(B);
+    if (threadIdx.x == 0) counters[0] = counters[1] = 0;
+  }
+}
