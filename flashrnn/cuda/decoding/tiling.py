@@ -143,7 +143,7 @@ def _stream_rows(spec: ModelSpec, tiling: StepTiling) -> int:
 
 
 def padding(dtype: torch.dtype) -> int:
-    """Return how many numbers follow each row of an operand in shared memory, so that two rows are in different banks."""
+    """Return how many numbers follow a row of an operand in shared memory, so that two rows are in different banks."""
     return _VECTOR // dtype.itemsize
 
 
