@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from flashrnn import get_cell, gpu
-from flashrnn.cuda import build, launch
+from flashrnn import get_cell, gpu, repeated
+from flashrnn.cuda import build, launch, nvrtc
 from flashrnn.cuda.resident import backend
 from flashrnn.cuda.streaming import backend as streaming
 from tests.suite import Case, check
@@ -17,16 +17,15 @@ pytestmark = [
 
 @pytest.fixture
 def a100(monkeypatch, tmp_path):
-    import cuda.core
+    from cuda.bindings import nvrtc as bindings
 
-    class ToPtx(cuda.core.Program):
-        def compile(self, target_type, **options):
-            return super().compile("ptx", **options)
-
-    caches = build.build, backend._chosen, backend._plan, streaming._kernel, launch.load
+    caches = build.build, backend._chosen, backend._plan, backend._forward, streaming._kernel, launch.load
     for module in (gpu, backend, streaming):
         monkeypatch.setattr(module, "device_gpu", lambda index: gpu.named_gpu("A100"))
-    monkeypatch.setattr(cuda.core, "Program", ToPtx)
+    monkeypatch.setattr(repeated, "_CALLS", {})
+    monkeypatch.setattr(nvrtc, "_in_own_process", lambda *program: None)
+    monkeypatch.setattr(bindings, "nvrtcGetCUBINSize", bindings.nvrtcGetPTXSize)
+    monkeypatch.setattr(bindings, "nvrtcGetCUBIN", bindings.nvrtcGetPTX)
     monkeypatch.setenv("FLASHRNN_CACHE", str(tmp_path))
     for cached in caches:
         cached.cache_clear()

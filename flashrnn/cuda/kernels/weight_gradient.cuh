@@ -112,6 +112,11 @@ DEVICE void store_sums(const float (&c)[TILES][PADDED / 8][4], char* memory, flo
       }
 }
 
+DEVICE void store_pair(float* partial, u32* d_R, i64 to, float low, float high) {
+  if (partial) *reinterpret_cast<float2*>(partial + to) = make_float2(low, high);
+  else d_R[to / 2] = pack(low, high);
+}
+
 // Adds up the sums that the blocks of a cluster have stored, each block for its share of the results.
 DEVICE void reduce_scatter(u32 shared, int rank, float* partial, u32* d_R, const ResultIndices& index) {
   for (int i = rank * THREADS + threadIdx.x; i < UNITS * PADDED / 4; i += CLUSTER * THREADS) {
@@ -123,9 +128,14 @@ DEVICE void reduce_scatter(u32 shared, int rank, float* partial, u32* d_R, const
       sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
     }
     const i64 to = index(unit, column);
-    if (to < 0) continue;
-    if (partial) *reinterpret_cast<float4*>(partial + to) = sum;
-    else *reinterpret_cast<uint2*>(d_R + to / 2) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
+    if constexpr (D % 4 == 0) {
+      if (to < 0) continue;
+      if (partial) *reinterpret_cast<float4*>(partial + to) = sum;
+      else *reinterpret_cast<uint2*>(d_R + to / 2) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
+    } else {
+      if (to >= 0) store_pair(partial, d_R, to, sum.x, sum.y);
+      if (const i64 second = index(unit, column + 2); second >= 0) store_pair(partial, d_R, second, sum.z, sum.w);
+    }
   }
 }
 
