@@ -30,9 +30,10 @@ _FEWEST_PRODUCTS = 1_000_000  # per step; fewer take less time after the loop th
 # where d_R takes a little longer than the loop:
 _STEP, _UNIT, _GATE_UNIT, _GATE_SEQUENCE = 190, 0.84, 0.42, 0.48  # of the loop: a step, and what sizes add to it
 # What a product of the step adds in float32: in the loop six bfloat16 products, by the estimates of cost.py, and in a
-# library, which would make d_R after the loop, one at 52 TFLOP/s for one head of 768, 7 for 12 of 100, 3 for 12 of 64.
+# library, which would make d_R after the loop, one at 52 TFLOP/s for one head of 768, 43 for one of 128, 23 for one of
+# 64. Products of several heads are not divided along the steps: 7 for 12 of 100, 3 for 12 of 64.
 _FLOAT_PRODUCT, _LIBRARY_PRODUCT = 3e-5, 4e-5
-_LIBRARY_WIDTH = 512  # head size from which a library's products are that fast
+_LIBRARY_WIDTH, _LIBRARY_WIDTH_OF_HEADS = 128, 512  # head sizes from which a library's products are about that fast
 
 
 class _Pipeline(NamedTuple):
@@ -48,8 +49,7 @@ class _Pipeline(NamedTuple):
 def _pipeline(spec: KernelSpec) -> _Pipeline:
     if spec.dtype.itemsize == 2:
         return _Pipeline(1, 256, (128, 64, 32), 4, 0.075)
-    # the times are from a count of the bytes of shared memory, not measured
-    return _Pipeline(spec.splits, 128, (64, 32), 2, 0.2 if spec.variant.tf32 else 0.35)
+    return _Pipeline(spec.splits, 128, (64, 32), 2, 0.4 if spec.variant.tf32 else 0.55)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ class Tiling:
         gates, head_dim, batch = len(spec.cell.recurrent_gates), spec.head_dim, spec.batch
         step = _STEP + (_UNIT + _GATE_UNIT * gates) * head_dim + _GATE_SEQUENCE * gates * batch
         if spec.dtype == torch.float32:
-            narrow = max(1, _LIBRARY_WIDTH / head_dim) ** 2
-            product = (_FLOAT_PRODUCT + _LIBRARY_PRODUCT * narrow) / (2 if spec.variant.tf32 else 1)
+            product = (_FLOAT_PRODUCT + _library_product(spec)) / (2 if spec.variant.tf32 else 1)
             step += product * batch * spec.heads * gates * head_dim**2
         return batch * self.tiles * max(self.columns, _BLOCK) * _pipeline(spec).column <= step
 
@@ -85,6 +84,12 @@ class Tiling:
             if rows and number <= tiles * idle:
                 found.append(Tiling(columns, tiles, -(-number // tiles), rows))
         return min(found, key=lambda tiling: (tiling.tiles, tiling.columns), default=None)
+
+
+def _library_product(spec: KernelSpec) -> float:
+    if spec.heads == 1:
+        return _LIBRARY_PRODUCT * max(1, _LIBRARY_WIDTH / spec.head_dim)
+    return _LIBRARY_PRODUCT * max(1, _LIBRARY_WIDTH_OF_HEADS / spec.head_dim) ** 2
 
 
 def overlapped(spec: KernelSpec, producers: int) -> Tiling | None:
