@@ -3,9 +3,7 @@
 Each has a public substitute, for a PyTorch version without it, that gives the same results more slowly.
 """
 
-import re
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import CDLL, c_uint, c_void_p
@@ -95,15 +93,13 @@ def onednn_computes(dtype: torch.dtype) -> bool:
 
 
 _cudnn_rnn: Callable | None = getattr(torch, "_cudnn_rnn", None)
-warnings.filterwarnings(  # the warning is for users of nn.LSTM; here the copies are intended
-    "ignore", "RNN module weights are not part of single contiguous", UserWarning, re.escape(__name__)
-)
 
 
 def cudnn_rnn(
     mode: int,
     x: Tensor,
     weights: Sequence[Tensor],
+    flat: Tensor,
     initial: Sequence[Tensor],
     *,
     hidden_size: int,
@@ -112,12 +108,14 @@ def cudnn_rnn(
     bidirectional: bool,
     training: bool,
 ) -> tuple[Tensor, ...] | None:
-    """Run one of PyTorch's recurrent networks by cuDNN, which copies the weights into one piece of memory.
+    """Run one of PyTorch's recurrent networks by cuDNN.
 
     Args:
         mode: cudnnRNNMode_t.
         x: the input.
-        weights: those of each layer and direction, in PyTorch's order.
+        weights: those of each layer and direction, in PyTorch's order. They receive the gradients.
+        flat: the same values in one piece, which cuDNN reads: the matrices of all layers and directions, then all
+            biases, two for each layer and direction.
         initial: the initial h, and c if there is one, in the layout of nn.LSTM.
         hidden_size: units of a layer and direction.
         num_layers: number of layers.
@@ -133,7 +131,7 @@ def cudnn_rnn(
     h, c = initial if len(initial) == 2 else (*initial, None)
     per_direction = len(weights) // (num_layers * (1 + bidirectional))
     network = mode, hidden_size, 0, num_layers, batch_first, 0.0, training, bidirectional
-    out, h, c, *_ = _cudnn_rnn(x, weights, per_direction, None, h, c, *network, (), None)
+    out, h, c, *_ = _cudnn_rnn(x, weights, per_direction, flat, h, c, *network, (), None)
     return out, h, c
 
 

@@ -3,6 +3,8 @@
 PyTorch's kernel of the CPU stands in for cuDNN's, so that what is given to it and taken from it can be checked.
 """
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -12,14 +14,24 @@ from flashrnn import FlashRNN, cudnn, get_cell
 from flashrnn.cells import GRU, LSTM
 from flashrnn.gpu import named_gpu
 
-MODES = {2: torch.lstm, 3: torch.gru}
+MODES = {2: (torch.lstm, 4), 3: (torch.gru, 3)}
 
 
-def stand_in(mode, x, weights, initial, *, hidden_size, num_layers, batch_first, bidirectional, training):
+def stand_in(mode, x, weights, flat, initial, *, hidden_size, num_layers, batch_first, bidirectional, training):
+    """Compute with the values of `flat`, as cuDNN does; the gradients are those of `weights`."""
     assert training == torch.is_grad_enabled()
-    biases = len(weights) == 4 * num_layers * (1 + bidirectional)
+    (run, gates), ways = MODES[mode], 1 + bidirectional
+    features = [x.shape[-1]] * ways + [hidden_size * ways] * (num_layers - 1) * ways
+    matrices = [(gates * hidden_size, size) for of_input in features for size in (of_input, hidden_size)]
+    shapes = matrices + [(gates * hidden_size,)] * len(matrices)
+    values = [part.view(shape) for part, shape in zip(flat.split([math.prod(s) for s in shapes]), shapes, strict=True)]
+    given, per_direction = [], len(weights) // len(features)
+    for i in range(len(features)):
+        read = values[2 * i : 2 * i + 2] + values[len(matrices) + 2 * i : len(matrices) + 2 * i + 2]
+        trained = weights[i * per_direction : (i + 1) * per_direction] if training else []
+        given += [value + w - w.detach() for value, w in zip(read, trained, strict=False)] + read[len(trained) :]
     initial = initial if len(initial) > 1 else initial[0]
-    return MODES[mode](x, initial, weights, biases, num_layers, 0.0, training, bidirectional, batch_first)
+    return run(x, initial, given, True, num_layers, 0.0, training, bidirectional, batch_first)
 
 
 @pytest.fixture
@@ -34,8 +46,7 @@ def taken(monkeypatch):
 
     monkeypatch.setattr(cudnn, "run", record)
     monkeypatch.setattr(cudnn, "_may_run", lambda x: True)
-    monkeypatch.setattr(cudnn, "is_faster", lambda *_: True)
-    monkeypatch.setattr(cudnn, "_LEAST", 0)
+    monkeypatch.setattr(cudnn, "fewest_steps", lambda *_: 1)
     monkeypatch.setattr(cudnn, "nvidia_gpu", lambda device: named_gpu("H100"))
     monkeypatch.setattr(cudnn, "cudnn_rnn", stand_in)
     return results
@@ -46,6 +57,7 @@ NETWORKS = [
     (nn.GRU, {"num_layers": 2, "bidirectional": True, "bias": False}),
     (nn.GRU, {"batch_first": True}),
     (nn.LSTM, {"num_layers": 2}),
+    (nn.LSTM, {"bidirectional": True, "bias": False}),
 ]
 
 
@@ -100,28 +112,51 @@ def test_resets_hooks_and_wrong_states_are_seen(taken):
     assert taken == [False, False]
 
 
-def faster(cell, size, batch, dtype=torch.float16, tf32=False, training=False, gpu="H100") -> bool:
-    return cudnn.is_faster(cell, size, batch, dtype, tf32, training, named_gpu(gpu))
+def faster(cell, size, batch, dtype=torch.float16, *, steps=500, tf32=False, training=False, gpu="H100") -> bool:
+    fewest = cudnn.fewest_steps(cell, size, batch, dtype, tf32, training, named_gpu(gpu))
+    return fewest is not None and steps >= fewest
 
 
 @pytest.mark.parametrize("cell", [LSTM, GRU])
 def test_it_is_taken_where_a_step_has_much_to_compute(cell, caplog):
-    cudnn.is_faster.cache_clear()
+    cudnn.fewest_steps.cache_clear()
     caplog.set_level("INFO", "flashrnn")
-    assert faster(cell, 2048, 256)
+    assert faster(cell, 2048, 256, steps=1)
     assert faster(cell, 2048, 256)
     assert caplog.text.count("by cuDNN") == 1
     assert faster(cell, 512, 4096, torch.float32, tf32=True)
+    assert faster(cell, 512, 4096, torch.float32)
     assert not faster(cell, 2048, 1)
     assert not faster(cell, 256, 8192)
-    assert faster(cell, 256, 8192, torch.float32, tf32=True) == (cell is LSTM)
+    assert faster(cell, 256, 8192, torch.float32, tf32=True)
     assert not faster(cell, 256, 8192, torch.float32, tf32=True, training=True)
+    assert not faster(cell, 256, 1024, torch.float32, tf32=True)
     assert faster(cell, 512, 4096) == (cell is LSTM)
+
+
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+@pytest.mark.parametrize(("dtype", "tf32"), [(torch.float16, False), (torch.float32, True)], ids=["half", "tf32"])
+def test_few_sequences_read_the_weights_by_our_kernel(cell, dtype, tf32):
+    assert not faster(cell, 4096, 16, dtype, tf32=tf32)
+    assert faster(cell, 4096, 64, dtype, tf32=tf32)
+
+
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+def test_it_is_taken_for_narrow_layers_in_float32(cell):
+    assert faster(cell, 64, 1, torch.float32)
+    assert faster(cell, 64, 16, torch.float32, training=True)
+    assert not faster(cell, 64, 1024, torch.float32)
+    assert not faster(cell, 64, 256, torch.float32, training=True)
+    assert not faster(cell, 256, 16, torch.float32)
+    assert not faster(cell, 64, 16, torch.float32, steps=1)
+    assert not faster(cell, 64, 16, torch.float32, steps=64, training=True)
+    assert faster(cell, 64, 16, torch.float32, tf32=True) == (cell is LSTM)
+    assert not faster(cell, 64, 16)
 
 
 def test_nobody_has_measured_it_elsewhere():
     assert not faster(LSTM, 2048, 256, gpu="A100")
-    assert not faster(LSTM, 2048, 256, torch.float32)  # without TF32
+    assert not faster(LSTM, 2048, 256, torch.float64)
     assert not faster(get_cell("slstm"), 2048, 256)
 
 
@@ -143,5 +178,6 @@ def test_explain_says_so(monkeypatch):
     network = FlashRNN(16, 2048)
     assert "cuDNN runs" in cudnn.explain(network, 1024, torch.float16, training=False)
     assert cudnn.explain(network, 1, torch.float16, training=False) == ""
+    assert "at least 128 steps" in cudnn.explain(FlashRNN(16, 64), 1, torch.float32, training=True)
     network.recurrent_l0.backend = "cuda"
     assert cudnn.explain(network, 1024, torch.float16, training=False) == ""
