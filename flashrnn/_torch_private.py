@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import CDLL, c_uint, c_void_p
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -92,47 +92,63 @@ def onednn_computes(dtype: torch.dtype) -> bool:
     return mkldnn.is_available() and mkldnn.enabled and (dtype == torch.float32 or _onednn_has_bfloat16())
 
 
-_cudnn_rnn: Callable | None = getattr(torch, "_cudnn_rnn", None)
+class CudnnRnn(NamedTuple):
+    """One of PyTorch's recurrent networks without dropout, as cuDNN runs it."""
 
+    mode: int  # cudnnRNNMode_t
+    hidden_size: int
+    num_layers: int
+    batch_first: bool
+    bidirectional: bool
 
-def cudnn_rnn(
-    mode: int,
-    x: Tensor,
-    weights: Sequence[Tensor],
-    flat: Tensor,
-    initial: Sequence[Tensor],
-    *,
-    hidden_size: int,
-    num_layers: int,
-    batch_first: bool,
-    bidirectional: bool,
-    training: bool,
-) -> tuple[Tensor, ...] | None:
-    """Run one of PyTorch's recurrent networks by cuDNN.
+    @staticmethod
+    def is_available() -> bool:
+        """Return whether this PyTorch has the private interfaces."""
+        return hasattr(torch, "_cudnn_rnn") and hasattr(torch.ops.aten, "_cudnn_rnn_backward")
 
-    Args:
-        mode: cudnnRNNMode_t.
-        x: the input.
-        weights: those of each layer and direction, in PyTorch's order. They receive the gradients.
-        flat: the same values in one piece, which cuDNN reads: the matrices of all layers and directions, then all
-            biases, two for each layer and direction.
-        initial: the initial h, and c if there is one, in the layout of nn.LSTM.
-        hidden_size: units of a layer and direction.
-        num_layers: number of layers.
-        batch_first: x is [B, T, features], not [T, B, features].
-        bidirectional: the network has two directions.
-        training: a backward pass follows.
+    def forward(
+        self, x: Tensor, weights: Sequence[Tensor], flat: Tensor, h: Tensor, c: Tensor | None, training: bool
+    ) -> tuple[Tensor, ...]:
+        """Return the output, the last h and c, and with `training` what `backward` needs besides.
 
-    Returns:
-        The output and the last states h and c, differentiable with `training`. None without the private interface.
-    """
-    if _cudnn_rnn is None:
-        return None
-    h, c = initial if len(initial) == 2 else (*initial, None)
-    per_direction = len(weights) // (num_layers * (1 + bidirectional))
-    network = mode, hidden_size, 0, num_layers, batch_first, 0.0, training, bidirectional
-    out, h, c, *_ = _cudnn_rnn(x, weights, per_direction, flat, h, c, *network, (), None)
-    return out, h, c
+        Args:
+            x: the input.
+            weights: of each layer and direction, in PyTorch's shapes. Their values do not matter.
+            flat: the weights as cuDNN reads them: the matrices of all layers and directions, then all biases, two for
+                each layer and direction.
+            h: the initial h, in the layout of nn.LSTM.
+            c: the initial c of an LSTM.
+            training: a backward pass follows.
+        """
+        per_direction = len(weights) // (self.num_layers * (1 + self.bidirectional))
+        out, h, c, reserve, _ = torch._cudnn_rnn(x, weights, per_direction, flat, h, c, *self._network(training))
+        return out, h, c, reserve
+
+    def backward(
+        self,
+        of_forward: tuple[Tensor, ...],
+        weights: Sequence[Tensor],
+        flat: Tensor,
+        gradients: tuple[Tensor | None, ...],
+        wanted: list[bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor]]:
+        """Return the gradients of x, h, c and `weights`.
+
+        Args:
+            of_forward: its x, h, c, output and what it returned last, which is overwritten.
+            weights: as in `forward`.
+            flat: as in `forward`.
+            gradients: those of the output and of the last h and c; None where there is none.
+            wanted: which of x, h, c and the weights need a gradient.
+        """
+        x, h, c, out, reserve = of_forward
+        per_direction = len(weights) // (self.num_layers * (1 + self.bidirectional))
+        given = x, weights, per_direction, flat, h, c, out, *gradients
+        return torch.ops.aten._cudnn_rnn_backward(*given, *self._network(training=True), reserve, wanted)
+
+    def _network(self, training: bool) -> tuple:
+        sizes = self.mode, self.hidden_size, 0, self.num_layers
+        return *sizes, self.batch_first, 0.0, training, self.bidirectional, (), None
 
 
 def openmp_parallel() -> Callable[[int, int, int, int], None] | None:

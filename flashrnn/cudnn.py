@@ -7,6 +7,8 @@
 """
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn import flat_weights
-from flashrnn._torch_private import autograd_alone, cudnn_rnn
+from flashrnn._torch_private import CudnnRnn, autograd_alone, graph_is_retained
 from flashrnn.cells import GRU, LSTM, Cell
 from flashrnn.eager import as_dtype
+from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.problem import PLAIN, dtype_name, state_dtype, tf32_allowed
 from flashrnn.stepping import without_hooks
@@ -111,7 +114,7 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         return None
     (batch, steps), training = x.shape[:2] if network.batch_first else x.shape[1::-1], torch.is_grad_enabled()
     fewest = _fewest_steps(network, batch, x.dtype, training)
-    if fewest is None or steps < fewest or not x.numel() or not _may_run(x):
+    if fewest is None or steps < fewest or not x.numel() or not _may_run():
         return None
     if x.shape[-1] != network.input_size or not all(_serves(network, name, x) for name in network.directions()):
         return None
@@ -119,49 +122,90 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         return None
     if (initial := initial_states(network, x, states)) is None:
         return None
-    done = cudnn_rnn(
-        _MODES[network.cell],
-        x,
-        [weight for name in network.directions() for weight in _weights(network, name, training)],
-        flat_weights.of(network),
-        initial,
-        hidden_size=network.hidden_size,
-        num_layers=network.num_layers,
-        batch_first=network.batch_first,
-        bidirectional=network.bidirectional,
-        training=training,
+    cudnn = CudnnRnn(
+        _MODES[network.cell], network.hidden_size, network.num_layers, network.batch_first, network.bidirectional
     )
-    if done is None:
-        return None
-    out, *last = done
+    weights = [w for name in network.directions() for w in flat_weights.parameters(network, name) if w is not None]
+    given = cudnn, flat_weights.of(network), x, initial[0], initial[1] if len(initial) > 1 else None
+    out, *last = _Rnn.apply(*given, *weights) if training else _run(*given, weights, training=False)[:-1]
     last = tuple(as_dtype(state, state_dtype(x.dtype)) for state in last[: len(network.cell.states)])
     return out, last if len(last) > 1 else last[0]
 
 
-def _weights(network: nn.Module, name: str, training: bool) -> list[Tensor]:
-    """Return what receives the gradients of PyTorch's weights of one layer and direction; cuDNN does not read it."""
-    W, R, b = flat_weights.parameters(network, name)
-    if network.cell is GRU and training:
-        return [W, *(_OfGru.apply(R) if b is None else _OfGru.apply(R, b))]
-    return [W, R.flatten(0, 2)] if b is None else [W, R.flatten(0, 2), b.flatten(), b.detach().flatten()]
+def _run(cudnn: CudnnRnn, flat: Tensor, x: Tensor, h: Tensor, c: Tensor | None, weights, training: bool):
+    with _precision_of_products(x):
+        return cudnn.forward(x, _in_shapes_of_pytorch(weights, c is None), flat, h, c, training)
 
 
-class _OfGru(torch.autograd.Function):
-    """R [3, 1, D, D] and b [4, 1, D] of a GRU in the shapes of PyTorch's weights, whose gradients are in its order."""
+class _Rnn(torch.autograd.Function):
+    """A network by cuDNN; the weights are W, R and, with biases, b of each layer and direction."""
 
     @staticmethod
-    def forward(ctx, R, b=None):
-        matrix = R.flatten(0, 2)
-        return (matrix,) if b is None else (matrix, b[1:].flatten(), b[:3].flatten())
+    def forward(ctx, cudnn, flat, x, h, c, *weights):
+        out, *last, reserve = _run(cudnn, flat, x, h, c, weights, training=True)
+        ctx.save_for_backward(x, h, c, out, reserve, flat, *weights)
+        ctx.set_materialize_grads(False)
+        ctx.cudnn = cudnn
+        return out, *last
 
     @staticmethod
-    def backward(ctx, d_matrix, *d_biases):
-        size = d_matrix.shape[1]
-        d_R = d_matrix.view(3, 1, size, size).roll(1, 0)  # ours: g, r, z
-        if not d_biases:
-            return d_R
-        of_input, of_h = d_biases
-        return d_R, torch.cat([of_h[2 * size :], of_input]).view(4, 1, size)
+    def backward(ctx, *gradients):
+        x, h, c, out, reserve, flat, *weights = ctx.saved_tensors
+        if graph_is_retained():  # cuDNN overwrites it
+            reserve = reserve.clone()
+        gru, wanted = c is None, ctx.needs_input_grad
+        with _precision_of_products(x):
+            d_x, d_h, d_c, found = ctx.cudnn.backward(
+                (x, h, c, out, reserve),
+                _in_shapes_of_pytorch(weights, gru),
+                flat,
+                gradients,
+                [*wanted[2:5], any(wanted[5:])],
+            )
+        d_weights = _gradients(weights, found, gru) if any(wanted[5:]) else [None] * len(weights)
+        return None, None, d_x, d_h, d_c, *d_weights
+
+
+def _in_shapes_of_pytorch(weights: Sequence[Tensor], gru: bool) -> list[Tensor]:
+    """Return W, R and b as tensors of the shapes of PyTorch's weights; cuDNN does not read their values."""
+    found = []
+    for w in weights:
+        if w.dim() == 3:  # b
+            found += [w[1:].flatten(), w[:3].flatten()] if gru else [w.flatten()] * 2
+        else:
+            found.append(w.flatten(0, -2))
+    return found
+
+
+def _gradients(weights: Sequence[Tensor], found: Sequence[Tensor], gru: bool) -> Iterator[Tensor]:
+    """Yield the gradients of W, R and b, from those of PyTorch's weights."""
+    of_pytorch = iter(found)
+    for w in weights:
+        d = next(of_pytorch)
+        if w.dim() == 3:
+            d_of_h = next(of_pytorch)
+            d = torch.cat([d_of_h[2 * w.shape[2] :], d]) if gru else d
+        d = d.view(w.shape)
+        yield d.roll(1, 0) if gru and w.dim() == 4 else d  # ours: g, r, z
+
+
+_CHANGING = lock_that_forks_wait_for()
+
+
+@contextmanager
+def _precision_of_products(x: Tensor) -> Iterator[None]:
+    """Let cuDNN round float32 to TF32 where matrix products may. By default PyTorch allows it to cuDNN alone."""
+    setting = torch.backends.cudnn.rnn
+    tf32, before = tf32_allowed(x.dtype, x.device), setting.fp32_precision
+    if x.dtype != torch.float32 or (before == "tf32") == tf32:
+        yield
+        return
+    with _CHANGING:
+        setting.fp32_precision = "tf32" if tf32 else "ieee"
+        try:
+            yield
+        finally:
+            setting.fp32_precision = before
 
 
 def explain(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> str:
@@ -185,14 +229,11 @@ def _fewest_steps(network: nn.Module, batch: int, dtype: torch.dtype, training: 
     return fewest_steps(cell, size, batch, dtype, tf32_allowed(dtype, device), training, gpu)
 
 
-def _may_run(x: Tensor) -> bool:
-    """Return whether PyTorch may use cuDNN, in the precision that the settings for matrix products allow."""
-    backend = torch.backends.cudnn
-    if not (backend.enabled and backend.is_available()):
+def _may_run() -> bool:
+    """Return whether PyTorch's settings allow cuDNN."""
+    if not (torch.backends.cudnn.enabled and torch.backends.cudnn.is_available() and CudnnRnn.is_available()):
         return False
-    if not autograd_alone() or torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"):
-        return False
-    return x.dtype != torch.float32 or (backend.rnn.fp32_precision == "tf32") == tf32_allowed(x.dtype, x.device)
+    return autograd_alone() and not (torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"))
 
 
 def _serves(network: nn.Module, name: str, x: Tensor) -> bool:

@@ -4,6 +4,7 @@ PyTorch's kernel of the CPU stands in for cuDNN's, so that what is given to it a
 """
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,27 +12,54 @@ from torch import nn
 from torch.testing import assert_close
 
 from flashrnn import FlashRNN, cudnn, get_cell
+from flashrnn._torch_private import CudnnRnn
 from flashrnn.cells import GRU, LSTM
 from flashrnn.gpu import named_gpu
 
-MODES = {2: (torch.lstm, 4), 3: (torch.gru, 3)}
 
+class StandIn(CudnnRnn):
+    """PyTorch's kernel of the CPU, with the values of `flat` and the gradients of PyTorch's weights, as cuDNN has them."""
 
-def stand_in(mode, x, weights, flat, initial, *, hidden_size, num_layers, batch_first, bidirectional, training):
-    """Compute with the values of `flat`, as cuDNN does; the gradients are those of `weights`."""
-    assert training == torch.is_grad_enabled()
-    (run, gates), ways = MODES[mode], 1 + bidirectional
-    features = [x.shape[-1]] * ways + [hidden_size * ways] * (num_layers - 1) * ways
-    matrices = [(gates * hidden_size, size) for of_input in features for size in (of_input, hidden_size)]
-    shapes = matrices + [(gates * hidden_size,)] * len(matrices)
-    values = [part.view(shape) for part, shape in zip(flat.split([math.prod(s) for s in shapes]), shapes, strict=True)]
-    given, per_direction = [], len(weights) // len(features)
-    for i in range(len(features)):
-        read = values[2 * i : 2 * i + 2] + values[len(matrices) + 2 * i : len(matrices) + 2 * i + 2]
-        trained = weights[i * per_direction : (i + 1) * per_direction] if training else []
-        given += [value + w - w.detach() for value, w in zip(read, trained, strict=False)] + read[len(trained) :]
-    initial = initial if len(initial) > 1 else initial[0]
-    return run(x, initial, given, True, num_layers, 0.0, training, bidirectional, batch_first)
+    graphs: ClassVar[list] = []  # of each forward: its inputs and weights, and its results
+    precisions: ClassVar[list] = []  # of each forward and backward
+
+    def forward(self, x, weights, flat, h, c, training):
+        assert training == torch.is_grad_enabled() or training  # an autograd function turns it off
+        self.precisions.append(torch.backends.cudnn.rnn.fp32_precision)
+        inputs = [t.detach().clone().requires_grad_() for t in (x, h, c) if t is not None]
+        read = [value.clone().requires_grad_() for value in self._values(flat.detach(), x.shape[-1])]
+        run = torch.gru if c is None else torch.lstm
+        options = self.num_layers, 0.0, training, self.bidirectional, self.batch_first
+        with torch.enable_grad():
+            results = run(inputs[0], inputs[1] if c is None else inputs[1:], read, True, *options)
+        self.graphs.append((inputs, read, results))
+        reserve = torch.tensor(len(self.graphs) - 1)
+        return *(t.detach().clone() for t in results), *([torch.empty(0)] if c is None else []), reserve
+
+    def _values(self, flat, features):
+        """Return PyTorch's weights in its order."""
+        gates, ways = {2: 4, 3: 3}[self.mode], 1 + self.bidirectional
+        layers = [features] * ways + [self.hidden_size * ways] * (self.num_layers - 1) * ways
+        matrices = [(gates * self.hidden_size, size) for of_input in layers for size in (of_input, self.hidden_size)]
+        shapes = matrices + [(gates * self.hidden_size,)] * len(matrices)
+        values = [part.view(s) for part, s in zip(flat.split([math.prod(s) for s in shapes]), shapes, strict=True)]
+        of_kinds = zip(values[: len(matrices)], values[len(matrices) :], strict=True)
+        pairs = [*of_kinds]
+        return [
+            w for i in range(0, len(pairs), 2) for w in (pairs[i][0], pairs[i + 1][0], pairs[i][1], pairs[i + 1][1])
+        ]
+
+    def backward(self, of_forward, weights, flat, gradients, wanted):
+        self.precisions.append(torch.backends.cudnn.rnn.fp32_precision)
+        inputs, read, results = self.graphs[int(of_forward[-1])]
+        given = [(out, d) for out, d in zip(results, gradients, strict=False) if d is not None]
+        outputs, d_outputs = zip(*given, strict=True)
+        d_inputs = torch.autograd.grad(outputs, inputs + read, d_outputs, retain_graph=True)
+        found = list(d_inputs[len(inputs) :])
+        if len(weights) < len(read):  # no biases
+            found = [d for i, d in enumerate(found) if i % 4 < 2]
+        assert [w.shape for w in weights] == [d.shape for d in found]
+        return *d_inputs[: len(inputs)], *([None] if len(inputs) == 2 else []), found
 
 
 @pytest.fixture
@@ -45,10 +73,10 @@ def taken(monkeypatch):
         return done
 
     monkeypatch.setattr(cudnn, "run", record)
-    monkeypatch.setattr(cudnn, "_may_run", lambda x: True)
+    monkeypatch.setattr(cudnn, "_may_run", lambda: True)
     monkeypatch.setattr(cudnn, "fewest_steps", lambda *_: 1)
     monkeypatch.setattr(cudnn, "nvidia_gpu", lambda device: named_gpu("H100"))
-    monkeypatch.setattr(cudnn, "cudnn_rnn", stand_in)
+    monkeypatch.setattr(cudnn, "CudnnRnn", StandIn)
     return results
 
 
@@ -160,17 +188,33 @@ def test_nobody_has_measured_it_elsewhere():
     assert not faster(get_cell("slstm"), 2048, 256)
 
 
-def test_precisions_that_differ_are_not_exchanged(monkeypatch):
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("of_cudnn", ["tf32", "ieee"])
+def test_the_precision_is_that_of_products(tf32, of_cudnn, taken, monkeypatch):
     """cuDNN has a setting of its own for TF32, which PyTorch allows at first."""
+    monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
+    monkeypatch.setattr(StandIn, "precisions", [])
+    monkeypatch.setattr(cudnn, "tf32_allowed", lambda *_: tf32)
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", of_cudnn)
+    network, x = FlashRNN(5, 6), torch.randn(4, 3, 5)
+    network(x)[0].sum().backward()
+    assert StandIn.precisions == ["tf32" if tf32 else "ieee"] * 2
+    assert torch.backends.cudnn.rnn.fp32_precision == of_cudnn
+
+
+def test_a_graph_can_be_kept(taken, monkeypatch):
+    monkeypatch.setattr("flashrnn.onednn.run", lambda *_: None)
+    network, x = FlashRNN(5, 6, function="gru"), torch.randn(4, 3, 5)
+    out = network(x)[0].sum()
+    first, second = (torch.autograd.grad(out, [*network.parameters()], retain_graph=True) for _ in range(2))
+    assert_close(first, second)
+
+
+def test_settings_of_pytorch_are_kept(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    products, x = torch.backends.cuda.matmul, torch.ones(1)
-    monkeypatch.setattr(cudnn, "tf32_allowed", lambda *_: products.fp32_precision == "tf32")
-    for precision, allowed in (("tf32", True), ("ieee", False)):
-        products.fp32_precision = precision
-        assert cudnn._may_run(x) is allowed
-    assert cudnn._may_run(x.half())
+    assert cudnn._may_run()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert not cudnn._may_run(x.half())
+    assert not cudnn._may_run()
 
 
 def test_explain_says_so(monkeypatch):
