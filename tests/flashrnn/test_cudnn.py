@@ -18,7 +18,7 @@ from flashrnn.gpu import named_gpu
 
 
 class StandIn(CudnnRnn):
-    """PyTorch's kernel of the CPU, with the values of `flat` and the gradients of PyTorch's weights, as cuDNN has them."""
+    """PyTorch's kernel of the CPU. It reads `flat` and returns the gradients of PyTorch's weights, as cuDNN does."""
 
     graphs: ClassVar[list] = []  # of each forward: its inputs and weights, and its results
     precisions: ClassVar[list] = []  # of each forward and backward
@@ -43,11 +43,9 @@ class StandIn(CudnnRnn):
         matrices = [(gates * self.hidden_size, size) for of_input in layers for size in (of_input, self.hidden_size)]
         shapes = matrices + [(gates * self.hidden_size,)] * len(matrices)
         values = [part.view(s) for part, s in zip(flat.split([math.prod(s) for s in shapes]), shapes, strict=True)]
-        of_kinds = zip(values[: len(matrices)], values[len(matrices) :], strict=True)
-        pairs = [*of_kinds]
-        return [
-            w for i in range(0, len(pairs), 2) for w in (pairs[i][0], pairs[i + 1][0], pairs[i][1], pairs[i + 1][1])
-        ]
+        count = len(matrices)
+        of_each = [values[i : i + 2] + values[count + i : count + i + 2] for i in range(0, count, 2)]
+        return [w for of_direction in of_each for w in of_direction]
 
     def backward(self, of_forward, weights, flat, gradients, wanted):
         self.precisions.append(torch.backends.cudnn.rnn.fp32_precision)
