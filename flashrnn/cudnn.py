@@ -1,7 +1,7 @@
 """LSTMs and GRUs on a GPU by cuDNN, as nn.LSTM and nn.GRU run, for sizes where cuDNN is faster.
 
-- In float32, cuDNN has a kernel for narrow layers, whose weights fit into one multiprocessor. Ours computes six products
-  of bfloat16 there for each one, with TF32 three.
+- In float32, cuDNN has a kernel for narrow layers, whose weights fit into one multiprocessor. Ours computes six
+  products of bfloat16 there for each one, with TF32 three.
 - Otherwise cuDNN runs one matrix product per time step, which takes at least 8 µs. Where the product is large enough to
   hide that, it reaches more of the tensor cores' speed than kernels that keep R on the chip.
 """
