@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from flashrnn import FlashRNN, cudnn, directions, eager_layer, sequences
+from flashrnn import FlashRNN, cudnn, directions, eager_layer, flat_weights, sequences
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
 
@@ -81,11 +81,22 @@ def test_both_directions_at_once(kind, packed, dtype, taken):
 def test_by_cudnn(kind, options, dtype, taken, monkeypatch):
     monkeypatch.setattr(cudnn, "fewest_steps", lambda *_: 1)
     monkeypatch.setattr(cudnn, "_LEAST", 0)
-    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")
     size = options.get("num_layers", 1) * (1 + options.get("bidirectional", False)), 5, 128
     states = (randn(*size),) * (2 if kind is nn.LSTM else 1) if options else None
     agree(kind, dtype, randn(17, 5, 64), states, **options)
     assert taken == ["cudnn"]
+
+
+def test_cudnn_reads_the_weights_where_they_are():
+    network, x = FlashRNN(64, 64, num_layers=2, device="cuda"), torch.randn(40, 3, 64, device="cuda")
+    theirs, moved = network.to_torch(), FlashRNN(64, 64, num_layers=2).cuda()
+    moved.load_state_dict(network.state_dict())
+    before = torch.cuda.memory_allocated()
+    for rnn in (network, moved):
+        assert flat_weights.of(rnn).data_ptr() == rnn.input_l0.weight.data_ptr()
+    assert torch.cuda.memory_allocated() == before
+    flat = flat_weights.of(network)
+    assert torch.equal(flat, theirs.weight_ih_l0.as_strided(flat.shape, (1,)))
 
 
 def test_by_cudnn_where_it_is_faster(taken):
