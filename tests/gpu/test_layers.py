@@ -88,7 +88,7 @@ def test_by_cudnn(kind, options, dtype, taken, monkeypatch):
 
 
 def test_cudnn_reads_the_weights_where_they_are():
-    network, x = FlashRNN(64, 64, num_layers=2, device="cuda"), torch.randn(40, 3, 64, device="cuda")
+    network = FlashRNN(64, 64, num_layers=2, device="cuda")
     theirs, moved = network.to_torch(), FlashRNN(64, 64, num_layers=2).cuda()
     moved.load_state_dict(network.state_dict())
     before = torch.cuda.memory_allocated()
