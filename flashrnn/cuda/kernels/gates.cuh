@@ -13,7 +13,7 @@ template <bool SUM_HAS_BIAS, class Sum, class Input>
 DEVICE float assemble_gate(int j, float bias, bool carry, Sum recurrent_sum, Input input) {
   const bool recurrent = RECURRENT_OF[j] >= 0;
   const float sum = recurrent ? recurrent_sum(recurrent ? RECURRENT_OF[j] : 0) : 0;
-  float gate = recurrent && SUM_HAS_BIAS ? (carry ? sum : bias) : bias + (carry ? sum : 0);
+  float gate = !recurrent ? bias : SUM_HAS_BIAS ? (carry ? sum : bias) : bias + (carry ? sum : 0);
   if (INPUT_OF[j] >= 0) gate += input(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0);
   return gate;
 }

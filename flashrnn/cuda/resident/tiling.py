@@ -94,6 +94,9 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     from_memory = splits * tiles_of_warp(spec, tiling) - tiling.register_fragments
     several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
     sums = several_warps * warps * lane_cells(spec, tiling) * 128  # of one gate
+    if in_rows(spec):
+        pitch = spec.head_dim + 4 * (tiling.columns // tiling.sequences)
+        sums = several_blocks * sums + (1 - several_blocks) * (tiling.k_slices * tiling.sequences * pitch * 4)
     if spec.direction == "forward":
         operand, row = splits * tiling.padded * seqs * 2, len(cell.input_gates) * size
         exchange = gates * sums + several_blocks * (splits * units * seqs * 2)
@@ -121,7 +124,19 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
     contributions = tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1))
     several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
     received = buffers * seqs * (tiling.blocks * vectors + 1) * 16 + ceil(buffers / 2) * 16
-    return seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16 + several * received
+    partials = seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16
+    return (1 - alone * int(in_rows(spec))) * partials + several * received
+
+
+def in_rows(spec: KernelSpec) -> bool:
+    """Return whether a row of lanes has all units of a sequence in kernels of one block: IN_ROWS in tiles.cuh."""
+    return trace(spec.cell).reduces and spec.head_dim in (16, 32, 64)
+
+
+def bias_parts(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Return the parts that the gradient of a bias is the sum of: BIAS_PARTS in kernels/backward_cells.cuh."""
+    alone = (1 - minimum(tiling.blocks - 1, 1)) * int(in_rows(spec))
+    return (1 - alone) * minimum(tiling.k_slices, lane_cells(spec, tiling)) + alone * (4 * tiling.k_slices)
 
 
 def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:

@@ -150,6 +150,18 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         (Case(COMPETING, B=9, T=3, N=1, D=32), torch.float32, tiled(2, 2, 2, 16, 1), tiled(2, 1, 1, 8, 1)),
         (Case(LAYERNORM_LSTM, B=7, T=3, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 4, 1), tiled(2, 2, 2, 8, 1)),
         (Case(LAYERNORM_GRU, B=3, T=3, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 8, 1), tiled(2, 1, 1, 8, 1)),
+        (
+            Case(NORMALISED_LSTM, B=7, T=3, N=1, D=64, reset=True),
+            torch.bfloat16,
+            tiled(4, 2, 1, 8, 1),
+            tiled(4, 1, 1, 4, 1),
+        ),
+        (
+            Case(NORMALISED_STATE, B=3, T=5, N=2, D=16),
+            torch.float32,
+            tiled(1, 1, 1, 4, 1, register_fragments=0),
+            tiled(1, 1, 2, 16, 1, register_fragments=0),
+        ),
         pytest.param(
             Case(LAYERNORM_LSTM, B=5, T=4, N=1, D=60),
             torch.float32,
@@ -185,6 +197,8 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         "one block maximum",
         "one block of few sequences",
         "rows that are no multiple of the threads",
+        "a warp for a sequence",
+        "a warp for four sequences",
         "cluster",
         "cluster maximum",
         "cluster of nine",

@@ -29,7 +29,7 @@ template <class T>
 DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 + coord.unit(p * PAIR) - coord.tile_unit;
+    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 + coord.unit(p * PAIR) - coord.cell_tile_unit();
     if constexpr (PAIR == 2) {
       float2 pair = to_pair(from);
       v[2 * p] = pair.x, v[2 * p + 1] = pair.y;

@@ -52,7 +52,7 @@ DEVICE void load_input(InputLoader& loader, int t, int stage, int steps, i64 ste
   copy_commit();
 }
 DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
-  const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.unit_tile * GI * ROW_BYTES);
+  const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.cell_tile() * GI * ROW_BYTES);
 #pragma unroll
   for (int j = 0; j < GI; j++)
     if (coord.has_cells()) read_cells(v[j], tile, j, coord);
@@ -69,14 +69,19 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   if (GRID && exchange) ring.clear(t + 1);
   if (CLUSTERED && exchange) expect_h(shared.barriers, next, coord);
 
-  float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
+  float c[GR][BATCH_TILES][4] = {};
   begin_sums(c, b);
   multiply(c, weights, shared_address(shared.operand), shared.barriers, t, coord);
   float v[GI][CELLS];
   read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
   results.store(s, strides);
   load_input(loader, t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, strides.x);
+#if REDUCES
+  auto u = [&](float (&sums)[GR][CELLS]) { reduce_slices<GR>(sums, c, shared.sums, coord); };
+#else
+  float u[GR][CELLS];
   reduce_slices<GR>(u, c, shared.sums, coord);
+#endif
   stage = stage + 1 == STAGES ? 0 : stage + 1;
 
   if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it

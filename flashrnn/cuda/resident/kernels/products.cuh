@@ -209,10 +209,13 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
       }
 }
 
-// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all of the lane's cells, -> u, the
+// IN_ROWS: floats of a sequence's sums in shared memory, in other banks than the next one's.
+constexpr int SUM_PITCH = PADDED + (SPREAD == 2 ? 8 : 4);
+
+// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all cells of the lane's fragment, -> u, the
 // complete ones for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements.
 template <int ROWS>
-constexpr int SUM_FLOATS = K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
+constexpr int SUM_FLOATS = IN_ROWS ? K_SLICES * ROWS * SEQUENCES * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
 
 template <int ROWS>
 DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
@@ -220,6 +223,31 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
   auto slot = [&](int to, int from, int q) {
     return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + coord.lane) * ROWS;
   };
+  if constexpr (IN_ROWS) {
+    auto pair_of = [&](int slice, int row, int sequence, int unit) {
+      return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * SEQUENCES + sequence / SPREAD) * SUM_PITCH + unit);
+    };
+#pragma unroll
+    for (int cell = 0; cell < LANE_CELLS; cell += 2)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++)
+        *pair_of(coord.k_slice, j, tile_of(cell) * 8 + 2 * coord.lane_in_quad + second_of(cell), coord.tile_unit + 2 * coord.quad) =
+            make_float2(part(cell, j), part(cell + 1, j));
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < CELLS; q += 2)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) {
+        float2 sum = *pair_of(0, j, coord.sequence(q), coord.unit(q));
+#pragma unroll
+        for (int slice = 1; slice < K_SLICES; slice++) {
+          const float2 more = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
+          sum.x += more.x, sum.y += more.y;
+        }
+        u[j][q] = sum.x, u[j][q + 1] = sum.y;
+      }
+    return;
+  }
   if constexpr (K_SLICES == 1) {
 #pragma unroll
     for (int q = 0; q < CELLS; q++)
