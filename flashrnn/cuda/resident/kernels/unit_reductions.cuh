@@ -123,10 +123,9 @@ struct UnitReductions {
   DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + buffer(NUMBER) * 8, SEQUENCES * BLOCKS * Part::VECTORS * 16);
     constexpr int BUFFER = NUMBER % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4);
-    reduce_warp<Part, SUMS, MOMENTS, MAXIMA, BUFFER>(of);
-    __syncthreads();
+    if (has_cells()) reduce_warp<Part, SUMS, MOMENTS, MAXIMA, BUFFER>(of);
+    exchange<Part, NUMBER>();
     if constexpr (ADDED_BY_ALL) {
 #pragma unroll
       for (int p = 0; p < PAIRS; p++) {
@@ -139,6 +138,20 @@ struct UnitReductions {
       }
       return;
     }
+    if (!has_cells()) return;
+#pragma unroll
+    for (int i = 0; i < Part::RESULTS; i++)
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
+  }
+  DEVICE bool has_cells() const { return coord.has_cells(); }
+
+  // Reduces the parts of all warps to `results`, unless all threads add up the block's parts themselves.
+  template <class Part, int NUMBER>
+  DEVICE void exchange() const {
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + buffer(NUMBER) * 8, SEQUENCES * BLOCKS * Part::VECTORS * 16);
+    __syncthreads();
+    if constexpr (ADDED_BY_ALL) return;
     if constexpr (CLUSTERED) {
       send_partials<Part>(NUMBER);
       total_received<Part>(NUMBER);
@@ -148,19 +161,15 @@ struct UnitReductions {
     } else {
       if (threadIdx.x < SEQS) {
         Part total;
-        total_of_block(total, threadIdx.x, BUFFER);
+        total_of_block(total, threadIdx.x, NUMBER % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4));
         store_results(total, threadIdx.x);
       }
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
   }
   // Return where the warp's word goes for the lane's pair p.
   DEVICE float* place(int p, int word) const {
-    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
+    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.cell_slice % 2 : 0);
     return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + contribution * 4 * EXCHANGED_VECTORS + word;
   }
 
@@ -190,7 +199,6 @@ struct UnitReductions {
       }
     }
     if constexpr (Part::ADDED > 0) reduce_scatter_lanes(added, coord.lane);
-    if (!coord.has_cells()) return;
 #pragma unroll
     for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
       if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[BUFFER + 8 * i / PAIRS] = added[i];
@@ -203,7 +211,7 @@ struct UnitReductions {
       for (int i = 0; i < MAXIMA; i++) *place(p, BUFFER + Part::ADDED + MOMENTS + i) = maxima[i][p];
     }
   }
-  DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
+  DEVICE bool is_unit(int q) const { return PADDED == D || coord.unit(q) < D; }
 
   // Adds up what the block's units contribute to a sequence.
   template <class Part>
