@@ -93,23 +93,24 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
     from_memory = splits * tiles_of_warp(spec, tiling) - tiling.register_fragments
     several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
+    rows = (1 - several_blocks) * int(in_rows(spec))
     sums = several_warps * warps * lane_cells(spec, tiling) * 128  # of one gate
     if in_rows(spec):
         pitch = spec.head_dim + 4 * (tiling.columns // tiling.sequences)
         sums = several_blocks * sums + (1 - several_blocks) * (tiling.k_slices * tiling.sequences * pitch * 4)
     if spec.direction == "forward":
-        operand, row = splits * tiling.padded * seqs * 2, len(cell.input_gates) * size
+        operand, row = splits * tiling.padded * (seqs + rows) * 2, len(cell.input_gates) * size
         exchange = gates * sums + several_blocks * (splits * units * seqs * 2)
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
-        operand = splits * gates * units * seqs * 2
+        operand = splits * gates * units * (seqs + rows) * 2
         stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # as `pitch` in tiles.cuh
         row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = (
             sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size) + (1 - several_blocks) * sums
         )
         row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes of each tile of 16 units
-    inputs = units * seqs * row
+    inputs = units * seqs * row + rows * (tiling.unit_tiles * 32)
     constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
     resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants
     return 2 * operand + tiling.stages * inputs + exchange + resident

@@ -38,7 +38,7 @@ DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& wei
   if constexpr (BLOCKS > 1) return;
   Weights::Queue queue;
   weights.start(queue);
-  const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * SEQS * 32;
+  const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * OPERAND_COLUMNS * 32;
   product<1, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
 }
 
@@ -90,7 +90,7 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
   for (int j = 0; j < GATES; j++) {
     rounded[j].round(d_g[j]);
     if (RECURRENT_OF[j] >= 0 && coord.has_cells())
-      store_operand<GR * UNITS>(rounded[j], to, offset + RECURRENT_OF[j] * UNITS * SEQS * 2);
+      store_operand<GR * UNITS>(rounded[j], to, offset + RECURRENT_OF[j] * UNITS * OPERAND_COLUMNS * 2);
   }
 }
 

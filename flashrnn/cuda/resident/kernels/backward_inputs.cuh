@@ -103,6 +103,7 @@ DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Th
 
 // Reads the statistics of the lane's sequences.
 DEVICE void read_statistics(NeededCells& statistics, const char* tile, const ThreadCoord& coord) {
+  if (!coord.has_cells()) return;
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) + tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);

@@ -222,7 +222,7 @@ DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 
     Pair pair = cells.pair(p);
 #pragma unroll
     for (int split = 0; split < SPLITS; split++) {
-      u32 word = pair.next_split(), at = to[p] + offset + split * UNITS_OF_TILE * SEQS * 2;
+      u32 word = pair.next_split(), at = to[p] + offset + split * UNITS_OF_TILE * OPERAND_COLUMNS * 2;
       if constexpr (PAIR == 2) store_shared(at, word);
       else store_shared(at, static_cast<u16>(word));
     }

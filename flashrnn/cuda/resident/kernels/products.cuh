@@ -179,7 +179,7 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
     for (int n = 0; n < BATCH_TILES; n++)
 #pragma unroll
       for (int r = 0; r < 4; r++) part[0][m][n][r] = c[m][n][r];
-  const u32 row = address + ((coord.lane / 8) * SEQS + coord.lane % 8) * 16;
+  const u32 row = address + ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16;
 #pragma unroll
   for (int k = 0; k < K_TILES; k += 2) {
     u32 b[SPLITS][BATCH_TILES][4];
@@ -187,7 +187,7 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
     for (int split = 0; split < SPLITS; split++)
 #pragma unroll
       for (int n = 0; n < BATCH_TILES; n++) {
-        u32 from = row + split * SPLIT_BYTES + (k * 2 * SEQS + n * 8) * 16;
+        u32 from = row + split * SPLIT_BYTES + (k * 2 * OPERAND_COLUMNS + n * 8) * 16;
         if (k + 1 == K_TILES) load_two_matrices(b[split][n][0], b[split][n][1], from);
         else load_four_matrices(b[split][n], from);
       }

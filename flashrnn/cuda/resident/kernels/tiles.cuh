@@ -36,6 +36,8 @@ constexpr int ROW_LANES = PADDED / 2;                                   // IN_RO
 constexpr bool IN_ROWS = REDUCES && BLOCKS == 1 && PADDED == D && (D == 16 || D == 32 || D == 64);
 constexpr int ROWS_AT_ONCE = IN_ROWS ? THREADS / ROW_LANES : 1;  // sequences
 static_assert(!IN_ROWS || (SEQUENCES % ROWS_AT_ONCE == 0 && SEQUENCES * SPREAD == SEQS));
+constexpr int OPERAND_COLUMNS = SEQS + IN_ROWS;  // one is padding, so that the lanes of a row store to different banks
+constexpr int TILE_PADDING = IN_ROWS ? 32 : 0;   // bytes between tiles of 16 units, for the same reason
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
@@ -106,8 +108,8 @@ DEVICE constexpr int pitch(int numbers) { return 16 * (numbers | 1); }
 // Return the index of number i of a head in a row [pieces][HEADS][D], from the head's first unit on: gates in format PNDG.
 DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
 
-// Return the index of an element in a tile [units / 8][SEQS][8 units]: the right operand of mma, with k contiguous in eights.
-DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * SEQS + sequence) * 8 + k % 8; }
+// Return the index of an element in a tile [units / 8][OPERAND_COLUMNS][8 units]: the right operand of mma, with k contiguous in eights.
+DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * OPERAND_COLUMNS + sequence) * 8 + k % 8; }
 
 // Copies a tile of every step: ROWS x SEQS rows of the unit tile's 16 units, with NUMBERS of ELEMENT (2 or 4) bytes for each.
 // In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows are ROW_STRIDE bytes apart. IN_PIECES:
