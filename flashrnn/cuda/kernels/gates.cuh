@@ -17,3 +17,8 @@ DEVICE float assemble_gate(int j, float bias, bool carry, Sum recurrent_sum, Inp
   if (INPUT_OF[j] >= 0) gate += input(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0);
   return gate;
 }
+
+// Of a head's row of gates as they are stored for the backward: its statistics (cells/statistics.py), in whole vectors of four, and
+// all of its numbers.
+constexpr int STATISTIC_FLOATS = (STATISTICS + 3) / 4 * 4;
+constexpr int HEAD_NUMBERS = D * STORED + STATISTIC_FLOATS * 4 / int(sizeof(gate));

@@ -145,10 +145,9 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
 };
 
 // The statistics of a head: floats that are the same for all its units (cells/statistics.py), in whole vectors of four.
-constexpr int STATISTIC_FLOATS = (STATISTICS + 3) / 4 * 4, NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // by the backward
+constexpr int NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // by the backward
 using StatisticCells = float[STATISTICS > 0 ? STATISTICS : 1][CELLS];
 using NeededCells = float[STATISTICS_NEEDED > 0 ? STATISTICS_NEEDED : 1][CELLS];
-constexpr int HEAD_NUMBERS = D * STORED + STATISTIC_FLOATS * 4 / int(sizeof(gate));  // of gates and statistics
 constexpr int STATISTIC_ALIGNMENT = D * STORED * sizeof(gate) % 16 == 0 ? 16 : D * STORED * sizeof(gate) % 8 == 0 ? 8 : 4;
 static_assert(!GATES_IN_PIECES || STATISTICS == 0);
 
