@@ -18,10 +18,10 @@ from flashrnn.problem import dtype_name
 STEP = 16  # units of a tile: a head between two multiples fits if the larger multiple does
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NOTE = """\
-Larger heads run on backend cuda, which reads R at every step and has no size limit, or on backend vanilla, a loop in
-PyTorch, if the cell reduces over the units of a head, as layernorm_gru does. For an LSTM on an H100, the paper
-reports 2688 units (arXiv 2412.07752, appendix H.1). Here the limit is lower, because a block owns whole tiles of 16
-units: two tiles do not fit into a block, and one on each of 132 multiprocessors is at most 2112 units.
+Larger heads run on backend cuda, which reads R at every step and has a size limit only for cells that reduce over the
+units of a head, as layernorm_gru does. Beyond it, they run on backend vanilla, a loop in PyTorch. For an LSTM on an
+H100, the paper reports 2688 units (arXiv 2412.07752, appendix H.1). Here the limit is lower, because a block owns whole
+tiles of 16 units: two tiles do not fit into a block, and one on each of 132 multiprocessors is at most 2112 units.
 """
 """The text below the table."""
 

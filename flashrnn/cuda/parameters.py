@@ -13,6 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from flashrnn.cells.trace import trace
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import constant, recurrent_only
 from flashrnn.residual import head_numbers, residual_dtype
@@ -184,8 +185,20 @@ def _stream_forward(spec: KernelSpec) -> Parameters:
         of.writes("h", "scalar", B, T, N, D),
         of.writes("aux", "aux_number", S - 1, B, T, N, D),
         of.writes("state", "float", S, B, N, D),
-        Parameter("gates", "UnitGates* __restrict__", residual_dtype(spec.dtype), (B, T, N, D, G)),
+        *_stream_gates(spec, ""),
         *_numbers("B", "T", "row_b", "row_t"),
+    )
+
+
+def _stream_gates(spec: KernelSpec, const: str) -> Parameters:
+    """Return the gates that a forward stores and, for steps that reduce over units, what these communicate through."""
+    N, D, dtype = spec.heads, spec.head_dim, residual_dtype(spec.dtype)
+    if not trace(spec.cell).reduces:
+        return (Parameter("gates", f"{const}UnitGates* __restrict__", dtype, (B, T, N, D, len(spec.cell.gates))),)
+    return (
+        Parameter("gates", f"{const}gate* __restrict__", dtype, (B, T, N, head_numbers(spec.cell, D, spec.dtype))),
+        Parameter("parts", "uint4*", torch.float32),
+        *_numbers("first_item"),
     )
 
 
@@ -199,7 +212,8 @@ def _stream_backward(spec: KernelSpec) -> Parameters:
         of.reads("initial", "float", S, B, N, D),
         of.reads("h", "scalar", B, T, N, D),
         of.reads("aux", "aux_number", S - 1, B, T, N, D),
-        Parameter("gates", "const UnitGates* __restrict__", residual_dtype(spec.dtype), (B, T, N, D, G)),
+        *([of.reads("bias", "float", G, N, D)] if trace(spec.cell).reduces else []),
+        *_stream_gates(spec, "const "),
         of.reads("d_h", "scalar", B, T, N, D),
         of.reads("d_aux", "float", S - 1, B, T, N, D),
         of.writes("d_x", "scalar", B, T, GI, N, D),

@@ -76,14 +76,26 @@ def operation_count(cell: Cell, direction: str) -> int:
     return sum(graph.nodes[k].op not in ("input", "const") for k in graph.needed(graph.outputs.values()))
 
 
+class Late(NamedTuple):
+    """Inputs that a function asks for, as late as possible: `late` fills them in the array of their group."""
+
+    group: str
+    names: tuple[str, ...]
+
+
 def head_functions(cell: Cell) -> str:
     """Return the text of `cells_forward` and `cells_backward` of a cell that reduces over the units of a head.
 
     They compute CELLS cells of a thread, phase by phase. `units.reduce` reduces between phases (`UnitReductions` in
-    resident/kernels/unit_reductions.cuh); `cotangents` gives the gradients of the new states, as late as possible. The
-    forward also returns statistics and the gates as they are stored, which the backward takes (`cells.statistics`).
+    resident/kernels/unit_reductions.cuh); `late` gives the recurrent gates, in the backward the gradients of the new
+    states. The forward also returns statistics and the gates as they are stored, which the backward takes
+    (`cells.statistics`). Warps without cells take part in the exchanges alone.
     """
-    return "\n\n".join(_head_function(_of_head(cell, direction)) for direction in ("forward", "backward"))
+    late = Late("g", cell.recurrent_gates), Late("d_new", tuple(f"d_new_{state}" for state in cell.states))
+    return "\n\n".join(
+        _head_function(_of_head(cell, direction), inputs)
+        for direction, inputs in zip(("forward", "backward"), late, strict=True)
+    )
 
 
 def _of_head(cell: Cell, direction: str) -> Function:
@@ -114,14 +126,13 @@ def _exchange(graph: Graph, reductions: Sequence[int]) -> Exchange:
     return Exchange(tuple(a for a in sums if not graph.is_uniform(a)), moments, tuple(reduced["unit_max"]))
 
 
-def _head_function(function: Function) -> str:
+def _head_function(function: Function, late: Late) -> str:
     """Return the device function of a graph that reduces over units: loops over a thread's cells, and exchanges."""
-    graph, body, number = function.graph, _Phases(function), 0
+    graph, body, number = function.graph, _Phases(function, late), 0
     for phase in phases(graph, graph.outputs.values()):
-        body.wait_for_cotangents(phase.computes)
+        body.wait_for_late(phase.computes)
         body.define([*phase.uniform, *phase.computes])
         if not phase.reductions:
-            body.loop(body.results())
             continue
         one = _exchange(graph, phase.reductions)
         operands = (*one.sums, *one.moments, *one.maxima)
@@ -143,13 +154,13 @@ def _head_function(function: Function) -> str:
 class _Phases:
     """The text of a device function, in which every node of a graph is an array over the cells of a thread."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, late: Late) -> None:
         self.lines: list[str] = []
-        self._function, self._graph = function, function.graph
+        self._function, self._graph, self._late = function, function.graph, late
         self._places = {
             name: f"{group}[{k}][q]" for group, names in function.inputs.items() for k, name in enumerate(names)
         }
-        self._waits = "d_new" in function.inputs
+        self._waits = True
         self._defined: set[int] = set()
         self._pending: list[str] = []  # of the next loop
 
@@ -159,11 +170,10 @@ class _Phases:
             return self._places[node.value]
         return _literal(node.value) if node.op == "const" else f"v{index}[q]"
 
-    def wait_for_cotangents(self, nodes: Sequence[int]) -> None:
-        """Ask for the gradients of the new states before the first loop that needs them."""
-        names = self._function.inputs.get("d_new", ())
-        if self._waits and any(self._graph.nodes[k].value in names for k in nodes):
-            self.lines += [f"  float d_new[{len(names)}][CELLS];", "  cotangents(d_new);"]
+    def wait_for_late(self, nodes: Sequence[int]) -> None:
+        """Ask for the late inputs before the first loop that needs them."""
+        if self._waits and any(self._graph.nodes[k].value in self._late.names for k in nodes):
+            self.lines.append(f"  late({self._late.group});")
             self._waits = False
 
     def define(self, nodes: Sequence[int]) -> None:
@@ -176,7 +186,7 @@ class _Phases:
             self.lines.append(f"  {'bool' if node.op in TRUTH else 'float'} v{k}[CELLS];")
             self._pending.append(f"{self.text(k)} = {_expression(node, [self.text(a) for a in node.args])};")
 
-    def results(self) -> list[str]:
+    def _results(self) -> list[str]:
         outputs = self._function.outputs.items()
         return [
             f"{group}[{k}][q] = {self.text(self._graph.outputs[name])};"
@@ -188,20 +198,23 @@ class _Phases:
         """Write a loop over cells of what is to be computed, and `statements`."""
         body, self._pending = [*self._pending, *statements], []
         if body:
-            self.lines += ["#pragma unroll", "  for (int q = 0; q < CELLS; q++) {"]
+            guard = ["  if (units.has_cells())"] * (self._late.group == "g")
+            self.lines += [*guard, "#pragma unroll", "  for (int q = 0; q < CELLS; q++) {"]
             self.lines += [*(f"    {statement}" for statement in body), "  }"]
 
     def whole(self) -> str:
-        """Return the function with all that was written."""
+        """Return the function with all that was written, and its results."""
         inputs, outputs = self._function.inputs, self._function.outputs
-        arguments = [f"const float (&{group})[{max(len(names), 1)}][CELLS]" for group, names in inputs.items()]
-        types = ["int CELLS", "class Units"]
-        if "d_new" in inputs:
-            arguments[-1] = "const Cotangents& cotangents"
-            types.insert(1, "class Cotangents")
+        self.wait_for_late([k for k, node in enumerate(self._graph.nodes) if node.op == "input"])
+        self.loop(self._results())
+        arguments = [
+            f"{'' if group == self._late.group else 'const '}float (&{group})[{max(len(names), 1)}][CELLS]"
+            for group, names in inputs.items()
+        ]
+        arguments.append("const Late& late")
         arguments += [f"float (&{group})[{max(len(names), 1)}][CELLS]" for group, names in outputs.items()]
         head = f"DEVICE void {self._function.name}({', '.join(arguments)}, const Units& units) {{"
-        return "\n".join([f"template <{', '.join(types)}>", head, *self.lines, "}"])
+        return "\n".join(["template <int CELLS, class Late, class Units>", head, *self.lines, "}"])
 
 
 def _reduced(graph: Graph, index: int, exchange: Exchange, number: int, text: Callable[[int], str]) -> str:

@@ -13,7 +13,12 @@ template <bool SUM_HAS_BIAS, class Sum, class Input>
 DEVICE float assemble_gate(int j, float bias, bool carry, Sum recurrent_sum, Input input) {
   const bool recurrent = RECURRENT_OF[j] >= 0;
   const float sum = recurrent ? recurrent_sum(recurrent ? RECURRENT_OF[j] : 0) : 0;
-  float gate = recurrent && SUM_HAS_BIAS ? (carry ? sum : bias) : bias + (carry ? sum : 0);
+  float gate = !recurrent ? bias : SUM_HAS_BIAS ? (carry ? sum : bias) : bias + (carry ? sum : 0);
   if (INPUT_OF[j] >= 0) gate += input(INPUT_OF[j] >= 0 ? INPUT_OF[j] : 0);
   return gate;
 }
+
+// Of a head's row of gates as they are stored for the backward: its statistics (cells/statistics.py), in whole vectors of four, and
+// all of its numbers.
+constexpr int STATISTIC_FLOATS = (STATISTICS + 3) / 4 * 4;
+constexpr int HEAD_NUMBERS = D * STORED + STATISTIC_FLOATS * 4 / int(sizeof(gate));

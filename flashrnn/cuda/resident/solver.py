@@ -18,7 +18,7 @@ from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Soluti
 from flashrnn.cuda.buckets import Solver, bucket
 from flashrnn.cuda.resident import cost
 from flashrnn.cuda.resident import tiling as resources
-from flashrnn.cuda.resident.tiling import Tiling, lane_cells, tiles_of_warp
+from flashrnn.cuda.resident.tiling import Tiling, tiles_of_warp
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.gpu import Gpu
 
@@ -93,13 +93,16 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     p.add("threads", tiling.threads <= gpu.threads_per_block)
     p.add("whole fragments", (blocks * tiling.unit_tiles) % k_slices == 0)
     p.add("fragments of R", tiling.register_fragments <= spec.splits * tiles_of_warp(spec, tiling))
+    if resources.in_rows(spec) and not grid:
+        whole_rows = (tiling.padded == spec.head_dim) & (tiling.sequences % (4 * k_slices) == 0)
+        p.add("whole rows of lanes", (blocks > 1) | whole_rows)
     p.add("barriers of unit tiles", (k_slices == 1) | (tiling.unit_tiles <= 15))
     if spec.direction == "backward":
         per_warp = blocks % k_slices == 0
         if trace(spec.cell).reduces:  # whose step takes longer than the product
             per_warp |= (blocks == 1) & (len(spec.cell.recurrent_gates) * tiling.unit_tiles % k_slices == 0)
         p.add("units per warp", per_warp)
-        of_biases = minimum(k_slices, lane_cells(spec, tiling)) * len(spec.cell.gates) * tiling.units * 4
+        of_biases = resources.bias_parts(spec, tiling) * len(spec.cell.gates) * tiling.units * 4
         p.add("shared memory for the sums of biases", of_biases <= shared, unit="bytes")
     if grid:
         p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)

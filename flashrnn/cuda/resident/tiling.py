@@ -93,20 +93,25 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
     from_memory = splits * tiles_of_warp(spec, tiling) - tiling.register_fragments
     several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
+    rows = (1 - several_blocks) * int(in_rows(spec))
     sums = several_warps * warps * lane_cells(spec, tiling) * 128  # of one gate
+    if in_rows(spec):
+        pitch = spec.head_dim + 4 * (tiling.columns // tiling.sequences)
+        sums = several_blocks * sums + (1 - several_blocks) * (tiling.k_slices * tiling.sequences * pitch * 4)
     if spec.direction == "forward":
-        operand, row = splits * tiling.padded * seqs * 2, len(cell.input_gates) * size
+        operand, row = splits * tiling.padded * (seqs + rows) * 2, len(cell.input_gates) * size
         exchange = gates * sums + several_blocks * (splits * units * seqs * 2)
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
-        operand = splits * gates * units * seqs * 2
+        operand = splits * gates * units * (seqs + rows) * 2
         stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # as `pitch` in tiles.cuh
         row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = (
             sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size) + (1 - several_blocks) * sums
         )
         row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes of each tile of 16 units
-    inputs = units * seqs * row + tiling.unit_tiles * seqs * 4 * int(spec.variant.reset)  # masks
+    masks = tiling.unit_tiles * seqs * 4 * int(spec.variant.reset)
+    inputs = units * seqs * row + masks + rows * (tiling.unit_tiles * 32)
     constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
     resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants
     return 2 * operand + tiling.stages * inputs + exchange + resident
@@ -121,7 +126,19 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
     contributions = tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1))
     several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
     received = buffers * seqs * (tiling.blocks * vectors + 1) * 16 + ceil(buffers / 2) * 16
-    return seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16 + several * received
+    partials = seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16
+    return (1 - alone * int(in_rows(spec))) * partials + several * received
+
+
+def in_rows(spec: KernelSpec) -> bool:
+    """Return whether a row of lanes has all units of a sequence in kernels of one block: IN_ROWS in tiles.cuh."""
+    return trace(spec.cell).reduces and spec.head_dim in (16, 32, 64)
+
+
+def bias_parts(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Return the parts that the gradient of a bias is the sum of: BIAS_PARTS in kernels/backward_cells.cuh."""
+    alone = (1 - minimum(tiling.blocks - 1, 1)) * int(in_rows(spec))
+    return (1 - alone) * minimum(tiling.k_slices, lane_cells(spec, tiling)) + alone * (4 * tiling.k_slices)
 
 
 def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
@@ -130,7 +147,9 @@ def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
     if tiling.grid or not trace(spec.cell).reduces:
         return of_tiles
     several = minimum(tiling.blocks - 1, 1)
-    return maximum(several * of_tiles + (1 - several) * (tiling.sequences // 2), 1)
+    half = minimum(of_tiles // tiling.sequences, 1)  # of the columns, or fewer, are used
+    dense = half * minimum(tiling.k_slices - 1, 1) * (2 - tiling.batch_tiles)  # DENSE in tiles.cuh
+    return maximum(several * (of_tiles - 2 * dense) + (1 - several) * (tiling.sequences // 2), 1)
 
 
 def cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:

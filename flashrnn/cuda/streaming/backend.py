@@ -11,18 +11,37 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
-from flashrnn.cells.trace import not_element_wise
+from flashrnn.cells.printers.cuda import exchanges
+from flashrnn.cells.trace import trace, untraceable
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
-from flashrnn.cuda.parameters import streaming
+from flashrnn.cuda.parameters import Argument, streaming
 from flashrnn.cuda.spec import KernelSpec, specs_of, variant_of
-from flashrnn.cuda.streaming.tiling import SOLVER, Tiling, best_tiling, infeasible, prelude, shared_bytes
+from flashrnn.cuda.streaming.tiling import (
+    SOLVER,
+    Tiling,
+    best_tiling,
+    infeasible,
+    part_floats,
+    prelude,
+    shared_bytes,
+)
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, batch_time_strides, contiguous, empty_in_format, in_format
-from flashrnn.problem import Gradients, Inputs, Problem, StateGradients, States, aux_gradient, empty_aux, initial_states
+from flashrnn.problem import (
+    Gradients,
+    Inputs,
+    KernelUnavailable,
+    Problem,
+    StateGradients,
+    States,
+    aux_gradient,
+    empty_aux,
+    initial_states,
+)
 from flashrnn.products import recurrent_only
 from flashrnn.residual import GateFormat, Residual, empty_gates
 
@@ -31,12 +50,14 @@ class Cuda:
     name = "cuda"
 
     def gate_format(self, cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> GateFormat:
-        return "NDG"
+        if untraceable(cell) or not trace(cell).reduces:
+            return "NDG"
+        return "NDV+" if trace(cell).statistics.names else "NDV"
 
     def unsupported_reason(self, problem: Problem) -> str | None:
         if reason := unavailable(problem, (torch.bfloat16, torch.float16, torch.float32)):
             return reason
-        if reason := not_element_wise(problem.cell):
+        if reason := untraceable(problem.cell):
             return reason
         for spec in specs_of(problem):
             if reason := infeasible(spec):
@@ -50,7 +71,7 @@ class Cuda:
         B, _, _, N, D = Wx.shape
         Wx = in_format(Wx, Wx)
         h, aux = empty_in_format(Wx, N, D), empty_aux(cell, Wx, all_states, training)
-        gates = empty_gates(cell, Wx, training, "NDG")
+        gates = empty_gates(cell, Wx, training, self.gate_format(cell, N, D, Wx.dtype))
         variant = variant_of(reset, h, aux, training)
         spec = KernelSpec("forward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
         kernel, tiling = _kernel(spec, h.device.index)
@@ -70,7 +91,7 @@ class Cuda:
             "gates": gates,
             **_sizes(h),
         }
-        kernel.launch(_blocks(kernel, tiling, h), arguments)
+        _launch(kernel, spec, tiling, arguments, h)
         return States(h, aux, state), gates
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
@@ -96,7 +117,8 @@ class Cuda:
             "initial": states,
             "h": h,
             "aux": aux,
-            "gates": aligned(residual.gates_in("NDG", cell)),
+            **({"bias": residual.b.to(states.dtype).contiguous()} if trace(cell).reduces else {}),
+            "gates": aligned(residual.gates_in(self.gate_format(cell, N, D, h.dtype), cell)),
             "d_h": d_h,
             "d_aux": d_aux,
             "d_x": d_Wx,
@@ -105,7 +127,7 @@ class Cuda:
             "d_state": d_state,
             **_sizes(h),
         }
-        kernel.launch(_blocks(kernel, tiling, h), arguments)
+        _launch(kernel, spec, tiling, arguments, h)
         d_R = weight_gradient(spec, d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, d_b.sum(0), d_state)
 
@@ -123,8 +145,14 @@ def _kernel(spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
 def compile_kernel(spec: KernelSpec) -> tuple[Binary, Tiling]:
     """Return the compiled kernel and its tiling; needs no GPU."""
     tiling = best_tiling(bucket(spec, SOLVER))
-    header, entry = f"streaming/kernels/{spec.direction}.cuh", f"flashrnn_stream_{spec.direction}"
-    return build(prelude(spec, tiling), header, entry, spec.gpu.arch, str(spec)), tiling
+    return build(
+        prelude(spec, tiling), header(spec), f"flashrnn_stream_{spec.direction}", spec.gpu.arch, str(spec)
+    ), tiling
+
+
+def header(spec: KernelSpec) -> str:
+    """Return the file of the kernel."""
+    return f"streaming/kernels/{spec.direction}{'_reducing' if trace(spec.cell).reduces else ''}.cuh"
 
 
 def in_order(rows: Tensor, tiling: Tiling) -> Tensor:
@@ -154,7 +182,20 @@ def _sizes(h: Tensor) -> dict[str, int]:
     return {"B": B, "T": T, "row_b": row_b, "row_t": row_t}
 
 
-def _blocks(kernel: LoadedKernel, tiling: Tiling, h: Tensor) -> int:
-    """Return how many blocks to launch: one per item, but no more than run at once, as they wait for each other."""
+def _launch(kernel: LoadedKernel, spec: KernelSpec, tiling: Tiling, arguments: dict[str, Argument], h: Tensor) -> None:
+    """Launch one block per item, but no more than run at once, as they wait for each other.
+
+    Blocks then take several items in turn. Those whose steps reduce over units do not: they take as many launches as
+    there are waves of groups.
+    """
     B, _, N, D = h.shape
-    return min(tiling.groups(N, B) * tiling.unit_blocks(D), kernel.at_once)
+    blocks, groups = tiling.unit_blocks(D), tiling.groups(N, B)
+    if not trace(spec.cell).reduces:
+        return kernel.launch(min(groups * blocks, kernel.at_once), arguments)
+    size = len(exchanges(spec.cell, spec.direction)) * 16 * tiling.seq_tiles * blocks * part_floats(spec)
+    arguments["parts"] = h.new_empty(groups * size, dtype=torch.float32)
+    at_once = kernel.at_once // blocks  # groups
+    if not at_once:
+        raise KernelUnavailable(f"{kernel.at_once} of {blocks} blocks run at once: another process may hold the GPU")
+    for first in range(0, groups, at_once):
+        kernel.launch(min(at_once, groups - first) * blocks, {**arguments, "first_item": first * blocks})

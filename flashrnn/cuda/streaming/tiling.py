@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 
+from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, ceil_div, minimum
 from flashrnn.constrint.expressions import Operand
@@ -17,6 +18,7 @@ from flashrnn.cuda.buckets import Solver
 from flashrnn.cuda.parameters import declaration, streaming
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
+from flashrnn.products import varying
 
 # Clock cycles of an H100, by its data sheet and by what docs/kernels.md reports of other kernels; not fitted.
 _BYTES = 40  # that a multiprocessor reads from L2 in a cycle
@@ -119,7 +121,10 @@ def pose(spec: KernelSpec) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
     p.add("registers per thread", need <= gpu.registers_per_thread, unit="registers")
     p.add("registers", need * 32 * (4 * ceil_div(warps, 4)) <= gpu.registers, unit="registers")  # in four parts
     stride = rows.per_unit * units + 32  # at most, see SUM_STRIDE
-    p.add("shared memory", warps * 16 * seq_tiles * stride * 4 <= gpu.shared_per_block, unit="bytes")
+    shared = warps * 16 * seq_tiles * stride * 4 + _reduction_bytes(spec, units, seq_tiles)
+    p.add("shared memory", shared <= gpu.shared_per_block, unit="bytes")
+    if trace(spec.cell).reduces:
+        p.add("one item per block", ceil_div(head_dim, units) <= gpu.multiprocessors)
 
     return p, (_cycles(spec, tiling, cells, batch), warps, -depth)
 
@@ -152,7 +157,9 @@ def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expressio
     cell, splits, seq_tiles = spec.cell, spec.splits, tiling.seq_tiles
     row_tiles = tiling.units * Rows.of(spec).per_unit // 8
     gates, states = len(cell.gates), len(cell.states)
-    if spec.direction == "forward":
+    if trace(cell).reduces:  # values stay in registers from phase to phase
+        values = 2 * len(varying(cell)) + 4 * states + 16
+    elif spec.direction == "forward":
         values = len(cell.input_gates) + gates + 2 * states
     else:
         values = len(trace(cell).factors.outputs) + 2 * states + gates
@@ -164,7 +171,18 @@ def _registers(spec: KernelSpec, tiling: Tiling, cells: Expression) -> Expressio
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
     """Return the bytes of a block's shared memory: the sums of every warp, with rows as SUM_STRIDE in stream.cuh."""
     rows = Rows.of(spec).per_unit * tiling.units
-    return tiling.warps * 16 * tiling.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
+    sums = tiling.warps * 16 * tiling.seq_tiles * (rows + (40 - rows % 32) % 32) * 4
+    return sums + _reduction_bytes(spec, tiling.units, tiling.seq_tiles)
+
+
+def _reduction_bytes(spec: KernelSpec, units: Operand, seq_tiles: Operand) -> Operand:
+    """Return the bytes of shared memory of UnitReductions, as REDUCTION_FLOATS in reductions.cuh."""
+    return part_floats(spec) * (16 * seq_tiles) * (units + 1) * 4
+
+
+def part_floats(spec: KernelSpec) -> int:
+    """Return the floats that an exchange over units takes for a sequence, at most; 0 for element-wise steps."""
+    return 4 * max((one.vectors for one in exchanges(spec.cell, spec.direction)), default=0)
 
 
 def prelude(spec: KernelSpec, tiling: Tiling) -> str:

@@ -215,7 +215,7 @@ def _resets(B: int, T: int) -> Tensor:
             96,
             24,
         ),  # faster than a library's narrow products
-        (LSTM, 1, 128, 256, torch.float32, 32, None),  # a library's product of one head is as fast as of a wide one
+        (LSTM, 1, 128, 256, torch.float32, 32, None),  # not narrow for a library
         (LSTM, 1, 512, 16, torch.float32, 64, 64),
         (LSTM, 3, 512, 64, torch.float32, 96, None),  # six products of splits take longer than the loop and a library
         (LSTM, 12, 62, 32, torch.float32, 96, None),  # no 16 bytes

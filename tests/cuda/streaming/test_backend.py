@@ -10,13 +10,13 @@ from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.cuda import parameters, spec
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import backend as streaming
-from flashrnn.cuda.streaming.backend import Cuda, compile_kernel
+from flashrnn.cuda.streaming.backend import Cuda, compile_kernel, header
 from flashrnn.cuda.streaming.tiling import Rows, Tiling, best_tiling, prelude, shared_bytes
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
 from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
-from tests.problems import CELLS, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
+from tests.problems import CELLS, COMPETING, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
 from tests.suite import Case, check, check_numbers_beyond_float16, check_tf32, tf32_on_the_processor
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
@@ -35,8 +35,7 @@ def on_host(monkeypatch, other_backends):
         @cache
         def kernel(spec, device):
             direction, tiling = spec.direction, tilings[spec.direction]
-            header = f"streaming/kernels/{direction}.cuh"
-            program = compile_for_host(f"flashrnn_stream_{direction}", prelude(spec, tiling), header)
+            program = compile_for_host(f"flashrnn_stream_{direction}", prelude(spec, tiling), header(spec))
             shape = None, tiling.threads, shared_bytes(spec, tiling)
             return HostKernel(program, parameters.streaming(spec), *shape, at_once), tiling
 
@@ -84,6 +83,16 @@ def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
             Case(PEEPHOLE_LSTM, B=2, T=3, N=1, D=20), torch.float32, (8, 1, 2, 2), 100, marks=pytest.mark.slow
         ),
         (Case(THREE_KINDS, B=3, T=4, N=2, D=16), torch.bfloat16, (8, 1, 1, 1), 2),
+        pytest.param(
+            Case(get_cell("layernorm_lstm"), B=3, T=3, N=1, D=20),
+            torch.float32,
+            (8, 1, 2, 1),
+            100,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(Case(COMPETING, B=17, T=3, N=1, D=18), torch.float32, (8, 2, 1, 1), 100, marks=pytest.mark.slow),
+        # steps that reduce over units: several launches, a head of odd size
+        (Case(get_cell("layernorm_gru"), B=18, T=4, N=2, D=27, reset=True), torch.bfloat16, (8, 1, 1, 1), 5),
         pytest.param(
             Case(LEAKY_ELMAN, B=2, T=3, N=2, D=9, reset=True, time_major=True),
             torch.float32,

@@ -33,15 +33,21 @@ struct Exchange {
   float* sums;
 };
 
-// Computes the gradient that h of a step gets through R from the step after it, which is number `step` of the loop.
-DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const Weights& weights, const char* gates,
-                               const Exchange& from, const ThreadCoord& coord) {
+// In one block: multiplies the gates' gradients of step number `step` of the loop by this warp's part of R.
+DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& weights, const char* gates, const ThreadCoord& coord) {
+  if constexpr (BLOCKS > 1) return;
+  Weights::Queue queue;
+  weights.start(queue);
+  const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * OPERAND_COLUMNS * 32;
+  product<1, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
+}
+
+// Computes the gradient that h of a step gets through R from the step after it, which is number `step` of the loop; `c` is its
+// product in one block.
+DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[1][BATCH_TILES][4], const Exchange& from,
+                               const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
-    float c[1][BATCH_TILES][4] = {}, u[1][CELLS];
-    Weights::Queue queue;
-    weights.start(queue);
-    const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * SEQS * 32;
-    product<1, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
+    float u[1][CELLS];
     reduce_slices<1>(u, c, from.sums, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) sum[q] = u[0][q];
@@ -84,13 +90,13 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
   for (int j = 0; j < GATES; j++) {
     rounded[j].round(d_g[j]);
     if (RECURRENT_OF[j] >= 0 && coord.has_cells())
-      store_operand<GR * UNITS>(rounded[j], to, offset + RECURRENT_OF[j] * UNITS * SEQS * 2);
+      store_operand<GR * UNITS>(rounded[j], to, offset + RECURRENT_OF[j] * UNITS * OPERAND_COLUMNS * 2);
   }
 }
 
 // Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
 // gradients of its gates, and their product with R for the step before it. `stage` holds the step's inputs.
-DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const SharedMemory& shared, const Weights& weights,
+DEVICE void step_backward(int step, int& stage, int steps, u32 inputs_of_cells, const SharedMemory& shared, const Weights& weights,
                           const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
                           const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
                           float (&after)[STATES][CELLS], AuxGradients& aux_gradients,
@@ -98,9 +104,11 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
                           const Exchange& exchange, const UnitReductions& units, const StepStrides& strides,
                           const ThreadCoord& coord) {
   const int t = steps - 1 - step;
-  const char* tile = shared.inputs + stage * INPUT_BYTES + own_inputs;
+  const char* tile = shared.inputs + stage * INPUT_BYTES + inputs_of_cells;
   float constants[CONSTANTS + 1][PAIR], g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
-  if constexpr (BLOCKS == 1) recurrent_gradient(d_from_next, step - 1, weights, shared.operand, exchange, coord);
+  float c[1][BATCH_TILES][4] = {};
+  multiply(c, step - 1, weights, shared.operand, coord);
+  if constexpr (BLOCKS == 1 && !REDUCES) recurrent_gradient(d_from_next, step - 1, c, exchange, coord);
   aux_gradients.load(t - 1, cells.valid);
   read_step(g, given, old, tile, first_h, t == 0, coord);
   read_constants(constants, shared.constants, coord);
@@ -115,7 +123,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
   NeededCells statistics;
   read_statistics(statistics, tile, coord);
   auto cotangents = [&](float (&d_new)[STATES][CELLS]) {
-    if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, shared.operand, exchange, coord);
+    if (!CLUSTERED || coord.has_cells()) recurrent_gradient(d_from_next, step - 1, c, exchange, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
 #pragma unroll
@@ -134,7 +142,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
 #else
   float factors[CELLS][FACTORS];
   compute_factors(factors, carry, g, constants, old, masks, coord);
-  if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, weights, shared.operand, exchange, coord);
+  if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, c, exchange, coord);
 
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
@@ -151,6 +159,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 own_inputs, const
   }
 #endif
 
+  if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
   store_gate_operands(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, coord);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
@@ -197,11 +206,14 @@ flashrnn_backward(PARAMETERS) {
 #ifdef BIAS
   load_constants(shared.constants, BIAS, coord);
 #endif
-  const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES);
+  const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES), inputs_of_cells = coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
   const StepRows step_rows{gates, d_h, h, aux, first_aux, masks, B, T, row_b, row_t, strides};
   StepInputs next_inputs(shared_address(shared.inputs) + own_inputs, step_rows, coord);
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) next_inputs.load(steps - 1 - i, i);
+  for (int i = 0; i < STAGES - 1; i++) {
+    next_inputs.load(steps - 1 - i, i);
+    if (IN_ROWS) next_inputs.to_first_step(steps - 1 - i);
+  }
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
     if (threadIdx.x == 0) barrier_init(shared.barriers), barrier_init(shared.barriers + 8);
@@ -228,7 +240,7 @@ flashrnn_backward(PARAMETERS) {
     end += counts_chunks ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
     do
-      step_backward(step, stage, steps, own_inputs, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
+      step_backward(step, stage, steps, inputs_of_cells, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
                     after, aux_gradients, d_gate, results, gate_operand, exchange, units, strides, coord);
     while (++units.step, ++step < stop);
     if (counts_chunks && end < steps && threadIdx.x == 0) signal(progress);
@@ -238,7 +250,9 @@ flashrnn_backward(PARAMETERS) {
   // to it.
   results.store(d_gate, strides);
   float d_first[CELLS];
-  recurrent_gradient(d_first, steps - 1, weights, shared.operand, exchange, coord);
+  float c[1][BATCH_TILES][4] = {};
+  multiply(c, steps - 1, weights, shared.operand, coord);
+  recurrent_gradient(d_first, steps - 1, c, exchange, coord);
   store_d_initial(d_initial, d_state, d_first, carry_next, cells, B);
   sum_biases(d_bias, d_b, reinterpret_cast<float*>(memory), coord);
   if constexpr (CLUSTERED) cluster_sync();

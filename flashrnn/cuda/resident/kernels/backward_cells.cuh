@@ -54,7 +54,8 @@ DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS
     for (int i = 0; i < STATES; i++)
       if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = after[i][q];
   }
-  cells_backward(g, s, a, statistics, cotangents, d_g, d_old, units);
+  float d_new[STATES][CELLS];
+  cells_backward(g, s, a, statistics, d_new, cotangents, d_g, d_old, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll
@@ -123,8 +124,9 @@ struct Results {
 };
 
 // Sums the gradients of the biases over this tile's sequences, which are in the four lanes of a quad and, with K_SLICES > 1, in
-// several warps.
-static_assert(CELL_SLICES * GATES * UNITS * 4 <= SharedMemory::SIZE);
+// several warps; IN_ROWS they are in several rows of lanes.
+constexpr int BIAS_PARTS = IN_ROWS ? ROWS_AT_ONCE : CELL_SLICES;
+static_assert(BIAS_PARTS * GATES * UNITS * 4 <= SharedMemory::SIZE);
 DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* totals, const ThreadCoord& coord) {
   __syncthreads();
 #pragma unroll
@@ -134,17 +136,21 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
       float sum = 0;
 #pragma unroll
       for (int q = 0; q < CELLS; q++) sum += coord.unit(q) % 2 == odd ? d_b[j][q] : 0;
+      if constexpr (IN_ROWS) {
+        totals[(threadIdx.x / ROW_LANES * GATES + j) * UNITS + coord.unit(odd)] = sum;
+        continue;
+      }
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int unit = coord.unit_tile * 16 + 2 * coord.quad + odd;
-      if (coord.lane_in_quad == 0 && coord.has_cells()) totals[(coord.k_slice * GATES + j) * UNITS + unit] = sum;
+      if (coord.lane_in_quad == 0 && coord.has_cells()) totals[(coord.cell_slice * GATES + j) * UNITS + unit] = sum;
     }
   __syncthreads();
   for (int i = threadIdx.x; i < GATES * UNITS; i += THREADS) {
     int gate = i / UNITS, unit = coord.rank * UNITS + i % UNITS;
     float sum = 0;
 #pragma unroll
-    for (int k = 0; k < CELL_SLICES; k++) sum += totals[k * GATES * UNITS + i];
+    for (int k = 0; k < BIAS_PARTS; k++) sum += totals[k * GATES * UNITS + i];
     if (unit < D) d_bias[(coord.batch_tile * GATES + gate) * ROW + coord.head * D + unit] = sum;
   }
 }

@@ -32,12 +32,13 @@ struct StatisticsLoader {
       const gate* gates = first(valid[i] ? coord.of_batch(sequence) : 0);
       from[i] = reinterpret_cast<const char*>(gates + D * STORED) + copy % OF_SEQUENCE * WIDTH;
       to[i] = tile + tile_row(sequence) * NEEDED_FLOATS * 4 + copy % OF_SEQUENCE * WIDTH;
+      if (IN_ROWS) asm_fence(to[i]);
     }
   }
-  DEVICE void load(u32 offset, i64 step) {
+  DEVICE void load(u32 offset, i64 step, bool exists) {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
-      if (copies[i]) copy_async<WIDTH>(to[i] + offset, from[i], valid[i]);
+      if (copies[i]) copy_async<WIDTH>(to[i] + offset, from[i], valid[i] && exists);
       from[i] += step;
     }
   }
@@ -74,18 +75,24 @@ struct StepInputs {
         return head + (first_step ? from.first_aux + (i * from.B + n) * ROW : before);
       });
   }
+  // Starts the copies of step t. IN_ROWS, there is no branch: it would split the loop into parts that do not overlap.
   DEVICE void load(int t, int stage) {
-    if (t >= 0) {
-      gates.load(stage * INPUT_BYTES, -from.step.gates);
-      if constexpr (STATISTICS_NEEDED > 0) statistics.load(stage * INPUT_BYTES, -from.step.gates);
-      d_h.load(stage * INPUT_BYTES, -from.step.h);
-      if (STATES > 1 && t == 0 && from.T > 1) start_aux(true);
+    const bool exists = !IN_ROWS || t >= 0;
+    if (IN_ROWS || t >= 0) {
+      gates.load(stage * INPUT_BYTES, -from.step.gates, exists);
+      if constexpr (STATISTICS_NEEDED > 0) statistics.load(stage * INPUT_BYTES, -from.step.gates, exists);
+      d_h.load(stage * INPUT_BYTES, -from.step.h, exists);
+      if (!IN_ROWS) to_first_step(t + 1);
 #pragma unroll
-      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -from.step.aux);
-      if (USES_H && t > 0) h.load(stage * INPUT_BYTES, -from.step.h);
-      masks.load(stage * INPUT_BYTES, true, -from.step.masks);
+      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -from.step.aux, exists);
+      if (USES_H && (IN_ROWS || t > 0)) h.load(stage * INPUT_BYTES, -from.step.h, !IN_ROWS || t > 0);
+      masks.load(stage * INPUT_BYTES, exists, -from.step.masks);
     }
     copy_commit();
+  }
+  // Lets the copies after those of step t begin at the states before the first step, if they are of that step.
+  DEVICE void to_first_step(int t) {
+    if (STATES > 1 && t == 1 && from.T > 1) start_aux(true);
   }
 };
 
@@ -93,13 +100,14 @@ DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const Th
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     ResidualGates gates;
-    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.tile_unit) * STORED);
+    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.cell_tile_unit()) * STORED);
     gates.get(g[p]);
   }
 }
 
 // Reads the statistics of the lane's sequences.
 DEVICE void read_statistics(NeededCells& statistics, const char* tile, const ThreadCoord& coord) {
+  if (!coord.has_cells()) return;
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
     const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) + tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);

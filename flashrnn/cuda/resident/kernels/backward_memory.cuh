@@ -11,7 +11,7 @@ constexpr int M_CHUNK =  // how many of them at once
 static_assert(M_TILES * WARPS * 16 == PADDED * (BLOCKS == 1 ? K_SLICES : 1) && GR * UNIT_TILES % (BLOCKS == 1 ? K_SLICES : 1) == 0);
 using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
-constexpr int SPLIT_BYTES = GR * UNITS * SEQS * 2;
+constexpr int SPLIT_BYTES = GR * UNITS * OPERAND_COLUMNS * 2;
 constexpr int GATE_BYTES = SPLITS * SPLIT_BYTES;                          // dg of a step, for the product
 constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state, if it is in float
 constexpr int GATE_PITCH = pitch(STORED);
@@ -19,7 +19,7 @@ constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + R
 constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
 constexpr u32 STATISTICS_TILE = AUX_TILE + (STATES - 1) * STATE_ROW_BYTES;
 constexpr u32 MASK_TILE = STATISTICS_TILE + SEQS * NEEDED_FLOATS * 4;
-constexpr int INPUT_BYTES = UNIT_TILES * (MASK_TILE + MASK_BYTES);  // of a step
+constexpr int INPUT_BYTES = UNIT_TILES * (MASK_TILE + MASK_BYTES + TILE_PADDING);  // of a step
 constexpr int RECEIVE_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
 constexpr int SLICE_FLOATS = CLUSTERED ? 0 : SUM_FLOATS<1>;               // partial sums of a tile's warps
 using SharedMemory = SharedMemoryOf<GATE_BYTES, INPUT_BYTES, SLICE_FLOATS, 2 * RECEIVE_BYTES, Weights::SHARED>;

@@ -29,7 +29,7 @@ template <class T>
 DEVICE void read_cells(float (&v)[CELLS], const T* tile, int row, const ThreadCoord& coord) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 + coord.unit(p * PAIR) - coord.tile_unit;
+    const T* from = tile + (row * SEQS + tile_row(coord.sequence(p * PAIR))) * 16 + coord.unit(p * PAIR) - coord.cell_tile_unit();
     if constexpr (PAIR == 2) {
       float2 pair = to_pair(from);
       v[2 * p] = pair.x, v[2 * p + 1] = pair.y;
@@ -155,10 +155,9 @@ struct alignas(PAIR_WORDS % 4 == 0 ? 16 : PAIR_WORDS % 2 == 0 ? 8 : 4) ResidualG
 };
 
 // The statistics of a head: floats that are the same for all its units (cells/statistics.py), in whole vectors of four.
-constexpr int STATISTIC_FLOATS = (STATISTICS + 3) / 4 * 4, NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // by the backward
+constexpr int NEEDED_FLOATS = (STATISTICS_NEEDED + 3) / 4 * 4;  // by the backward
 using StatisticCells = float[STATISTICS > 0 ? STATISTICS : 1][CELLS];
 using NeededCells = float[STATISTICS_NEEDED > 0 ? STATISTICS_NEEDED : 1][CELLS];
-constexpr int HEAD_NUMBERS = D * STORED + STATISTIC_FLOATS * 4 / int(sizeof(gate));  // of gates and statistics
 constexpr int STATISTIC_ALIGNMENT = D * STORED * sizeof(gate) % 16 == 0 ? 16 : D * STORED * sizeof(gate) % 8 == 0 ? 8 : 4;
 static_assert(!GATES_IN_PIECES || STATISTICS == 0);
 
@@ -241,7 +240,7 @@ DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 
     Pair pair = cells.pair(p);
 #pragma unroll
     for (int split = 0; split < SPLITS; split++) {
-      u32 word = pair.next_split(), at = to[p] + offset + split * UNITS_OF_TILE * SEQS * 2;
+      u32 word = pair.next_split(), at = to[p] + offset + split * UNITS_OF_TILE * OPERAND_COLUMNS * 2;
       if constexpr (PAIR == 2) store_shared(at, word);
       else store_shared(at, static_cast<u16>(word));
     }

@@ -36,12 +36,12 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
   const int now = t & 1;
   Weights::Queue queue;
   weights.start(queue);
-  const u32 operand_tile = state + now * H_BYTES + coord.k_slice * SEGMENT_TILES * SEQS * 32;
+  const u32 operand_tile = state + now * H_BYTES + coord.k_slice * SEGMENT_TILES * OPERAND_COLUMNS * 32;
 #pragma unroll
   for (int i = 0; i < SEGMENTS; i++) {
     if (CLUSTERED && t > 0) barrier_wait(barriers + (now * SEGMENTS + i) * 8, (t - 1) >> 1 & 1);
     product<GR, SEGMENT_TILES, SPLIT_BYTES>(c, weights, queue, i * SEGMENT_TILES * GR,
-                                          operand_tile + i * K_SLICES * SEGMENT_TILES * SEQS * 32, coord);
+                                          operand_tile + i * K_SLICES * SEGMENT_TILES * OPERAND_COLUMNS * 32, coord);
   }
 }
 
@@ -56,7 +56,7 @@ struct InputLoader {
   }
 };
 DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
-  const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.unit_tile * GI * ROW_BYTES);
+  const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
 #pragma unroll
   for (int j = 0; j < GI; j++)
     if (coord.has_cells()) read_cells(v[j], tile, j, coord);
@@ -65,7 +65,8 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
 // One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
 // `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
 DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
-                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], u32 (&carried)[PAIRS], InputLoader& loader,
+                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], float (&constants)[CONSTANTS + 1][PAIR],
+                         u32 (&carried)[PAIRS], InputLoader& loader,
                          Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
                          const StepStrides& strides, const ThreadCoord& coord) {
   const int next = t + 1 & 1;
@@ -73,21 +74,25 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   if (GRID && exchange) ring.clear(t + 1);
   if (CLUSTERED && exchange) expect_h(shared.barriers, next, coord);
 
-  float c[GR][BATCH_TILES][4] = {}, u[GR][CELLS];
+  float c[GR][BATCH_TILES][4] = {};
   begin_sums(c, b);
   multiply(c, weights, shared_address(shared.operand), shared.barriers, t, coord);
   float v[GI][CELLS];
   u32 next_carried[PAIRS];
   read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
-  read_masks(next_carried, shared.inputs + stage * INPUT_BYTES + MASK_TILES + coord.unit_tile * MASK_BYTES, coord);
+  read_masks(next_carried, shared.inputs + stage * INPUT_BYTES + MASK_TILES + coord.cell_tile() * MASK_BYTES, coord);
   results.store(s, strides);
   loader.load(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, strides.x, strides.masks);
+#if REDUCES
+  auto u = [&](float (&sums)[GR][CELLS]) { reduce_slices<GR>(sums, c, shared.sums, coord); };
+#else
+  float u[GR][CELLS];
   reduce_slices<GR>(u, c, shared.sums, coord);
+#endif
   stage = stage + 1 == STAGES ? 0 : stage + 1;
 
   if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
-  float constants[CONSTANTS + 1][PAIR];
-  read_constants(constants, shared.constants, coord);
+  if (!IN_ROWS) read_constants(constants, shared.constants, coord);
   StatisticCells statistics;
   if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, statistics);
   if (coord.has_cells()) {
@@ -152,7 +157,7 @@ flashrnn_forward(PARAMETERS) {
   results.h.get(s[0]);
   InputLoader loader;
   const u32 inputs = shared_address(shared.inputs);
-  loader.x.start(inputs + coord.unit_tile * GI * ROW_BYTES, coord, [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
+  loader.x.start(inputs + coord.unit_tile * INPUT_TILE_BYTES, coord, [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
   loader.masks.start(inputs + MASK_TILES + coord.unit_tile * MASK_BYTES, masks, B, 1, coord);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) loader.load(i, i, steps, strides.x, strides.masks);
@@ -172,9 +177,11 @@ flashrnn_forward(PARAMETERS) {
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) carried[p] = RESET && cells.valid[p * PAIR] ? masks[cells.sequence[p * PAIR]] : ~0u;
 
+  float constants[CONSTANTS + 1][PAIR];
+  if (IN_ROWS) read_constants(constants, shared.constants, coord);  // there are registers for them
   int stage = 0;
   for (int t = 0; t < steps; t++, units.step++)
-    step_forward(t, stage, steps, shared, weights, cells, s, b, carried, loader, results, h_operand, ring, units, strides, coord);
+    step_forward(t, stage, steps, shared, weights, cells, s, b, constants, carried, loader, results, h_operand, ring, units, strides, coord);
 
   // Epilogue: the last results; no block ends while others may still send to it.
   results.store(s, strides);

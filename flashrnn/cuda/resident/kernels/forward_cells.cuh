@@ -3,8 +3,8 @@
 #include "resident/kernels/cells.cuh"
 #include "resident/kernels/unit_reductions.cuh"
 
-// Without slice-K, a warp initializes the sums of its cells with the biases, which then cost nothing.
-constexpr bool SUM_HAS_BIAS = K_SLICES == 1;
+// A warp whose sums are complete, and those of its cells, initializes them with the biases, which then cost nothing.
+constexpr bool SUM_HAS_BIAS = K_SLICES == 1 && !IN_ROWS;
 DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
   if constexpr (SUM_HAS_BIAS) {
 #pragma unroll
@@ -41,23 +41,32 @@ DEVICE float bias_of(int j, float of_stored, const float (&constants)[CONSTANTS 
   return STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : of_stored;
 }
 
-// One step of the lane's cells, from inputs v, recurrent sums u and biases b: s becomes the new state, `residual` the gates.
+// One step of the lane's cells, from inputs v, recurrent sums u and biases b: s becomes the new state, `residual` the gates. Where
+// the step reduces over units, `recurrent_sums` computes u, as late as possible.
 #if REDUCES
+template <class RecurrentSums>
 DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
-                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
+                       const RecurrentSums& recurrent_sums, const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
                        const u32 (&carried)[PAIRS], const bool (&valid)[CELLS], const UnitReductions& units,
                        StatisticCells& statistics) {
   float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
+  auto assemble = [&](bool recurrent, const float (&u)[GR][CELLS]) {
 #pragma unroll
-  for (int q = 0; q < CELLS; q++) {
+    for (int q = 0; q < CELLS; q++)
+#pragma unroll
+      for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
+        if (RECURRENT_OF[j] >= 0 == recurrent)
+          g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, bias_of(j, b[j][q % PAIR], constants, q), true,
+                                                [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+  };
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++) old[i][q] = masked(s[i][q], carried[q / PAIR]);
-#pragma unroll
-    for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
-      g[j][q] = assemble_gate<SUM_HAS_BIAS>(
-          j, bias_of(j, b[j][q % PAIR], constants, q), true, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
-  }
-  cells_forward(g, old, fresh, statistics, stored, units);
+  float u[GR][CELLS];
+  assemble(false, u);
+  auto recurrent_gates = [&](float (&)[GATES][CELLS]) { recurrent_sums(u), assemble(true, u); };
+  cells_forward(g, old, recurrent_gates, fresh, statistics, stored, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll

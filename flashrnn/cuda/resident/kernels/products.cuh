@@ -179,7 +179,7 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
     for (int n = 0; n < BATCH_TILES; n++)
 #pragma unroll
       for (int r = 0; r < 4; r++) part[0][m][n][r] = c[m][n][r];
-  const u32 row = address + ((coord.lane / 8) * SEQS + coord.lane % 8) * 16;
+  const u32 row = address + ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16;
 #pragma unroll
   for (int k = 0; k < K_TILES; k += 2) {
     u32 b[SPLITS][BATCH_TILES][4];
@@ -187,7 +187,7 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
     for (int split = 0; split < SPLITS; split++)
 #pragma unroll
       for (int n = 0; n < BATCH_TILES; n++) {
-        u32 from = row + split * SPLIT_BYTES + (k * 2 * SEQS + n * 8) * 16;
+        u32 from = row + split * SPLIT_BYTES + (k * 2 * OPERAND_COLUMNS + n * 8) * 16;
         if (k + 1 == K_TILES) load_two_matrices(b[split][n][0], b[split][n][1], from);
         else load_four_matrices(b[split][n], from);
       }
@@ -209,17 +209,59 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
       }
 }
 
-// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all of the lane's cells, -> u, the
+// IN_ROWS: floats of a sequence's sums in shared memory, in other banks than the next one's.
+constexpr int SUM_PITCH = PADDED + (SPREAD == 2 ? 8 : 4);
+
+// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all cells of the lane's fragment, -> u, the
 // complete ones for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements.
 template <int ROWS>
-constexpr int SUM_FLOATS = K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
+constexpr int SUM_FLOATS = IN_ROWS ? K_SLICES * ROWS * SEQUENCES * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
 
 template <int ROWS>
 DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
   auto part = [&](int cell, int row) { return c[row][tile_of(cell)][cell % 2 * 2 + second_of(cell)]; };
-  auto slot = [&](int to, int from, int q) {
-    return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + coord.lane) * ROWS;
+  auto slot = [&](int to, int from, int q, int lane) {
+    return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + lane) * ROWS;
   };
+  auto store_part = [&](float* to, int cell) {
+    if constexpr (ROWS == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(part(cell, 0), part(cell, 1), part(cell, 2), part(cell, 3));
+    } else {
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) to[j] = part(cell, j);
+    }
+  };
+  auto load_part = [&](float (&v)[ROWS], const float* from) {
+    if constexpr (ROWS == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(from);
+    else
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) v[j] = from[j];
+  };
+  if constexpr (IN_ROWS) {
+    auto pair_of = [&](int slice, int row, int sequence, int unit) {
+      return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * SEQUENCES + sequence / SPREAD) * SUM_PITCH + unit);
+    };
+#pragma unroll
+    for (int cell = 0; cell < LANE_CELLS; cell += 2)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++)
+        *pair_of(coord.k_slice, j, tile_of(cell) * 8 + 2 * coord.lane_in_quad + second_of(cell), coord.tile_unit + 2 * coord.quad) =
+            make_float2(part(cell, j), part(cell + 1, j));
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < CELLS; q += 2)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) {
+        float2 sum = *pair_of(0, j, coord.sequence(q), coord.unit(q));
+#pragma unroll
+        for (int slice = 1; slice < K_SLICES; slice++) {
+          const float2 more = *pair_of(slice, j, coord.sequence(q), coord.unit(q));
+          sum.x += more.x, sum.y += more.y;
+        }
+        u[j][q] = sum.x, u[j][q + 1] = sum.y;
+      }
+    return;
+  }
   if constexpr (K_SLICES == 1) {
 #pragma unroll
     for (int q = 0; q < CELLS; q++)
@@ -227,19 +269,26 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
       for (int j = 0; j < ROWS; j++) u[j][q] = part(q, j);
     return;
   }
+  if constexpr (DENSE) {
+    if (coord.lane_in_quad < 2)
+#pragma unroll
+      for (int cell = 0; cell < 4; cell++) store_part(slot(cell % 2, coord.k_slice, 0, coord.lane + cell / 2 * 2), cell);
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+    if (!coord.has_cells()) return;
+#pragma unroll
+    for (int from = 0; from < K_SLICES; from++) {
+      float v[ROWS];
+      load_part(v, slot(coord.cell_slice, from, 0, coord.lane));
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) u[j][0] = from == 0 ? v[j] : u[j][0] + v[j];
+    }
+    return;
+  }
 #pragma unroll
   for (int to = 0; to < CELL_SLICES; to++)
 #pragma unroll
-    for (int q = 0; q < CELLS; q++) {
-      if (to == coord.k_slice) continue;
-      if constexpr (ROWS == 4) {
-        *reinterpret_cast<float4*>(slot(to, coord.k_slice, q)) =
-            make_float4(part(to * CELLS + q, 0), part(to * CELLS + q, 1), part(to * CELLS + q, 2), part(to * CELLS + q, 3));
-      } else {
-#pragma unroll
-        for (int j = 0; j < ROWS; j++) slot(to, coord.k_slice, q)[j] = part(to * CELLS + q, j);
-      }
-    }
+    for (int q = 0; q < CELLS; q++)
+      if (to != coord.k_slice) store_part(slot(to, coord.k_slice, q, coord.lane), to * CELLS + q);
   named_barrier<TILE_THREADS>(1 + coord.unit_tile);
   if (!coord.has_cells()) return;
 #pragma unroll
@@ -257,10 +306,7 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
     for (int other = 1; other < K_SLICES; other++) {
       const int from = (coord.k_slice + other) % K_SLICES;
       float v[ROWS];
-      if constexpr (ROWS == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<float4*>(slot(coord.k_slice, from, q));
-      else
-#pragma unroll
-        for (int j = 0; j < ROWS; j++) v[j] = slot(coord.k_slice, from, q)[j];
+      load_part(v, slot(coord.k_slice, from, q, coord.lane));
 #pragma unroll
       for (int j = 0; j < ROWS; j++) u[j][q] += v[j];
     }

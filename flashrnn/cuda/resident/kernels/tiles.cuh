@@ -7,6 +7,10 @@
 // A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2. If one block
 // has no more than half of SEQS sequences, they are the even ones (SPREAD), so that a lane has half as many cells.
 //
+// IN_ROWS: where one block's steps reduce over units, a lane has other cells than those of its fragment, which come to it through
+// shared memory: a row of lanes, at most a warp, has all units of a sequence, so that it reduces over them by shuffles alone. Lane
+// i of a row has units 2i, 2i + 1.
+//
 // SEQUENCES of the SEQS columns are used: the others are not exchanged. With ANY_SEQUENCES (clusters), their number is an argument
 // of the kernel, so that one binary serves batches of many sizes.
 #pragma once
@@ -22,9 +26,18 @@ constexpr int WARPS = UNIT_TILES * K_SLICES;
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILE_THREADS = 32 * K_SLICES;         // threads that work on one unit tile
 constexpr int SPREAD = BLOCKS == 1 && SEQUENCES <= SEQS / 2 ? 2 : 1;
-constexpr int LANE_CELLS = 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment
+// DENSE: no more than half of the columns are used, so that half of the lanes take cells of the others' fragments, through the shared
+// memory of slice-K. Then half of the warps compute no cells.
+constexpr bool DENSE = REDUCES && CLUSTERED && K_SLICES > 1 && BATCH_TILES == 1 && SEQUENCES <= SEQS / 2;
+constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment, if it shares these with no other
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
 constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
+constexpr int ROW_LANES = PADDED / 2;                                   // IN_ROWS: lanes of a sequence
+constexpr bool IN_ROWS = REDUCES && BLOCKS == 1 && PADDED == D && (D == 16 || D == 32 || D == 64);
+constexpr int ROWS_AT_ONCE = IN_ROWS ? THREADS / ROW_LANES : 1;  // sequences
+static_assert(!IN_ROWS || (SEQUENCES % ROWS_AT_ONCE == 0 && SEQUENCES * SPREAD == SEQS));
+constexpr int OPERAND_COLUMNS = SEQS + IN_ROWS;  // one is padding, so that the lanes of a row store to different banks
+constexpr int TILE_PADDING = IN_ROWS ? 32 : 0;   // bytes between tiles of 16 units, for the same reason
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int MASK_BYTES = RESET ? SEQS * 4 : 0;            // of all sequences
@@ -47,6 +60,7 @@ DEVICE constexpr int second_of(int cell) { return SPREAD == 1 ? cell / 2 % 2 : 0
 // The coordinates of a thread.
 struct ThreadCoord {
   int warp, lane, quad, lane_in_quad, unit_tile, k_slice, tile_thread;
+  int cell_slice;  // the first CELL_SLICES warps of a tile, by this number, compute its cells
   int rank;  // of the block in its group
   i64 head;
   int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
@@ -56,6 +70,7 @@ struct ThreadCoord {
     used_sequences = static_cast<int>(used_sequences_);
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, lane_in_quad = lane % 4;
     unit_tile = warp / K_SLICES, k_slice = warp % K_SLICES, tile_thread = threadIdx.x % TILE_THREADS;
+    cell_slice = DENSE ? (k_slice + unit_tile * CELL_SLICES) % K_SLICES : k_slice;  // on all schedulers alike
     int group = static_cast<int>(first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
@@ -65,13 +80,19 @@ struct ThreadCoord {
   }
   // Return how many of SEQS columns are used.
   DEVICE int used() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
-  DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || k_slice < CELL_SLICES; }
+  DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES; }
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
-  DEVICE int unit(int q) const { return tile_unit + 2 * quad + (k_slice * CELLS + q) % 2; }
+  DEVICE int unit(int q) const { return IN_ROWS ? row_lane() * 2 + q % 2 : tile_unit + 2 * quad + (cell_slice * CELLS + q) % 2; }
   DEVICE int sequence(int q) const {
-    int cell = k_slice * CELLS + q;
+    if constexpr (IN_ROWS) return (static_cast<int>(threadIdx.x) / ROW_LANES + q / 2 * ROWS_AT_ONCE) * SPREAD;
+    if constexpr (DENSE) return lane_in_quad % 2 * 2 + lane_in_quad / 2;
+    int cell = cell_slice * CELLS + q;
     return tile_of(cell) * 8 + 2 * lane_in_quad + second_of(cell);
   }
+  DEVICE int row_lane() const { return lane % ROW_LANES; }
+  // Return the unit tile of the lane's cells in the block, and its first unit in the head.
+  DEVICE int cell_tile() const { return IN_ROWS ? row_lane() / 8 : unit_tile; }
+  DEVICE int cell_tile_unit() const { return IN_ROWS ? row_lane() / 8 * 16 : tile_unit; }
   // Return which one of the batch a sequence of the tile is, and whether there is one.
   DEVICE int of_batch(int sequence) const { return sequence0 + sequence / SPREAD; }
   DEVICE bool has_sequence(int sequence) const { return sequence % SPREAD == 0 && sequence / SPREAD < sequences; }
@@ -88,8 +109,8 @@ DEVICE constexpr int pitch(int numbers) { return 16 * (numbers | 1); }
 // Return the index of number i of a head in a row [pieces][HEADS][D], from the head's first unit on: gates in format PNDG.
 DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
 
-// Return the index of an element in a tile [units / 8][SEQS][8 units]: the right operand of mma, with k contiguous in eights.
-DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * SEQS + sequence) * 8 + k % 8; }
+// Return the index of an element in a tile [units / 8][OPERAND_COLUMNS][8 units]: the right operand of mma, with k contiguous in eights.
+DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * OPERAND_COLUMNS + sequence) * 8 + k % 8; }
 
 // Copies a tile of every step: ROWS x SEQS rows of the unit tile's 16 units, with NUMBERS of ELEMENT (2 or 4) bytes for each.
 // In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows are ROW_STRIDE bytes apart. IN_PIECES:
@@ -122,16 +143,17 @@ struct TileLoader {
       const int number = coord.tile_unit * NUMBERS + column;
       from[i] += valid[i] ? (IN_PIECES ? in_pieces(number) : number) * ELEMENT : 0;
       to[i] = tile + ((first_row * SEQS + tile_row(sequence)) * PITCH + column) * ELEMENT;
+      if (IN_ROWS) asm_fence(to[i]);  // otherwise the compiler recomputes it in every step
     }
   }
-  // Starts the copies of a step into the stage at `offset` bytes, and moves on by `step` bytes.
-  DEVICE void load(u32 offset, i64 step) {
+  // Starts the copies of a step into the stage at `offset` bytes, zeros unless `exists`, and moves on by `step` bytes.
+  DEVICE void load(u32 offset, i64 step, bool exists = true) {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
 #pragma unroll
       for (int row = 0; row < ROWS; row += TOGETHER)
         if ((ROWS % TOGETHER == 0 || row + first_row < ROWS) && (ALL_COPY || i * TILE_THREADS < left))
-          copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i]);
+          copy_async<WIDTH * ELEMENT>(to[i] + offset + row * SEQS * PITCH * ELEMENT, from[i] + row * ROW_STRIDE, valid[i] && exists);
       from[i] += step;
     }
   }

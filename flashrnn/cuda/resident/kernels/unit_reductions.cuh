@@ -1,6 +1,6 @@
 // Reductions over the units of a head within a step, for cells whose step calls flashrnn.layer_norm and the like.
 //
-// A warp reduces its units by shuffles, and leaves a Partial for each sequence in shared memory. In one block of few warps every
+// IN_ROWS, a row of lanes has all units of a sequence, and reduces by shuffles. Otherwise, a warp reduces its units by shuffles, and leaves a Partial for each sequence in shared memory. In one block of few warps every
 // thread adds up those of its sequences; in one of many, a thread per sequence does. In a cluster, a thread per sequence and block of the cluster adds up the block's and sends the sum there;
 // a warp per four sequences adds up what all blocks have sent. With GRID, they are published in global memory, and a warp per
 // sequence adds them up. The results are then read from shared memory by all.
@@ -13,6 +13,47 @@
 #include "resident/kernels/cells.cuh"
 
 #if REDUCES
+// Reduces over the two units of a lane and those of the other lanes of its row: sums, then moments (mean and variance), then
+// maxima. IN_ROWS, every step's reductions are of this kind.
+struct RowReductions {
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    constexpr int MAXIMA_FROM = SUMS + 2 * MOMENTS;
+    float all[SUMS + 2 * MOMENTS + MAXIMA][PAIRS];  // of a moment: the sum, and that of the squared deviations from the mean
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+#pragma unroll
+      for (int i = 0; i < SUMS; i++) all[i][p] = of[i][2 * p] + of[i][2 * p + 1];
+#pragma unroll
+      for (int i = 0; i < MOMENTS; i++) {
+        const float a = of[SUMS + i][2 * p], b = of[SUMS + i][2 * p + 1];
+        all[SUMS + 2 * i][p] = a + b, all[SUMS + 2 * i + 1][p] = (a - b) * (a - b) * 0.5f;
+      }
+#pragma unroll
+      for (int i = 0; i < MAXIMA; i++) all[MAXIMA_FROM + i][p] = op_max(of[SUMS + MOMENTS + i][2 * p], of[SUMS + MOMENTS + i][2 * p + 1]);
+    }
+#pragma unroll
+    for (int mask = 1; mask < ROW_LANES; mask *= 2)
+#pragma unroll
+      for (int p = 0; p < PAIRS; p++) {
+        auto other = [&](int i) { return __shfl_xor_sync(~0u, all[i][p], mask); };
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) all[i][p] += other(i);
+#pragma unroll
+        for (int i = SUMS; i < MAXIMA_FROM; i += 2) {  // of 2 * mask units each (Chan et al., 1979)
+          const float sum = other(i), squares = other(i + 1), apart = all[i][p] - sum;
+          all[i][p] += sum, all[i + 1][p] = fmaf(apart * apart, 1.0f / (4 * mask), all[i + 1][p] + squares);
+        }
+#pragma unroll
+        for (int i = MAXIMA_FROM; i < MAXIMA_FROM + MAXIMA; i++) all[i][p] = op_max(all[i][p], other(i));
+      }
+#pragma unroll
+    for (int i = 0; i < SUMS + 2 * MOMENTS + MAXIMA; i++)
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) result[i][q] = all[i][q / 2] * (i >= SUMS && i < MAXIMA_FROM ? 1.0f / D : 1.0f);
+  }
+};
+
 constexpr int HOLDERS = CELLS == 1 ? 2 : 1;          // warps of a unit tile that hold the same sequence's units
 constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
 constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
@@ -23,7 +64,7 @@ constexpr int RECEIVED_ROW = BLOCKS * 4 * EXCHANGED_VECTORS + 4;
 constexpr int RECEIVED_BYTES = CLUSTERED ? EXCHANGE_BUFFERS * SEQS * RECEIVED_ROW * 4 : 0;
 constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
 constexpr i64 PUBLISHED_WORDS = i64(EXCHANGE_BUFFERS) * SEQS * BLOCKS * EXCHANGED_PAIRS;  // of a group, in global memory
-constexpr int REDUCTION_BYTES = PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES + (CLUSTERED ? (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16 : 0);
+constexpr int REDUCTION_BYTES = IN_ROWS ? 0 : PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES + (CLUSTERED ? (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16 : 0);
 
 // Return how many of `count` units from `first` on are units of the head.
 DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(min(D - first, count), 0); }
@@ -81,10 +122,10 @@ struct UnitReductions {
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
   DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
-    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + buffer(NUMBER) * 8, SEQUENCES * BLOCKS * Part::VECTORS * 16);
+    if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
     constexpr int BUFFER = NUMBER % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4);
-    reduce_warp<Part, SUMS, MOMENTS, MAXIMA, BUFFER>(of);
-    __syncthreads();
+    if (has_cells()) reduce_warp<Part, SUMS, MOMENTS, MAXIMA, BUFFER>(of);
+    exchange<Part, NUMBER>();
     if constexpr (ADDED_BY_ALL) {
 #pragma unroll
       for (int p = 0; p < PAIRS; p++) {
@@ -97,6 +138,20 @@ struct UnitReductions {
       }
       return;
     }
+    if (!has_cells()) return;
+#pragma unroll
+    for (int i = 0; i < Part::RESULTS; i++)
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
+  }
+  DEVICE bool has_cells() const { return coord.has_cells(); }
+
+  // Reduces the parts of all warps to `results`, unless all threads add up the block's parts themselves.
+  template <class Part, int NUMBER>
+  DEVICE void exchange() const {
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + buffer(NUMBER) * 8, SEQUENCES * BLOCKS * Part::VECTORS * 16);
+    __syncthreads();
+    if constexpr (ADDED_BY_ALL) return;
     if constexpr (CLUSTERED) {
       send_partials<Part>(NUMBER);
       total_received<Part>(NUMBER);
@@ -106,19 +161,15 @@ struct UnitReductions {
     } else {
       if (threadIdx.x < SEQS) {
         Part total;
-        total_of_block(total, threadIdx.x, BUFFER);
+        total_of_block(total, threadIdx.x, NUMBER % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4));
         store_results(total, threadIdx.x);
       }
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-      for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
   }
   // Return where the warp's word goes for the lane's pair p.
   DEVICE float* place(int p, int word) const {
-    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
+    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.cell_slice % 2 : 0);
     return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + contribution * 4 * EXCHANGED_VECTORS + word;
   }
 
@@ -148,7 +199,6 @@ struct UnitReductions {
       }
     }
     if constexpr (Part::ADDED > 0) reduce_scatter_lanes(added, coord.lane);
-    if (!coord.has_cells()) return;
 #pragma unroll
     for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
       if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[BUFFER + 8 * i / PAIRS] = added[i];
@@ -161,7 +211,7 @@ struct UnitReductions {
       for (int i = 0; i < MAXIMA; i++) *place(p, BUFFER + Part::ADDED + MOMENTS + i) = maxima[i][p];
     }
   }
-  DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
+  DEVICE bool is_unit(int q) const { return PADDED == D || coord.unit(q) < D; }
 
   // Adds up what the block's units contribute to a sequence.
   template <class Part>

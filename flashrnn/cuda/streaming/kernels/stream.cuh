@@ -25,7 +25,9 @@ constexpr int GATE_BYTES = GATES * sizeof(gate);               // of a unit
 // The stride between rows of sums lets half a warp, four rows of four pairs, write to different banks.
 constexpr int SUM_STRIDE = ROWS + (40 - ROWS % 32) % 32;
 static_assert(ROWS % 8 == 0 && DEPTH <= WARP_VECTORS && PADDED_K >= K);
-static_assert(WARPS * SEQS * SUM_STRIDE * 4 == SHARED_BYTES_EXPECTED, "streaming/tiling.py counts shared memory differently");
+constexpr int PART_FLOATS = 4 * EXCHANGED_VECTORS;                 // of an exchange over units, for a sequence: reductions.cuh
+constexpr int SUM_FLOATS = WARPS * SEQS * SUM_STRIDE, REDUCTION_FLOATS = PART_FLOATS * SEQS * (UNITS + 1);
+static_assert((SUM_FLOATS + REDUCTION_FLOATS) * 4 == SHARED_BYTES_EXPECTED, "streaming/tiling.py counts shared memory differently");
 
 // The gates of a unit at one step, as the forward stores them for the backward, aligned for few and wide accesses.
 struct alignas((GATE_BYTES & -GATE_BYTES) < 16 ? GATE_BYTES & -GATE_BYTES : 16) UnitGates {
