@@ -1,47 +1,41 @@
-"""Rows of files: JSON lines or plain text, compressed or not, and parquet.
+"""Rows of files as `datasets` reads them: JSON lines or plain text, compressed or not, and parquet.
 
-The loaders of `datasets` do not serve corpora of the web. That of JSON ends where a column that nobody asked for
-changes its type, that of text holds a whole file in memory, all take a name with brackets for a pattern, and their
-errors name no file. A row here also has the number of bytes that were read, which is the progress. Measurements are in
-docs/dev/log.md, "Reading JSON lines ourselves". `datasets` divides the rows among readers, and goes on where one ended.
+Each file is opened by itself, so that an error can name it and documents of text end with it. JSON lines are read as
+lines of text: the reader of JSON in `datasets` ends where a column that nobody asked for changes its type, makes texts
+of numbers, and does not tell which line is broken (measured in docs/dev/log.md, "Reading files by `datasets`").
 """
 
-import bz2
 import contextlib
-import gzip
-import io
+import glob
 import json
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import BinaryIO, TextIO
 
-import pyarrow
-import pyarrow.parquet
-from backports import zstd
+from datasets import Features, IterableDataset, Value
 
-from data import storage
-
-READ = "bytes_read"  # key of a row: bytes, as stored, of all files that have been read so far
+READ = "bytes_read"  # key of a row: bytes, as stored, of what has been read so far
 DOCUMENT_CHARS = 16 * 1024
-JSON_LINES = re.compile(r"\.jsonl?(\.(gz|bz2|xz|zst))?$")
-TABLES = re.compile(r"\.[ct]sv(\.(gz|bz2|xz|zst))?$")
-OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstd.open}
-DAMAGES = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError, pyarrow.ArrowException)
+ROWS_AT_ONCE = 256
+LINES = Features({"line": Value("string")})
+COMPRESSED = r"\.(?:gz|bz2|xz|zst)"
+JSON_LINES = re.compile(rf"\.jsonl?({COMPRESSED})?$")
+TABLES = re.compile(rf"\.[ct]sv({COMPRESSED})?$")
 
-Rows = Iterator[tuple[dict, int]]  # row, and bytes of the file read so far
+Rows = Iterator[tuple[dict, int]]  # row, and characters of text that it takes in the file; 0: not known
 
 
 def read_rows(files: list[str], starts: list[int], column: str) -> Iterator[dict]:
-    """Return rows {column: text, READ: bytes}; `starts` are the bytes of all files before each file."""
-    for name, start in zip(files, starts, strict=True):
-        with _naming_damage(name):
-            for row, read in READERS[kind(name)](name, column):
-                if column not in row:
-                    raise missing_column(name, column, row)
-                yield {column: row[column], READ: start + read}
+    """Return rows {column: text, READ: bytes}; `starts` are the bytes of all files before each file.
+
+    What compressed files and parquet have is counted after their end, because their readers do not tell it.
+    """
+    for name, read in zip(files, starts, strict=True):
+        compressed = re.search(rf"{COMPRESSED}$", name)
+        for row, length in READERS[kind(name)](name, column):
+            if column not in row:
+                raise missing_column(name, column, row)
+            read += 0 if compressed else length
+            yield {column: row[column], READ: read}
 
 
 def read_joined(groups: list[list[str]], ends: list[int], column: str) -> Iterator[dict]:
@@ -60,9 +54,7 @@ def read_json_lines(name: str) -> Iterator[dict]:
     """Return the objects of a file of JSON lines, compressed or not."""
     if kind(name) != "JSON lines":
         raise ValueError(f"{name} is no file of JSON lines: expected .jsonl or .json, compressed or not")
-    with _naming_damage(name):
-        for row, _ in _json_lines(name, ""):
-            yield row
+    return (row for row, _ in _json_lines(name, ""))
 
 
 def kind(name: str) -> str:
@@ -79,59 +71,67 @@ def missing_column(where: str, column: str, columns: Iterable[str]) -> ValueErro
 
 
 @contextlib.contextmanager
-def _naming_damage(name: str) -> Iterator[None]:
+def _naming(name: str) -> Iterator[None]:
+    """Add the file's name to the errors of all compressions and storages."""
     try:
         yield
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 text: {error}") from error
-    except DAMAGES as error:
-        raise ValueError(f"{name} cannot be read: {error}; if it is cut off or damaged, get it again") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name} cannot be read: {reason}; if it is cut off or damaged, get it again") from error
 
 
-@contextlib.contextmanager
-def _open(name: str) -> Iterator[tuple[TextIO, Callable[[], int]]]:
-    """Return the text of a file, and a function that returns how many of its bytes have been read."""
-    opener = OPENERS.get(Path(name).suffix, _as_it_is)
-    with storage.open_binary(name) as raw, opener(raw, "rt", encoding="utf-8") as text:
-        yield text, raw.tell
+def _values(name: str, rows: IterableDataset) -> Iterator:
+    """Return the values of the first column of a file."""
+    with _naming(name):
+        # Not iter(): in a worker of a DataLoader it would split the rows among workers a second time.
+        for batch in rows.with_format("arrow").iter(ROWS_AT_ONCE):
+            yield from batch.column(0).to_pylist()
 
 
-def _as_it_is(raw: BinaryIO, mode: str, encoding: str) -> TextIO:
-    return io.TextIOWrapper(raw, encoding=encoding)
+def _lines(name: str) -> Iterator[str]:
+    with _naming(name):
+        rows = IterableDataset.from_text(glob.escape(name), features=LINES, keep_linebreaks=True)
+    return _values(name, rows)
 
 
 def _text(name: str, column: str) -> Rows:
-    with _open(name) as (file, tell):
-        while text := file.read(DOCUMENT_CHARS):
-            if not text.endswith("\n"):
-                text += file.readline(DOCUMENT_CHARS)  # to the end of the line, if it has one
-            yield {column: text}, tell()
+    """Return pieces of about DOCUMENT_CHARS that end at line ends; a line is cut only if it is longer."""
+    document, size = [], 0
+    for line in _lines(name):
+        start = 0
+        while start < len(line):
+            document.append(line[start : start + 2 * DOCUMENT_CHARS - size])
+            start += len(document[-1])
+            size += len(document[-1])
+            if size >= DOCUMENT_CHARS:
+                yield {column: "".join(document)}, size
+                document, size = [], 0
+    if document:
+        yield {column: "".join(document)}, size
 
 
 def _json_lines(name: str, column: str) -> Rows:
-    with _open(name) as (file, tell):
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{name}, line {number} is not JSON: {error}; is the file whole?") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{name}, line {number} is not a JSON object: {line[:80].strip()}")
-            yield row, tell()
+    for number, line in enumerate(_lines(name), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name}, line {number} is not JSON: {error}; is the file whole?") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{name}, line {number} is not a JSON object: {line[:80].strip()}")
+        yield row, len(line)
 
 
 def _parquet(name: str, column: str) -> Rows:
-    with storage.open_binary(name) as raw, pyarrow.parquet.ParquetFile(raw) as file:
-        columns = file.schema_arrow.names
-        if column not in columns:
-            raise missing_column(name, column, columns)
-        size, rows, number = storage.info(name).size, file.metadata.num_rows, 0
-        for batch in file.iter_batches(batch_size=256, columns=[column]):
-            for text in batch.column(0).to_pylist():
-                number += 1
-                yield {column: text}, size * number // rows
+    path = glob.escape(name)
+    with _naming(name):
+        rows = IterableDataset.from_parquet(path, columns=[column], batch_size=ROWS_AT_ONCE)
+        others = [] if rows.column_names else IterableDataset.from_parquet(path).column_names
+    if others:
+        raise missing_column(name, column, others)
+    for text in _values(name, rows):
+        yield {column: text}, 0
 
 
 READERS: dict[str, Callable[[str, str], Rows]] = {"JSON lines": _json_lines, "parquet": _parquet, "text": _text}

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import fsspec
 from filelock import FileLock
@@ -44,10 +44,6 @@ def info(name: str) -> Info:
     system, inner = fsspec.url_to_fs(name)
     about = system.info(inner)
     return Info(about["size"], next((str(about[key]) for key in VERSIONS if about.get(key)), None))
-
-
-def open_binary(name: str) -> BinaryIO:
-    return fsspec.open(name, "rb").open() if is_url(name) else open(name, "rb")
 
 
 def sizes(folder: Path) -> dict[str, int]:

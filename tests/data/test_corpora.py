@@ -128,7 +128,7 @@ def test_half_a_surrogate_pair_does_not_stop_the_reading(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
-        ("a.txt", b"\xff\xfe\xff", ValueError, r"a\.txt .*UTF-8"),
+        ("a.txt", b"\xff\xfe\xff", ValueError, r"a\.txt .*utf-8"),
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', ValueError, r"a\.jsonl, line 2 .*JSON"),
         ("a.jsonl", b'["x"]\n', ValueError, r'a\.jsonl, line 1 .*\["x"\]'),
         ("a.jsonl", b'{"content": "x"}\n', ValueError, "'text'.*`column`.*content"),
