@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from data._compat import align_loop, batch_is_open
 from data.lanes import Lanes, lane_order
 from data.sampler import ResumableSampler
 from data.task import IGNORE
@@ -84,8 +83,14 @@ class ResumableDataModule(L.LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self._position: Any = 0  # after the batch that training took last
-        self._position_before: Any = 0  # before that batch
+        self._position_before: Any = 0  # before the first batch of its optimizer step
+        self._step: int | None = None  # which has begun; None before the first
         self._sampler: ResumableSampler | None = None
+
+    @property
+    def epoch_progress(self) -> tuple[int, int] | None:
+        """The batches of this epoch that each rank has taken, and those of the whole epoch; None without epochs."""
+        return None if self._sampler is None else self._sampler.epoch_progress
 
     def prepare_part(self, part: int, parts: int) -> int:
         """Prepare the share of one of several machines; return how many sections are not finished by any of them."""
@@ -119,9 +124,6 @@ class ResumableDataModule(L.LightningDataModule):
             lanes=lanes,
         )
         self._position = self._position_before = self._sampler.consumed
-        if self.trainer is not None:
-            taken = self._sampler.batches_taken
-            align_loop(self.trainer, taken, None if taken is None else len(self._sampler))
         return self._loader(Lanes(dataset, self._sampler.lane_length) if lanes else dataset, self._sampler)
 
     def evaluation_loader(self, dataset: Dataset, size: int, run: int | None = None) -> DataLoader:
@@ -154,7 +156,8 @@ class ResumableDataModule(L.LightningDataModule):
     def on_before_batch_transfer(self, batch: dict, dataloader_idx: int) -> dict:
         # Lightning calls this with the batch that training takes now; workers have fetched others ahead.
         if self.trainer.training:
-            self._position_before = self._position
+            if self._step != self.trainer.global_step:
+                self._step, self._position_before = self.trainer.global_step, self._position
             self._position = self._next_position(batch)
             if self._sampler is not None:
                 self._sampler.consumed = self._position
@@ -164,8 +167,9 @@ class ResumableDataModule(L.LightningDataModule):
         return self._position + self.batch_size * self.world_size
 
     def state_dict(self) -> dict[str, Any]:
-        open_batch = self.trainer is not None and batch_is_open(self.trainer)  # has not been trained on
-        return {"position": self._position_before if open_batch else self._position}
+        broken_off = self.trainer is not None and self.trainer.global_step == self._step  # by an exception
+        return {"position": self._position_before if broken_off else self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position = self._position_before = state_dict["position"]
+        self._step = None

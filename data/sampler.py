@@ -62,9 +62,9 @@ class ResumableSampler(Sampler[np.ndarray]):
         return self._epoch_samples // self._global_batch
 
     @property
-    def batches_taken(self) -> int | None:
-        """The batches of this epoch that each rank has taken; None where there are no epochs."""
-        return None if self.size is None else self.consumed % self._epoch_samples // self._global_batch
+    def epoch_progress(self) -> tuple[int, int] | None:
+        """The batches of this epoch that each rank has taken, and those of the whole epoch; None without epochs."""
+        return None if self.size is None else (self.consumed % self._epoch_samples // self._global_batch, len(self))
 
     @property
     def lane_length(self) -> int:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from data._compat import align_loop
 from data.corpora import Corpus, Documents, held_out
 from data.encoding import Encoder, token_dtype
 from data.module import ResumableDataModule, TimedLoader, outlive_signals
@@ -146,8 +145,6 @@ class StreamingDataModule(ResumableDataModule):
             self.stream(self.rank * workers + number, readers, place)
             for number, place in enumerate(self._position["places"])
         ]
-        if self.trainer is not None:
-            align_loop(self.trainer, taken=None, batches=None)
         return TimedLoader(
             InTurn(streams, self._position["next"]),
             batch_size=None,

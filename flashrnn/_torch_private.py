@@ -78,6 +78,16 @@ def constant_when_compiled(function: F) -> F:
     return function
 
 
+def copy_each(into: list[Tensor], tensors: list[Tensor]) -> None:
+    """Copy each tensor into one of the same size, such as the states of a step into buffers that a CUDA graph reads; on
+    a GPU one kernel does."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(into, tensors)
+        return
+    for own, tensor in zip(into, tensors, strict=True):
+        own.copy_(tensor)
+
+
 @cache
 def _onednn_has_bfloat16() -> bool:
     try:

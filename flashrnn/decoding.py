@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashrnn._torch_private import copy_each as copy_each
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import not_element_wise
 from flashrnn.cuda.available import unavailable

@@ -1,7 +1,5 @@
-"""Private interfaces of Lightning and PyTorch that training uses; pyproject.toml bounds the versions.
-
-Those that DataModules use are in data/_compat.py.
-"""
+"""All private interfaces of Lightning and PyTorch outside of the kernel package, and Lightning's loops, whose interface
+it does not promise. pyproject.toml bounds the versions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +23,35 @@ def handle_sigterm_by(trainer: Trainer, handler: SignalHandler) -> None:
 def end_by_sigterm(trainer: Trainer, received: bool) -> None:
     """Set the flag at which Lightning's loops raise SIGTERMException."""
     trainer._signal_connector.received_sigterm = received
+
+
+def align_loop(trainer: Trainer, epoch: tuple[int, int] | None) -> None:
+    """Set how many batches Lightning has counted, for a resumed run whose batches have another size.
+
+    Lightning validates by the count of all batches (`total`), and ends steps and epochs by that of the epoch
+    (`current`).
+
+    Args:
+        trainer: at the start of training.
+        epoch: the batches that have been taken of the epoch, and all that it has; None without epochs, where only
+            whole steps matter.
+    """
+    counted = trainer.fit_loop.epoch_loop.batch_progress
+    step = trainer.accumulate_grad_batches
+    _count_on(counted.total, trainer.global_step * step)
+    if epoch is None:
+        _count_on(counted.current, -(-counted.current.ready // step) * step)
+        return
+    taken, batches = epoch
+    if counted.current.ready % batches != taken:
+        _count_on(counted.current, taken)
+
+
+def _count_on(counted: Any, batches: int) -> None:
+    """Set how many batches one of Lightning's counters has seen."""
+    more = batches - counted.ready
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(counted, name, getattr(counted, name) + more)
 
 
 def saved_step(callback: ModelCheckpoint) -> int:

@@ -10,6 +10,8 @@ tokenizer: decodes tokens by `decode`, and is saved in the folder of the run by 
 take_tokenizer(folder): use the tokenizer that an earlier run has saved.
 may_change: names of the arguments that may differ in a resumed run; without it, all.
 check_evaluation_of(keys): raise for changed keys of the config that do not change what is evaluated.
+epoch_progress: the batches that have been taken of the epoch and all that it has, or None without epochs, for data that
+    resume within an epoch; without it, Lightning counts batches as the checkpoint does.
 distributes_itself: whether its loaders give each device its share; without it, Lightning's sampler does.
 
 A batch is a dict of input_ids [B, T], labels [B, T] (models.loss.IGNORE where nothing is scored), and perhaps reset

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from models.backbone import SequenceModel, States, check_ids
 from models.loss import IGNORE
 from training import sharding
+from training._compat import align_loop
 from training.carried_states import CarriedStates
 from training.compiled_loss import CompiledLoss
 from training.evaluation_metrics import EvaluationMetrics, last_answers
@@ -109,7 +110,9 @@ class TrainingModule(LightningModule):
         return configured
 
     def on_train_start(self) -> None:
-        """Give the optimizer the options of this run, not those of its checkpoint."""
+        """Give the optimizer this run's options, not those of its checkpoint, and Lightning the place in the data."""
+        if hasattr(self.trainer.datamodule, "epoch_progress"):
+            align_loop(self.trainer, self.trainer.datamodule.epoch_progress)
         optimizer, schedule = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
         groups = optimizer.param_groups
         for group, asked in zip(groups, self._group_options, strict=True):

@@ -7,9 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashrnn.decoding import ModelStep
+from flashrnn.decoding import ModelStep, copy_each
 
-from .._compat import copy_each
 from ..backbone import SequenceModel, States
 from ..mixers.step_context import StepContext
 from .fused_step import fused_step

@@ -89,6 +89,16 @@ def check_stream() -> None:
     assert private.current_stream(1) == 101
 
 
+def check_copies() -> None:
+    """Tensors of several sizes are copied."""
+    from flashrnn.decoding import copy_each
+
+    del torch._foreach_copy_
+    into, tensors = [torch.zeros(2), torch.zeros(3, 1)], [torch.rand(2), torch.rand(3, 1)]
+    copy_each(into, tensors)
+    torch.testing.assert_close(into, tensors)
+
+
 def check_mark() -> None:
     """A compiler that does not know the mark adds no units to a head, where it cannot ask the solver."""
     from flashrnn import dispatch, get_cell
@@ -149,6 +159,7 @@ CASES = {
     ),
     "_cuda_getCurrentRawStream": (lacking(torch._C, "_cuda_getCurrentRawStream"), check_stream),
     "get_eval_frame_callback": (lacking(eval_frame, "get_eval_frame_callback"), check_compiled),
+    "_foreach_copy_": (nullcontext(), check_copies),
     "_dynamo_marked_constant": (nullcontext(), check_mark),
     "_cudnn_rnn": (lacking(torch, "_cudnn_rnn"), check_cudnn),
     "GOMP_parallel": (lacking(torch._C, "__file__"), check_openmp),
