@@ -1,6 +1,6 @@
 """Scalar graphs as loops over arrays, and matrix products, for numba to compile."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from flashrnn.cells.definition import Cell
 from flashrnn.cells.graph import REDUCTIONS, Graph, Node
 from flashrnn.cells.printers.functions import Function, functions
-from flashrnn.cells.printers.phases import phases, stored_nodes
+from flashrnn.cells.printers.phases import Phase, phases, stored_nodes
 from flashrnn.cells.printers.printing import PYTHON, operations, variables, write
 from flashrnn.cells.trace import trace
 
@@ -53,12 +53,12 @@ def cell_rows(cell: Cell, direction: str, dtype: torch.dtype, rounding: str = ""
     if direction == "forward":
         results = dict(zip(forward.outputs["fresh"], cell.states, strict=True))
         rounded = {cell.states[0]: rounding}
-        return _rows(forward.graph, places, results, rounded, len(cell.states))
+        return _RowPrinter(forward.graph, places, results, rounded).step(len(cell.states))
     d_new = backward.inputs["d_new"]
     places |= {name: ("d_states", k) for k, name in enumerate(d_new)}
     results = dict(zip(backward.outputs["d_g"], cell.gates, strict=True))
     results |= dict(zip(backward.outputs["d_old"], d_new, strict=True))
-    return _rows(trace(cell, dtype).gradient, places, results, {}, len(cell.states))
+    return _RowPrinter(trace(cell, dtype).gradient, places, results, {}).step(len(cell.states))
 
 
 def row_product(rows: int, columns: int) -> str:
@@ -78,71 +78,90 @@ def row_product(rows: int, columns: int) -> str:
     return "\n".join(lines)
 
 
-def _loop(arrays: tuple[str, ...], body: list[str]) -> str:
-    lines = [
-        f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)",
-        f"def kernel({', '.join(arrays)}, count):",
-        "    for i in range(count):",
-    ]
-    return "\n".join([*lines, *(f"        {line}" for line in body)])
-
-
-def _rows(
-    graph: Graph, places: dict[str, tuple[str, int]], results: dict[str, str], rounded: dict[str, str], states: int
-) -> RowStep:
-    """Return a loop over rows, in which loops over units and reductions take turns.
-
-    `places` are the inputs' arrays and numbers in them, `results` the inputs whose places results go to, `rounded` the
-    functions by which they go there. A row is copied, because loops over a single array are vectorized without checks
-    that arrays do not overlap.
-    """
-    found = phases(graph, (graph.outputs[name] for name in results))
-    stored = [*places, *stored_nodes(graph, found)]  # inputs, and nodes of the graph
-    slot = {name: f"{k} * WIDTH" for k, name in enumerate(stored)}
-    arrays = list(dict.fromkeys(array for array, _ in places.values()))
-
-    def text(index: int) -> str:
-        value = graph.constant(index)
-        return f"v{index}" if value is None else f"F({value!r})"
-
-    def operation(index: int) -> str:
-        node = graph.nodes[index]
-        if node.op == "input":
-            return f"row[{slot[node.value]} + j]"
-        if node.op not in REDUCTIONS:
-            return _expression(node, [text(a) for a in node.args])
-        (a,) = node.args
-        if graph.is_uniform(a):
-            return f"{text(a)} * F(D)"
-        return f"op_{node.op}(offset(row, {slot[a] if a in slot else slot[graph.nodes[a].value]}), D)"
-
-    def copies(names: Iterable[str], back: bool = False) -> list[str]:
-        ends = [(f"row, {slot[name]}", "{}, {} * STRIDE + start".format(*places[name])) for name in names]
-        return [
-            f"copy_row(offset({to}), offset({given}))" for to, given in (pair[:: -1 if back else 1] for pair in ends)
-        ]
-
-    lines = copies(name for name in places if name in graph.inputs)
-    for phase in found:
-        lines += [f"v{k} = {operation(k)}" for k in phase.uniform]
-        body = [f"v{k} = row[{slot[k]} + j]" for k in phase.reads]
-        body += [f"v{k} = {operation(k)}" for k in phase.computes]
-        body += [f"row[{slot[k]} + j] = v{k}" for k in phase.computes if k in slot]
-        if not phase.reductions:  # the last one
-            body += [
-                f"row[{slot[to]} + j] = {rounded.get(to, '')}({text(graph.outputs[name])})"
-                for name, to in results.items()
-            ]
-        lines += ["for j in range(D):", *(f"    {line}" for line in body)]
-        lines += [f"v{k} = {operation(k)}" for k in phase.reductions]
-    lines += copies(results.values(), back=True)
+def _kernel(arrays: Sequence[str], body: list[str]) -> str:
+    """Return the C function `kernel` of pointers to `arrays` and of the number of elements `count`."""
     head = [
         f"@cfunc(void({'pointer, ' * len(arrays)}intp), cache=CACHE, pipeline_class=Kernel, **OPTIONS)",
         f"def kernel({', '.join(arrays)}, count):",
-        f"    row = offset({arrays[-1]}, {states} * STRIDE)",
-        "    for start in range(0, count, WIDTH):",
     ]
-    return RowStep("\n".join([*head, *(f"        {line}" for line in lines)]), len(stored))
+    return "\n".join([*head, *_indented(body)])
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _loop(arrays: Sequence[str], body: list[str]) -> str:
+    return _kernel(arrays, ["for i in range(count):", *_indented(body)])
+
+
+class _RowPrinter:
+    """Prints a loop over rows, in which loops over units and reductions take turns.
+
+    A row is copied, because loops over a single array are vectorized without checks that arrays do not overlap.
+
+    Args:
+        graph: what is computed.
+        places: for each input its array and its number in it.
+        results: for each result the input whose place it goes to.
+        rounded: for inputs, the functions by which results go to their places.
+    """
+
+    def __init__(
+        self, graph: Graph, places: dict[str, tuple[str, int]], results: dict[str, str], rounded: dict[str, str]
+    ) -> None:
+        self.graph, self.places, self.results, self.rounded = graph, places, results, rounded
+        self.phases = phases(graph, (graph.outputs[name] for name in results))
+        stored = [*places, *stored_nodes(graph, self.phases)]  # inputs, and nodes of the graph
+        self.slot = {name: f"{k} * WIDTH" for k, name in enumerate(stored)}
+
+    def step(self, states: int) -> RowStep:
+        """Return the step of a cell with this number of states."""
+        arrays = list(dict.fromkeys(array for array, _ in self.places.values()))
+        lines = self._copies(name for name in self.places if name in self.graph.inputs)
+        for phase in self.phases:
+            lines += self._phase(phase)
+        lines += self._copies(self.results.values(), back=True)
+        rows = [f"row = offset({arrays[-1]}, {states} * STRIDE)", "for start in range(0, count, WIDTH):"]
+        return RowStep(_kernel(arrays, [*rows, *_indented(lines)]), len(self.slot))
+
+    def _copies(self, names: Iterable[str], back: bool = False) -> list[str]:
+        """Return copies from the inputs' places to the row, or `back`."""
+        lines = []
+        for name in names:
+            ends = ["row, " + self.slot[name], "{}, {} * STRIDE + start".format(*self.places[name])]
+            to, given = reversed(ends) if back else ends
+            lines.append(f"copy_row(offset({to}), offset({given}))")
+        return lines
+
+    def _phase(self, phase: Phase) -> list[str]:
+        lines = [f"v{k} = {self._operation(k)}" for k in phase.uniform]
+        body = [f"v{k} = row[{self.slot[k]} + j]" for k in phase.reads]
+        body += [f"v{k} = {self._operation(k)}" for k in phase.computes]
+        body += [f"row[{self.slot[k]} + j] = v{k}" for k in phase.computes if k in self.slot]
+        if not phase.reductions:  # the last one
+            body += [
+                f"row[{self.slot[to]} + j] = {self.rounded.get(to, '')}({self._text(self.graph.outputs[name])})"
+                for name, to in self.results.items()
+            ]
+        lines += ["for j in range(D):", *_indented(body)]
+        return lines + [f"v{k} = {self._operation(k)}" for k in phase.reductions]
+
+    def _operation(self, index: int) -> str:
+        node = self.graph.nodes[index]
+        if node.op == "input":
+            return f"row[{self.slot[node.value]} + j]"
+        if node.op not in REDUCTIONS:
+            return _expression(node, [self._text(a) for a in node.args])
+        (a,) = node.args
+        if self.graph.is_uniform(a):
+            return f"{self._text(a)} * F(D)"
+        slot = self.slot[a if a in self.slot else self.graph.nodes[a].value]
+        return f"op_{node.op}(offset(row, {slot}), D)"
+
+    def _text(self, index: int) -> str:
+        value = self.graph.constant(index)
+        return f"v{index}" if value is None else f"F({value!r})"
 
 
 def _body(function: Function, inputs: dict[str, str], outputs: dict[str, str]) -> list[str]:
