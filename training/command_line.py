@@ -205,7 +205,7 @@ def _message(error: BaseException) -> str | None:
         return _message(error.__cause__) or hydra_errors.message(error)  # a constructor raised the cause
     if isinstance(error, HydraException | OmegaConfBaseException):
         return hydra_errors.message(error)
-    if isinstance(error.__cause__, OSError):  # logging cannot write to a folder
+    if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # logging cannot write to a folder
         return f"{text}: {error.__cause__}"
     if kind == "OutOfMemoryError":
         return f"{text.partition('. ')[0]}: lower data.batch_size (global_batch_size keeps what a step sees)"

@@ -3,7 +3,7 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from training.command_line import literal, quoted, unquoted
+from training.command_line import literal, one_line_errors, quoted, unquoted
 
 
 def values(*arguments, **keys):
@@ -29,3 +29,11 @@ def test_a_path_in_quotes_a_null_and_other_keys_stay():
 
 def test_a_sweep_has_several_paths():
     assert literal(["-m", "ckpt=a,b"], paths=["ckpt"]) == ["-m", "ckpt=a,b"]
+
+
+def test_the_reason_of_an_error_is_told_once():
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        raise OSError("x could not be written (full)") from OSError("full")
+    assert ended.value.code.count("full") == 1
+    with pytest.raises(SystemExit, match="x: full"), one_line_errors():
+        raise ValueError("x") from OSError("full")
