@@ -67,13 +67,13 @@ def forward(
     plane = tl.cast(B, tl.int64) * T
     starts = None
     if reset is not None:
-        starts = tl.load(reset + tile.sequence * T, mask=tile.sequence < B, other=0)
+        starts = load_starts(reset, tile, 0, True, B, T)
 
     for t in tl.range(0, T, num_stages=C.PREFETCH):
         step = tl.cast(t, tl.int64) * row_t
         old = zero_at(starts, state)
         if reset is not None:
-            starts = tl.load(reset + tile.sequence * T + t + 1, mask=(tile.sequence < B) & (t + 1 < T), other=0)
+            starts = load_starts(reset, tile, t + 1, t + 1 < T, B, T)
         sums = add_up_gates(x, biases, weights, old[0].to(R.dtype.element_ty), tile, step, C)
         new = cell_forward(*sums, *old)
         (rounded,) = zero_padding((new[0].to(h.dtype.element_ty),), tile, C)
@@ -125,7 +125,7 @@ def backward(
     plane = tl.cast(B, tl.int64) * T
     starts = None
     if reset is not None:
-        starts = tl.load(reset + tile.sequence * T + T - 1, mask=tile.sequence < B, other=0)
+        starts = load_starts(reset, tile, T - 1, True, B, T)
 
     for back in tl.range(0, T, num_stages=C.PREFETCH):
         t = T - 1 - back
@@ -140,13 +140,11 @@ def backward(
         d_biases = add(d_biases, d_gates)
         d_sums, d_state = zero_at(starts, products), zero_at(starts, d_all[C.GATES :])
         if reset is not None:
-            starts = tl.load(reset + tile.sequence * T + t - 1, mask=(tile.sequence < B) & (t > 0), other=0)
+            starts = load_starts(reset, tile, t - 1, t > 0, B, T)
         store_gradients(d_x, d_u, rounded, tile, step, C)
 
     store_states(d_initial, sum_up(d_state, d_sums), B, tile, C)
-    for j in tl.static_range(C.GATES):
-        place = (tile.sequence * C.GATES + j) * C.ROW + tile.place
-        tl.store(d_bias + place, d_biases[j], mask=tile.valid)
+    store_biases(d_bias, d_biases, tile, C)
 
 
 @triton.jit
@@ -185,6 +183,20 @@ def load_biases(bias, tile, C: tl.constexpr):
     for j in tl.static_range(C.GATES):
         biases += (tl.load(bias + j * C.ROW + tile.place, mask=tile.is_unit, other=0.0),)
     return biases
+
+
+@triton.jit
+def store_biases(to, biases, tile, C: tl.constexpr):
+    """Store the gradients of the biases [SEQS, P] of every gate to [B, GATES, N, D]."""
+    for j in tl.static_range(C.GATES):
+        place = (tile.sequence * C.GATES + j) * C.ROW + tile.place
+        tl.store(to + place, biases[j], mask=tile.valid)
+
+
+@triton.jit
+def load_starts(reset, tile, t, is_step, B, T):
+    """Load from [B, T] whether each sequence [SEQS, 1] begins anew at step t; no if that is no step."""
+    return tl.load(reset + tile.sequence * T + t, mask=(tile.sequence < B) & is_step, other=0)
 
 
 @triton.jit
