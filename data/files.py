@@ -10,6 +10,7 @@ import glob
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from datasets import Features, IterableDataset, Value
 
@@ -46,8 +47,7 @@ def read_joined(groups: list[list[str]], ends: list[int], column: str) -> Iterat
 
 
 def _named_text(name: str) -> str:
-    with _naming_damage(name), _open(name) as (file, _):
-        return f"# {Path(name).name}\n{file.read()}\n"
+    return f"# {Path(name).name}\n{''.join(_lines(name))}\n"
 
 
 def read_json_lines(name: str) -> Iterator[dict]:
