@@ -8,9 +8,9 @@ of numbers, and does not tell which line is broken (measured in docs/dev/log.md,
 import contextlib
 import glob
 import json
-import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from datasets import Features, IterableDataset, Value
 
@@ -47,7 +47,7 @@ def read_joined(groups: list[list[str]], ends: list[int], column: str) -> Iterat
 
 
 def _named_text(name: str) -> str:
-    return f"# {posixpath.basename(name)}\n{''.join(_lines(name))}\n"
+    return f"# {Path(name).name}\n{''.join(_lines(name))}\n"
 
 
 def read_json_lines(name: str) -> Iterator[dict]:
