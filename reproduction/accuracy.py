@@ -77,7 +77,9 @@ def collected(options: Options, folder: Path, tasks: Sequence[str], what: str) -
         ValueError: there are none, which are `what`, or they cannot stand side by side.
     """
     rows = [
-        row for row in collect(folder, options.add_to) if row["data"] in tasks or (len(tasks) > 1 and "ranges" in row)
+        row
+        for row in collect(folder, options.add_to)
+        if row["data"] in tasks or (len(tasks) > 1 and not {"in_distribution", "ranges"}.isdisjoint(row))
     ]
     runs = finished(rows)
     if options.runs and not runs:

@@ -138,9 +138,11 @@ def selected(candidates: Sequence[Run]) -> tuple[str, ...] | None:
 
 
 def _without_details(row: dict) -> dict:
-    """Return what the page needs: of a run of the selection its accuracy at lengths of training alone."""
-    left_out = {"accuracy_by_length"} | ({"ranges", "accuracy"} if row.get("seed") == SELECTION_SEED else set())
-    return {key: value for key, value in row.items() if key not in left_out}
+    """Return what the page needs: of a run of the selection its settings and its accuracy at lengths of training."""
+    if row.get("seed") != SELECTION_SEED:
+        return {key: value for key, value in row.items() if key != "accuracy_by_length"}
+    kept = ("experiment", "data", "model", "overrides", "seed", "step", "in_distribution", "environment")
+    return {key: row[key] for key in kept if key in row}
 
 
 def _table(contents: list[dict]) -> Table:
@@ -187,15 +189,27 @@ def _notes(contents: list[dict]) -> list[str]:
     selections = [run for run in runs if run.get("seed") == SELECTION_SEED]
     if not selections:
         return training_notes(runs)
-    notes = training_notes([run | {"overrides": [o for o in run["overrides"] if o not in OPTIONS]} for run in runs])
+    told = OPTIONS.union(*OWN.values())
+    notes = training_notes([run | {"overrides": [o for o in run["overrides"] if o not in told]} for run in runs])
     steps = sorted({run["step"] for run in selections if "step" in run})
     rule = (
         f"Every model has the best of the same {len(GRID)} settings for each task: learning rates 5e-4, 1e-3, 2e-3 and "
         "5e-3, one and two blocks, with and without MLP. They are selected by the accuracy at training lengths after "
-        f"{' or '.join(f'{number:,}' for number in steps)} steps with another seed ({len(selections)} runs). * marks "
-        f"an accuracy below {FITTED} at training lengths: the model does not fit the task."
+        f"{' or '.join(f'{number:,}' for number in steps)} steps with another seed ({len(selections)} runs). Attention "
+        f"has four heads, a cell has one. * marks an accuracy below {FITTED} at training lengths: the model does not "
+        "fit the task."
     )
-    return [*notes, rule, markdown(_settings_table(finished(runs), selections))]
+    guessed = ", ".join(_not_learnt(selections, _chance(finished(runs))))
+    guess = f"In the selection, no setting of any model had begun to learn {guessed}: there, it is a guess."
+    return [*notes, rule, *([guess] if guessed else []), markdown(_settings_table(finished(runs), selections))]
+
+
+def _not_learnt(selections: list[dict], chance: dict[str, float]) -> list[str]:
+    """Return the tasks on which no run of the selection is better than a guess by a tenth."""
+    best: dict[str, float] = {}
+    for run in selections:
+        best[run["data"]] = max(run["in_distribution"]["accuracy"], best.get(run["data"], 0))
+    return [task for task in in_order(selections, "data", TASKS) if task in chance and best[task] < chance[task] + 0.1]
 
 
 def _settings_table(runs: list[dict], selections: list[dict]) -> Table:
