@@ -154,20 +154,26 @@ class StateTracking(ResumableDataModule):
         return self.report(module.test_sequences)
 
     def report(self, sequences: torch.Tensor) -> dict[str, Any]:
-        """Return what `evaluate` does, from rows of `training.evaluation_metrics.last_answers`."""
+        """Return what `evaluate` does, from rows of `training.evaluation_metrics.last_answers`; of rows of training
+        lengths alone, what these say."""
         loader, length, right = sequences.unbind(dim=1)
         parts = []
         for index, lengths in enumerate(self._test_lengths):
             of_part = right[loader == index]
             parts.append({"lengths": list(lengths), "accuracy": of_part.mean().item(), "sequences": len(of_part)})
-        length, right = length[loader > 0], right[loader > 0]
-        numbers = [high - low + 1 for low, high in self.eval_ranges]
-        return {
-            "accuracy": float(np.average([part["accuracy"] for part in parts[1:]], weights=numbers)),
+        found = {
             "task": self.task.name,
             "chance": self.chance,
             "training_lengths": [self.min_length, self.max_length],
             "in_distribution": parts[0],
+        }
+        length, right = length[loader > 0], right[loader > 0]
+        if not len(right):
+            return found
+        numbers = [high - low + 1 for low, high in self.eval_ranges]
+        return {
+            "accuracy": float(np.average([part["accuracy"] for part in parts[1:]], weights=numbers)),
+            **found,
             "ranges": parts[1:],
             "accuracy_by_length": {int(n): right[length == n].mean().item() for n in length.unique()},
         }
@@ -175,9 +181,11 @@ class StateTracking(ResumableDataModule):
     def training_batches(self, number: int) -> dict[str, torch.Tensor]:
         """Return the first batches of training on one device, each of [number, B, T], as int16."""
         samples = self._samples(TRAIN, self.min_length, self.max_length, self.curriculum)
-        starts = range(0, number * self.batch_size, self.batch_size)
-        batches = [samples[range(start, start + self.batch_size)] for start in starts]
-        return {name: torch.stack([batch[name].short() for batch in batches]) for name in batches[0]}
+        at_once = max(1, BLOCK // self.batch_size) * self.batch_size  # a part of a block takes the time of the whole
+        total = number * self.batch_size
+        drawn = [samples[range(start, min(total, start + at_once))] for start in range(0, total, at_once)]
+        shape = (number, self.batch_size, self.max_length)
+        return {name: torch.cat([part[name].short() for part in drawn]).view(shape) for name in drawn[0]}
 
     def train_dataloader(self) -> DataLoader:
         return self.training_loader(self._samples(TRAIN, self.min_length, self.max_length, self.curriculum), size=None)

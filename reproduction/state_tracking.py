@@ -37,8 +37,12 @@ GRID = tuple(
 )
 QUICK_GRID = tuple(setting for setting in GRID if setting[2] == "optim.lr=2e-3")
 SELECTION_SEED = 100  # none of those that are reported
-HARD = dict.fromkeys(("a5", "s5"), ("trainer.max_steps=20000", "model.d_model=256"))  # groups that are not solvable
-QUICK = ("trainer.max_steps=1000", "val_every=500")
+BATCH = 64
+STEPS, QUICK_STEPS = 5000, 1000
+LONGER = dict.fromkeys(("a5", "s5"), 10000)  # groups that are not solvable: products of few elements come first
+SHORTER = 5  # the selection has so many times fewer steps
+SHARED = (f"data.batch_size={BATCH}", "data.eval_batches=16", "matmul_precision=high")
+OWN = {"transformer": ("model.num_heads=4",)}  # as in language models, heads of 32; a cell has one of 128
 MOST_TELLING = ("parity", "flip_flop", "s3", "a5", "group", "s5")
 SLOW = ("mlstm", "mamba")
 FITTED = 0.99  # accuracy at lengths of training
@@ -82,25 +86,31 @@ def _train_together(folder: Path, places: Sequence[tuple[str, str]], options: Op
 
 def _train_task(folder: Path, task: str, models: Sequence[str], options: Options) -> None:
     drawn: dict = {}
-    for model in models:
-        candidates = list(_candidates(folder, task, model, options.quick))
-        together.train(candidates, options.overrides, drawn)
-        together.train(_chosen(folder, task, model, candidates, options.quick), options.overrides, drawn)
+    candidates = {model: list(_candidates(folder, task, model, options.quick)) for model in models}
+    for of_model in candidates.values():
+        together.train(of_model, options.overrides, drawn, beyond=False)
+    chosen = [_chosen(folder, task, model, of_model, options.quick) for model, of_model in candidates.items()]
+    together.train([run for of_model in chosen for run in of_model], options.overrides, drawn)
 
 
 def _chosen(folder: Path, task: str, model: str, candidates: Sequence[Run], quick: bool) -> list[Run]:
     """Return the runs to report: every seed, with the settings that were selected."""
     setting = selected(candidates)
-    seeds = SEEDS[:1] if quick else SEEDS
-    return [_run(folder, task, model, setting, seed, quick) for seed in seeds] if setting else []
+    seeds, steps = SEEDS[:1] if quick else SEEDS, _steps(task, quick)
+    return [_run(folder, task, model, setting, seed, steps) for seed in seeds] if setting else []
 
 
 def _candidates(folder: Path, task: str, model: str, quick: bool) -> Iterator[Run]:
+    steps = QUICK_STEPS if quick else _steps(task, quick) // SHORTER
     for setting in QUICK_GRID if quick else GRID:
-        yield _run(folder / "selection", task, model, setting, SELECTION_SEED, quick)
+        yield _run(folder / "selection", task, model, setting, SELECTION_SEED, steps)
 
 
-def _run(folder: Path, task: str, model: str, setting: tuple[str, ...], seed: int, quick: bool) -> Run:
+def _steps(task: str, quick: bool) -> int:
+    return QUICK_STEPS if quick else LONGER.get(task, STEPS)
+
+
+def _run(folder: Path, task: str, model: str, setting: tuple[str, ...], seed: int, steps: int) -> Run:
     name = "_".join([str(seed), model, *(override.partition("=")[2] for override in setting if seed == SELECTION_SEED)])
     return Run(
         folder / task / name,
@@ -110,8 +120,11 @@ def _run(folder: Path, task: str, model: str, setting: tuple[str, ...], seed: in
             f"model={model}",
             f"seed={seed}",
             f"compile={str(model == 'mlstm').lower()}",  # many small operators
+            *SHARED,
+            *OWN.get(model, ()),
             *setting,
-            *(QUICK if quick else HARD.get(task, ())),
+            f"trainer.max_steps={steps}",
+            *((f"data.curriculum={steps * BATCH // 2}",) if task in LONGER else ()),
         ),
     )
 
@@ -174,23 +187,30 @@ def _arranged(table: DataFrame, runs: list[dict]) -> DataFrame:
 def _notes(contents: list[dict]) -> list[str]:
     """Return how the runs were trained, and for each model on each task what was selected and what it reached."""
     runs = runs_of(contents)
-    selections = sum(run.get("seed") == SELECTION_SEED for run in runs)
+    selections = [run for run in runs if run.get("seed") == SELECTION_SEED]
+    if not selections:
+        return training_notes(runs)
+    options = {override for setting in GRID for override in setting}
+    notes = training_notes([run | {"overrides": [o for o in run["overrides"] if o not in options]} for run in runs])
+    steps = sorted({run["step"] for run in selections if "step" in run})
     rule = (
-        f"The settings are the best of {len(GRID)}, selected by accuracy at training lengths in runs with another "
-        "seed: learning rates 5e-4, 1e-3, 2e-3 and 5e-3, one and two blocks, with and without MLP "
-        f"({selections} runs). * marks an accuracy below {FITTED} at training lengths: the model does not fit the task."
+        f"Every model has the best of the same {len(GRID)} settings for each task: learning rates 5e-4, 1e-3, 2e-3 and "
+        "5e-3, one and two blocks, with and without MLP. They are selected by the accuracy at training lengths after "
+        f"{' or '.join(f'{number:,}' for number in steps)} steps with another seed ({len(selections)} runs). * marks "
+        f"an accuracy below {FITTED} at training lengths: the model does not fit the task."
     )
-    return [*training_notes(runs), *([rule, markdown(_settings_table(finished(runs)))] if selections else [])]
+    return [*notes, rule, markdown(_settings_table(finished(runs)))]
 
 
 def _settings_table(runs: list[dict]) -> Table:
-    rows = [["task", "model", "settings", "at training lengths", "beyond", "seeds without a mistake"]]
+    rows = [["task", "model", "blocks", "MLP", "rate", "at training lengths", "beyond", "seeds without a mistake"]]
     for task, model in product(in_order(runs, "data", TASKS), in_order(runs, "model", MODELS)):
         if of_place := finished(runs, data=task, model=model):
-            setting = " ".join(o for o in of_place[0]["overrides"] if o.startswith(("model.", "optim.")))
+            setting = dict(override.partition("=")[::2] for override in of_place[0]["overrides"])
+            selected = [setting.get(key, "") for key in ("model.num_blocks", "model.mlp", "optim.lr")]
             accuracies = rounded_down(_in_distribution(of_place)), rounded_down(mean(map(extrapolated, of_place)))
             seeds = seeds_without_mistake(runs, data=task, model=model)
-            rows.append([task, model, f"`{setting}`", *accuracies, seeds])
+            rows.append([task, model, *selected, *accuracies, seeds])
     return rows
 
 

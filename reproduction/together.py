@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
+from pathlib import Path
 
 import torch
 import yaml
@@ -13,7 +14,7 @@ from omegaconf import DictConfig, open_dict
 from tqdm import tqdm
 
 from reproduction.runs import LOG, Run
-from training.configuration import CONFIGS
+from training.configuration import CONFIGS, with_values
 
 AT_ONCE = 16  # models of a process that train side by side
 
@@ -40,30 +41,47 @@ def _begin(gpus: Queue, threads: int) -> None:
     torch.cuda.set_device(gpus.get())
 
 
-def train(runs: Sequence[Run], overrides: Sequence[str], drawn: dict) -> None:
+def train(runs: Sequence[Run], overrides: Sequence[str], drawn: dict, beyond: bool = True) -> None:
     """Train the runs that have not finished on this process's GPU, by training.together, which keeps its data in
-    `drawn`. The reason why a run failed is in its log."""
+    `drawn`, and tests lengths `beyond` those of training. The reason why a run failed is in its log."""
     from training.together import train_together
 
     device = torch.device("cuda", torch.cuda.current_device())
     missing = [run for run in runs if not run.finished]
     for first in range(0, len(missing), AT_ONCE):
-        configs = {run.folder: _config(run, overrides) for run in missing[first : first + AT_ONCE]}
-        for folder, error in train_together(configs, device, drawn).items():
+        configs = _configs(missing[first : first + AT_ONCE], overrides)
+        for folder, error in train_together(configs, device, drawn, beyond).items():
             (folder / LOG).write_text(f"{error}\n")
 
 
-def _config(run: Run, overrides: Sequence[str]) -> DictConfig:
-    """Return the config of a run, after writing its overrides to its folder, as scripts.train does."""
-    called = [*run.overrides, *overrides]
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        config = compose("train", [*called, f"run_dir={run.folder}"], return_hydra_config=True)
-    choices = dict(config.hydra.runtime.choices)
-    with open_dict(config):
-        del config["hydra"]
-    config.overrides = called
-    record = run.folder / ".hydra"
-    record.mkdir(parents=True, exist_ok=True)
-    (record / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"choices": choices}}}))
-    (record / "overrides.yaml").write_text(yaml.safe_dump(called))
-    return config
+def _configs(runs: Sequence[Run], overrides: Sequence[str]) -> dict[Path, DictConfig]:
+    """Return the configs of runs by their folders, after writing there what scripts.train writes. Runs that choose the
+    same files of configs share a composition, which takes as long as hundreds of training steps."""
+    alike: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        alike.setdefault(tuple(filter(_chooses_file, run.overrides)), []).append(run)
+    decided = {_key(override) for override in overrides}
+    configs = {}
+    for files, same in alike.items():
+        with initialize_config_dir(CONFIGS, version_base="1.3"):
+            base = compose("train", [*files, *overrides, "run_dir=''"], return_hydra_config=True)
+        choices = dict(base.hydra.runtime.choices)
+        with open_dict(base):
+            del base["hydra"]
+        for run in same:
+            own = [o for o in run.overrides if o not in files and _key(o) not in decided]
+            configs[run.folder] = config = with_values(base, own)
+            config.run_dir, config.overrides = str(run.folder), [*run.overrides, *overrides]
+            record = run.folder / ".hydra"
+            record.mkdir(parents=True, exist_ok=True)
+            (record / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"choices": choices}}}))
+            (record / "overrides.yaml").write_text(yaml.safe_dump([*run.overrides, *overrides]))
+    return configs
+
+
+def _chooses_file(override: str) -> bool:
+    return Path(CONFIGS, _key(override)).is_dir()
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]

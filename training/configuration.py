@@ -3,11 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
@@ -37,6 +39,14 @@ def composed(overrides: Sequence[str], name: str = "train") -> DictConfig:
     in_a_command = GlobalHydra.instance().is_initialized()  # with the same folder of configs
     with nullcontext() if in_a_command else initialize_config_dir(CONFIGS, version_base="1.3"):
         return compose(name, overrides=list(overrides))
+
+
+def with_values(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Return a copy of a composed config with other values, given as KEY=VALUE for keys that it has."""
+    changed = deepcopy(config)
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        OmegaConf.update(changed, override.key_or_group, override.value())
+    return changed
 
 
 def check_complete(config: DictConfig) -> None:

@@ -146,10 +146,13 @@ class Ensemble:
                 parameter.grad = gradient.view_as(parameter)
 
     @torch.no_grad()
-    def evaluate(self) -> list[dict | None]:
-        """Return for each model what `StateTracking.evaluate` does; None where weights are not finite."""
+    def evaluate(self, beyond: bool = True) -> list[dict | None]:
+        """Return for each model what `StateTracking.evaluate` does; None where weights are not finite. Without `beyond`
+        only sequences of training lengths are tested."""
         rows: list[list[Tensor]] = [[] for _ in self.learners]
         for tests in zip(*(learner.batches.test for learner in self.learners), strict=True):
+            if tests[0][0] > 0 and not beyond:
+                continue
             ids, labels = (self._of_all([test[k] for test in tests]) for k in (1, 2))
             right = self._logits(ids).argmax(-1) == labels
             for of_model, of_learner, (loader, _, own) in zip(rows, right, tests, strict=True):
@@ -185,7 +188,10 @@ class Ensemble:
 
 
 def train_together(
-    runs: Mapping[Path, DictConfig], device: torch.device, drawn: dict[str, Batches] | None = None
+    runs: Mapping[Path, DictConfig],
+    device: torch.device,
+    drawn: dict[str, Batches] | None = None,
+    beyond: bool = True,
 ) -> dict[Path, str]:
     """Train the models of configs, and write eval.json to the folder of each.
 
@@ -193,6 +199,7 @@ def train_together(
         runs: configs, by the folders of their results.
         device: a GPU; on the CPU there is no gain over one run after the other.
         drawn: data of earlier calls, to which those of this call are added.
+        beyond: test lengths beyond those of training too.
 
     Returns:
         the reason for each run without a result.
@@ -211,7 +218,7 @@ def train_together(
     _train(ensembles)
     failed = {}
     for learners, ensemble in zip(shapes.values(), ensembles, strict=True):
-        for (folder, learner), result in zip(learners.items(), ensemble.evaluate(), strict=True):
+        for (folder, learner), result in zip(learners.items(), ensemble.evaluate(beyond), strict=True):
             if result is None:
                 failed[folder] = "FloatingPointError: weights are not finite at the end: lower optim.lr"
                 continue

@@ -129,11 +129,13 @@ def test_a_state_tracking_page_has_tasks_by_models(tmp_path):
 def test_a_state_tracking_page_says_what_was_selected_and_what_does_not_fit(tmp_path):
     leave_run(tmp_path / "runs" / "s3", data="s3", fitted=0.9)
     leave_run(tmp_path / "runs" / "selection", data="s3", seed=SELECTION_SEED, fitted=0.8)
-    (tmp_path / "runs" / "selection" / ".hydra" / "overrides.yaml").write_text("[model=lstm, seed=100]")
+    for run, own in (("s3", ""), ("selection", ", seed=100")):
+        overrides = f"[model=lstm, model.num_blocks=1, model.mlp=false, optim.lr=2e-3{own}]"
+        (tmp_path / "runs" / run / ".hydra" / "overrides.yaml").write_text(overrides)
     options = Options(runs=tmp_path / "runs", out=tmp_path)
     page, _ = write("state_tracking", STATE_TRACKING, STATE_TRACKING.measure(options), tmp_path)
     assert ["s3", "0.555* (0/1)", "0.500"] in rows(page)
-    assert ["s3", "lstm", "``", "0.900", "0.555", "0 of 1"] in rows(page)
+    assert ["s3", "lstm", "1", "false", "2e-3", "0.900", "0.555", "0 of 1"] in rows(page)
 
 
 def test_the_settings_that_are_best_at_lengths_of_training_are_selected(tmp_path):
@@ -699,7 +701,7 @@ def test_models_of_a_task_are_trained_together_on_a_gpu(tmp_path, monkeypatch):
     """Each run leaves what scripts.train leaves, and all seeds have the settings of the best."""
     asked = []
 
-    def trained(runs, device, drawn):
+    def trained(runs, device, drawn, beyond):
         asked.append(runs)
         for k, folder in enumerate(runs):
             (folder / "eval.json").write_text(json.dumps({"in_distribution": {"accuracy": 1 - k / 100}}))
@@ -707,15 +709,17 @@ def test_models_of_a_task_are_trained_together_on_a_gpu(tmp_path, monkeypatch):
 
     monkeypatch.setattr("training.together.train_together", trained)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-    state_tracking._train_task(tmp_path, "s3", ["lstm"], Options(overrides=("trainer.max_steps=200",)))
+    models = ["lstm", "transformer"]
+    state_tracking._train_task(tmp_path, "s3", models, Options(overrides=("trainer.max_steps=200",)))
     *candidates, seeds = asked
-    assert sum(map(len, candidates)) == len(GRID)
-    assert [made.seed for made in seeds.values()] == [0, 1, 2]
-    best = next(iter(candidates[0].values()))
-    settings = best.model.num_blocks, best.model.mlp, best.optim.lr
-    for folder, made in seeds.items():
-        assert (made.model.num_blocks, made.model.mlp, made.optim.lr) == settings
+    assert [len(of_model) for of_model in candidates] == [len(GRID)] * len(models)
+    assert [made.seed for made in seeds.values()] == [0, 1, 2] * len(models)
+    for k, (folder, made) in enumerate(seeds.items()):
+        best = next(iter(candidates[k // 3].values()))
+        assert (made.model.num_blocks, made.model.mlp, made.optim.lr) == (
+            *(best.model.num_blocks, best.model.mlp, best.optim.lr),
+        )
         assert made.trainer.max_steps == 200
         choices = yaml.safe_load((folder / ".hydra" / "hydra.yaml").read_text())["hydra"]["runtime"]["choices"]
-        assert (choices["data"], choices["model"]) == ("s3", "lstm")
+        assert (choices["data"], choices["model"]) == ("s3", models[k // 3])
         assert f"seed={made.seed}" in yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
