@@ -11,7 +11,7 @@ from flashrnn.cuda.resident import backend
 from flashrnn.cuda.spec import Variant
 from flashrnn.problem import Inputs
 
-B, T, N, D = 3, 5, 2, 8
+B, T, N, D = 3, 5, 2, 64
 LSTM = get_cell("lstm")
 
 
