@@ -1,6 +1,7 @@
 """Backend `cuda_fused` without a GPU: its kernels on the processor, against the reference, without races."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -73,7 +74,7 @@ def on_host(monkeypatch, other_backends):
             direction, chosen = spec.direction, tilings[spec.direction]
             shared = tiling.shared_bytes(spec, chosen)
             counts = watched and direction == "backward"
-            text = prelude(spec, chosen, shared)
+            text = prelude(replace(spec, gpu=named_gpu("H100")) if counts else spec, chosen, shared)
             parameters = fused(spec)
             watching = WATCHED.replace("ARGUMENTS", ", ".join(one.name for one in parameters))
             entry, more = ("watched", watching) if counts else (f"flashrnn_{direction}", "")
