@@ -98,7 +98,7 @@ class Sampler:
             history: int64 [H, rows]; they are also written to its row `cursor`.
             cursor: int64 [1], which increases by one.
         """
-        if unsupported_choice(logits) is None:
+        if not self.params.likeliest and unsupported_choice(logits) is None:  # argmax is faster at large batches
             fixed = {"counter": self._counter, "settings": self._settings, "top_k": self.params.top_k}
             choose(logits, tokens, **fixed, keys=self.keys, seen=self.seen, history=history, cursor=cursor)
             return
