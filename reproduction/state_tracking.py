@@ -199,12 +199,12 @@ def _notes(contents: list[dict]) -> list[str]:
         f"has four heads, a cell has one. * marks an accuracy below {FITTED} at training lengths: the model does not "
         "fit the task."
     )
-    guessed = ", ".join(_not_learnt(selections, _chance(finished(runs))))
+    guessed = ", ".join(not_learnt(selections, _chance(finished(runs))))
     guess = f"In the selection, no setting of any model had begun to learn {guessed}: there, it is a guess."
     return [*notes, rule, *([guess] if guessed else []), markdown(_settings_table(finished(runs), selections))]
 
 
-def _not_learnt(selections: list[dict], chance: dict[str, float]) -> list[str]:
+def not_learnt(selections: list[dict], chance: dict[str, float]) -> list[str]:
     """Return the tasks on which no run of the selection is better than a guess by a tenth."""
     best: dict[str, float] = {}
     for run in selections:

@@ -138,6 +138,14 @@ def test_a_state_tracking_page_says_what_was_selected_and_what_does_not_fit(tmp_
     assert ["s3", "lstm", "1", "false", "2e-3", "0.800", "0.900", "0.555", "0 of 1"] in rows(page)
 
 
+def test_a_task_that_no_run_of_the_selection_has_begun_to_learn_is_told():
+    found = {"s3": (0.2, 0.9), "s5": (0.05, 0.06), "a5": (0.02, 0.9)}
+    selections = [
+        {"data": task, "in_distribution": {"accuracy": value}} for task, values in found.items() for value in values
+    ]
+    assert state_tracking.not_learnt(selections, {"s3": 1 / 6, "s5": 1 / 120}) == ["s5"]
+
+
 def test_the_kernel_that_attention_ran_by_is_counted():
     content = json.loads((H100 / "kernels_main.json").read_text())
     attention = [row for row in content["rows"] if row["implementation"] == "attention"][:3]
