@@ -143,6 +143,11 @@ def test_a_batch_is_spread_over_the_clusters_that_run_at_once(batch, sequences):
     assert choice.batches(batch) <= 7
 
 
+def test_small_batches_have_the_backward_of_larger_ones_where_it_is_faster_than_one_of_fewer_sequences():
+    choices = {next(solver.tilings(spec_of("backward", "lstm", 12, 64, batch))) for batch in (1, 4, 8, 12, 16)}
+    assert [choice.sequences for choice in choices] == [8]
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_narrow_heads_share_a_multiprocessor(direction):
     """192 blocks of 8 sequences on 132 multiprocessors, in place of 96 of 16: 0.36 ms for 0.57 (docs/dev/log.md)."""
