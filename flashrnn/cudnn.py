@@ -47,18 +47,18 @@ class From(NamedTuple):
 
 
 _NARROW = {
-    ("float32", LSTM, False): UpTo(96, 256, 32),
-    ("float32", LSTM, True): UpTo(64, 64, 128),
-    ("float32", GRU, False): UpTo(128, 128, 32),
-    ("float32", GRU, True): UpTo(64, 16, 128),
-    ("tf32", LSTM, False): UpTo(64, 128, 64),
+    ("float32", LSTM, False): (UpTo(64, 256, 32),),
+    ("float32", LSTM, True): (UpTo(64, 64, 128),),
+    ("float32", GRU, False): (UpTo(128, 64, 32), UpTo(64, 256, 32)),
+    ("float32", GRU, True): (UpTo(64, 16, 128),),
+    ("tf32", LSTM, False): (UpTo(64, 128, 64),),
 }
 _WIDE = {
     ("half", LSTM, False): (From(1024, 2**28), From(512, 2**30)),
     ("half", LSTM, True): (From(1024, 2**28),),
     ("half", GRU, False): (From(1024, 2**29, 64),),
     ("half", GRU, True): (From(1024, 2**29, 64),),
-    ("tf32", LSTM, False): (From(256, 2**27),),
+    ("tf32", LSTM, False): (From(256, 2**27, 64),),
     ("tf32", LSTM, True): (From(512, 2**28),),
     ("tf32", GRU, False): (From(256, 2**28, 64),),
     ("tf32", GRU, True): (From(1024, 2**28, 64),),
@@ -68,7 +68,7 @@ _WIDE = {
     ("float32", GRU, True): (From(512, 2**29),),
 }
 """By precision, cell and whether there is a backward pass, measured on H100s with cuDNN 9.19 (docs/backends.md)."""
-_WIDEST = max(narrow.size for narrow in _NARROW.values())
+_WIDEST = max(end.size for ranges in _NARROW.values() for end in ranges)
 _LEAST = min(start.work for ranges in _WIDE.values() for start in ranges)
 
 
@@ -84,18 +84,15 @@ def fewest_steps(
     if gpu is None or gpu.capability != (9, 0) or dtype == torch.float64:
         return None
     what = "tf32" if tf32 else "half" if dtype.itemsize == 2 else "float32", cell, training
-    narrow = _NARROW.get(what)
-    if narrow and size <= narrow.size and batch <= narrow.batch:
-        steps = narrow.steps
-    elif any(
-        size >= wide.size and batch >= wide.batch and batch * size**2 >= wide.work for wide in _WIDE.get(what, ())
-    ):
-        steps = 1
-    else:
+    found = [end.steps for end in _NARROW.get(what, ()) if size <= end.size and batch <= end.batch]
+    for start in _WIDE.get(what, ()):
+        if size >= start.size and batch >= start.batch and batch * size**2 >= start.work:
+            found.append(1)
+    if not found:
         return None
     precision = dtype_name(dtype) + (" with TF32" if tf32 else "")
     logger.info("%s, %d units, %d sequences, %s: by cuDNN, which is faster", cell.name, size, batch, precision)
-    return steps
+    return min(found)
 
 
 def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
