@@ -17,7 +17,7 @@ ENTRIES = {
     "language_model": Entry("language_model", "Language models on SlimPajama", trains=True),
     "loss_curves": Entry("loss_curves", "Language models trained on the same text", trains=True),
     "context": Entry("context", "Perplexity over the position in documents, with carried states", trains=True),
-    "over_length": Entry("over_length", "Long documents and long prompts", trains=True),
+    "over_length": Entry("over_length", "Long documents and long prompts"),
     "parity": Entry("parity", "Parity: trained on short sequences, evaluated on longer ones", trains=True),
     "head_size_limits": Entry("limits", "Largest heads"),
     "numerical_error": Entry("kernels", "Numerical error over long sequences"),

@@ -35,15 +35,15 @@ _VALIDATED = 2**20  # tokens, the same for all contexts
 
 
 def _measure(options: Options) -> list[Path]:
-    folder = folder_of_runs("context", options, partial(runs_of_contexts, quick=options.quick))
-    rows = collect(folder, options.add_to, described)
+    folder = folder_of_runs("context", options, partial(_runs, quick=options.quick))
+    rows = collect(folder, options.add_to, _described)
     check_finished(options, rows)
     rows.sort(key=lambda row: (row["model"], row.get("context_length", 0), row.get("stateful", False)))
     check_experiment(finished(rows), EXPERIMENT)
     return [save("context", options, {"runs": rows}, made_on(rows))]
 
 
-def runs_of_contexts(folder: Path, quick: bool) -> Iterator[Run]:
+def _runs(folder: Path, quick: bool) -> Iterator[Run]:
     """Yield the runs, the longest first: a Transformer that reads a document at once, or forgets as in training, and
     LSTMs with and without states carried on."""
     size = _size(CONTEXTS[-1], quick)
@@ -61,7 +61,7 @@ def _size(context: int, quick: bool) -> tuple[str, ...]:
     return (f"experiment={EXPERIMENT}", *size, *(QUICK if quick else ()))
 
 
-def described(folder: Path) -> dict:
+def _described(folder: Path) -> dict:
     found = evaluation(folder)
     if found is None:
         return {}
@@ -80,12 +80,11 @@ def _table(contents: list[dict]) -> Table:
     runs = finished(runs_of(contents))
     ranges = edges(runs)
     columns = [f"{low}-{high - 1}" for low, high in ranges]
-    rows = [["model", "parameters (M)", "tokens (M)", "validation", *columns, "ms / step", "device"]]
+    rows = [["model", "parameters (M)", "tokens (M)", "validation", *columns]]
     for run in runs:
         by_position = [f"{perplexity(run, low, high):.2f}" for low, high in ranges]
-        pace = [f"{1e3 * run['step_time']:.1f}", run["environment"]["device"]]
         size = [f"{run['parameters'] / 1e6:.1f}", f"{tokens(run) / 1e6:.1f}", f"{run['perplexity']:.2f}"]
-        rows.append([name_of(run), *size, *by_position, *pace])
+        rows.append([name_of(run), *size, *by_position])
     return rows
 
 
@@ -128,11 +127,11 @@ def _draw(contents: list[dict], file: Path) -> None:
     colours = dict(zip(CONTEXTS, ("tab:blue", "tab:orange", "tab:green"), strict=True))
     for run in runs:
         points = doubling(run)
-        of_lstm = is_lstm(run)
+        of_lstm = _is_lstm(run)
         colour = colours.get(run["context_length"], "tab:red") if of_lstm else "black"
         style = "-" if run["stateful"] or run["eval_context"] else "--" if of_lstm else ":"
         axes.plot(*zip(*points, strict=True), style, color=colour, label=name_of(run), marker=".", markersize=4)
-    shown = [value for run in runs if is_lstm(run) or run["eval_context"] for _, value in doubling(run)]
+    shown = [value for run in runs if _is_lstm(run) or run["eval_context"] for _, value in doubling(run)]
     axes.set_ylim(0.9 * min(shown), 1.1 * max(shown))
     axes.set_xscale("log", base=2)
     starts = [start for start, _ in doubling(runs[0])]
@@ -144,7 +143,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def is_lstm(run: dict) -> bool:
+def _is_lstm(run: dict) -> bool:
     return run["model"] == "lstm"
 
 
@@ -164,7 +163,7 @@ def doubling(run: dict) -> list[tuple[int, float]]:
 def _finding(runs: list[dict]) -> str:
     """Return what the figure shows, as a title."""
     low, high = edges(runs)[-1]
-    found = {(run["context_length"], run["stateful"]): perplexity(run, low, high) for run in runs if is_lstm(run)}
+    found = {(run["context_length"], run["stateful"]): perplexity(run, low, high) for run in runs if _is_lstm(run)}
     told = [
         f"{context}: {found[context, False]:.2f} and {found[context, True]:.2f}"
         for context in CONTEXTS

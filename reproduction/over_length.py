@@ -1,44 +1,46 @@
 """Long documents and long prompts: perplexity, size of the state and speed of generation over the length."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-
-from benchmarks import generation
 from benchmarks.markdown import markdown
-from benchmarks.results import head
-from reproduction.context import CONTEXTS, described, doubling, edges, name_of, perplexity, runs_of_contexts
-from reproduction.result import Options, Reproduction, Table, quick_note, save
-from reproduction.runs import Run, collect, folder_of_runs, made_on, runs_of, trained_by
-from reproduction.text_runs import check_finished, finished
+from benchmarks.results import device_folder
+from reproduction.context import CONTEXTS, doubling, edges, name_of, perplexity
+from reproduction.result import Options, Reproduction, Table
+from reproduction.runs import runs_of, trained_by
+from reproduction.text_runs import finished
 from training.provenance import short
 
-_LENGTHS = (1024, 4096, 16384, 65536)  # after which generation is timed
-_QUICK_LENGTHS = (512, 2048)
+_SOURCES = ("context", "generation")
 _STYLES = {(True, False): "-", (False, False): "--", (False, True): ":"}  # by stateful, and whether blocks are apart
-_TIMED = {True: ("LSTM, 12 heads", "Transformer"), False: ("LSTM", "Transformer")}  # on a GPU, on a CPU
 
 
 def _measure(options: Options) -> list[Path]:
-    """Train what `reproduce context` trains at the longest context, or take its runs, then time generation here."""
+    """Return the files that this is made of."""
+    files = [options.out / device_folder() / f"{source}.json" for source in _SOURCES]
+    if missing := [file for file in files if not file.exists()]:
+        raise ValueError(
+            f"there is no {missing[0]}: first run `python -m scripts.reproduce context` and `python -m scripts."
+            "benchmark generation`, or name their files with files=[CONTEXT,GENERATION]"
+        )
+    return files
 
-    def runs(folder: Path) -> Iterable[Run]:
-        wanted = f"data.context_length={CONTEXTS[-1]}"
-        return [run for run in runs_of_contexts(folder, options.quick) if wanted in run.overrides]
 
-    rows = collect(folder_of_runs("context", options, runs), options.add_to, described)
-    rows = [row for row in rows if row.get("context_length") == CONTEXTS[-1]]
-    check_finished(options, rows)
-    rows.sort(key=lambda row: (row["model"], not row["stateful"], row["eval_context"] is not None))
-    lengths = _QUICK_LENGTHS if options.quick else _LENGTHS
-    timed = list(generation.rows(_TIMED[torch.cuda.is_available()], lengths))
-    content = {"runs": rows, "generation": timed, "generation_by": head()}
-    return [save("over_length", options, content, made_on(rows))]
+def _runs(contents: list[dict]) -> list[dict]:
+    """Return the runs with the longest context, LSTMs first."""
+    found = [run for run in finished(runs_of(contents[:1])) if run["context_length"] == CONTEXTS[-1]]
+    return sorted(found, key=lambda run: (run["model"], not run["stateful"], run["eval_context"] is not None))
+
+
+def _generation(contents: list[dict]) -> list[dict]:
+    """Return what was timed after long prompts."""
+    if len(contents) != len(_SOURCES) or "rows" not in contents[1]:
+        raise ValueError(f"expected data of {' and '.join(_SOURCES)}, in this order")
+    rows = [row for row in contents[1]["rows"] if row["batch"] == 1 and row["context"] >= 512]
+    return sorted(rows, key=lambda row: (row["model"], row["context"]))
 
 
 def _table(contents: list[dict]) -> Table:
-    runs = finished(runs_of(contents))
+    runs = _runs(contents)
     ranges = edges(runs)
     last = ranges[-1][1]
     rows = [["model", *(f"{low}-{high - 1}" for low, high in ranges), f"state after {last} tokens, MiB"]]
@@ -49,21 +51,19 @@ def _table(contents: list[dict]) -> Table:
 
 
 def _notes(contents: list[dict]) -> list[str]:
-    runs = finished(runs_of(contents))
-    found, by = runs[0]["by_position"], contents[0]["generation_by"]
-    device = by["machine"]["gpu"] or f"one core of {by['machine']['processor']}"
-    timed = [["model", "after tokens", "ms per token", "tokens per s", "memory, MiB"]]
-    for row in contents[0]["generation"]:
+    runs, timed = _runs(contents), contents[1]
+    found, machine = runs[0]["by_position"], timed["machine"]
+    rows = [["model", "after tokens", "tokens per s", "memory, MiB"]]
+    for row in _generation(contents):
         memory = row.get("peak_mib", row.get("cache_mib", ""))
-        pace = [row.get("ms_per_token", row.get("error")), row.get("tokens_per_s", "")]
-        timed.append([row["model"], f"{row['context']:,}", *map(str, pace), str(memory)])
+        pace = row.get("tokens_per_s", row.get("error"))
+        rows.append([row["model"], f"{row['context']:,}", str(pace), str(memory)])
     return [
         f"Above: {found['documents']} held-out documents, read once from the beginning in windows of {found['window']} "
-        "tokens; the state is all that a model keeps of one document. Below: `generate()` after a prompt, by models "
-        "with random weights of 160 M parameters on a GPU, 4 blocks of width 256 on a CPU; memory beside the weights.",
-        markdown(timed),
-        f"Trained by {trained_by(runs)}; timed by commit {short(by['commit'])} on {device}.",
-        *quick_note(contents),
+        f"tokens; the state is all that a model keeps of one document. Trained by {trained_by(runs)}.",
+        "Below: `generate()` after a prompt, one sequence, by models of other sizes with random weights; memory beside "
+        f"the weights. Commit {short(timed['commit'])} on {machine['gpu'] or machine['processor']}.",
+        markdown(rows),
     ]
 
 
@@ -72,27 +72,30 @@ def _draw(contents: list[dict], file: Path) -> None:
 
     from benchmarks.figures import number_log_axis
 
-    runs = finished(runs_of(contents))
+    runs = _runs(contents)
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     of_text, of_state, of_speed = figure.subplots(1, 3)
     for run in runs:
         style = {"color": _colour(run["model"]), "linestyle": _STYLES[run["stateful"], run["eval_context"] is not None]}
         of_text.plot(*zip(*doubling(run), strict=True), marker=".", label=name_of(run), **style)
-        found = run["by_position"]
-        ends = [(number + 1) * found["window"] for number in range(len(found["losses"]))]
-        of_state.plot(ends, found["state_mib"], **style)
-    rows = [row for row in contents[0]["generation"] if "error" not in row]
-    for model in dict.fromkeys(row["model"] for row in rows):
+        if run["eval_context"] is None:
+            found = run["by_position"]
+            ends = [(number + 1) * found["window"] for number in range(len(found["losses"]))]
+            of_state.plot(ends, found["state_mib"], **style)
+    rows = [row for row in _generation(contents) if "error" not in row]
+    for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
         points = [(row["context"], row["tokens_per_s"]) for row in rows if row["model"] == model]
-        of_speed.plot(*zip(*points, strict=True), "o-", color=_colour(model), label=model)
-    # A Transformer far beyond the lengths of its training may guess: its curve then leaves the panel.
-    shown = [value for run in runs if run["eval_context"] or run["model"] == "lstm" for _, value in doubling(run)]
-    of_text.set(ylabel="perplexity", xlabel="position in the document", ylim=(0.9 * min(shown), 1.2 * max(shown)))
+        of_speed.plot(*zip(*points, strict=True), "osD^v"[number % 5] + "-", color=_colour(model), label=model)
+    of_text.set(ylabel="perplexity", xlabel="position in the document", yscale="log")
+    number_log_axis(of_text.yaxis)
     of_state.set(ylabel="state of a document, MiB", xlabel="tokens read", yscale="log")
-    of_speed.set(ylabel="tokens per second", xlabel="tokens before, one sequence", yscale="log")
+    paces = [row["tokens_per_s"] for row in rows]
+    of_speed.set(ylabel="tokens per second, one sequence", xlabel="tokens before", yscale="log")
+    of_speed.set_ylim(min(paces) / 3, 2 * max(paces))  # a difference of a per cent is none
     number_log_axis(of_speed.yaxis)
     for axes in (of_text, of_state, of_speed):
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
         axes.grid(alpha=0.3)
     of_text.legend(fontsize=8)
     of_speed.legend(fontsize=8)
@@ -101,7 +104,7 @@ def _draw(contents: list[dict], file: Path) -> None:
 
 
 def _colour(model: str) -> str:
-    return "tab:blue" if model.lower().startswith("lstm") else "black"
+    return "tab:blue" if "lstm" in model.lower() else "black"
 
 
 def _finding(runs: list[dict]) -> str:
@@ -113,7 +116,7 @@ def _finding(runs: list[dict]) -> str:
 
 
 OVER_LENGTH = Reproduction(
-    source="over_length",
+    source="context",
     what="Perplexity and size of the state over the position in long documents, for the models of `reproduce context` "
     f"that were trained with {CONTEXTS[-1]} tokens, and speed and memory of generation after long prompts.",
     measure=_measure,

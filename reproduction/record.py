@@ -38,7 +38,6 @@ RECORD = (
     Entry("numerical_error", "benchmark numerical_error"),
     Entry("loss_curves", "reproduce loss_curves"),
     Entry("context", "reproduce context"),
-    Entry("over_length", "reproduce over_length"),
     Entry("parity", "reproduce parity"),
     Entry("recall", "reproduce recall"),
     Entry("state_tracking", "reproduce state_tracking"),

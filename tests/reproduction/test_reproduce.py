@@ -415,11 +415,11 @@ def test_a_page_of_contexts_says_the_perplexity_at_every_position(tmp_path):
     file.write_text(json.dumps({"command": "context", "quick": False, "runs": runs}))
     page, figure = write("context", reproduce.load("context"), [file], tmp_path)
     assert rows(page)[0][4:7] == ["0-127", "128-1023", "1024-2047"]
-    assert [(row[0], row[7]) for row in rows(page)[2:]] == [
-        ("lstm, context 128", "500.0"),
-        ("lstm, context 128, state carried", "500.0"),
-        ("transformer, context 1024", "500.0"),
-        ("transformer, context 1024, blocks apart", "500.0"),
+    assert [row[0] for row in rows(page)[2:]] == [
+        "lstm, context 128",
+        "lstm, context 128, state carried",
+        "transformer, context 1024",
+        "transformer, context 1024, blocks apart",
     ]
     assert [row[6] for row in rows(page)[2:]] == ["4.00", "2.00", "100.00", "5.00"]
     assert figure.exists()
@@ -442,14 +442,16 @@ def test_a_page_over_length_says_perplexity_state_and_speed(tmp_path):
         run("transformer", False, [8.0, *[6.0] * 15], [1] * 16, seen=1024),
     ]
     timed = [
-        {"model": "LSTM, 12 heads", "context": 1024, "ms_per_token": 0.2, "tokens_per_s": 5000.0, "peak_mib": 13.2},
-        {"model": "Transformer", "context": 1024, "error": "out of memory"},
-    ]  # fmt: skip
-    by = {"commit": "abc", "machine": {"gpu": "a GPU"}}
-    content = {"command": "over_length", "quick": False, "runs": runs, "generation": timed, "generation_by": by}
-    file = tmp_path / "over_length.json"
-    file.write_text(json.dumps(content))
-    page, figure = write("over_length", reproduce.load("over_length"), [file], tmp_path)
+        {"model": "Transformer", "batch": 1, "context": 1024, "error": "out of memory"},
+        {"model": "LSTM", "batch": 1, "context": 4096, "ms_per_token": 0.2, "tokens_per_s": 5000.0, "peak_mib": 13.2},
+        {"model": "LSTM", "batch": 1, "context": 1024, "ms_per_token": 0.2, "tokens_per_s": 5001.0, "peak_mib": 13.1},
+        {"model": "LSTM", "batch": 64, "context": 128, "ms_per_token": 0.2, "tokens_per_s": 1.0, "peak_mib": 13.2},
+    ]
+    files = [tmp_path / "context.json", tmp_path / "generation.json"]
+    files[0].write_text(json.dumps({"command": "context", "quick": False, "runs": runs}))
+    by = {"command": "generation", "commit": "abc", "machine": {"gpu": "a GPU"}, "versions": {"torch": "2"}}
+    files[1].write_text(json.dumps(by | {"rows": timed}))
+    page, figure = write("over_length", reproduce.load("over_length"), files, tmp_path)
     found = rows(page)
     assert found[0][1:4] == ["0-127", "128-1023", "1024-2047"]
     assert [row[1:5] for row in found[2:5]] == [
@@ -457,7 +459,11 @@ def test_a_page_over_length_says_perplexity_state_and_speed(tmp_path):
         ["8.00", "5.00", "5.00", "16"],
         ["8.00", "6.00", "6.00", "1"],
     ]
-    assert [row[1:4] for row in found[7:]] == [["1,024", "0.2", "5000.0"], ["1,024", "out of memory"]]
+    assert [row[:3] for row in found[7:]] == [
+        ["LSTM", "1,024", "5001.0"],
+        ["LSTM", "4,096", "5000.0"],
+        ["Transformer", "1,024", "out of memory"],
+    ]
     assert figure.exists()
 
 
