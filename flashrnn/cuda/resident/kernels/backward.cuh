@@ -170,6 +170,17 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 inputs_of_cells, 
   stage = stage + 1 == STAGES ? 0 : stage + 1;
 }
 
+// Waits until all blocks of the group can receive what others send. In a grid, they have arrived at its barrier before.
+DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier) {
+  if constexpr (CLUSTERED) {
+    if (threadIdx.x == 0) barrier_init(shared.barriers), barrier_init(shared.barriers + 8);
+    units.init();
+    cluster_sync();
+  }
+  if (GRID) grid_barrier.wait();
+  __syncthreads();
+}
+
 // PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as in aux; d_h and, with HAS_D_AUX, d_aux_0 and so on of
 // the other states (null: zero), d_last (null: zero) -> d_x, which with GATES_IN_PIECES, but not GRID, may have the memory of
 // gates; d_u; d_bias [batch tiles, GATES, N, D]; d_initial.
@@ -209,19 +220,8 @@ flashrnn_backward(PARAMETERS) {
   const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES), inputs_of_cells = coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
   const StepRows step_rows{gates, d_h, h, aux, first_aux, masks, B, T, row_b, row_t, strides};
   StepInputs next_inputs(shared_address(shared.inputs) + own_inputs, step_rows, coord);
-#pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) {
-    next_inputs.load(steps - 1 - i, i);
-    if (IN_ROWS) next_inputs.to_first_step(steps - 1 - i);
-  }
-  copy_wait<STAGES - 2>();
-  if constexpr (CLUSTERED) {
-    if (threadIdx.x == 0) barrier_init(shared.barriers), barrier_init(shared.barriers + 8);
-    units.init();
-    cluster_sync();
-  }
-  if (GRID) grid_barrier.wait();
-  __syncthreads();
+  next_inputs.load_first(steps);
+  wait_for_group(shared, units, grid_barrier);
   int stage = 0;
   StoredCells d_gate[GATES];
   Results results;

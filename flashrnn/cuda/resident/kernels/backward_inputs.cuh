@@ -75,6 +75,15 @@ struct StepInputs {
         return head + (first_step ? from.first_aux + (i * from.B + n) * ROW : before);
       });
   }
+  // Loads the first inputs of the loop, those of the last steps.
+  DEVICE void load_first(int steps) {
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) {
+      load(steps - 1 - i, i);
+      if (IN_ROWS) to_first_step(steps - 1 - i);
+    }
+    copy_wait<STAGES - 2>();
+  }
   // Starts the copies of step t. IN_ROWS, there is no branch: it would split the loop into parts that do not overlap.
   DEVICE void load(int t, int stage) {
     const bool exists = !IN_ROWS || t >= 0;
