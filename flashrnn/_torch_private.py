@@ -112,9 +112,11 @@ class CudnnRnn(NamedTuple):
     bidirectional: bool
 
     @staticmethod
+    @cache
     def is_available() -> bool:
-        """Return whether this PyTorch has the private interfaces."""
-        return hasattr(torch, "_cudnn_rnn") and hasattr(torch.ops.aten, "_cudnn_rnn_backward")
+        """Return whether this PyTorch has cuDNN and the private interfaces."""
+        private = hasattr(torch, "_cudnn_rnn") and hasattr(torch.ops.aten, "_cudnn_rnn_backward")
+        return torch.backends.cudnn.is_available() and private
 
     def forward(
         self, x: Tensor, weights: Sequence[Tensor], flat: Tensor, h: Tensor, c: Tensor | None, training: bool

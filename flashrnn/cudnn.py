@@ -186,23 +186,27 @@ def _gradients(weights: Sequence[Tensor], found: Sequence[Tensor], gru: bool) ->
         yield d.roll(1, 0) if gru and w.dim() == 4 else d  # ours: g, r, z
 
 
+_SETTING = torch.backends.cudnn.rnn  # to find it takes as long as to read it
 _CHANGING = lock_that_forks_wait_for()
 
 
 @contextmanager
 def _precision_of_products(x: Tensor) -> Iterator[None]:
     """Let cuDNN round float32 to TF32 where matrix products may. By default PyTorch allows it to cuDNN alone."""
-    setting = torch.backends.cudnn.rnn
-    tf32, before = tf32_allowed(x.dtype, x.device), setting.fp32_precision
-    if x.dtype != torch.float32 or (before == "tf32") == tf32:
+    if x.dtype != torch.float32:
         yield
         return
-    with _CHANGING:
-        setting.fp32_precision = "tf32" if tf32 else "ieee"
+    wanted = "tf32" if tf32_allowed(x.dtype, x.device) else "ieee"
+    with _CHANGING:  # also where it does not change, as another thread may have changed it for a moment
+        before = _SETTING.fp32_precision
+        changes = (before == "tf32") != (wanted == "tf32")
+        if changes:
+            _SETTING.fp32_precision = wanted
         try:
             yield
         finally:
-            setting.fp32_precision = before
+            if changes:
+                _SETTING.fp32_precision = before
 
 
 def explain(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> str:
@@ -228,9 +232,9 @@ def _fewest_steps(network: nn.Module, batch: int, dtype: torch.dtype, training: 
 
 def _may_run() -> bool:
     """Return whether PyTorch's settings allow cuDNN."""
-    if not (torch.backends.cudnn.enabled and torch.backends.cudnn.is_available() and CudnnRnn.is_available()):
+    if not (CudnnRnn.is_available() and torch.backends.cudnn.enabled and autograd_alone()):
         return False
-    return autograd_alone() and not (torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"))
+    return not (torch.are_deterministic_algorithms_enabled() or torch.is_autocast_enabled("cuda"))
 
 
 def _serves(network: nn.Module, name: str, x: Tensor) -> bool:
