@@ -2,8 +2,9 @@
 
 import torch
 
-from flashrnn import Recurrence, decoding
+from flashrnn import Recurrence
 from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel, unsupported_reason
+from flashrnn.decoding import compile_ahead as compile_step_ahead
 
 from ..backbone import SequenceModel, States
 from ..block import Block
@@ -29,7 +30,7 @@ def compile_ahead(model: SequenceModel, rows: int) -> None:
     shape = len(recurrence.cell.states), rows, recurrence.num_heads, recurrence.head_dim
     like = model.embedding.weight.new_empty(shape, dtype=torch.float32).transpose(0, 1)
     if (found := _residual_model(model, [(like,)] * len(model.blocks))) is not None:
-        decoding.compile_ahead(found)
+        compile_step_ahead(found)
 
 
 def _residual_model(model: SequenceModel, states: States) -> ResidualModel | None:
