@@ -11,7 +11,6 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 from flashrnn.cache import cache_folder, one_at_a_time, store
@@ -20,12 +19,12 @@ from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.problem import KernelUnavailable, making_kernels
 
 SOURCES = Path(__file__).parent  # of kernels: what they include is named from here
-_OPTIONS = {
-    "std": "c++17",
-    "device_as_default_execution_space": True,
-    "disable_warnings": True,  # constants that only the other direction's kernel uses
-    "ptxas_options": ["-v"],
-}
+_OPTIONS = (
+    "--std=c++17",
+    "--device-as-default-execution-space",
+    "--disable-warnings",  # constants that only the other direction's kernel uses
+    "--ptxas-options=-v",
+)
 
 
 @dataclass(frozen=True)
@@ -67,20 +66,13 @@ def build(prelude: str, header: str, entry: str, arch: str, made_for: str = "") 
     return cached
 
 
-_IMPORTING = lock_that_forks_wait_for()  # cuda.core cannot be imported by two threads at once
-
-
 def _compile(source: str, entry: str, arch: str) -> tuple[bytes, str]:
     with making_kernels(f"{entry} does not compile for {arch} with {_compiler()}"):
-        with _IMPORTING:
-            from cuda.core import ProgramOptions
-
-        headers = [str(SOURCES), *_cuda_headers()]
-        # NVRTC has a cache of its own since 12.9; what it takes from there comes without registers and spills in the
-        # log.
-        options = {**_OPTIONS, "no_cache": True} if nvrtc_version() >= (12, 9) else _OPTIONS
-        printed = ProgramOptions(name=entry, arch=arch, include_path=headers, **options).as_bytes("nvrtc")
-        return nvrtc.compiled(source, entry, [option.decode() for option in printed])
+        options = [f"-arch={arch}", *_OPTIONS]
+        options += [f"--include-path={folder}" for folder in (str(SOURCES), *_cuda_headers())]
+        if nvrtc_version() >= (12, 9):  # which has a cache of its own, without registers and spills in the log
+            options.append("--no-cache")
+        return nvrtc.compiled(source, entry, options)
 
 
 def _cuda_headers() -> list[str]:
@@ -95,16 +87,20 @@ def _cuda_headers() -> list[str]:
     return [folder]
 
 
+_IMPORTING = lock_that_forks_wait_for()  # two threads at once cannot import it
+
+
 @cache
 def nvrtc_version() -> tuple[int, int]:
-    from cuda.bindings.nvrtc import nvrtcVersion
+    with _IMPORTING:
+        from cuda.bindings.nvrtc import nvrtcVersion
 
     return nvrtcVersion()[1:]
 
 
 def _compiler() -> str:
     with making_kernels("no NVRTC: it comes with PyTorch's CUDA wheels; without those, pip install nvidia-cuda-nvrtc"):
-        return f"nvrtc {'.'.join(map(str, nvrtc_version()))}, cuda-core {version('cuda-core')}"
+        return f"nvrtc {'.'.join(map(str, nvrtc_version()))}"
 
 
 def prepare() -> None:
