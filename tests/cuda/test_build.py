@@ -108,7 +108,7 @@ def test_everything_that_shapes_a_binary_is_in_its_name(folder, tmp_path, monkey
     paths = {"": twice().path, "prelude": twice(f"{KERNEL} // other").path, "arch": twice(arch="sm_80").path}
     new_process()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_OPTIONS", {**module._OPTIONS, "std": "c++20"})
+        patch.setattr(module, "_OPTIONS", (*module._OPTIONS, "--use_fast_math"))
         paths["options"] = twice().path
     new_process()
     with monkeypatch.context() as patch:

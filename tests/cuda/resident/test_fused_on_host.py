@@ -1,6 +1,7 @@
 """Backend `cuda_fused` without a GPU: its kernels on the processor, against the reference, without races."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -83,6 +84,8 @@ def on_host(monkeypatch, other_backends):
             return kind(program, parameters, chosen.blocks, chosen.threads, shared), chosen
 
         monkeypatch.setattr(backend, "_kernel", kernel)
+        monkeypatch.setattr(backend, "meanwhile", lambda *_: nullcontext())  # nothing is to be compiled for a GPU
+        monkeypatch.setattr(backend, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(
@@ -92,9 +95,11 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(backend, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
 
-    backend._plan.cache_clear()  # of the same sizes with other tilings
+    for cached in (backend._forward, backend._plan):  # of the same sizes with other tilings
+        cached.cache_clear()
     yield use
-    backend._plan.cache_clear()
+    for cached in (backend._forward, backend._plan):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize(
