@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from flashrnn import Cell, flashrnn, functional, get_cell
+from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell
 from flashrnn.cuda import spec
 from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import backend, tiling
@@ -295,3 +295,29 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     second = torch.autograd.grad(loss, inputs)
     assert not torch.equal(gates, saved)
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("steps", [None, 4], ids=["step", "sequence"])
+def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, steps):
+    on_host({"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)})
+    monkeypatch.setattr(backend, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
+    cuda_layer._forward.cache_clear()
+    torch.manual_seed(0)
+    short = FlashRNN(6, 60, num_heads=2, backend="cuda_fused", dtype=torch.bfloat16)
+    x = torch.randn(3, 6, dtype=torch.bfloat16) if steps is None else torch.randn(steps, 3, 6, dtype=torch.bfloat16)
+
+    def results(network: FlashRNN, call) -> list[torch.Tensor]:
+        with torch.no_grad():
+            _, states = call(x, None, None)
+        out, last = call(x, states, None)
+        loss = out.float().sin().sum() + sum((i + 2) * state.square().sum() for i, state in enumerate(last))
+        return [out, *last, *torch.autograd.grad(loss, network.parameters())]
+
+    found = results(short, lambda *arguments: cuda_layer.run(short, *arguments))
+    cuda_layer._forward.cache_clear()
+    monkeypatch.setattr(cuda_layer, "run", lambda *_: None)
+    general = FlashRNN(6, 60, num_heads=2, backend="vanilla", dtype=torch.bfloat16)
+    general.load_state_dict(short.state_dict())
+    expected = results(general, general.step if steps is None else general)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
