@@ -46,6 +46,9 @@ DECODED = (  # T steps of a model of two blocks
     Case(get_cell("lstm"), B=3, T=2, N=2, D=32),
     Case(get_cell("slstm"), B=11, T=2, N=1, D=64),
     Case(get_cell("gru"), B=2, T=2, N=2, D=32),
+    Case(get_cell("layernorm_lstm"), B=3, T=2, N=2, D=32),
+    Case(get_cell("lstm"), B=20, T=2, N=2, D=32),  # more than 8 in float32, where no kernel serves it
+    Case(get_cell("layernorm_gru"), B=33, T=1, N=1, D=64),
 )
 GROUPS = (*BACKENDS, DECODING)
 CASES = (*itertools.product(BACKENDS, SIZES, DTYPES), *itertools.product((DECODING,), DECODED, DTYPES))
@@ -110,6 +113,9 @@ def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     for _ in range(case.T):
         step(tokens, logits, chosen)
         step(tokens, chosen=chosen, **draw)
+    settings = torch.tensor([1.0, 0.9, -5.0, 1.0], device=device)
+    counter = torch.zeros(1, dtype=torch.int32, device=device)
+    decoding.choose(logits, chosen, counter, settings, top_k=5, keys=draw["keys"])
     x = model.embedding.clone()
     decoding.add_norm(x, model.embedding, model.norm, model.blocks[0].head_norm, case.D)
 

@@ -63,7 +63,7 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
         return f"the MLP's {spec.hidden} units are not a multiple of the width {width}"
     if kernel.batch > largest_batch(kernel):
         return f"a batch of {kernel.batch} is larger than {largest_batch(kernel)}"
-    blocks = max(spec.hidden // width, kernel.batch // WARPS)  # for slices, and for a sequence of each warp
+    blocks = max(spec.hidden // width, _sequences(kernel.batch) // WARPS)  # for slices, and for a sequence of each warp
     if kernel.batch > _FEW and kernel.gpu.multiprocessors < blocks:
         return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, of which {blocks} are needed"
     if head_exchanges(spec) and kernel.gpu.multiprocessors < width // 8:
@@ -81,12 +81,17 @@ def unsupported_norms(width: int, head_dim: int) -> str | None:
 
 def tiling(spec: ModelSpec) -> StepTiling | None:
     """Return the tiling of a model; None if there is none."""
-    sequences = next(size for size in (8, 16, 32, 64) if size >= spec.kernel.batch)
+    sequences = _sequences(spec.kernel.batch)
     for slots in range(_MOST_SLOTS, _FEWEST_SLOTS - 1, -1):
         found = StepTiling(slots, sequences)
         if shared_bytes(spec, found) <= spec.kernel.gpu.shared_per_block:
             return found
     return None
+
+
+def _sequences(batch: int) -> int:
+    """Return for how many sequences the kernel of a batch is."""
+    return next(size for size in (8, 16, 32, 64) if size >= batch)
 
 
 def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:

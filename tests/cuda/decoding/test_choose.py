@@ -32,11 +32,10 @@ def on_host(monkeypatch):
     ("settings", "dtype"),
     [
         ({"top_k": 7}, torch.bfloat16),
-        ({"top_k": 20, "top_p": 0.8, "temperature": 1.5, "min_p": 0.02}, torch.float16),
         ({"top_p": 0.9, "repetition_penalty": 1.3}, torch.bfloat16),
-        ({"sample": False, "repetition_penalty": 0.5}, torch.float32),
-        ({"min_p": 0.1, "temperature": 0.7}, torch.float32),
-        ({}, torch.float32),
+        ({"sample": False, "repetition_penalty": 0.5}, torch.bfloat16),
+        pytest.param({"min_p": 0.1, "temperature": 0.7}, torch.float32, marks=pytest.mark.slow),
+        pytest.param({"top_k": 20, "top_p": 0.8, "temperature": 1.5}, torch.float16, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -48,7 +47,7 @@ def test_tokens_are_those_of_operators(on_host, settings, dtype):
         one.begin(range(rows), [[1, 5], [], [299]])
     generator = torch.Generator().manual_seed(0)
     history, cursor = torch.zeros(4, rows, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    for step in range(4):
+    for step in range(2):
         # float16 and bfloat16 have 256 numbers in [0.5, 1) and [1, 2) at least, and as many below zero
         order = torch.stack([torch.randperm(CLASSES, generator=generator) for _ in range(rows)])
         logits = torch.zeros(rows, CLASSES + 5, dtype=dtype)[:, :CLASSES]
@@ -73,10 +72,10 @@ def distinct() -> torch.Tensor:
 
 def test_equal_logits_are_all_drawn_or_none(on_host):
     """Those of the last of the k likeliest; the operators take k of them in any order."""
-    params, rows = SamplingParams(sample=True, top_k=2), 30
+    params, rows = SamplingParams(sample=True, top_k=2), 20
     kernel = Sampler(params, rows, CLASSES, torch.device("cpu"))
     kernel.begin(range(rows), None)
-    logits = torch.zeros(rows, CLASSES)
+    logits = torch.zeros(rows, CLASSES, dtype=torch.bfloat16)
     logits[:, 10:14] = 1
     tokens, cursor = torch.empty(rows, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     kernel.append(logits, tokens, torch.zeros(1, rows, dtype=torch.int64), cursor)
