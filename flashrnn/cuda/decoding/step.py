@@ -6,17 +6,7 @@ from functools import cache
 import torch
 
 from flashrnn.cuda.build import Binary, build
-from flashrnn.cuda.decoding.tiling import (
-    COLUMNS,
-    THREADS,
-    ModelSpec,
-    StepTiling,
-    head_exchanges,
-    padding,
-    prelude,
-    shared_bytes,
-    tiling,
-)
+from flashrnn.cuda.decoding.tiling import COLUMNS, THREADS, ModelSpec, StepTiling, padding, prelude, shared_bytes, tiling
 from flashrnn.cuda.launch import load
 from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaration
 
@@ -57,9 +47,6 @@ def exchanged(spec: ModelSpec) -> Parameters:
         Parameter("hidden_state", "float*", torch.float32, ("B", width)),
         Parameter("hidden", "scalar*", dtype, (slices, "B", row)),
     )
-    found = head_exchanges(spec)
-    vectors, tiles = max((one.vectors for one in found), default=1), width // 4  # at most two contributions of a tile
-    of_both += (Parameter("partials", "float*", torch.float32, (len(found), "B", tiles, 4 * vectors)),)
     if not many:
         return *of_both, Parameter("residual", "float*", torch.float32, ("B", width))
     return (

@@ -19,7 +19,6 @@ from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import PEEPHOLE_LSTM
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
-LAYERNORM_LSTM, LAYERNORM_GRU = map(get_cell, ("layernorm_lstm", "layernorm_gru"))
 H100 = named_gpu("H100")
 
 
@@ -107,11 +106,6 @@ def expected(model, tokens):
         (LSTM, 1, 32, 17, torch.bfloat16, 4, 24, 1),
         pytest.param(LSTM, 2, 32, 19, torch.bfloat16, 5, 24, 2, marks=pytest.mark.slow),
         pytest.param(GRU, 1, 64, 64, torch.float16, 11, 4, 2, marks=pytest.mark.slow),
-        # cells that reduce over the units of a head
-        (LAYERNORM_GRU, 2, 16, 3, torch.float32, 4, 24, 1),
-        pytest.param(LAYERNORM_LSTM, 1, 64, 11, torch.bfloat16, 9, 24, 2, marks=pytest.mark.slow),
-        pytest.param(LAYERNORM_LSTM, 2, 32, 20, torch.float16, 9, 24, 2, marks=pytest.mark.slow),
-        pytest.param(LAYERNORM_GRU, 2, 32, 40, torch.bfloat16, 8, 24, 1, marks=pytest.mark.slow),
         pytest.param(SLSTM, 2, 32, 33, torch.bfloat16, 40, 24, 1, marks=pytest.mark.slow),
     ],
 )

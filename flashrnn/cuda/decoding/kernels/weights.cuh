@@ -151,7 +151,7 @@ struct Weights {
   DEVICE void multiply(S sums, O operand, int vectors, int count = K) {
     // Of AT_ONCE chunks vectors are loaded before any is multiplied, so that products of several chunks are under way.
     constexpr int VECTORS_AT_ONCE = WARP_VECTORS <= 4 ? WARP_VECTORS : 4;
-    constexpr int AT_ONCE = K * VECTORS_AT_ONCE <= 16 ? K : 1;
+    constexpr int AT_ONCE = K * VECTORS_AT_ONCE <= 16 && K <= SLOTS ? K : 1;
     const int lane = threadIdx.x % 32;
     each<K>([&](auto first) {
       if constexpr (first % AT_ONCE == 0) {
@@ -169,9 +169,6 @@ struct Weights {
 #pragma unroll
             for (int n = 0; n < VECTORS_AT_ONCE; n++)
               if (int vector = (i + n) * PARTS + part(); i + n < WARP_VECTORS && vector < vectors) rows[k][n] = load_shared(from + vector * 64);
-            if (i + VECTORS_AT_ONCE < WARP_VECTORS) return;
-            __syncwarp();
-            if (lane == 0) barrier_arrive(emptied + 8 * turns[k].slot);
           });
 #pragma unroll
           for (int n = 0; n < VECTORS_AT_ONCE; n++) {
@@ -184,6 +181,11 @@ struct Weights {
             });
           }
         }
+        // Products have waited for what they multiply. A copy is not ordered after loads that have only been issued.
+        __syncwarp();
+        each<AT_ONCE>([&](auto k) {
+          if (lane == 0 && first + k < count && first + k < K) barrier_arrive(emptied + 8 * turns[k].slot);
+        });
       }
     });
   }
