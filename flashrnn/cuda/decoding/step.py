@@ -6,7 +6,16 @@ from functools import cache
 import torch
 
 from flashrnn.cuda.build import Binary, build
-from flashrnn.cuda.decoding.tiling import COLUMNS, THREADS, ModelSpec, StepTiling, padding, prelude, shared_bytes, tiling
+from flashrnn.cuda.decoding.tiling import (
+    COLUMNS,
+    THREADS,
+    ModelSpec,
+    StepTiling,
+    padding,
+    prelude,
+    shared_bytes,
+    tiling,
+)
 from flashrnn.cuda.launch import load
 from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaration
 
