@@ -12,7 +12,9 @@ COLUMNS = 9  # of the table of addresses
 WARPS = 8  # of a block of threads that multiply
 THREADS = 32 * (WARPS + 4)  # one more warpgroup copies weights
 _MOST_SLOTS, _FEWEST_SLOTS = 24, 4
-_FEW = 16  # sequences at most of kernels/step.cuh; of more, kernels/step_of_many.cuh
+# Sequences at most of kernels/step.cuh; of more, kernels/step_of_many.cuh. With 16, the first takes 0.23 ms where
+# the second takes 0.28, but an sLSTM in float16 had an error of 6.7e-3 (docs/dev/log.md).
+_FEW = 8
 _MOST_WIDTH = 1024  # of which the registers of a warp hold a row and what is multiplied with it
 
 
@@ -86,7 +88,7 @@ def tiling(spec: ModelSpec) -> StepTiling | None:
 
 def _sequences(batch: int) -> int:
     """Return for how many sequences the kernel of a batch is."""
-    return next(size for size in (8, 16, 32, 64) if size >= batch)
+    return next(size for size in (_FEW, 32, 64) if size >= batch)
 
 
 def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:

@@ -155,7 +155,7 @@ def test_kernels_of_160_million_parameters_keep_their_registers(heads, head_dim,
     [
         (12, 60, 1, "H100", "multiple of 32"),
         (7, 64, 1, "H100", "power of two"),
-        (12, 64, 17, "H100", "a batch of 17"),
+        (12, 64, 65, "H100", "a batch of 65"),
         (1, 2048, 1, "H100", "the width 2048"),
         (12, 64, 1, "A100", "9.0"),
     ],

@@ -133,6 +133,7 @@ struct Copies {
     const u32 barrier = filled + 8 * turn.slot;
     if (row == 0) barrier_expect(barrier, rows * numbers * BYTES);
     if (row < rows) copy_bulk(chunks + turn.slot * SLOT_BYTES + row * ROW_BYTES, first + i64(row) * stride, numbers * BYTES, barrier);
+    __syncwarp();  // a lane that is late by two turns would wait for a phase that is over
     turn.next();
   }
 };
