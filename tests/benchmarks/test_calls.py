@@ -52,7 +52,7 @@ class TestNormalised:
             "_loop",
             lambda case, mode: run(Job(Case("lstm", 1, 8, 3), mode), None, None) | {"call_ms": 24.0},
         )
-        rows = list(normalised.rows())
+        rows = list(normalised.rows(haste_sources=None))
         assert len(rows) == 2 * (len(normalised.LSTMS) + len(normalised.GRUS))
         assert {row["over"]["ms"] for row in rows if row["over_what"] == "lstm"} == {1.5}
         assert {row["over"]["call_ms"] for row in rows if row["function"] == "layernorm_gru"} == {0.125}

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import flashrnn
-from flashrnn import Cell, FlashRNN, UnsupportedProblem, get_cell
+from flashrnn import Cell, FlashRNN, get_cell
 from flashrnn.cells.graph import REDUCTIONS, UntraceableCell
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.printers.pytorch import torch_function
@@ -181,9 +181,8 @@ def problem(device: str, head_dim: int = 64, dtype: torch.dtype = torch.float32)
     return Problem(NORMALISED_LSTM, 1, head_dim, dtype, torch.device(device), True, False)
 
 
-def test_backends_that_cannot_reduce_say_so():
-    with pytest.raises(UnsupportedProblem, match="'normalised_lstm' reduces"):
-        choose("cuda", problem("cuda")._replace(assumed_gpu=named_gpu("H100")))
+def test_backends_that_reduce():
+    assert choose("cuda", problem("cuda")._replace(assumed_gpu=named_gpu("H100"))).name == "cuda"
     assert choose("auto", problem("cpu")).name == "cpu_fused"
 
 
