@@ -227,7 +227,7 @@ flashrnn_step(PARAMETERS) {
   begin(shared, table);
   const Model model{base, shared.table};
   if (is_copying()) {
-    if (threadIdx.x < THREADS + 32) Copies(model, head, shared.chunks, shared.slots).run();
+    if (threadIdx.x < THREADS + 8) Copies(model, head, shared.chunks, shared.slots).run();
     return;
   }
   Weights weights(shared.chunks, shared.slots);

@@ -232,7 +232,7 @@ flashrnn_step_of_many(PARAMETERS) {
   begin(shared, table);
   const Model model{base, shared.table};
   if (is_copying()) {
-    if (threadIdx.x < THREADS + 32) Copies(model, head, shared.chunks, shared.slots).run();
+    if (threadIdx.x < THREADS + 8) Copies(model, head, shared.chunks, shared.slots).run();
     return;
   }
   Weights weights(shared.chunks, shared.slots);

@@ -90,7 +90,8 @@ struct Turn {
   }
 };
 
-// The warp that copies all chunks of this block.
+// Copies all chunks of this block: eight lanes, a row each. A lane without a row could be late by two turns, and would wait for a
+// phase that is over.
 struct Copies {
   const Model& model;
   const scalar* head;
@@ -133,7 +134,6 @@ struct Copies {
     const u32 barrier = filled + 8 * turn.slot;
     if (row == 0) barrier_expect(barrier, rows * numbers * BYTES);
     if (row < rows) copy_bulk(chunks + turn.slot * SLOT_BYTES + row * ROW_BYTES, first + i64(row) * stride, numbers * BYTES, barrier);
-    __syncwarp();  // a lane that is late by two turns would wait for a phase that is over
     turn.next();
   }
 };
