@@ -38,16 +38,16 @@ def rows(haste_sources: str | None) -> Iterator[dict]:
     package = haste_sources and haste.load(Path(haste_sources))
     for mode in reversed(MODES):  # what most ask for comes first
         for lstm in LSTMS:
-            yield _row(replace(lstm, function="layernorm_lstm"), mode, "lstm", _ours(lstm, mode))
+            case = replace(lstm, function="layernorm_lstm")
+            yield _row(case, mode, _ours(case, mode), "lstm", _ours(lstm, mode))
         for gru in GRUS:
-            yield _row(gru, mode, "CUDA graph of the compiled loop", _loop(gru, mode))
+            yield _row(gru, mode, _ours(gru, mode), "CUDA graph of the compiled loop", _loop(gru, mode))
         for case in LAYERS if package else ():
             job = Job(case, mode)
-            yield _row(case, mode, "Haste's layer", haste.run(job, QUICK, package), _layer(job))
+            yield _row(case, mode, _layer(job), "Haste's layer", haste.run(job, QUICK, package))
 
 
-def _row(case: Case, mode: str, over_what: str, other: dict, found: dict | None = None) -> dict:
-    found = found or _ours(case, mode)
+def _row(case: Case, mode: str, found: dict, over_what: str, other: dict) -> dict:
     return {**vars(case), "mode": mode} | found | {"over_what": over_what, "other": other, "over": over(found, other)}
 
 

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import count
@@ -308,17 +309,12 @@ def _backward_kernel(
     choose: Choose, spec: KernelSpec, steps: int, device: int
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
-    of_likely = None
-    if steps >= FEWEST_STEPS:
-        of_likely = concurrent_gradient.overlapped(spec, producers(spec, solver.likely(spec)))
-    if of_likely:
-        with meanwhile(partial(concurrent_gradient.compile_kernel, spec, of_likely)):
-            kernel, loop = _kernel(choose, spec, device)
-    else:
+    overlaps = steps >= FEWEST_STEPS
+    likely = overlaps and concurrent_gradient.overlapped(spec, producers(spec, solver.likely(spec)))
+    with meanwhile(partial(concurrent_gradient.compile_kernel, spec, likely)) if likely else nullcontext():
         kernel, loop = _kernel(choose, spec, device)
     one_wave = loop.batches(spec.batch) * spec.heads <= kernel.at_once
-    overlapped = concurrent_gradient.overlapped(spec, producers(spec, loop))
-    if overlapped and one_wave and steps >= FEWEST_STEPS:
+    if overlaps and one_wave and (overlapped := concurrent_gradient.overlapped(spec, producers(spec, loop))):
         return kernel, loop, overlapped
     prepare_weight_gradient(spec, device)
     return kernel, loop, None
