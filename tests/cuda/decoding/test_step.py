@@ -103,7 +103,7 @@ def expected(model, tokens):
         (GRU, 2, 16, 2, torch.float32, 3, 4, 1),
         pytest.param(PEEPHOLE_LSTM, 1, 128, 8, torch.bfloat16, 7, 8, 1, marks=pytest.mark.slow),
         # many sequences, of which no block or some blocks have two; a batch that fills no tile
-        (LSTM, 1, 32, 17, torch.bfloat16, 4, 24, 1),
+        pytest.param(LSTM, 1, 32, 17, torch.bfloat16, 4, 24, 1, marks=pytest.mark.slow),
         pytest.param(LSTM, 2, 32, 19, torch.bfloat16, 5, 24, 1, marks=pytest.mark.slow),
     ],
 )
