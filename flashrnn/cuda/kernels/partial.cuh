@@ -33,6 +33,18 @@ struct Partial {
 #pragma unroll
     for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], other.words[i]);
   }
+  // Adds what all lanes of the warp contribute, this one of `units` units.
+  DEVICE void add_lanes(float units) {
+    Partial other;
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+      for (int i = 0; i < WORDS; i++) other.words[i] = __shfl_xor_sync(~0u, words[i], mask);
+      const float more = __shfl_xor_sync(~0u, units, mask);
+      add(other, more);
+      units += more;
+    }
+  }
   // Return result i over all D units: sums, mean and variance of every moment, maxima.
   DEVICE float result(int i) const {
     if (i >= ADDED) return words[i + MOMENTS];

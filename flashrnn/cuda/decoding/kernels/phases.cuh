@@ -80,8 +80,9 @@ struct Choice {
     for (int other = 1; other < LANES; other *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, other));
     if (threadIdx.x % LANES == 0 && largest) raise_to(best + sequence, largest);  // 0: a sequence beyond the batch
   }
-  // Called by the last block.
-  DEVICE void finish(i64 B) const {
+  // Called at the end; the last block of the grid goes on. `before` is in shared memory.
+  DEVICE void finish(i64 B, u32* counters, u32& before) const {
+    if (!CountingBarrier::is_last(counters + 1, before)) return;
     for (int sequence = threadIdx.x; chosen && sequence < B; sequence += THREADS) {
       chosen[sequence] = u32(~best[sequence]);
       if (history) history[*cursor * B + sequence] = chosen[sequence];
@@ -90,5 +91,6 @@ struct Choice {
     }
     sync();
     if (threadIdx.x == 0 && history) ++*cursor;
+    if (threadIdx.x == 0) counters[0] = counters[1] = 0;
   }
 };

@@ -250,9 +250,5 @@ flashrnn_step(PARAMETERS) {
     if (row < CLASSES) largest[n] = max(largest[n], choice.rate(sequence, row, sum));
   });
   for_each_sequence(B, [&](int sequence, int n) { choice.raise<32>(sequence, largest[n]); });
-
-  if (grid.is_last(counters + 1, shared.before)) {
-    choice.finish(B);
-    if (threadIdx.x == 0) counters[0] = counters[1] = 0;
-  }
+  choice.finish(B, counters, shared.before);
 }

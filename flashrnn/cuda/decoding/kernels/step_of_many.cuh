@@ -256,9 +256,5 @@ flashrnn_step_of_many(PARAMETERS) {
     if (row < CLASSES && sequence() < B) largest = max(largest, choice.rate(sequence(), row, sum));
   });
   choice.raise<4>(sequence(), largest);
-
-  if (grid.is_last(counters + 1, shared.before)) {
-    choice.finish(B);
-    if (threadIdx.x == 0) counters[0] = counters[1] = 0;
-  }
+  choice.finish(B, counters, shared.before);
 }

@@ -97,14 +97,7 @@ struct UnitReductions {
       else total.add(other, more);
       units += more;
     }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-      for (int i = 0; i < Part::WORDS; i++) other.words[i] = __shfl_xor_sync(~0u, total.words[i], mask);
-      const float more = __shfl_xor_sync(~0u, units, mask);
-      total.add(other, more);
-      units += more;
-    }
+    total.add_lanes(units);
     if (lane == 0)
 #pragma unroll
       for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
