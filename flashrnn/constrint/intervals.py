@@ -7,6 +7,7 @@ result. Divisors' ranges never contain zero (`expressions` sees to that).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from functools import lru_cache
 from math import gcd
 
 Interval = tuple[int, int]
@@ -49,6 +50,7 @@ def power(al: int, ah: int, el: int, eh: int) -> Interval:
     return low, max(al**el, ah**el)
 
 
+@lru_cache(maxsize=4096)  # propagation asks for the same few ranges thousands of times
 def lookup(keys: tuple[int, ...], values: tuple[int, ...], low: int, high: int) -> Interval:
     """Return the range of the values whose (sorted) keys lie between low and high."""
     found = values[bisect_left(keys, low) : bisect_right(keys, high)]

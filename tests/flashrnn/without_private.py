@@ -113,11 +113,14 @@ def check_mark() -> None:
 
 
 def check_cudnn() -> None:
-    """No layer runs by cuDNN."""
-    import flashrnn._torch_private as private
+    """No layer runs by cuDNN, also where PyTorch has it."""
+    from flashrnn._torch_private import CudnnRnn
 
-    sizes = {"hidden_size": 1, "num_layers": 1, "batch_first": False, "bidirectional": False, "training": False}
-    assert private.cudnn_rnn(2, torch.ones(1, 1, 1), [], [], **sizes) is None
+    torch.backends.cudnn.is_available = lambda: True
+    assert CudnnRnn.is_available()
+    CudnnRnn.is_available.cache_clear()
+    del torch._cudnn_rnn
+    assert not CudnnRnn.is_available()
     check_calls()
 
 
@@ -161,7 +164,7 @@ CASES = {
     "get_eval_frame_callback": (lacking(eval_frame, "get_eval_frame_callback"), check_compiled),
     "_foreach_copy_": (nullcontext(), check_copies),
     "_dynamo_marked_constant": (nullcontext(), check_mark),
-    "_cudnn_rnn": (lacking(torch, "_cudnn_rnn"), check_cudnn),
+    "_cudnn_rnn": (nullcontext(), check_cudnn),
     "GOMP_parallel": (lacking(torch._C, "__file__"), check_openmp),
     "decomposition_table": (nullcontext(), check_decompositions),
     "TorchDispatchMode": (lacking(torch.utils._python_dispatch, "TorchDispatchMode"), check_untraceable),
