@@ -375,6 +375,7 @@ struct alignas(8) Phase {  // of an mbarrier
   u16 number;                       // which phase it is
 };
 static_assert(std::atomic<Phase>::is_always_lock_free);
+inline std::atomic<int>* all_but_bytes(std::atomic<Phase>* phase) { return reinterpret_cast<std::atomic<int>*>(phase) + 1; }
 inline void change(u32 barrier, int arrivals, int bytes) {
   auto* phase = remote<std::atomic<Phase>>(barrier);
   Phase old = phase->load(std::memory_order_relaxed), now;
@@ -384,6 +385,7 @@ inline void change(u32 barrier, int arrivals, int bytes) {
     CHECK(now.pending > 0 || now.bytes >= 0);
     if (now.pending == 0 && now.bytes == 0) now = {0, now.arrivals, now.arrivals, u16(now.number + 1)};
   } while (!phase->compare_exchange_weak(old, now, std::memory_order_release, std::memory_order_relaxed));
+  if (now.number != old.number) wake(all_but_bytes(phase));
 }
 template <int ARRIVALS = 1>
 inline void barrier_init(u32 barrier) {
@@ -393,7 +395,8 @@ inline void barrier_arrive(u32 barrier) { dawdle(), own<u64>(barrier), change(ba
 inline void barrier_expect(u32 barrier, u32 bytes) { dawdle(), own<u64>(barrier), change(barrier, 1, int(bytes)); }
 inline void barrier_wait(u32 barrier, u32 parity) {
   auto* phase = own<std::atomic<Phase>>(barrier);
-  while (phase->load(std::memory_order_acquire).number % 2 == parity) usleep(20);
+  for (Phase now; (now = phase->load(std::memory_order_acquire)).number % 2 == parity;)
+    sleep_while(all_but_bytes(phase), int(same_bits<u64>(now) >> 32));
 }
 template <class V>
 inline void send(u32 to, V v, u32 barrier) {
@@ -419,9 +422,13 @@ inline uint4 load_once(const uint4* from) { return *from; }
 inline uint4 load_exchanged(const uint4* from, bool valid) { return valid ? *from : uint4{}; }
 inline void add_to(float* sum, float x) { *sum += x; }
 inline void prefetch(const void*) {}
-inline void signal(u32* counter) { shared_word<u32>(counter).fetch_add(1, std::memory_order_release); }
+inline void signal(u32* counter) {
+  shared_word<u32>(counter).fetch_add(1, std::memory_order_release);
+  wake(&shared_word<int>(counter));
+}
 inline void await(const u32* counter, u32 count) {
-  while (shared_word<u32>(counter).load(std::memory_order_acquire) < count) std::this_thread::yield();
+  for (u32 now; (now = shared_word<u32>(counter).load(std::memory_order_acquire)) < count;)
+    sleep_while(&shared_word<int>(counter), now);
 }
 
 inline void raise_to(u64* number, u64 at_least) {
@@ -439,7 +446,7 @@ inline bool last_of_grid(u32* counter) {
 inline std::atomic<int> primary_blocks{0};  // of the kernel before this one that are not done
 inline void launch_dependents() {}
 inline void wait_for_primary() {
-  while (primary_blocks.load(std::memory_order_acquire)) std::this_thread::yield();
+  while (const int blocks = primary_blocks.load(std::memory_order_acquire)) sleep_while(&primary_blocks, blocks);
 }
 inline void forget_cached() {}
 

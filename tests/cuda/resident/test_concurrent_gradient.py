@@ -60,7 +60,7 @@ void with_loop(const scalar* given, PARAMETERS) {
       std::copy_n(given + row * width, width, const_cast<scalar*>(d_x) + row * width);
     }
   }
-  primary_blocks.fetch_sub(1, std::memory_order_release);
+  primary_blocks.fetch_sub(1, std::memory_order_release), wake(&primary_blocks);
 }
 """
 
