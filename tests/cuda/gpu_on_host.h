@@ -311,6 +311,9 @@ inline void copy_async(u32 to, const void* from, bool valid) {
   if (draw() % 2) copy.perform();
   else open_copies.push_back(copy);
 }
+inline void copy_async_if(bool copies, u32 to, const void* from, bool valid) {
+  if (copies) copy_async<4>(to, from, valid);
+}
 inline void copy_commit() { committed.push_back(std::exchange(open_copies, {})); }
 template <int PENDING>
 inline void copy_wait() {

@@ -211,25 +211,27 @@ DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* co
 struct MaskLoader {
   const char* from;
   u32 to;
+  bool copies;
   bool valid;
   DEVICE void start(u32 tile, const int* masks, i64 B, i64 step, const ThreadCoord& coord) {
-    const int sequence = coord.tile_thread % SEQS;  // several threads make the same copy, which takes less than a branch
+    const int sequence = coord.tile_thread % SEQS;
+    copies = coord.tile_thread < SEQS;
     valid = coord.has_sequence(sequence);
     from = reinterpret_cast<const char*>(masks + step * B + (valid ? coord.of_batch(sequence) : 0));
     to = tile + sequence * 4;
   }
-  // Starts the copy into the stage at `offset` bytes, of zeros if not `exists`, and moves on by `step` bytes.
+  // Starts the copy of a step that `exists` into the stage at `offset` bytes, and moves on by `step` bytes.
   DEVICE void load(u32 offset, bool exists, i64 step) {
     if (!RESET) return;
-    copy_async<4>(to + offset, from, valid && exists);
+    copy_async_if(copies && exists, to + offset, from, valid);
     from += step;
   }
 };
 
-// Reads the masks of the lane's cells.
+// Reads the masks of the lane's cells; of any sequence in a warp without cells.
 DEVICE void read_masks(u32 (&masks)[PAIRS], const char* tile, const ThreadCoord& coord) {
 #pragma unroll
-  for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? reinterpret_cast<const u32*>(tile)[coord.sequence(p * PAIR)] : ~0u;
+  for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? reinterpret_cast<const u32*>(tile)[coord.sequence(p * PAIR) % SEQS] : ~0u;
 }
 
 // Stores values of cells into an operand tile of UNITS_OF_TILE units, at `to` of operand_addresses plus `offset` bytes.
