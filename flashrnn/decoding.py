@@ -13,7 +13,6 @@ from torch import Tensor
 
 from flashrnn._torch_private import copy_each as copy_each
 from flashrnn.cells import Cell
-from flashrnn.cells.trace import not_element_wise
 from flashrnn.cuda.ahead import begin
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.decoding.add_norm import WARPS, compile_add_norm, load_add_norm
@@ -69,7 +68,7 @@ def unsupported_reason(model: ResidualModel) -> str | None:
     device, dtype = model.embedding.device, model.embedding.dtype
     _, _, N, D = model.blocks[0].states.shape
     problem = Problem(model.cell, N, D, dtype, device, training=False, reset=False)
-    if reason := unavailable(problem, _DTYPES) or not_element_wise(model.cell):
+    if reason := unavailable(problem, _DTYPES):
         return reason
     for tensor in (model.embedding, model.norm, model.head, *(part for block in model.blocks for part in block)):
         if not tensor.is_contiguous() or tensor.data_ptr() % 16 or tensor.device != device:

@@ -44,6 +44,10 @@ def build(function, heads, d, dtype, classes=1001, kind=SequenceModel):
         ("lstm", 1, 768, torch.bfloat16, 17),
         ("slstm", 12, 768, torch.float16, 33),
         ("gru", 8, 1024, torch.bfloat16, 50),
+        ("layernorm_lstm", 12, 768, torch.bfloat16, 1),
+        ("layernorm_lstm", 1, 768, torch.float16, 64),
+        ("layernorm_gru", 4, 256, torch.float32, 5),
+        ("layernorm_gru", 12, 768, torch.bfloat16, 20),
     ],
 )
 def test_steps_are_those_of_float64(function, heads, d, dtype, batch):
@@ -107,7 +111,7 @@ def test_kernels_of_the_first_tokens_are_compiled_ahead(monkeypatch, tmp_path):
 
 
 def test_what_a_step_does_not_serve_has_none():
-    model = build("layernorm_lstm", 4, 64, torch.float32)
+    model = build("lstm", 4, 1152, torch.float32)
     with torch.inference_mode():
         _, states = model.read(torch.zeros(1, 3, dtype=torch.int64, device="cuda"))
     assert fused_step(model, states) is None

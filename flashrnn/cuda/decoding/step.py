@@ -11,6 +11,7 @@ from flashrnn.cuda.decoding.tiling import (
     THREADS,
     ModelSpec,
     StepTiling,
+    head_exchanges,
     padding,
     prelude,
     shared_bytes,
@@ -56,6 +57,9 @@ def exchanged(spec: ModelSpec) -> Parameters:
         Parameter("hidden_state", "float*", torch.float32, ("B", width)),
         Parameter("hidden", "scalar*", dtype, (slices, "B", row)),
     )
+    found = head_exchanges(spec)
+    vectors, tiles = max((one.vectors for one in found), default=1), width // 4  # at most two contributions of a tile
+    of_both += (Parameter("partials", "float*", torch.float32, (len(found), "B", tiles, 4 * vectors)),)
     if not many:
         return *of_both, Parameter("residual", "float*", torch.float32, ("B", width))
     return (

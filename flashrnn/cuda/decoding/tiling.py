@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from flashrnn.cells.printers.cuda import Exchange, exchanges
+from flashrnn.cells.trace import trace
 from flashrnn.cuda.source import cell_prelude
 from flashrnn.cuda.spec import KernelSpec
+from flashrnn.products import varying
 
 _VECTOR = 64  # bytes of a row that four lanes load at once
 COLUMNS = 9  # of the table of addresses
@@ -65,6 +68,8 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
     blocks = max(spec.hidden // width, _sequences(kernel.batch) // WARPS)  # for slices, and for a sequence of each warp
     if kernel.batch > _FEW and kernel.gpu.multiprocessors < blocks:
         return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, of which {blocks} are needed"
+    if head_exchanges(spec) and kernel.gpu.multiprocessors < width // 8:
+        return f"{kernel.gpu.name} has fewer than {width // 8} multiprocessors, each for eight units of a head"
     return None if tiling(spec) else "its weights and their sums exceed shared memory"
 
 
@@ -118,7 +123,14 @@ def _width(spec: ModelSpec) -> int:
 
 def _sums(spec: ModelSpec) -> int:
     """Return the tiles whose sums are in shared memory at a time: whole warps of eight rows for each."""
-    return -(-len(spec.kernel.cell.gates) // 4) * 4
+    return -(-len(varying(spec.kernel.cell)) // 4) * 4
+
+
+def head_exchanges(spec: ModelSpec) -> list[Exchange]:
+    """Return the exchanges between the units of a head in a step of its cell."""
+    if not trace(spec.kernel.cell).reduces:
+        return []
+    return [one for one in exchanges(spec.kernel.cell, "forward") if one.words]
 
 
 def _output_tiles(spec: ModelSpec) -> int:
@@ -147,6 +159,7 @@ def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
     constants = {
         "BLOCKS": spec.blocks,
         "HIDDEN": spec.hidden,
+        "HEAD_EXCHANGES": len(head_exchanges(spec)),
         "CLASSES": spec.classes,
         "GRID": spec.kernel.gpu.multiprocessors,
         "WARPS": WARPS,

@@ -19,6 +19,7 @@ from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import PEEPHOLE_LSTM
 
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
+LAYERNORM_LSTM, LAYERNORM_GRU = map(get_cell, ("layernorm_lstm", "layernorm_gru"))
 H100 = named_gpu("H100")
 
 
@@ -105,6 +106,10 @@ def expected(model, tokens):
         # many sequences, of which no block or some blocks have two; a batch that fills no tile
         pytest.param(LSTM, 1, 32, 17, torch.bfloat16, 4, 24, 1, marks=pytest.mark.slow),
         pytest.param(LSTM, 2, 32, 19, torch.bfloat16, 5, 24, 1, marks=pytest.mark.slow),
+        # cells that reduce over the units of a head, of several blocks
+        (LAYERNORM_GRU, 2, 16, 3, torch.float32, 5, 24, 1),
+        pytest.param(LAYERNORM_LSTM, 1, 32, 5, torch.bfloat16, 5, 24, 2, marks=pytest.mark.slow),
+        pytest.param(LAYERNORM_LSTM, 2, 32, 20, torch.float16, 9, 24, 1, marks=pytest.mark.slow),
     ],
 )
 def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots, steps):

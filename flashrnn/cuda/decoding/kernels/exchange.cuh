@@ -3,6 +3,10 @@
 #include "decoding/kernels/weights.cuh"
 #include "kernels/memory.cuh"
 
+constexpr int UNIT_BLOCKS = UNIT_TILES < GRID ? UNIT_TILES : GRID;  // that have tiles of units
+// A cell that reduces over units exchanges parts of its head's, and a block has one tile of them.
+static_assert(HEAD_EXCHANGES == 0 || UNIT_TILES <= GRID);
+
 // A barrier of the grid. The counter is zero when the kernel starts, and again when it ends.
 struct CountingBarrier {
   static constexpr int THREAD = THREADS - 32;  // which waits for memory; the first warps have more to do

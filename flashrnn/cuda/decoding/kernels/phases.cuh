@@ -1,11 +1,10 @@
 // What the phases of a step share, for few and for many sequences.
 #pragma once
+#include "decoding/kernels/cells.cuh"
 #include "decoding/kernels/draw.cuh"
 #include "decoding/kernels/exchange.cuh"
 #include "decoding/kernels/products.cuh"
 #include "kernels/memory.cuh"
-
-constexpr int UNIT_BLOCKS = UNIT_TILES < GRID ? UNIT_TILES : GRID;  // that have tiles of units
 
 // Called by all threads of a block, before anything else.
 DEVICE void begin(Products& shared, const i64* table) {
@@ -28,21 +27,21 @@ DEVICE bool is_copying() {
   return give_registers<24>(), true;
 }
 
-// The gate that is number k of its class.
-DEVICE constexpr int gate_of(const int (&places)[GATES], int k) {
+// The product of the gate that is number k of its class: products are those of the gates that are not constant, in order.
+DEVICE constexpr int product_of(const int (&places)[GATES], int k) {
   for (int j = 0; j < GATES; j++)
-    if (places[j] == k) return j;
+    if (places[j] == k) return STORED_OF[j];
   return 0;
 }
 
 DEVICE float gelu(float x) { return 0.5f * x * (1.0f + op_erf(x * 0.70710678f)); }
 
-// Adds to the sums of all gates of eight units the products with R, of h [B, WIDTH] of the step before. Chunks are in the order
-// of the gates of their class.
-DEVICE void add_recurrent(Weights& weights, const float* h, int unit0, i64 B, Sums (&c)[GATES]) {
+// Adds to the sums of eight units the products with R, of h [B, WIDTH] of the step before. Chunks are in the order of the gates
+// of their class.
+DEVICE void add_recurrent(Weights& weights, const float* h, int unit0, i64 B, Sums (&c)[STORED]) {
   Operand h_before;
   load_operand(h_before, D / VECTOR, B, [&](int sequence, int at) { return rounded(h + sequence * WIDTH + unit0 / D * D + at); });
-  auto of_recurrent = [&](auto k) -> Sums& { constexpr int gate = gate_of(RECURRENT_OF, k); return c[gate]; };
+  auto of_recurrent = [&](auto k) -> Sums& { constexpr int product = product_of(RECURRENT_OF, k); return c[product]; };
   weights.multiply<GR>(of_recurrent, [&](int, int i) -> const Vectors& { return h_before[i]; }, D / VECTOR);
 }
 

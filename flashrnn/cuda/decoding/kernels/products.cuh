@@ -2,7 +2,7 @@
 #pragma once
 #include "decoding/kernels/weights.cuh"
 
-constexpr int TILES = (GATES + 3) / 4 * 4;      // whose sums are made at a time
+constexpr int TILES = (STORED + 3) / 4 * 4;      // whose sums are made at a time
 constexpr int OPERAND_STRIDE = WIDTH + VECTOR;  // lets a quarter of a warp, two rows of four lanes, read from all banks
 static_assert(SEQS == 8 || SEQS == 16 * SEQ_TILES);
 

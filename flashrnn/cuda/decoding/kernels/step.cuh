@@ -77,6 +77,7 @@ struct Step {
   const i64* tokens;
   float *residual, *hidden_state;
   scalar* hidden;
+  float* partials;  // as in `UnitReductions`
   const i64 B;
   const int unit_tiles;  // of this block
 
@@ -108,7 +109,7 @@ struct Step {
 
   // First phase: gates and cell of this block's units.
   DEVICE void compute_h(int block) {
-    if (unit_tiles == 0) return grid.pass(UNIT_BLOCKS);
+    if (unit_tiles == 0) return grid.pass(UNIT_BLOCKS * (1 + HEAD_EXCHANGES));
     Operand operand;
 #pragma unroll 1
     for (int i = 0; i < unit_tiles; i++) {
@@ -122,33 +123,44 @@ struct Step {
     const int lane = threadIdx.x % 32, unit0 = (first_unit_tile() + i * GRID) * 8, unit = unit0 + lane % 8;
     float* state = model.at<float>(block, STATE);
     const scalar* bias = model.at(block, BIAS);
-    float old[WARP_SEQS][STATES], b[GATES];
+    float old[STATES][WARP_SEQS] = {}, b[GATES];
     for_each_sequence(B, [&](int sequence, int n) {
 #pragma unroll
-      for (int k = 0; k < STATES; k++) old[n][k] = state[(k * B + sequence) * WIDTH + unit];
+      for (int k = 0; k < STATES; k++) old[k][n] = state[(k * B + sequence) * WIDTH + unit];
     });
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
-    Sums c[GATES] = {};
+    Sums c[STORED] = {};
     add_recurrent(weights, state, unit0, B, c);  // before the residual stream arrives
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
-    auto of_input = [&](auto k) -> Sums& { constexpr int gate = gate_of(INPUT_OF, k); return c[gate]; };
+    auto of_input = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
     weights.multiply<GI>(of_input, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
 #pragma unroll
-    for (int j = 0; j < GATES; j++) store_sums(shared, j, c[j]);
+    for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
     sync();
-    for_each_sequence(B, [&](int sequence, int n) {
-      // Lane 8 j + r sums gate j of unit r; then all lanes of a unit compute the cell.
-      float sums[TILES / 4], g[GATES], fresh[STATES];
+    float g[GATES][WARP_SEQS], fresh[STATES][WARP_SEQS];
+    // Lane 8 j + r sums product j of unit r; then all lanes of a unit compute the cell.
+#pragma unroll
+    for (int n = 0; n < WARP_SEQS; n++) {
+      const int sequence = n * WARPS + threadIdx.x / 32;
+      if (!REDUCES && sequence >= B) continue;
+      float sums[TILES / 4];
 #pragma unroll
       for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, sequence, lane % 8);
 #pragma unroll
-      for (int j = 0; j < GATES; j++) g[j] = b[j] + __shfl_sync(0xffffffffu, sums[j / 4], j % 4 * 8 + lane % 8);
-      cell_forward(g, old[n], fresh);
+      for (int j = 0; j < GATES; j++) {
+        const int k = STORED_OF[j];
+        g[j][n] = b[j] + (k < 0 ? 0 : __shfl_sync(0xffffffffu, sums[max(k, 0) / 4], max(k, 0) % 4 * 8 + lane % 8));
+      }
+    }
+    if (!REDUCES && threadIdx.x / 32 >= B) return;
+    const int tile = unit0 / 8;
+    compute_cells(g, old, fresh, UnitReductions<1, 8>{grid, partials, B, lane == 0, tile, int(threadIdx.x) / 32, WARPS});
+    for_each_sequence(B, [&](int sequence, int n) {
       if (lane >= 8) return;
-      hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0]));
+      hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0][n]));
 #pragma unroll
-      for (int k = 1; k < STATES; k++) state[(k * B + sequence) * WIDTH + unit] = fresh[k];
+      for (int k = 1; k < STATES; k++) state[(k * B + sequence) * WIDTH + unit] = fresh[k][n];
     });
   }
 
@@ -232,7 +244,7 @@ flashrnn_step(PARAMETERS) {
   }
   Weights weights(shared.chunks, shared.slots);
   CountingBarrier grid(counters);
-  Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, B,
+  Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, partials, B,
             tiles_from(first_unit_tile(), UNIT_TILES)};
 #pragma unroll 1
   for (int block = 0; block < BLOCKS; block++) {

@@ -88,6 +88,7 @@ struct Step {
   float* hidden_state;
   scalar* hidden;
   float* parts;
+  float* partials;  // as in `UnitReductions`
   const i64 B;
   u32 parity = 0;  // of the copies of operands
 
@@ -137,7 +138,7 @@ struct Step {
   }
 
   DEVICE void compute_h(int block) {
-    if (first_unit_tile() >= UNIT_TILES) return grid.pass(UNIT_BLOCKS);
+    if (first_unit_tile() >= UNIT_TILES) return grid.pass(UNIT_BLOCKS * (1 + HEAD_EXCHANGES));
 #pragma unroll 1
     for (int tile = first_unit_tile(); tile < UNIT_TILES; tile += GRID) compute_h_of(tile, block);
     grid.arrive(UNIT_BLOCKS);
@@ -147,33 +148,37 @@ struct Step {
     const int row = sequence();
     float* state = model.at<float>(block, STATE);
     const scalar* bias = model.at(block, BIAS);
-    float old[VALUES][STATES], b[VALUES][GATES];
+    float old[STATES][VALUES], g[GATES][VALUES], fresh[STATES][VALUES];
 #pragma unroll
     for (int v = 0; v < VALUES; v++) {
       const int unit = tile * 8 + column(v);
 #pragma unroll
-      for (int k = 0; k < STATES; k++) old[v][k] = row < B ? state[(k * B + row) * WIDTH + unit] : 0;
+      for (int k = 0; k < STATES; k++) old[k][v] = row < B ? state[(k * B + row) * WIDTH + unit] : 0;
 #pragma unroll
-      for (int j = 0; j < GATES; j++) b[v][j] = float(bias[j * WIDTH + unit]);
+      for (int j = 0; j < GATES; j++) g[j][v] = float(bias[j * WIDTH + unit]);
     }
-    Sums c[GATES] = {};
+    Sums c[STORED] = {};
     add_recurrent(weights, state, tile * 8, B, c);  // before the input arrives
     if (tile == first_unit_tile()) load(normalized);
-    auto of_input = [&](auto k) -> Sums& { constexpr int gate = gate_of(INPUT_OF, k); return c[gate]; };
+    auto of_input = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
     weights.multiply<GI>(of_input, VectorsOf{shared}, VECTORS);
-    float sums[GATES][VALUES];
+    float sums[STORED][VALUES];
     add_parts(shared, c, sums);
+#pragma unroll
+    for (int j = 0; j < GATES; j++)
+#pragma unroll
+      for (int v = 0; v < VALUES; v++)
+        if (STORED_OF[j] >= 0) g[j][v] += sums[max(STORED_OF[j], 0)][v];
+    using Units = UnitReductions<VALUES, 4>;
+    const int contribution = tile * Units::OF_TILE + part() % Units::OF_TILE;
+    compute_cells(g, old, fresh, Units{grid, partials, B, threadIdx.x % 4 == 0, contribution, row, 0});
     if (row >= B) return;
 #pragma unroll
     for (int v = 0; v < VALUES; v++) {
       const int unit = tile * 8 + column(v);
-      float g[GATES], fresh[STATES];
+      hidden_state[row * WIDTH + unit] = float(scalar(fresh[0][v]));
 #pragma unroll
-      for (int j = 0; j < GATES; j++) g[j] = b[v][j] + sums[j][v];
-      cell_forward(g, old[v], fresh);
-      hidden_state[row * WIDTH + unit] = float(scalar(fresh[0]));
-#pragma unroll
-      for (int k = 1; k < STATES; k++) state[(k * B + row) * WIDTH + unit] = fresh[k];
+      for (int k = 1; k < STATES; k++) state[(k * B + row) * WIDTH + unit] = fresh[k][v];
     }
   }
 
@@ -237,7 +242,7 @@ flashrnn_step_of_many(PARAMETERS) {
   }
   Weights weights(shared.chunks, shared.slots);
   CountingBarrier grid(counters);
-  Step step{shared, model, weights, grid, normalized, hidden_state, hidden, parts, B};
+  Step step{shared, model, weights, grid, normalized, hidden_state, hidden, parts, partials, B};
 
   step.begin(embedding, tokens);
 #pragma unroll 1

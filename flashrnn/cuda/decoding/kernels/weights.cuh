@@ -90,8 +90,8 @@ struct Turn {
   }
 };
 
-// Copies all chunks of this block: eight lanes, a row each. A lane without a row could be late by two turns, and would wait for a
-// phase that is over.
+// Copies all chunks of this block: eight lanes, a row each. A lane without a row does not wait for that chunk, which is the last
+// one: it could be late by two phases of a barrier, and would wait for one that is over.
 struct Copies {
   const Model& model;
   const scalar* head;
@@ -130,10 +130,11 @@ struct Copies {
   // Copies `numbers` numbers of each of `rows` rows from `first`.
   DEVICE void copy(const scalar* first, int stride, int numbers, int rows) {
     const int row = threadIdx.x % 32;
+    if (row >= rows) return;
     barrier_wait(emptied + 8 * turn.slot, turn.parity ^ 1);
     const u32 barrier = filled + 8 * turn.slot;
     if (row == 0) barrier_expect(barrier, rows * numbers * BYTES);
-    if (row < rows) copy_bulk(chunks + turn.slot * SLOT_BYTES + row * ROW_BYTES, first + i64(row) * stride, numbers * BYTES, barrier);
+    copy_bulk(chunks + turn.slot * SLOT_BYTES + row * ROW_BYTES, first + i64(row) * stride, numbers * BYTES, barrier);
     turn.next();
   }
 };

@@ -1,0 +1,116 @@
+// The cells of a step, some of which reduce over the units of their head: the eight units of a block then contribute a Partial for
+// each sequence, which the blocks exchange before the cells go on.
+#pragma once
+#include "decoding/kernels/exchange.cuh"
+#include "kernels/partial.cuh"
+
+// Of a lane, which has UNITS units of each of its sequences; LANES lanes next to each other have all of a contribution.
+template <int UNITS, int LANES>
+struct UnitReductions {
+  static constexpr int OF_TILE = 8 / (UNITS * LANES), OF_HEAD = D / 8 * OF_TILE;  // contributions
+  CountingBarrier& grid;
+  float* partials;  // [HEAD_EXCHANGES, B, WIDTH / 8 * OF_TILE, 4 * EXCHANGED_VECTORS]
+  const i64 B;
+  const bool publishes;  // this lane
+  const int contribution, first_sequence, sequence_step;  // of the sequences of the lane
+
+  DEVICE bool has_cells() const { return true; }
+  // Reduces SUMS numbers, then MOMENTS, then MAXIMA over the units of the head; NUMBER: of the exchange in the step. All threads
+  // of all blocks with units call this together.
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA, int CELLS>
+  DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
+    using Part = Partial<SUMS, MOMENTS, MAXIMA>;
+#pragma unroll
+    for (int q = 0; q < CELLS; q += UNITS) {
+      Part part = of_unit<Part>(of, q);
+#pragma unroll
+      for (int i = 1; i < UNITS; i++) part.add(of_unit<Part>(of, q + i), 1);
+      float units = UNITS;
+      add_lanes(part, units);
+      if (!publishes || sequence(q) >= B) continue;
+      float4* to = reinterpret_cast<float4*>(place(NUMBER, sequence(q), contribution));
+#pragma unroll
+      for (int i = 0; i < Part::VECTORS; i++) to[i] = reinterpret_cast<const float4*>(part.words)[i];
+    }
+    grid.arrive(UNIT_BLOCKS);
+    grid.wait();
+#pragma unroll
+    for (int q = 0; q < CELLS; q += UNITS) {
+      const Part total = total_of_head<Part>(NUMBER, min(sequence(q), int(B) - 1));
+#pragma unroll
+      for (int i = 0; i < Part::RESULTS; i++)
+#pragma unroll
+        for (int k = 0; k < UNITS; k++) result[i][q + k] = total.result(i);
+    }
+  }
+
+  DEVICE int sequence(int q) const { return first_sequence + q / UNITS * sequence_step; }
+  DEVICE float* place(int number, int sequence, int of) const {
+    return partials + ((number * B + sequence) * (WIDTH / 8 * OF_TILE) + of) * (4 * EXCHANGED_VECTORS);
+  }
+  template <class Part, int NUMBERS, int CELLS>
+  DEVICE static Part of_unit(const float (&of)[NUMBERS][CELLS], int q) {
+    Part part = {};
+#pragma unroll
+    for (int i = 0; i < Part::SUMS; i++) part.words[i] = of[i][q];
+#pragma unroll
+    for (int i = 0; i < Part::MOMENTS + Part::MAXIMA; i++) part.words[Part::ADDED + i] = of[Part::SUMS + i][q];
+    return part;
+  }
+  // Adds the parts of LANES lanes, each of `units` units.
+  template <class Part>
+  DEVICE static void add_lanes(Part& part, float& units) {
+#pragma unroll
+    for (int other = 1; other < LANES; other *= 2) {
+      Part more;
+#pragma unroll
+      for (int i = 0; i < Part::WORDS; i++) more.words[i] = __shfl_xor_sync(0xffffffffu, part.words[i], other);
+      const float added = __shfl_xor_sync(0xffffffffu, units, other);
+      part.add(more, added);
+      units += added;
+    }
+  }
+  template <class Part>
+  DEVICE Part total_of_head(int number, int sequence) const {
+    const int lane = threadIdx.x % LANES, first = contribution / OF_HEAD * OF_HEAD;
+    Part total = {}, other;
+#pragma unroll
+    for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++) total.words[i] = -INFINITY;
+    float units = 0;
+    for (int i = lane; i < OF_HEAD; i += LANES) {
+      const uint4* from = reinterpret_cast<const uint4*>(place(number, sequence, first + i));
+#pragma unroll
+      for (int k = 0; k < Part::VECTORS; k++) reinterpret_cast<uint4*>(other.words)[k] = load_exchanged(from + k, true);
+      if (i == lane) total = other;
+      else total.add(other, UNITS * LANES);
+      units += UNITS * LANES;
+    }
+    add_lanes(total, units);
+    // The first lane has a part of its own, and so a shift that is one of the numbers.
+#pragma unroll
+    for (int i = 0; i < Part::WORDS; i++) total.words[i] = __shfl_sync(0xffffffffu, total.words[i], threadIdx.x % 32 / LANES * LANES);
+    return total;
+  }
+};
+
+// Computes CELLS cells of each lane.
+template <int CELLS, class Units>
+DEVICE void compute_cells(float (&g)[GATES][CELLS], const float (&old)[STATES][CELLS], float (&fresh)[STATES][CELLS], const Units& units) {
+#if REDUCES
+  float statistics[STATISTICS > 0 ? STATISTICS : 1][CELLS], stored[GATES][CELLS];
+  auto recurrent_gates = [](float (&)[GATES][CELLS]) {};  // they are there, because R h is computed first
+  cells_forward(g, old, recurrent_gates, fresh, statistics, stored, units);
+#else
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    float gates[GATES], before[STATES], after[STATES];
+#pragma unroll
+    for (int j = 0; j < GATES; j++) gates[j] = g[j][q];
+#pragma unroll
+    for (int k = 0; k < STATES; k++) before[k] = old[k][q];
+    cell_forward(gates, before, after);
+#pragma unroll
+    for (int k = 0; k < STATES; k++) fresh[k][q] = after[k];
+  }
+#endif
+}
