@@ -2,7 +2,7 @@
 #pragma once
 #include "decoding/kernels/weights.cuh"
 
-constexpr int TILES = (STORED + 3) / 4 * 4;      // whose sums are made at a time
+constexpr int TILES = (STORED + 3) / 4 * 4;     // whose sums are made at a time
 constexpr int OPERAND_STRIDE = WIDTH + VECTOR;  // lets a quarter of a warp, two rows of four lanes, read from all banks
 static_assert(SEQS == 8 || SEQS == 16 * SEQ_TILES);
 
@@ -36,4 +36,20 @@ DEVICE uint4 rounded(const float* from) {
     const float4 high = *reinterpret_cast<const float4*>(from + 4);
     return make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w));
   }
+}
+
+// Calls f(Number<K>(), first) for this block's tiles, begin, begin + STEP, ..., of ALL: for TILES of them at a time, then for those
+// that are left. Blocks have one of two numbers of tiles, so that K is known when the kernel is compiled: branches between products
+// would keep them apart.
+template <int ALL, int STEP, class F>
+DEVICE void for_tiles(int begin, F f) {
+  constexpr int MOST = (ALL + STEP - 1) / STEP, LEFT = MOST % TILES, OR_LEFT = (MOST - 1) % TILES;
+  int first = begin, count = tiles_from(begin, ALL, STEP);
+  if constexpr (MOST >= TILES)
+#pragma unroll 1
+    for (; count >= TILES; count -= TILES, first += TILES * STEP) f(Number<TILES>(), first);
+  if constexpr (LEFT > 0)
+    if (count == LEFT) f(Number<LEFT>(), first);
+  if constexpr (OR_LEFT > 0)
+    if (count == OR_LEFT) f(Number<OR_LEFT>(), first);
 }

@@ -47,24 +47,22 @@ DEVICE float sum_of_warps(const Shared& shared, int tile, int sequence, int row)
   return sum;
 }
 
-// Multiplies the operand by this block's tiles of a matrix of `tiles` tiles, and calls f(sequence, n, row, sum) for each
-// result, n as in for_each_sequence, by all lanes of a warp at once; f has to leave out rows beyond the matrix.
-template <class F>
-DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, int tiles, i64 B, F f) {
-#pragma unroll 1
-  for (int first = blockIdx.x; first < tiles; first += TILES * GRID) {
-    Sums c[TILES] = {};
-    weights.multiply<TILES>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS,
-                            tiles_from(first, tiles));
+// Multiplies the operand by this block's tiles of a matrix of ALL tiles, and calls f(sequence, n, row, sum) for each result, n as
+// in for_each_sequence; f has to leave out rows beyond the matrix.
+template <int ALL, class F>
+DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, i64 B, F f) {
+  for_tiles<ALL, GRID>(blockIdx.x, [&](auto tiles, int first) {
+    Sums c[tiles] = {};
+    weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
     if (first >= TILES * GRID) sync();  // all threads have read the previous sums
 #pragma unroll
-    for (int k = 0; k < TILES; k++) store_sums(shared, k, c[k]);
+    for (int k = 0; k < tiles; k++) store_sums(shared, k, c[k]);
     sync();
     for_each_sequence(B, [&](int sequence, int n) {
-      for (int i = threadIdx.x % 32; i < TILES * 8; i += 32)
+      for (int i = threadIdx.x % 32; i < tiles * 8; i += 32)
         f(sequence, n, (first + i / 8 * GRID) * 8 + i % 8, sum_of_warps(shared, i / 8, sequence, i % 8));
     });
-  }
+  });
 }
 
 // residual and hidden_state [B, WIDTH] and hidden [B, HIDDEN] are written by some blocks and read by others.
@@ -188,7 +186,7 @@ struct Step {
       });
       load_normalized(operand);
     }
-    multiply_rows(shared, weights, operand, HIDDEN_TILES, B, [&](int sequence, int, int row, float sum) {
+    multiply_rows<HIDDEN_TILES>(shared, weights, operand, B, [&](int sequence, int, int row, float sum) {
       if (row < HIDDEN) hidden[sequence * HIDDEN + row] = scalar(gelu(sum));
     });
   }
@@ -258,7 +256,7 @@ flashrnn_step(PARAMETERS) {
   step.begin(operand, BLOCKS, norm);
   const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
   u64 largest[WARP_SEQS] = {};
-  multiply_rows(shared, weights, operand, CLASS_TILES, B, [&](int sequence, int n, int row, float sum) {
+  multiply_rows<CLASS_TILES>(shared, weights, operand, B, [&](int sequence, int n, int row, float sum) {
     if (row < CLASSES) largest[n] = max(largest[n], choice.rate(sequence, row, sum));
   });
   for_each_sequence(B, [&](int sequence, int n) { choice.raise<32>(sequence, largest[n]); });

@@ -59,22 +59,20 @@ struct VectorsOf {
   }
 };
 
-// Multiplies the operand by this block's tiles, begin, begin + STEP, ..., of a matrix of `tiles` tiles, and calls f(row, v, sum)
-// for each value v of a tile; f has to leave out rows beyond the matrix, and sequences beyond the batch.
-template <int STEP, class F>
-DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, int tiles, F f) {
-#pragma unroll 1
-  for (int first = begin; first < tiles; first += TILES * STEP) {
-    Sums c[TILES] = {};
-    weights.multiply<TILES>([&](auto k) -> Sums& { return c[k]; }, VectorsOf{shared}, VECTORS,
-                            tiles_from(first, tiles, STEP));
-    float sums[TILES][VALUES];
+// Multiplies the operand by this block's tiles, begin, begin + STEP, ..., of a matrix of ALL tiles, and calls f(row, v, sum) for
+// each value v of a tile; f has to leave out rows beyond the matrix, and sequences beyond the batch.
+template <int ALL, int STEP, class F>
+DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, F f) {
+  for_tiles<ALL, STEP>(begin, [&](auto tiles, int first) {
+    Sums c[tiles] = {};
+    weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, VectorsOf{shared}, VECTORS);
+    float sums[tiles][VALUES];
     add_parts(shared, c, sums);
 #pragma unroll
-    for (int k = 0; k < TILES; k++)
+    for (int k = 0; k < tiles; k++)
 #pragma unroll
       for (int v = 0; v < VALUES; v++) f((first + k * STEP) * 8 + column(v), v, sums[k][v]);
-  }
+  });
 }
 
 // Rows of `normalized` [B, OPERAND_STRIDE] and `hidden` [SLICES, B, OPERAND_STRIDE] are as in shared memory, with WIDTH numbers.
@@ -197,7 +195,7 @@ struct Step {
   DEVICE void compute_hidden() {
     if (blockIdx.x >= HIDDEN_BLOCKS) return grid.pass(HIDDEN_BLOCKS);
     load(normalized);
-    multiply_rows<GRID>(shared, weights, blockIdx.x, HIDDEN_TILES, [&](int at, int, float sum) {
+    multiply_rows<HIDDEN_TILES, GRID>(shared, weights, blockIdx.x, [&](int at, int, float sum) {
       if (at >= HIDDEN || sequence() >= B) return;
       hidden[(at / WIDTH * B + sequence()) * OPERAND_STRIDE + at % WIDTH] = scalar(gelu(sum));
     });
@@ -208,7 +206,7 @@ struct Step {
     if (blockIdx.x >= OUTPUT_BLOCKS) return grid.pass(OUTPUT_BLOCKS);
     load(hidden + output_slice() * B * OPERAND_STRIDE);
     float* part = parts + (output_slice() * B + sequence()) * WIDTH;
-    multiply_rows<OUTPUT_STEP>(shared, weights, first_output_tile(), UNIT_TILES, [&](int at, int, float sum) {
+    multiply_rows<UNIT_TILES, OUTPUT_STEP>(shared, weights, first_output_tile(), [&](int at, int, float sum) {
       if (at < WIDTH && sequence() < B) part[at] = sum;
     });
     grid.arrive(OUTPUT_BLOCKS);
@@ -257,7 +255,7 @@ flashrnn_step_of_many(PARAMETERS) {
   step.load(normalized);
   const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
   u64 largest = 0;
-  multiply_rows<GRID>(shared, weights, blockIdx.x, CLASS_TILES, [&](int row, int, float sum) {
+  multiply_rows<CLASS_TILES, GRID>(shared, weights, blockIdx.x, [&](int row, int, float sum) {
     if (row < CLASSES && sequence() < B) largest = max(largest, choice.rate(sequence(), row, sum));
   });
   choice.raise<4>(sequence(), largest);
