@@ -65,9 +65,9 @@ def unsupported_sizes(spec: ModelSpec) -> str | None:
         return f"the MLP's {spec.hidden} units are not a multiple of the width {width}"
     if kernel.batch > largest_batch(kernel):
         return f"a batch of {kernel.batch} is larger than {largest_batch(kernel)}"
-    blocks = max(spec.hidden // width, _sequences(kernel.batch) // WARPS)  # for slices, and for a sequence of each warp
-    if kernel.batch > _FEW and kernel.gpu.multiprocessors < blocks:
-        return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, of which {blocks} are needed"
+    slices = spec.hidden // width
+    if kernel.batch > _FEW and kernel.gpu.multiprocessors < slices:
+        return f"{kernel.gpu.name} has {kernel.gpu.multiprocessors} multiprocessors, of which {slices} are needed"
     if head_exchanges(spec) and kernel.gpu.multiprocessors < width // 8:
         return f"{kernel.gpu.name} has fewer than {width // 8} multiprocessors, each for eight units of a head"
     return None if tiling(spec) else "its weights and their sums exceed shared memory"
@@ -101,7 +101,8 @@ def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:
     size, width = spec.kernel.dtype.itemsize, _width(spec)
     slots = tiling.slots * (8 * (width * size + _VECTOR) + 16)  # and two barriers for each
     table = 8 * spec.blocks * COLUMNS
-    products = _aligned(slots + table + 4)
+    moments = 2 * 2 * WARPS * 8
+    products = _aligned(slots + table + moments + 4)
     operand = tiling.sequences * (width * size + _VECTOR)
     if tiling.many:
         sums = WARPS * _sums(spec) * 4 * 32 * 4
@@ -139,10 +140,8 @@ def _output_tiles(spec: ModelSpec) -> int:
 
 
 def _row_blocks(spec: ModelSpec, tiling: StepTiling) -> int:
-    """Return how many blocks of threads normalize rows: those without units, unless these would have many rows each."""
-    blocks = spec.kernel.gpu.multiprocessors
-    spare = blocks - _width(spec) // 8
-    return spare if 4 * spare >= tiling.sequences else blocks
+    """Return how many blocks of threads normalize rows."""
+    return min(tiling.sequences, spec.kernel.gpu.multiprocessors)
 
 
 def _stream_rows(spec: ModelSpec, tiling: StepTiling) -> int:

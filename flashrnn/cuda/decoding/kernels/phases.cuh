@@ -13,8 +13,30 @@ DEVICE void begin(Products& shared, const i64* table) {
   __syncthreads();
 }
 
+// A row of which each warp has 128 numbers: one warp takes thousands of cycles for the instructions of all.
+using Part = RowOf<false>;
+
+// Joins means and sums of squares of the warps' parts of a row; all of them call it for each row, number `row` of the block.
+struct Join {
+  float2 (&of)[WARPS];
+  DEVICE Join(Products& shared, int row, int norm) : of(shared.moments[row % 2][norm]) {}
+  template <int K>
+  DEVICE void over(float& mean, float& squares) const {
+    const int warp = threadIdx.x / 32, begin = warp / K * K, first = begin + K <= WARPS ? begin : 0;
+    if (threadIdx.x % 32 == 0) of[warp] = make_float2(mean, squares);
+    sync();
+    float2 parts[K];
+    mean = squares = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) parts[k] = of[first + k], mean += parts[k].x * (1.0f / K);
+#pragma unroll
+    for (int k = 0; k < K; k++) squares += parts[k].y + 128 * (parts[k].x - mean) * (parts[k].x - mean);
+  }
+};
+
 // Loads a row that other blocks wrote.
-DEVICE void load_exchanged(Row& row, const float* from) {
+template <bool WHOLE>
+DEVICE void load_exchanged(RowOf<WHOLE>& row, const float* from) {
   row.for_each([&](float (&v)[4], int at) {
     const uint4 words = load_exchanged(reinterpret_cast<const uint4*>(from + at), true);
     v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);

@@ -11,6 +11,7 @@ struct alignas(16) Products {
   char chunks[SLOTS * SLOT_BYTES];
   i64 table[BLOCKS * ENTRIES];
   Slots slots;
+  float2 moments[2][2][WARPS];  // see Join
   u32 before;  // see CountingBarrier
 };
 

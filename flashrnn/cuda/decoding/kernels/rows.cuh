@@ -1,9 +1,9 @@
-// Rows of WIDTH numbers in the registers of a warp: lane l holds numbers 4 (32 i + l) to 4 (32 i + l) + 3.
+// Rows of WIDTH numbers in registers: of each 128, lane l of a warp holds 4 l to 4 l + 3.
 #pragma once
 #include "kernels/math.cuh"
 
 constexpr int WIDTH = HEADS * D;
-constexpr int LOADS = (WIDTH + 127) / 128;
+constexpr int ROW_LOADS = (WIDTH + 127) / 128;
 constexpr float EPSILON = 1e-5f;  // of all norms
 
 DEVICE void load_four(float (&v)[4], const float* from) {
@@ -22,16 +22,23 @@ DEVICE void store_four(S* to, const float (&v)[4]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
 }
 
-struct Row {
+// Parts of a row that are whole: see `normalize`.
+struct Alone {};
+
+// WHOLE: a warp has all of the row. Otherwise each warp has 128 numbers of it, and those after them none.
+template <bool WHOLE>
+struct RowOf {
+  static constexpr bool WHOLE_ROW = WHOLE;
+  static constexpr int LOADS = WHOLE ? ROW_LOADS : 1;
   float of[LOADS][4] = {};
 
-  DEVICE static int place(int i) { return (i * 32 + threadIdx.x % 32) * 4; }
+  DEVICE static int place(int i) { return ((WHOLE ? i : threadIdx.x / 32) * 32 + threadIdx.x % 32) * 4; }
   // Calls f(numbers, place of the first) for each four numbers that the lane holds.
   template <class F>
   DEVICE void for_each(F f) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
-      if (WIDTH % 128 == 0 || place(i) < WIDTH) f(of[i], place(i));
+      if (WHOLE && WIDTH % 128 == 0 || place(i) < WIDTH) f(of[i], place(i));
   }
   template <class S>
   DEVICE void load(const S* from) {
@@ -41,10 +48,11 @@ struct Row {
   DEVICE void store(S* to) {
     for_each([&](float (&v)[4], int at) { store_four(to + at, v); });
   }
-  // Subtracts from each SIZE numbers their mean, and divides them by their standard deviation.
-  template <int SIZE>
-  DEVICE void normalize() {
-    constexpr int LANES = SIZE % 128 == 0 ? 32 : SIZE / 4, OF_LANE = SIZE % 128 == 0 ? SIZE / 128 : 1;
+  // Subtracts from each SIZE numbers their mean, and divides them by their standard deviation. join.over<K>(mean, squares) is called
+  // by all warps where K of them have parts of these numbers, each of 128 with a mean and a sum of squares.
+  template <int SIZE, class Join = Alone>
+  DEVICE void normalize(Join join = {}) {
+    constexpr int LANES = SIZE % 128 == 0 ? 32 : SIZE / 4, OF_LANE = WHOLE && SIZE % 128 == 0 ? SIZE / 128 : 1;
     static_assert((LANES & (LANES - 1)) == 0 && LANES <= 32);
 #pragma unroll
     for (int first = 0; first < LOADS; first += OF_LANE) {
@@ -65,6 +73,7 @@ struct Row {
         squares += __shfl_xor_sync(0xffffffffu, squares, other) + difference * difference * (0.5f * count);
         mean += 0.5f * difference, count *= 2;
       }
+      if constexpr (!WHOLE && SIZE > 128) join.template over<SIZE / 128>(mean, squares);
       const float scale = op_rsqrt(squares / SIZE + EPSILON);
       each_four([&](float (&v)[4]) {
 #pragma unroll
@@ -72,7 +81,7 @@ struct Row {
       });
     }
   }
-  DEVICE void multiply_by(Row& other) {
+  DEVICE void multiply_by(RowOf& other) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
@@ -84,10 +93,11 @@ struct Row {
 #pragma unroll
       for (int k = 0; k < 4; k++) of[i][k] = float(scalar(of[i][k]));
   }
-  DEVICE void add(Row& other) {
+  DEVICE void add(RowOf& other) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
 #pragma unroll
       for (int k = 0; k < 4; k++) of[i][k] += other.of[i][k];
   }
 };
+using Row = RowOf<true>;

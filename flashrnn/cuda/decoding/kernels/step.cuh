@@ -8,6 +8,7 @@
 #include "decoding/kernels/phases.cuh"
 
 constexpr int WARP_SEQS = (SEQS + WARPS - 1) / WARPS;
+constexpr int SHARED_ROWS = 2;  // sequences at most whose rows all warps normalize together
 // Slices of the hidden layer that are loaded at once: as many as registers hold.
 constexpr int SLICES_AT_ONCE = WARP_VECTORS * SEQS <= 24 ? SLICES < 4 ? SLICES : 4 : SLICES < 2 ? 1 : 2;
 
@@ -29,6 +30,15 @@ DEVICE void for_each_sequence(i64 B, F f) {
     const int sequence = n * WARPS + threadIdx.x / 32;
     if (sequence < B) f(sequence, n);
   }
+}
+
+// Calls f(sequence) for each sequence of which the warp has a row, or a part of one.
+template <class R, class F>
+DEVICE void for_each_row(i64 B, F f) {
+  if constexpr (R::WHOLE_ROW) for_each_sequence(B, [&](int sequence, int) { f(sequence); });
+  else
+#pragma unroll 1
+    for (int sequence = 0; sequence < B; sequence++) f(sequence);
 }
 
 DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
@@ -79,8 +89,15 @@ struct Step {
   const i64 B;
   const int unit_tiles;  // of this block
 
+  // Calls f<Row or Part>(): by which the rows of so many sequences are normalized.
+  template <class F>
+  DEVICE void with_rows(F f) const {
+    if (B <= SHARED_ROWS) f(Part());
+    else f(Row());
+  }
   // The residual stream before a block.
-  DEVICE void load_stream(Row& row, int block, int sequence) const {
+  template <class R>
+  DEVICE void load_stream(R& row, int block, int sequence) const {
     if (block == 0) row.load(embedding + tokens[sequence] * WIDTH);
     else load_exchanged(row, residual + sequence * WIDTH);
   }
@@ -92,15 +109,17 @@ struct Step {
   }
   // Normalizes the residual stream before a block, as the operand of its first matrix.
   DEVICE void begin(Operand& operand, int block, const scalar* norm) {
-    Row row, weight;
-    if (threadIdx.x / 32 < B) weight.load(norm);
-    if (block > 0) grid.wait();
-    for_each_sequence(B, [&](int sequence, int) {
-      load_stream(row, block, sequence);
-      row.store(shared.stream[sequence]);
-      row.normalize<WIDTH>();
-      row.multiply_by(weight);
-      row.store(&shared.operand[sequence * OPERAND_STRIDE]);
+    with_rows([&](auto row) {
+      auto weight = row;
+      if (!row.WHOLE_ROW || threadIdx.x / 32 < B) weight.load(norm);
+      if (block > 0) grid.wait();
+      for_each_row<decltype(row)>(B, [&](int sequence) {
+        load_stream(row, block, sequence);
+        row.store(shared.stream[sequence]);
+        row.template normalize<WIDTH>(Join(shared, sequence, 1));
+        row.multiply_by(weight);
+        row.store(&shared.operand[sequence * OPERAND_STRIDE]);
+      });
     });
     load_normalized(operand);
   }
@@ -165,27 +184,27 @@ struct Step {
   // Second phase: x + norm(h), and the hidden layer of the MLP.
   DEVICE void compute_hidden(int block) {
     Operand operand;
-    {
-      Row x, h, head_weight, mlp_weight;
-      if (threadIdx.x / 32 < B) head_weight.load(model.at(block, HEAD_NORM)), mlp_weight.load(model.at(block, MLP_NORM));
+    with_rows([&](auto x) {
+      auto h = x, head_weight = x, mlp_weight = x;
+      if (!x.WHOLE_ROW || threadIdx.x / 32 < B) head_weight.load(model.at(block, HEAD_NORM)), mlp_weight.load(model.at(block, MLP_NORM));
       grid.wait();
-      for_each_sequence(B, [&](int sequence, int) {
+      for_each_row<decltype(x)>(B, [&](int sequence) {
         if (unit_tiles > 0) x.load(shared.stream[sequence]);
         else load_stream(x, block, sequence);
         load_exchanged(h, hidden_state + sequence * WIDTH);
-        h.normalize<D>();
+        h.template normalize<D>(Join(shared, sequence, 0));
         h.multiply_by(head_weight);
         x.add(h);
         x.for_each([&](float (&v)[4], int at) {
           const int place = at / 8 - first_output_tile();
           if (place >= 0 && place % GRID == 0) store_four(&shared.residual[sequence][place / GRID * 8 + at % 8], v);
         });
-        x.normalize<WIDTH>();
+        x.template normalize<WIDTH>(Join(shared, sequence, 1));
         x.multiply_by(mlp_weight);
         x.store(&shared.operand[sequence * OPERAND_STRIDE]);
       });
-      load_normalized(operand);
-    }
+    });
+    load_normalized(operand);
     multiply_rows<HIDDEN_TILES>(shared, weights, operand, B, [&](int sequence, int, int row, float sum) {
       if (row < HIDDEN) hidden[sequence * HIDDEN + row] = scalar(gelu(sum));
     });

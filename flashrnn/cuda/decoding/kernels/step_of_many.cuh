@@ -2,7 +2,7 @@
 //
 // As in step.cuh, a block computes tiles of eight rows of each matrix for all sequences. But here every block would take longer
 // to read and normalize all rows than one more exchange takes, and all of the hidden layer is more than it can hold. So a
-// residual block has five phases: h; the norms before the MLP, with a sequence for each warp of a few blocks; the hidden layer;
+// residual block has five phases: h; the norms before the MLP, of one sequence in a block, if there are so many; the hidden layer;
 // products of `down` with slices of it; their sum, and the norm before the next residual block.
 #pragma once
 #include "decoding/kernels/phases.cuh"
@@ -10,12 +10,12 @@
 constexpr int HIDDEN_BLOCKS = HIDDEN_TILES < GRID ? HIDDEN_TILES : GRID;
 constexpr int OUTPUT_BLOCKS = (UNIT_TILES < OUTPUT_STEP ? UNIT_TILES : OUTPUT_STEP) * SLICES;
 constexpr int VALUES = 4 / PARTS;  // of a tile by a tile of sequences, that a lane has
-static_assert(ROW_BLOCKS * WARPS >= SEQS && PARTS * VALUES == 4 && OUTPUT_STEP > 0);
+static_assert(ROW_BLOCKS * STREAM_ROWS >= SEQS && PARTS * VALUES == 4 && OUTPUT_STEP > 0);
 
 struct Shared : Products {
   scalar operand[SEQS][OPERAND_STRIDE];  // as it is in memory
   float sums[SEQ_TILES][PARTS][TILES][4][32];
-  float stream[STREAM_ROWS][WIDTH];  // the residual streams of this block's sequences, one of each warp
+  float stream[STREAM_ROWS][WIDTH];  // the residual streams of this block's sequences
   u64 arrived[SEQ_TILES];            // a barrier for each tile of sequences of the operand
 };
 static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
@@ -92,29 +92,31 @@ struct Step {
 
   DEVICE static int row_block() { return GRID - 1 - blockIdx.x; }  // blocks without units come first
 
-  // Lets each sequence's warp change its residual stream by f(stream, sequence), and normalizes it as the operand of the next
-  // product.
+  // Changes the residual stream of each of the block's sequences, number n, by f(stream, sequence, n), and normalizes it as the
+  // operand of the next product.
   template <class F>
   DEVICE void normalize_stream(const scalar* norm, F f) {
-    if (row_block() >= ROW_BLOCKS) return grid.pass(ROW_BLOCKS);
-    const int place = threadIdx.x / 32, row = row_block() + place * ROW_BLOCKS;
-    Row weight;
-    if (row < B) weight.load(norm);
+    if (!has_rows()) return grid.pass(ROW_BLOCKS);
+    Part weight;
+    weight.load(norm);
     grid.wait();
-    if (row < B) {
-      Row x;
-      f(x, row);
-      x.store(shared.stream[place]);
-      x.normalize<WIDTH>();
+#pragma unroll 1
+    for (int n = 0; n < STREAM_ROWS; n++) {
+      const int row = row_block() + n * ROW_BLOCKS;
+      if (row >= B) break;
+      Part x;
+      f(x, row, n);
+      x.store(shared.stream[n]);
+      x.normalize<WIDTH>(Join(shared, n, 1));
       x.multiply_by(weight);
       x.store(normalized + row * OPERAND_STRIDE);
     }
     grid.arrive(ROW_BLOCKS);
   }
-  DEVICE void load_stream(Row& x) const { x.load(shared.stream[threadIdx.x / 32]); }
+  DEVICE static bool has_rows() { return row_block() < ROW_BLOCKS; }
 
   DEVICE void begin(const scalar* embedding, const i64* tokens) {
-    normalize_stream(model.at(0, MIXER_NORM), [&](Row& x, int row) { x.load(embedding + tokens[row] * WIDTH); });
+    normalize_stream(model.at(0, MIXER_NORM), [&](Part& x, int row, int) { x.load(embedding + tokens[row] * WIDTH); });
   }
 
   // Copies rows [B, OPERAND_STRIDE] of the operand, when they are there. Copies to shared memory take a third of the time of
@@ -181,12 +183,13 @@ struct Step {
   }
 
   DEVICE void add_h(int block) {
-    normalize_stream(model.at(block, MLP_NORM), [&](Row& x, int row) {
-      Row h, head_weight;
+    Part head_weight;
+    if (has_rows()) head_weight.load(model.at(block, HEAD_NORM));
+    normalize_stream(model.at(block, MLP_NORM), [&](Part& x, int row, int n) {
+      Part h;
       load_exchanged(h, hidden_state + row * WIDTH);
-      head_weight.load(model.at(block, HEAD_NORM));
-      load_stream(x);
-      h.normalize<D>();
+      x.load(shared.stream[n]);
+      h.normalize<D>(Join(shared, n, 0));
       h.multiply_by(head_weight);
       x.add(h);
     });
@@ -214,11 +217,11 @@ struct Step {
 
   // norm: of what comes after the block.
   DEVICE void add_mlp(const scalar* norm) {
-    normalize_stream(norm, [&](Row& x, int row) {
-      Row part[SLICES];
+    normalize_stream(norm, [&](Part& x, int row, int n) {
+      Part part[SLICES];
 #pragma unroll
       for (int k = 0; k < SLICES; k++) load_exchanged(part[k], parts + (k * B + row) * WIDTH);
-      load_stream(x);
+      x.load(shared.stream[n]);
 #pragma unroll
       for (int k = 0; k < SLICES; k++) x.add(part[k]);
     });
