@@ -89,7 +89,7 @@ def head_functions(cell: Cell) -> str:
     They compute CELLS cells of a thread, phase by phase. `units.reduce` reduces between phases (`UnitReductions` in
     resident/kernels/unit_reductions.cuh); `late` gives the recurrent gates, in the backward the gradients of the new
     states. The forward also returns statistics and the gates as they are stored, which the backward takes
-    (`cells.statistics`). Warps without cells take part in the exchanges alone.
+    (`cells.statistics`).
     """
     late = Late("g", cell.recurrent_gates), Late("d_new", tuple(f"d_new_{state}" for state in cell.states))
     return "\n\n".join(
@@ -198,8 +198,7 @@ class _Phases:
         """Write a loop over cells of what is to be computed, and `statements`."""
         body, self._pending = [*self._pending, *statements], []
         if body:
-            guard = ["  if (units.has_cells())"] * (self._late.group == "g")
-            self.lines += [*guard, "#pragma unroll", "  for (int q = 0; q < CELLS; q++) {"]
+            self.lines += ["#pragma unroll", "  for (int q = 0; q < CELLS; q++) {"]
             self.lines += [*(f"    {statement}" for statement in body), "  }"]
 
     def whole(self) -> str:

@@ -147,9 +147,7 @@ def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
     if tiling.grid or not trace(spec.cell).reduces:
         return of_tiles
     several = minimum(tiling.blocks - 1, 1)
-    half = minimum(of_tiles // tiling.sequences, 1)  # of the columns, or fewer, are used
-    dense = half * minimum(tiling.k_slices - 1, 1) * (2 - tiling.batch_tiles)  # DENSE in tiles.cuh
-    return maximum(several * (of_tiles - 2 * dense) + (1 - several) * (tiling.sequences // 2), 1)
+    return maximum(several * of_tiles + (1 - several) * (tiling.sequences // 2), 1)
 
 
 def cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:

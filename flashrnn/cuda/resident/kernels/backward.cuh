@@ -123,7 +123,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 inputs_of_cells, 
   NeededCells statistics;
   read_statistics(statistics, tile, coord);
   auto cotangents = [&](float (&d_new)[STATES][CELLS]) {
-    if (!CLUSTERED || coord.has_cells()) recurrent_gradient(d_from_next, step - 1, c, exchange, coord);
+    recurrent_gradient(d_from_next, step - 1, c, exchange, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
 #pragma unroll

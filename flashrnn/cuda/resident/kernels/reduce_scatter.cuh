@@ -5,11 +5,8 @@
 // Index of a lane's partial sums in a 16 x 8 tile, two units for two sequences. They are in the order of sequences, so that those
 // of the used sequences are contiguous.
 constexpr int PARTIAL_WORDS = BYTES;
-DEVICE int partial_offset(int rank, int tile, int n, int lane_in_quad, int quad) {
-  return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + lane_in_quad * 8 + quad) * PARTIAL_WORDS;
-}
 DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
-  return partial_offset(rank, tile, n, coord.lane_in_quad, coord.quad);
+  return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + coord.lane_in_quad * 8 + coord.quad) * PARTIAL_WORDS;
 }
 
 // Scatter: sends every block its tiles of c, this block's partial sums, for tiles from `first` on. In 16 bits a lane's sums are
@@ -40,13 +37,12 @@ DEVICE void reduce_received(float (&sum)[CELLS], const u32* receive_buffer, cons
   for (int q = 0; q < CELLS; q++) sum[q] = 0;
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    int cell = coord.cell_slice * CELLS + p * PAIR, odd = DENSE ? coord.lane_in_quad / 2 : cell / 2 % 2;
-    const int of_lane = DENSE ? coord.lane_in_quad % 2 : coord.lane_in_quad;  // whose fragment has the cells
+    int cell = coord.k_slice * CELLS + p * PAIR, odd = cell / 2 % 2;
 #pragma unroll
     for (int rank = 0; rank < BLOCKS; rank++) {
-      const u32* from = receive_buffer + partial_offset(rank, coord.unit_tile, cell / 4, of_lane, coord.quad);
+      const u32* from = receive_buffer + partial_offset(rank, coord.unit_tile, cell / 4, coord);
       float2 pair;
-      if constexpr (BYTES == 2) pair = unpack(from[odd ^ of_lane / 2]);
+      if constexpr (BYTES == 2) pair = unpack(from[odd ^ coord.lane_in_quad / 2]);
       else pair = *reinterpret_cast<const float2*>(from + 2 * odd);
       if constexpr (PAIR == 2) sum[2 * p] += pair.x, sum[2 * p + 1] += pair.y;
       else sum[p] += cell % 2 ? pair.y : pair.x;

@@ -83,13 +83,12 @@ struct UnitReductions {
   // of the group call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
   DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const;
-  DEVICE bool has_cells() const { return coord.has_cells(); }
 
  private:
-  DEVICE bool is_unit(int q) const { return PADDED == D || coord.unit(q) < D; }
+  DEVICE bool is_unit(int q) const { return coord.has_cells() && (PADDED == D || coord.unit(q) < D); }
   // Return where the warp's word goes for the lane's pair p.
   DEVICE float* place(int p, int word) const {
-    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.cell_slice % 2 : 0);
+    const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
     return partials + coord.sequence(p * PAIR) * PARTIAL_ROW + contribution * 4 * EXCHANGED_VECTORS + word;
   }
 
@@ -133,7 +132,7 @@ DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CE
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
   if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
   constexpr int BUFFER = NUMBER % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4);
-  if (has_cells()) reduce_warp<Part, SUMS, MOMENTS, MAXIMA, BUFFER>(of);
+  reduce_warp<Part, SUMS, MOMENTS, MAXIMA, BUFFER>(of);
   exchange<Part, NUMBER>();
   if constexpr (ADDED_BY_ALL) {
 #pragma unroll
@@ -147,7 +146,6 @@ DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CE
     }
     return;
   }
-  if (!has_cells()) return;
 #pragma unroll
   for (int i = 0; i < Part::RESULTS; i++)
 #pragma unroll
@@ -180,6 +178,7 @@ DEVICE void UnitReductions::reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIM
     }
   }
   if constexpr (Part::ADDED > 0) reduce_scatter_lanes(added, coord.lane);
+  if (!coord.has_cells()) return;
 #pragma unroll
   for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
     if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[BUFFER + 8 * i / PAIRS] = added[i];
