@@ -103,6 +103,17 @@ DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Returns, in this notation, the sums of `value` over the lanes of quads 2l and 2l + 1: the product of ones and the values, each as
+// two numbers of TF32, so that 22 of its bits count.
+DEVICE float2 sum_of_quads(float value) {
+  const u32 high = __float_as_uint(value) & 0xffffe000;
+  const float low = value - __uint_as_float(high);
+  float c[4] = {};
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%5,%6}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(0x3f800000), "r"(high), "r"(__float_as_uint(low)));
+  return make_float2(c[0], c[1]);
+}
+
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 // Loads four (two) 8 x 8 matrices of 2-byte elements; every lane passes the address of one row of 16 bytes.

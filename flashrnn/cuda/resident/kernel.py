@@ -15,7 +15,7 @@ from flashrnn.cuda.spec import KernelSpec
 logger = logging.getLogger("flashrnn")
 
 _ATTEMPTS = 6  # tilings that are compiled before the one of them that spills least is taken
-SPILLED = 168  # bytes of a thread's registers that may spill while R is loaded, before the time loop
+SPILLED = 168  # bytes of a thread's registers that may spill while R is loaded, before the time loop: others may in it
 
 
 def compile_best(spec: KernelSpec) -> tuple[Binary, Tiling]:
@@ -38,7 +38,8 @@ def _compile_bucket(spec: KernelSpec) -> tuple[Binary, Tiling]:
         if any(_needs_as_many_registers(choice, other) for _, other in tried):
             continue
         tried.append((compile_tiling(spec, choice), choice))
-        if tried[-1][0].spilled <= SPILLED or len(tried) == _ATTEMPTS:
+        in_loop = 4 * tiling.spillable(spec, choice.grid)
+        if tried[-1][0].spilled <= SPILLED + in_loop or len(tried) == _ATTEMPTS:
             break
     binary, choice = min(tried, key=lambda candidate: candidate[0].spilled)
     logger.info("%s: %s, compiled %d", spec, choice, len(tried))

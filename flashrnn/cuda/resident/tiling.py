@@ -126,7 +126,7 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
     contributions = tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1))
     several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
     received = buffers * seqs * (tiling.blocks * vectors + 1) * 16 + ceil(buffers / 2) * 16
-    partials = seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16
+    partials = seqs * ((1 + alone + several) * (contributions * vectors + 1) + (1 - several) * vectors) * 16
     return (1 - alone * int(in_rows(spec))) * partials + several * received
 
 

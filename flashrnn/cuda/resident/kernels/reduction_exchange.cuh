@@ -9,7 +9,7 @@ DEVICE void UnitReductions::send_partials(int number) const {
   for (int i = threadIdx.x; i < SEQUENCES * BLOCKS; i += THREADS) {
     const int sequence = i % SEQUENCES, rank = (coord.rank + i / SEQUENCES) % BLOCKS;
     Part total;
-    total_of_block(total, sequence, 0);
+    total_of_block(total, sequence, parts_of(number));
     const u32 place = remote_address(to + (sequence * RECEIVED_ROW + coord.rank * 4 * Part::VECTORS) * 4, rank);
 #pragma unroll
     for (int k = 0; k < Part::VECTORS; k++) {
@@ -21,32 +21,26 @@ DEVICE void UnitReductions::send_partials(int number) const {
 }
 
 template <class Part>
-DEVICE void UnitReductions::total_received(int number) const {
-  barrier_wait(barriers + buffer(number) * 8, phase());
-  const float* rows = received + buffer(number) * SEQS * RECEIVED_ROW;
-  for (int first = coord.warp * 4; first < SEQUENCES; first += WARPS * 4) {
-    const int sequence = min(first + coord.lane_in_quad, SEQUENCES - 1);
-    const float* row = rows + sequence * RECEIVED_ROW;
-    Part total, other;
-    total.load(row);
+DEVICE void UnitReductions::total_received(Part& total, int number, int sequence) const {
+  const float* row = received + (buffer(number) * SEQS + sequence) * RECEIVED_ROW;
+  Part other;
+  total.load(row);  // whose shifts and maxima all lanes take
 #pragma unroll
-    for (int i = 0; i < Part::ADDED; i++) total.words[i] = coord.quad == 0 ? total.words[i] : 0;
+  for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i += 8) {
-      const int rank = i + coord.quad;
-      if (rank == 0 || rank >= BLOCKS) continue;
-      other.load(row + rank * 4 * Part::VECTORS);
-      total.add(other, real_units(rank * UNITS, UNITS));
-    }
+  for (int i = 0; i < BLOCKS; i += 8) {
+    const int rank = i + coord.quad;
+    if (i + 8 > BLOCKS && rank >= BLOCKS) continue;
+    other.load(row + rank * 4 * Part::VECTORS);
+    total.add(other, real_units(rank * UNITS, UNITS));
+  }
 #pragma unroll
-    for (int mask = 16; mask >= 4; mask /= 2) {
+  for (int mask = 16; mask >= 4; mask /= 2) {
 #pragma unroll
-      for (int i = 0; i < Part::ADDED; i++) total.words[i] += __shfl_xor_sync(~0u, total.words[i], mask);
+    for (int i = 0; i < Part::ADDED; i++) total.words[i] += __shfl_xor_sync(~0u, total.words[i], mask);
 #pragma unroll
-      for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++)
-        total.words[i] = op_max(total.words[i], __shfl_xor_sync(~0u, total.words[i], mask));
-    }
-    if (coord.quad == 0 && first + coord.lane_in_quad < SEQUENCES) store_results(total, sequence);
+    for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++)
+      total.words[i] = op_max(total.words[i], __shfl_xor_sync(~0u, total.words[i], mask));
   }
 }
 
@@ -55,7 +49,7 @@ template <class Part>
 DEVICE void UnitReductions::publish(int number) const {
   if (threadIdx.x >= SEQS) return;
   Part total;
-  total_of_block(total, threadIdx.x, 0);
+  total_of_block(total, threadIdx.x, parts_of(number));
   u64* to = published_by(number, threadIdx.x, coord.rank);
   auto word = [&](int i) { return i < 0 ? 0 : __float_as_uint(total.words[i < 0 ? 0 : i]); };
 #pragma unroll

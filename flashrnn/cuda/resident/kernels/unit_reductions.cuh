@@ -3,12 +3,13 @@
 // IN_ROWS, a row of lanes has all units of a sequence (row_reductions.cuh). Otherwise, a warp reduces its units by shuffles, and
 // leaves a Partial for each sequence in shared memory. In one block of few warps, every thread adds up those of its sequences; in
 // one of many, a thread per sequence does. In a cluster, a thread per sequence and block of the cluster adds up the block's and
-// sends the sum there; a warp per four sequences adds up what all blocks have sent. In a grid, the sums are published in global
-// memory, and a warp per sequence adds them up (reduction_exchange.cuh). All threads then read the results from shared memory.
+// sends the sum there; every warp then adds up what all blocks have sent for its sequences. In a grid, the sums are published in
+// global memory, and a warp per sequence adds them up (reduction_exchange.cuh). Where few add up, all threads then read the
+// results from shared memory.
 //
 // A step has EXCHANGES exchanges. Between blocks, each has a buffer of its own, and a single one has two: so a buffer is written
-// again when everybody has read it, because there is another exchange in between. In one block, parts have two buffers: between
-// an exchange and the one after the next, or the next step, all threads synchronise.
+// again when everybody has read it, because there is another exchange in between. Parts have two buffers but in a grid: between
+// an exchange and the one after the next all threads synchronise.
 #pragma once
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
@@ -20,11 +21,11 @@ constexpr int HOLDERS = CELLS == 1 ? 2 : 1;          // warps of a unit tile tha
 constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
 constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 constexpr int PARTIAL_ROW = CONTRIBUTIONS * 4 * EXCHANGED_VECTORS + 4;  // floats of a sequence, in other banks than the next one's
-constexpr int PARTIAL_BUFFERS = BLOCKS == 1 ? 2 : 1, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
+constexpr int PARTIAL_BUFFERS = GRID ? 1 : 2, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
 constexpr bool ADDED_BY_ALL = BLOCKS == 1 && CONTRIBUTIONS <= 4;
 constexpr int RECEIVED_ROW = BLOCKS * 4 * EXCHANGED_VECTORS + 4;
 constexpr int RECEIVED_BYTES = CLUSTERED ? EXCHANGE_BUFFERS * SEQS * RECEIVED_ROW * 4 : 0;
-constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
+constexpr int RESULT_BYTES = CLUSTERED ? 0 : SEQS * 4 * EXCHANGED_VECTORS * 4;
 constexpr i64 PUBLISHED_WORDS = i64(EXCHANGE_BUFFERS) * SEQS * BLOCKS * EXCHANGED_PAIRS;  // of a group, in global memory
 constexpr int REDUCTION_BYTES = IN_ROWS ? 0 : PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES + (CLUSTERED ? (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16 : 0);
 
@@ -77,6 +78,10 @@ struct UnitReductions {
       publish_phase(published + (i / EXCHANGED_PAIRS * BLOCKS + coord.rank) * EXCHANGED_PAIRS + i % EXCHANGED_PAIRS, {}, 0);
   }
   DEVICE int buffer(int number) const { return EXCHANGES > 1 ? number : step & 1; }
+  // Return where the parts of an exchange begin: it and the one before have different buffers.
+  DEVICE int parts_of(int number) const {
+    return (EXCHANGES % 2 == 0 ? number : number + step) % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4);
+  }
   DEVICE u32 phase() const { return EXCHANGES > 1 ? step & 1 : step >> 1 & 1; }
 
   // Reduces SUMS numbers, then MOMENTS, then MAXIMA over the units of the head; `number`: of the exchange in the step. All threads
@@ -93,14 +98,11 @@ struct UnitReductions {
   }
 
   // Reduces the units of a warp, and leaves its part in shared memory.
-  template <class Part, int SUMS, int MOMENTS, int MAXIMA, int BUFFER>
-  DEVICE void reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS]) const;
-  // Reduces the parts of all warps to `results`, unless all threads add up the block's parts themselves.
-  template <class Part, int NUMBER>
-  DEVICE void exchange() const;
+  template <class Part, int SUMS, int MOMENTS, int MAXIMA>
+  DEVICE void reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const;
   // Adds up what the block's units contribute to a sequence.
   template <class Part>
-  DEVICE void total_of_block(Part& total, int sequence, int buffer) const;
+  DEVICE void total_of_block(Part& total, int sequence, int parts) const;
   // Leaves what has been reduced for all threads.
   template <class Part>
   DEVICE void store_results(const Part& total, int sequence) const;
@@ -108,9 +110,9 @@ struct UnitReductions {
   // Between the blocks of a cluster: adds up a block's part, and sends it to all.
   template <class Part>
   DEVICE void send_partials(int number) const;
-  // Adds up what the blocks have sent: a warp for four sequences, the eight lanes of each for every eighth block.
+  // Adds up what the blocks have sent for a sequence of the lane: the eight lanes that have it each begin with every eighth block.
   template <class Part>
-  DEVICE void total_received(int number) const;
+  DEVICE void total_received(Part& total, int number, int sequence) const;
 
   // Between the blocks of a grid.
   DEVICE u64* published_by(int number, int sequence, int rank) const {
@@ -131,14 +133,19 @@ template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
 DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
   if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
-  constexpr int BUFFER = NUMBER % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4);
-  reduce_warp<Part, SUMS, MOMENTS, MAXIMA, BUFFER>(of);
-  exchange<Part, NUMBER>();
-  if constexpr (ADDED_BY_ALL) {
+  const int parts = parts_of(NUMBER);
+  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of, parts);
+  if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + buffer(NUMBER) * 8, SEQUENCES * BLOCKS * Part::VECTORS * 16);
+  __syncthreads();
+  if constexpr (CLUSTERED || ADDED_BY_ALL) {
+    if constexpr (CLUSTERED) send_partials<Part>(NUMBER);
+    if (!coord.has_cells()) return;
+    if constexpr (CLUSTERED) barrier_wait(barriers + buffer(NUMBER) * 8, phase());
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
       Part total;
-      total_of_block(total, coord.sequence(p * PAIR), BUFFER);
+      if constexpr (CLUSTERED) total_received(total, NUMBER, coord.sequence(p * PAIR));
+      else total_of_block(total, coord.sequence(p * PAIR), parts);
 #pragma unroll
       for (int i = 0; i < Part::RESULTS; i++)
 #pragma unroll
@@ -146,14 +153,23 @@ DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CE
     }
     return;
   }
+  if constexpr (GRID) {
+    publish<Part>(NUMBER);
+    total_published<Part>(NUMBER);
+  } else if (threadIdx.x < SEQS) {
+    Part total;
+    total_of_block(total, threadIdx.x, parts);
+    store_results(total, threadIdx.x);
+  }
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < Part::RESULTS; i++)
 #pragma unroll
     for (int q = 0; q < CELLS; q++) result[i][q] = own_result[i * SEQS + tile_of(q) * 8 + second_of(q)];
 }
 
-template <class Part, int SUMS, int MOMENTS, int MAXIMA, int BUFFER>
-DEVICE void UnitReductions::reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS]) const {
+template <class Part, int SUMS, int MOMENTS, int MAXIMA>
+DEVICE void UnitReductions::reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], int parts) const {
   float added[Part::ADDED > 0 ? Part::ADDED * PAIRS : 1], shifts[MOMENTS + 1][PAIRS], maxima[MAXIMA + 1][PAIRS];
   const bool valid[2] = {is_unit(0), is_unit(PAIR - 1)};
   auto number = [&](int i, int q) { return valid[q % PAIR] ? of[i][q] : 0; };
@@ -181,41 +197,20 @@ DEVICE void UnitReductions::reduce_warp(const float (&of)[SUMS + MOMENTS + MAXIM
   if (!coord.has_cells()) return;
 #pragma unroll
   for (int i = 0; 8 * i < Part::ADDED * PAIRS; i++)
-    if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[BUFFER + 8 * i / PAIRS] = added[i];
+    if (8 * i + owned_value(coord.lane) < Part::ADDED * PAIRS) own_partial[parts + 8 * i / PAIRS] = added[i];
   if (coord.quad > 0) return;
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
 #pragma unroll
-    for (int i = 0; i < MOMENTS; i++) *place(p, BUFFER + Part::ADDED + i) = shifts[i][p];
+    for (int i = 0; i < MOMENTS; i++) *place(p, parts + Part::ADDED + i) = shifts[i][p];
 #pragma unroll
-    for (int i = 0; i < MAXIMA; i++) *place(p, BUFFER + Part::ADDED + MOMENTS + i) = maxima[i][p];
+    for (int i = 0; i < MAXIMA; i++) *place(p, parts + Part::ADDED + MOMENTS + i) = maxima[i][p];
   }
-}
-
-template <class Part, int NUMBER>
-DEVICE void UnitReductions::exchange() const {
-  if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + buffer(NUMBER) * 8, SEQUENCES * BLOCKS * Part::VECTORS * 16);
-  __syncthreads();
-  if constexpr (ADDED_BY_ALL) return;
-  if constexpr (CLUSTERED) {
-    send_partials<Part>(NUMBER);
-    total_received<Part>(NUMBER);
-  } else if constexpr (GRID) {
-    publish<Part>(NUMBER);
-    total_published<Part>(NUMBER);
-  } else {
-    if (threadIdx.x < SEQS) {
-      Part total;
-      total_of_block(total, threadIdx.x, NUMBER % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4));
-      store_results(total, threadIdx.x);
-    }
-  }
-  __syncthreads();
 }
 
 template <class Part>
-DEVICE void UnitReductions::total_of_block(Part& total, int sequence, int buffer) const {
-  const float* row = partials + buffer + sequence * PARTIAL_ROW;
+DEVICE void UnitReductions::total_of_block(Part& total, int sequence, int parts) const {
+  const float* row = partials + parts + sequence * PARTIAL_ROW;
   total.load(row);
 #pragma unroll
   for (int i = 1; i < CONTRIBUTIONS; i++) {
