@@ -217,8 +217,7 @@ inline void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 inline float2 sum_of_quads(float value) {
   const auto tf32 = [](float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000); };
-  const float high = tf32(value), rounded = high + tf32(value - high);
-  const u32 word = __float_as_uint(rounded);
+  const u32 word = __float_as_uint(tf32(value) + tf32(value - tf32(value)));
   show(&word, 1);
   float sums[2] = {};
   for (int i = 0; i < 8; i++) sums[i / 4] += __uint_as_float(of_lane(threadIdx.x % 4 * 8 + i, 0));

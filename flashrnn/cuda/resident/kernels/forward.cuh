@@ -81,10 +81,14 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   u32 next_carried[PAIRS];
   read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
   read_masks(next_carried, shared.inputs + stage * INPUT_BYTES + MASK_TILES + coord.cell_tile() * MASK_BYTES, coord);
-  results.store(s, strides);
-  loader.load(t + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, steps, strides.x, strides.masks);
+  results.store(s, strides, coord);
+  auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, strides.x, strides.masks); };
+  if (!IN_ROWS) load_inputs();
 #if REDUCES
-  auto u = [&](float (&sums)[GR][CELLS]) { reduce_slices<GR>(sums, c, shared.sums, coord); };
+  auto u = [&](float (&sums)[GR][CELLS]) {
+    reduce_slices<GR>(sums, c, shared.sums, coord);
+    if (IN_ROWS) load_inputs();  // while the sums arrive
+  };
 #else
   float u[GR][CELLS];
   reduce_slices<GR>(u, c, shared.sums, coord);
@@ -93,10 +97,9 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
 
   if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
   if (!IN_ROWS) read_constants(constants, shared.constants, coord);
-  StatisticCells statistics;
-  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, statistics);
+  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, results.statistics);
   if (coord.has_cells()) {
-    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, statistics);
+    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, results.statistics);
     results.h.round(s[0]);
     results.h.get(s[0]);
     StoredCells operand = results.h;
@@ -121,7 +124,6 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
     }
     __syncthreads();
   }
-  if (STORE_GATES) store_statistics(statistics, results.gates_to, cells.valid, coord);
 }
 
 // PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, masks -> h, aux, last, gates (see cells.cuh).
@@ -184,7 +186,7 @@ flashrnn_forward(PARAMETERS) {
     step_forward(t, stage, steps, shared, weights, cells, s, b, constants, carried, loader, results, h_operand, ring, units, strides, coord);
 
   // Epilogue: the last results; no block ends while others may still send to it.
-  results.store(s, strides);
+  results.store(s, strides, coord);
   store_states(last, s, cells, B);
   if constexpr (CLUSTERED) cluster_sync();
   if (uses_grid_barrier) grid_barrier.reset();

@@ -113,6 +113,7 @@ DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIR
 struct Results {
   StoredCells h;
   ResidualGates gates[PAIRS];
+  StatisticCells statistics;
   bool to_store[CELLS] = {};  // none before the first step
   scalar* h_to[PAIRS];
   aux_number* aux_to[PAIRS];
@@ -135,7 +136,7 @@ struct Results {
     aux_stride = aux_stride_;
     asm_fence(aux_stride);
   }
-  DEVICE void store(const float (&s)[STATES][CELLS], const StepStrides& strides) {
+  DEVICE void store(const float (&s)[STATES][CELLS], const StepStrides& strides, const ThreadCoord& coord) {
     h.store_global(h_to, 0, to_store);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
@@ -143,6 +144,7 @@ struct Results {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
       if (STORE_GATES && to_store[p * PAIR]) gates[p].store(gates_to[p]);
+    if (STORE_GATES) store_statistics(statistics, gates_to, to_store, coord);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
       advance(h_to[p], strides.h), advance(aux_to[p], strides.aux), advance(gates_to[p], strides.gates);
