@@ -1,9 +1,12 @@
 """Parity as the paper has it: accuracy by the length of the sequence."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from reproduction import by_length
+import torch
+
+from reproduction import by_length, together
 from reproduction.accuracy import MODELS, SEEDS, check_alike, collected, finished, training_notes
 from reproduction.result import Options, Reproduction, paper, save
 from reproduction.runs import Run, folder_of_runs, made_on, runs_of
@@ -15,10 +18,17 @@ def _measure(options: Options) -> list[Path]:
     def runs(folder: Path) -> list[Run]:
         return [_run(folder, model, seed, options.quick) for seed in SEEDS for model in MODELS]
 
-    folder = folder_of_runs("parity", options, runs)
+    folder = folder_of_runs("parity", options, runs, _train_together if torch.cuda.is_available() else None)
     rows = collected(options, folder, ["parity"], "parity")
     check_alike(finished(rows))
     return [save("parity", options, {"runs": rows}, made_on(rows))]
+
+
+def _train_together(runs: Sequence[Run], options: Options) -> None:
+    """Train the runs on GPUs, those of `options.jobs` models at a time."""
+    of_models = {model: [run for run in runs if f"model={model}" in run.overrides] for model in MODELS}
+    calls = [partial(together.train, of_model, options.overrides, {}) for of_model in of_models.values()]
+    together.in_processes(calls, options.jobs)
 
 
 def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:

@@ -39,12 +39,18 @@ class Run:
         return evaluation(self.folder) is not None
 
 
-def folder_of_runs(name: str, options: Options, make: Callable[[Path], Iterable[Run]]) -> Path:
-    """Return the folder to collect: options.runs, or else one of this name, in which `make(folder)` is then trained."""
+def folder_of_runs(
+    name: str,
+    options: Options,
+    make: Callable[[Path], Iterable[Run]],
+    trained: Callable[[Sequence[Run], Options], None] | None = None,
+) -> Path:
+    """Return the folder to collect: options.runs, or else one of this name, in which `make(folder)` is then trained, by
+    scripts.train if `trained` is None."""
     if options.runs is not None:
         return options.runs
     folder = OUTPUTS / (f"{name}_quick" if options.quick else name)
-    train(list(make(folder)), options)
+    (trained or train)(list(make(folder)), options)
     return folder
 
 

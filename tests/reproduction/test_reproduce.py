@@ -28,7 +28,7 @@ from reproduction import (
     text_runs,
     throughput,
 )
-from reproduction.accuracy import MODELS, extrapolated
+from reproduction.accuracy import MODELS, SEEDS, extrapolated
 from reproduction.parity import PARITY
 from reproduction.result import ROOT, Options, Reproduction, paper, save, write
 from reproduction.runs import LOG, Run, collect, train
@@ -358,6 +358,17 @@ def test_what_wins_back_the_time_of_compiling_is_compiled(name, quick, compiled,
     overrides = [dict(override.split("=") for override in run.overrides) for run in asked]
     assert {asked["model"] for asked in overrides} == set(MODELS)
     assert {asked["model"] for asked in overrides if asked["compile"] == "true"} == compiled
+
+
+def test_seeds_of_a_model_train_together_on_a_gpu(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("reproduction.together.in_processes", lambda asked, number: calls.extend(asked))
+    monkeypatch.setattr("reproduction.parity.made_on", lambda rows: "h100")
+    monkeypatch.setattr("reproduction.accuracy.collect", lambda *_: [])
+    reproduce.load("parity").measure(Options(out=tmp_path))
+    of_models = [{tuple(run.overrides[2:4]) for run in call.args[0]} for call in calls]
+    assert of_models == [{(f"model={model}", f"seed={seed}") for seed in SEEDS} for model in MODELS]
 
 
 def test_a_quick_result_does_not_replace_a_full_one(tmp_path):
