@@ -108,10 +108,10 @@ class ResumableDataModule(L.LightningDataModule):
     def accumulate(self) -> int:
         return self.trainer.accumulate_grad_batches if self.trainer else 1
 
-    def training_loader(self, dataset: Dataset, size: int | None, lanes: bool = False) -> DataLoader:
+    def training_loader(self, dataset: Dataset, size: int | None, lane: int | None = None) -> DataLoader:
         """Return batches in the order of a ResumableSampler; `dataset` maps an array of indices to a batch.
 
-        With `lanes`, each row of an optimizer step is a lane of consecutive samples.
+        With `lane`, each row of an optimizer step reads lanes of so many consecutive samples.
         """
         self._sampler = ResumableSampler(
             size,
@@ -121,10 +121,10 @@ class ResumableDataModule(L.LightningDataModule):
             world_size=self.world_size,
             accumulate=self.accumulate,
             consumed=self._position,
-            lanes=lanes,
+            lane=lane or 1,
         )
         self._position = self._position_before = self._sampler.consumed
-        return self._loader(Lanes(dataset, self._sampler.lane_length) if lanes else dataset, self._sampler)
+        return self._loader(Lanes(dataset, lane) if lane else dataset, self._sampler)
 
     def evaluation_loader(self, dataset: Dataset, size: int, run: int | None = None) -> DataLoader:
         """Return samples 0 ... size-1 in order; the last batch may be shorter. Ranks take turns sample by sample, and

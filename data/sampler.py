@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
-from data.lanes import lane_order
 from data.permutation import Permutation
 
 
@@ -15,8 +14,8 @@ class ResumableSampler(Sampler[np.ndarray]):
     A global batch is `world_size * batch_size` consecutive samples of one global order; every rank takes its slice of
     it. With a `size`, the order is a new permutation of range(size) in every epoch, drawn from (seed, epoch). An epoch
     has whole optimizer steps, of `accumulate` global batches each; the remaining samples are dropped. With `size=None`
-    the order is 0, 1, 2, ... without end. With `lanes` it is `lane_order` in every epoch: every sample of an optimizer
-    step has a lane of `lane_length` consecutive samples.
+    the order is 0, 1, 2, ... without end. With `lane`, a permutation of lanes of so many consecutive samples: every
+    sample of an optimizer step begins a lane, the following steps read these lanes to their ends, and then the next.
 
     The state is `consumed`, the number of samples that training has taken on all ranks together. The training loop sets
     it, because workers fetch ahead. Iterating yields the rest of the current epoch; len() is that of a whole epoch. If
@@ -34,14 +33,15 @@ class ResumableSampler(Sampler[np.ndarray]):
         world_size: int = 1,
         accumulate: int = 1,
         consumed: int = 0,
-        lanes: bool = False,
+        lane: int = 1,
     ):
         self._global_batch = batch_size * world_size
         step = self._global_batch * accumulate
-        if size is not None and size < step:
+        if size is not None and size < step * lane:
+            of_lane = f" x {lane} of a lane" if lane > 1 else ""
             raise ValueError(
                 f"there are {size} training samples, fewer than a step takes: {batch_size} x {world_size} ranks x "
-                f"{accumulate} accumulated; use a smaller batch_size or global_batch_size, or more data"
+                f"{accumulate} accumulated{of_lane}; use a smaller batch_size or global_batch_size, or more data"
             )
         self.size = size
         self.batch_size = batch_size
@@ -50,9 +50,9 @@ class ResumableSampler(Sampler[np.ndarray]):
         self.world_size = world_size
         self.consumed = consumed
         self._step = step
-        self._lanes = lanes
+        self._lane = lane
         if size is not None:
-            self._epoch_samples = size // step * step  # that are used
+            self._epoch_samples = size // (step * lane) * step * lane  # that are used
             epoch, offset = divmod(consumed, self._epoch_samples)
             self.consumed = epoch * self._epoch_samples + -(-offset // step) * step
 
@@ -66,11 +66,6 @@ class ResumableSampler(Sampler[np.ndarray]):
         """The batches of this epoch that each rank has taken, and those of the whole epoch; None without epochs."""
         return None if self.size is None else (self.consumed % self._epoch_samples // self._global_batch, len(self))
 
-    @property
-    def lane_length(self) -> int:
-        """The samples of a lane in an epoch."""
-        return self._epoch_samples // self._step
-
     def __iter__(self) -> Iterator[np.ndarray]:
         own = self.rank * self.batch_size
         if self.size is None:
@@ -79,9 +74,8 @@ class ResumableSampler(Sampler[np.ndarray]):
                 yield np.arange(start, start + self.batch_size)
                 start += self._global_batch
         epoch, offset = divmod(self.consumed, self._epoch_samples)
-        if self._lanes:
-            order = lane_order(self._step, self.lane_length).__getitem__
-        else:
-            order = Permutation(self.size, [self.seed, epoch])
+        lanes = Permutation(self.size // self._lane, [self.seed, epoch])
         for start in range(offset + own, self._epoch_samples, self._global_batch):
-            yield order(np.arange(start, start + self.batch_size))
+            step, row = np.divmod(np.arange(start, start + self.batch_size), self._step)
+            group, place = np.divmod(step, self._lane)
+            yield lanes(group * self._step + row) * self._lane + place

@@ -36,9 +36,9 @@ class Text(StreamingDataModule):
     With `streaming`, only validation is stored, and training tokenises the source while it reads, shuffled as by
     StreamedBlocks. Each worker of each rank reads its own documents; resuming needs the same number of both.
 
-    With `stateful`, the tokens are cut into one lane for each row of an optimizer step. Blocks follow each other in a
-    lane, in the same order in every epoch, so that a model can carry its state from block to block; batches also have
-    `continues`. Validation has lanes for the rows of its batches.
+    With `stateful`, blocks follow each other in lanes of `lane_tokens`, so that a model can carry its state from block
+    to block; batches also have `continues`. Each row of an optimizer step reads a lane to its end, and then begins
+    another. Lanes come in a new random order in every epoch. Validation has lanes for the rows of its batches.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
@@ -67,6 +67,7 @@ class Text(StreamingDataModule):
         context_length: int = 1024,
         reset_at_documents: bool = False,
         stateful: bool = False,
+        lane_tokens: int | None = None,
         eval_length: int | None = None,
         eval_documents: int = 64,
         eval_context: int | None = None,
@@ -84,6 +85,8 @@ class Text(StreamingDataModule):
             raise ValueError(f"val_fraction={val_fraction} must lie between 0 and 1")
         if streaming:
             _check_streaming(max_val_blocks, max_bytes, stateful)
+        if lane_tokens is not None and (lane_tokens < context_length or lane_tokens % context_length):
+            raise ValueError(f"lane_tokens={lane_tokens} must be a multiple of context_length={context_length}")
         self.recipe = Recipe(
             *_corpora(source, column, subset, split, val_split, revision),
             tokenizer=tokenizer,
@@ -98,6 +101,7 @@ class Text(StreamingDataModule):
         self.context_length = context_length
         self.reset_at_documents = reset_at_documents
         self.stateful = stateful
+        self.lane_tokens = lane_tokens
         self.eval_length = eval_length
         self.eval_documents = eval_documents
         self.eval_context = eval_context
@@ -157,7 +161,7 @@ class Text(StreamingDataModule):
 
     def train_dataloader(self) -> DataLoader:
         if not self.streaming:
-            return self.training_loader(self.train_data, len(self.train_data), lanes=self.stateful)
+            return self.training_loader(self.train_data, len(self.train_data), self._lane_blocks)
         return self.streaming_loader()
 
     def stream(self, reader: int, readers: int, position: dict | None, batch_size: int | None = None) -> StreamedBlocks:
@@ -263,6 +267,14 @@ class Text(StreamingDataModule):
     @property
     def _streamed(self) -> Recipe:
         return self.recipe.at_revision(self.manifest.revision)
+
+    @property
+    def _lane_blocks(self) -> int | None:
+        """The blocks of a lane; without `lane_tokens`, as many as there are for each row of an optimizer step."""
+        if not self.stateful:
+            return None
+        whole = max(1, len(self.train_data) // self._lanes)
+        return whole if self.lane_tokens is None else self.lane_tokens // self.context_length
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "lanes" not in state_dict and not self.streaming:

@@ -22,6 +22,7 @@ from reproduction.runs import (
 from reproduction.text_runs import check_finished, finished
 
 CONTEXTS = (128, 256, 1024)
+LANE = 16384  # tokens over which a state is carried where lanes are shuffled
 EXPERIMENT = "context"
 EDGES = (0, 128, 1024, 4096, 16384)  # of the columns, in positions; the last ends with the documents
 QUICK = (
@@ -30,6 +31,19 @@ QUICK = (
     *("trainer.precision=32-true", "trainer.max_steps=40", "val_every=40", "schedule.warmup_steps=10"),
 )
 QUICK_TOKENS = 2048  # in a step
+_CARRIED = {
+    "lanes": ("data.stateful=true", f"data.lane_tokens={LANE}"),
+    "whole": ("data.stateful=true",),
+    "none": ("data.stateful=false",),
+}
+_TOLD = {"none": "without a carried state", "whole": "in one lane for each row", "lanes": "in shuffled lanes"}
+_STYLES = {  # by whether it is an LSTM, and how its state is carried
+    (True, "none"): ("tab:orange", "--"),
+    (True, "whole"): ("tab:green", ":"),
+    (True, "lanes"): ("tab:blue", "-"),
+    (False, "none"): ("black", ":"),
+    (False, "apart"): ("black", "-"),
+}
 _TOKENS = 32768
 _VALIDATED = 2**20  # tokens, the same for all contexts
 
@@ -45,14 +59,13 @@ def _measure(options: Options) -> list[Path]:
 
 def _runs(folder: Path, quick: bool) -> Iterator[Run]:
     """Yield the runs, the longest first: a Transformer that reads a document at once, or forgets as in training, and
-    LSTMs with and without states carried on."""
+    LSTMs without states carried on, and with them, in shuffled lanes and in one for each row of a step."""
     size = _size(CONTEXTS[-1], quick)
     for seen in ("null", CONTEXTS[-1]):
         yield Run(folder / f"transformer_{seen}", (*size, "model=transformer", f"data.eval_context={seen}"))
     for context in reversed(CONTEXTS):
-        for stateful in ("true", "false"):
-            size = _size(context, quick)
-            yield Run(folder / f"lstm_{context}_{stateful}", (*size, "model=lstm", f"data.stateful={stateful}"))
+        for name, carried in _CARRIED.items():
+            yield Run(folder / f"lstm_{context}_{name}", (*_size(context, quick), "model=lstm", *carried))
 
 
 def _size(context: int, quick: bool) -> tuple[str, ...]:
@@ -66,13 +79,14 @@ def _described(folder: Path) -> dict:
     if found is None:
         return {}
     data = found["config"]["data"]
-    return {key: data.get(key) for key in ("context_length", "stateful", "eval_context")}
+    return {key: data.get(key) for key in ("context_length", "stateful", "lane_tokens", "eval_context")}
 
 
 def name_of(run: dict) -> str:
     if run["eval_context"]:
         return f"{run['model']}, context {run['context_length']}, blocks apart"
-    carried = ", state carried" if run["stateful"] else ""
+    over = f" over {run['lane_tokens']} tokens" if run["lane_tokens"] else ""
+    carried = f", state carried{over}" if run["stateful"] else ""
     return f"{run['model']}, context {run['context_length']}{carried}"
 
 
@@ -122,25 +136,31 @@ def _draw(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
     runs = finished(runs_of(contents))
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    axes = figure.subplots()
-    colours = dict(zip(CONTEXTS, ("tab:blue", "tab:orange", "tab:green"), strict=True))
-    for run in runs:
-        points = doubling(run)
-        of_lstm = _is_lstm(run)
-        colour = colours.get(run["context_length"], "tab:red") if of_lstm else "black"
-        style = "-" if run["stateful"] or run["eval_context"] else "--" if of_lstm else ":"
-        axes.plot(*zip(*points, strict=True), style, color=colour, label=name_of(run), marker=".", markersize=4)
+    contexts = sorted({run["context_length"] for run in runs})
+    figure = Figure(figsize=(max(6.5, 4.5 * len(contexts)), 4.6), layout="constrained")
+    panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
+    for context, axes in zip(contexts, panels, strict=True):
+        for run in runs:
+            if run["context_length"] == context:
+                style = dict(zip(("color", "linestyle"), _STYLES[_is_lstm(run), kind(run)], strict=True))
+                axes.plot(*zip(*doubling(run), strict=True), label=name_of(run), marker=".", markersize=4, **style)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+        axes.set_xlabel("position in the document (each point the mean up to the next)", fontsize=8)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
     shown = [value for run in runs if _is_lstm(run) or run["eval_context"] for _, value in doubling(run)]
-    axes.set_ylim(0.9 * min(shown), 1.1 * max(shown))
-    axes.set_xscale("log", base=2)
-    starts = [start for start, _ in doubling(runs[0])]
-    axes.set_xticks(starts, labels=["0", *map(str, starts[1:])])
-    axes.set(xlabel="position in the document (each point the mean up to the next)", ylabel="perplexity")
-    axes.set_title(_finding(runs), fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    panels[0].set_ylim(0.9 * min(shown), 1.1 * max(shown))
+    panels[0].set_ylabel("perplexity")
+    figure.suptitle(_finding(runs), fontsize=10)
     figure.savefig(file, dpi=150)
+
+
+def kind(run: dict) -> str:
+    """Return how a state was carried in training, or that blocks are apart in the evaluation."""
+    if run["eval_context"]:
+        return "apart"
+    return "none" if not run["stateful"] else "lanes" if run["lane_tokens"] else "whole"
 
 
 def _is_lstm(run: dict) -> bool:
@@ -163,21 +183,20 @@ def doubling(run: dict) -> list[tuple[int, float]]:
 def _finding(runs: list[dict]) -> str:
     """Return what the figure shows, as a title."""
     low, high = edges(runs)[-1]
-    found = {(run["context_length"], run["stateful"]): perplexity(run, low, high) for run in runs if _is_lstm(run)}
-    told = [
-        f"{context}: {found[context, False]:.2f} and {found[context, True]:.2f}"
-        for context in CONTEXTS
-        if {(context, False), (context, True)} <= found.keys()
-    ]
-    where = f"Perplexity at positions {low} to {high - 1}, without and with the state carried on in training"
-    return f"{where}\nLSTM, context {', '.join(told)}"
+    told = []
+    for context in CONTEXTS:
+        found = {kind(run): run for run in runs if _is_lstm(run) and run["context_length"] == context}
+        values = [f"{perplexity(found[kind], low, high):.2f} {_TOLD[kind]}" for kind in _TOLD if kind in found]
+        if values:
+            told.append(f"context {context}: {', '.join(values)}")
+    return f"Perplexity of LSTMs at positions {low} to {high - 1}\n{'; '.join(told)}"
 
 
 CONTEXT = Reproduction(
     source="context",
     what="The same LSTM trained on windows of 128, 256 and 1024 tokens, with and without its state carried from window "
-    "to window (`data.stateful`), beside a Transformer: perplexity by the position in long documents "
-    "(experiment=context).",
+    f"to window (`data.stateful`), in shuffled lanes of {LANE:,} tokens (`data.lane_tokens`) or in one lane for each "
+    "row of a step, beside a Transformer: perplexity by the position in long documents (experiment=context).",
     measure=_measure,
     table=_table,
     draw=_draw,

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from benchmarks.markdown import markdown
 from benchmarks.results import device_folder
-from reproduction.context import CONTEXTS, doubling, edges, name_of, perplexity
+from reproduction.context import CONTEXTS, doubling, edges, kind, name_of, perplexity
 from reproduction.result import Options, Reproduction, Table
 from reproduction.runs import runs_of, trained_by
 from reproduction.text_runs import finished
 from training.provenance import short
 
 _SOURCES = ("context", "generation")
-_STYLES = {(True, False): "-", (False, False): "--", (False, True): ":"}  # by stateful, and whether blocks are apart
+_STYLES = {"lanes": "-", "whole": "-.", "none": "--", "apart": ":"}  # by how a state is carried
 
 
 def _measure(options: Options) -> list[Path]:
@@ -28,7 +28,7 @@ def _measure(options: Options) -> list[Path]:
 def _runs(contents: list[dict]) -> list[dict]:
     """Return the runs with the longest context, LSTMs first."""
     found = [run for run in finished(runs_of(contents[:1])) if run["context_length"] == CONTEXTS[-1]]
-    return sorted(found, key=lambda run: (run["model"], not run["stateful"], run["eval_context"] is not None))
+    return sorted(found, key=lambda run: (run["model"], list(_STYLES).index(kind(run))))
 
 
 def _generation(contents: list[dict]) -> list[dict]:
@@ -76,7 +76,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     of_text, of_state, of_speed = figure.subplots(1, 3)
     for run in runs:
-        style = {"color": _colour(run["model"]), "linestyle": _STYLES[run["stateful"], run["eval_context"] is not None]}
+        style = {"color": _colour(run["model"]), "linestyle": _STYLES[kind(run)]}
         of_text.plot(*zip(*doubling(run), strict=True), marker=".", label=name_of(run), **style)
         if run["eval_context"] is None:
             found = run["by_position"]

@@ -69,14 +69,26 @@ def test_all_ranks_go_on_with_as_many_batches_whatever_a_step_was_before(consume
     assert 0 <= ranks[0].consumed - consumed < 12
 
 
-def test_rows_of_all_batches_of_a_step_are_lanes():
-    """Whatever the ranks and the accumulated batches; in every epoch."""
-    whole = ResumableSampler(50, 8, lanes=True)
-    assert (whole.lane_length, len(whole)) == (6, 6)
-    steps = np.array(epoch(whole))  # [6, 8]
-    np.testing.assert_array_equal(steps.T, np.arange(48).reshape(8, 6))
-    whole.consumed = 48
-    np.testing.assert_array_equal(epoch(whole), steps)
-    ranks = [ResumableSampler(50, 2, rank=rank, world_size=2, accumulate=2, lanes=True) for rank in range(2)]
+@pytest.mark.parametrize("lane", [3, 6])
+def test_rows_of_all_batches_of_a_step_are_lanes(lane):
+    """Whatever the ranks and the accumulated batches; in another order in every epoch."""
+    whole = ResumableSampler(50, 8, lane=lane)
+    assert len(whole) == 6
+    epochs = []
+    for consumed in (0, 48):
+        whole.consumed = consumed
+        rows = np.array(epoch(whole)).T.reshape(-1, lane)  # [lanes, lane]
+        np.testing.assert_array_equal(rows, rows[:, :1] + np.arange(lane))
+        assert len(set(rows[:, 0])) == len(rows)
+        assert set(rows[:, 0] % lane) == {0}
+        epochs.append(rows)
+    assert not np.array_equal(*epochs)
+    whole.consumed = 0
+    ranks = [ResumableSampler(50, 2, rank=rank, world_size=2, accumulate=2, lane=lane) for rank in range(2)]
     batches = np.concatenate([np.array(epoch(rank)) for rank in ranks], axis=1)  # [12, 4]
-    np.testing.assert_array_equal(batches.reshape(6, 8), steps)
+    np.testing.assert_array_equal(batches.reshape(6, 8), epoch(whole))
+
+
+def test_fewer_than_a_lane_for_each_row():
+    with pytest.raises(ValueError, match=r"50 training samples.* 8 x 1 ranks x 1 accumulated x 7 of a lane"):
+        ResumableSampler(50, 8, lane=7)

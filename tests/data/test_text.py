@@ -183,6 +183,14 @@ def test_lanes_of_validation_hold_every_block_once(make):
     assert torch.equal(labels[labels != IGNORE], expected)
 
 
+def test_lanes_end_after_as_many_tokens_as_asked_for(make):
+    module = make(stateful=True, batch_size=3, lane_tokens=4 * make().context_length)
+    batches = list(module.train_dataloader())
+    assert [batch["continues"].tolist() for batch in batches[:5]] == [[k % 4 > 0] * 3 for k in range(5)]
+    for before, after in itertools.pairwise(batches[:4]):
+        assert torch.equal(before["labels"][:, -1], after["input_ids"][:, 0])
+
+
 def test_the_order_is_that_of_no_workers(make):
     batches = [[batch["input_ids"].tolist() for batch in make(num_workers=n).train_dataloader()] for n in (0, 2)]
     assert batches[0] == batches[1]
@@ -322,6 +330,7 @@ def test_a_hub_dataset_with_a_validation_split(make, monkeypatch, tmp_path, stre
     ("arguments", "error", "message"),
     [
         ({"context_length": 100_000}, ValueError, r"\d+ train tokens.* 100001"),
+        ({"stateful": True, "lane_tokens": 100}, ValueError, "lane_tokens=100 .*context_length=16"),
         ({"val_fraction": 1e-6}, ValueError, r"0 validation tokens.*data\.val_fraction=0\.2"),
         ({"tokenizer": "bpe:256"}, ValueError, "'bpe:256'.* 257 "),
         ({"split": "test"}, ValueError, "subset, split and revision"),

@@ -406,11 +406,12 @@ def test_contexts_are_trained_on_the_same_number_of_tokens(quick, monkeypatch, t
 
 
 def test_a_page_of_contexts_says_the_perplexity_at_every_position(tmp_path):
-    def run(model, context_length, stateful, *perplexities, seen=None):
+    def run(model, context_length, stateful, *perplexities, seen=None, lane=None):
         losses = [math.log(perplexity) for perplexity in perplexities]
         return {
             "model": model, "overrides": [f"data.context_length={context_length}", f"data.stateful={stateful}"],
-            "parameters": 10**7, "step": 10, "step_time": 0.5, "tokens_per_second": 2e6, "perplexity": 9.0, "seed": 0,
+            "lane_tokens": lane, "parameters": 10**7,
+            "step": 10, "step_time": 0.5, "tokens_per_second": 2e6, "perplexity": 9.0, "seed": 0,
             "context_length": context_length, "stateful": stateful, "eval_context": seen,
             "by_position": {"window": 128, "documents": 3, "losses": losses},
             "environment": {"commit": "abc", "device": "a GPU"},
@@ -419,6 +420,7 @@ def test_a_page_of_contexts_says_the_perplexity_at_every_position(tmp_path):
     runs = [
         run("lstm", 128, False, 8.0, *[6.0] * 7, *[4.0] * 8),
         run("lstm", 128, True, 8.0, *[5.0] * 7, *[2.0] * 8),
+        run("lstm", 128, True, 8.0, *[5.0] * 7, *[3.0] * 8, lane=16384),
         run("transformer", 1024, False, 8.0, *[5.0] * 7, *[100.0] * 8),
         run("transformer", 1024, False, 8.0, *[5.0] * 7, *[5.0] * 8, seen=1024),
     ]
@@ -429,12 +431,14 @@ def test_a_page_of_contexts_says_the_perplexity_at_every_position(tmp_path):
     assert [row[0] for row in rows(page)[2:]] == [
         "lstm, context 128",
         "lstm, context 128, state carried",
+        "lstm, context 128, state carried over 16384 tokens",
         "transformer, context 1024",
         "transformer, context 1024, blocks apart",
     ]
-    assert [row[6] for row in rows(page)[2:]] == ["4.00", "2.00", "100.00", "5.00"]
+    assert [row[6] for row in rows(page)[2:]] == ["4.00", "2.00", "3.00", "100.00", "5.00"]
     assert figure.exists()
-    assert "128: 4.00 and 2.00" in context._finding(runs)
+    expected = "128: 4.00 without a carried state, 2.00 in one lane for each row, 3.00 in shuffled lanes"
+    assert expected in context._finding(runs)
 
 
 def test_a_page_over_length_says_perplexity_state_and_speed(tmp_path):
@@ -442,7 +446,7 @@ def test_a_page_over_length_says_perplexity_state_and_speed(tmp_path):
         losses = [math.log(perplexity) for perplexity in perplexities]
         return {
             "model": model, "overrides": [model, str(stateful), str(seen)], "perplexity": 9.0, "step_time": 0.5,
-            "context_length": 1024, "stateful": stateful, "eval_context": seen,
+            "context_length": 1024, "stateful": stateful, "lane_tokens": None, "eval_context": seen,
             "by_position": {"window": 128, "documents": 3, "losses": losses, "state_mib": sizes},
             "environment": {"commit": "abc", "device": "a GPU"},
         }  # fmt: skip
