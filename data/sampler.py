@@ -37,11 +37,10 @@ class ResumableSampler(Sampler[np.ndarray]):
     ):
         self._global_batch = batch_size * world_size
         step = self._global_batch * accumulate
-        if size is not None and size < step * lane:
-            of_lane = f" x {lane} of a lane" if lane > 1 else ""
+        if size is not None and size < step:
             raise ValueError(
                 f"there are {size} training samples, fewer than a step takes: {batch_size} x {world_size} ranks x "
-                f"{accumulate} accumulated{of_lane}; use a smaller batch_size or global_batch_size, or more data"
+                f"{accumulate} accumulated; use a smaller batch_size or global_batch_size, or more data"
             )
         self.size = size
         self.batch_size = batch_size

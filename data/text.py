@@ -79,14 +79,12 @@ class Text(StreamingDataModule):
     ):
         super().__init__(batch_size, num_workers, seed)
         check_at_least(1, context_length=context_length, max_bytes=max_bytes, max_val_blocks=max_val_blocks)
-        check_at_least(1, eval_documents=eval_documents)
+        check_at_least(1, eval_documents=eval_documents, lane_tokens=lane_tokens)
         check_at_least(0, shuffle_blocks=shuffle_blocks, prepare_processes=prepare_processes)
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction={val_fraction} must lie between 0 and 1")
         if streaming:
             _check_streaming(max_val_blocks, max_bytes, stateful)
-        if lane_tokens is not None and (lane_tokens < context_length or lane_tokens % context_length):
-            raise ValueError(f"lane_tokens={lane_tokens} must be a multiple of context_length={context_length}")
         self.recipe = Recipe(
             *_corpora(source, column, subset, split, val_split, revision),
             tokenizer=tokenizer,
@@ -270,11 +268,11 @@ class Text(StreamingDataModule):
 
     @property
     def _lane_blocks(self) -> int | None:
-        """The blocks of a lane; without `lane_tokens`, as many as there are for each row of an optimizer step."""
+        """The blocks of a lane: those of `lane_tokens`, or as many as there are for each row of an optimizer step."""
         if not self.stateful:
             return None
-        whole = max(1, len(self.train_data) // self._lanes)
-        return whole if self.lane_tokens is None else self.lane_tokens // self.context_length
+        asked = np.inf if self.lane_tokens is None else self.lane_tokens // self.context_length
+        return int(max(1, min(asked, len(self.train_data) // self._lanes)))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "lanes" not in state_dict and not self.streaming:

@@ -87,8 +87,3 @@ def test_rows_of_all_batches_of_a_step_are_lanes(lane):
     ranks = [ResumableSampler(50, 2, rank=rank, world_size=2, accumulate=2, lane=lane) for rank in range(2)]
     batches = np.concatenate([np.array(epoch(rank)) for rank in ranks], axis=1)  # [12, 4]
     np.testing.assert_array_equal(batches.reshape(6, 8), epoch(whole))
-
-
-def test_fewer_than_a_lane_for_each_row():
-    with pytest.raises(ValueError, match=r"50 training samples.* 8 x 1 ranks x 1 accumulated x 7 of a lane"):
-        ResumableSampler(50, 8, lane=7)
