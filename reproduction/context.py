@@ -22,7 +22,7 @@ from reproduction.runs import (
 from reproduction.text_runs import check_finished, finished
 
 CONTEXTS = (128, 256, 1024)
-LANE = 16384  # tokens over which a state is carried where lanes are shuffled
+LANE = 4096  # tokens over which a state is carried where lanes are shuffled
 EXPERIMENT = "context"
 EDGES = (0, 128, 1024, 4096, 16384)  # of the columns, in positions; the last ends with the documents
 QUICK = (
