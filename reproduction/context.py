@@ -85,7 +85,7 @@ def _described(folder: Path) -> dict:
 def name_of(run: dict) -> str:
     if run["eval_context"]:
         return f"{run['model']}, context {run['context_length']}, blocks apart"
-    over = f" over {run['lane_tokens']} tokens" if run["lane_tokens"] else ""
+    over = f" over {run['lane_tokens']} tokens" if run.get("lane_tokens") else ""
     carried = f", state carried{over}" if run["stateful"] else ""
     return f"{run['model']}, context {run['context_length']}{carried}"
 
@@ -160,7 +160,7 @@ def kind(run: dict) -> str:
     """Return how a state was carried in training, or that blocks are apart in the evaluation."""
     if run["eval_context"]:
         return "apart"
-    return "none" if not run["stateful"] else "lanes" if run["lane_tokens"] else "whole"
+    return "none" if not run["stateful"] else "lanes" if run.get("lane_tokens") else "whole"
 
 
 def _is_lstm(run: dict) -> bool:
