@@ -1,5 +1,6 @@
-// Enough of a GPU for the kernels to run on a processor: a thread for each of theirs, barriers of warps, blocks and
+// Enough of a GPU for the kernels to run on a processor: a fiber for each of their threads, barriers of warps, blocks and
 // clusters, and the instructions of common.cuh, memory.cuh, cluster.cuh, grid.cuh and warpgroup.cuh by their definitions.
+// What is the same for all kernels is in gpu_on_host.cpp, which is compiled once.
 //
 // ThreadSanitizer sees the order that barriers make, and none that they do not: instructions of a whole warp, such as mma,
 // exchange values and order nothing else. Copies without waiting happen at once or as late as they may, by chance.
@@ -20,7 +21,7 @@ using std::max;
 using std::min;
 
 #define CHECK(condition) ((condition) ? void() : fail(#condition))
-[[noreturn]] inline void fail(const char* what) { std::fprintf(stderr, "broken: %s\n", what), std::abort(); }
+[[noreturn]] void fail(const char* what);
 
 // Numbers.
 
@@ -125,37 +126,59 @@ inline void advance(T*& pointer, i64 bytes) { pointer = reinterpret_cast<T*>(rei
 template <class T>
 inline void asm_fence(T&) {}
 
-// Threads, and what they wait for.
+// Threads, and what they wait for. They are fibers, which take turns where they wait and by chance, in the same order in
+// every run. ThreadSanitizer takes them for threads.
 
 struct Index { unsigned x; };
-inline thread_local Index threadIdx, blockIdx, gridDim, blockDim;
-inline thread_local u32 chance;
-inline u32 draw() { return chance ^= chance << 13, chance ^= chance >> 17, chance ^= chance << 5; }
-inline void dawdle() { if (draw() % 16 == 0) std::this_thread::yield(); }
+struct Copy {
+  u32 to;
+  const u32* from;
+  int bytes;
+};
+struct WarpgroupProduct;
+struct Fiber {
+  void *of_sanitizer, *stack;
+};
+struct Thread {
+  Index index, block_index, grid_size, block_size;
+  u32 chance = 1;
+  struct Group* group;
+  struct Block* block;
+  struct Warp* warp;
+  std::vector<Copy> open_copies;
+  std::deque<std::vector<Copy>> committed;
+  std::vector<WarpgroupProduct> open_products;
+  std::deque<std::vector<WarpgroupProduct>> committed_products;
 
-UNSEEN inline void sleep_while(std::atomic<int>* word, int value) {
-  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+  std::function<void()> body;
+  bool done = false;
+  Fiber fiber;
+  ucontext_t context;
+  const void* awaited;
+  Thread* next;  // in a list
+};
+extern Thread* self;  // the one that runs
+#define threadIdx (self->index)
+#define blockIdx (self->block_index)
+#define gridDim (self->grid_size)
+#define blockDim (self->block_size)
+
+void start(Thread& one, std::function<void()> body);
+void join(Thread& one);
+void yield();
+void sleep_until_woken(const void* word);
+void wake(const void* word);
+inline u32 draw() {
+  u32& chance = self->chance;
+  return chance ^= chance << 13, chance ^= chance >> 17, chance ^= chance << 5;
 }
-UNSEEN inline void wake(std::atomic<int>* word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
+inline void dawdle() { if (draw() % 16 == 0) yield(); }
 
 class Barrier {
-  std::atomic<int> arrived{0}, generation{0};
+  int arrived = 0, generation = 0;
 
  public:
-  template <bool ORDERS = true>
-  void wait(int threads) {
-    constexpr auto acquire = ORDERS ? std::memory_order_acquire : std::memory_order_relaxed;
-    constexpr auto release = ORDERS ? std::memory_order_release : std::memory_order_relaxed;
-    constexpr auto both = ORDERS ? std::memory_order_acq_rel : std::memory_order_relaxed;
-    const int now = generation.load(std::memory_order_relaxed);
-    if (arrived.fetch_add(1, both) == threads - 1) {
-      arrived.store(0, std::memory_order_relaxed);
-      generation.fetch_add(1, release);
-      wake(&generation);
-    } else {
-      while (generation.load(acquire) == now) sleep_while(&generation, now);
-    }
-  }
+  void wait(int threads, bool orders_memory = true);
 };
 
 struct Warp {
@@ -168,38 +191,33 @@ struct Block {
   bool last;  // of the grid
   Barrier barriers[16];
   std::vector<Warp> warps;
-  Block(int rank, int threads, int bytes) : bytes(bytes), rank(rank), warps(threads / 32) {
-    shared = static_cast<char*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
-    std::memset(shared, 0xff, bytes);  // NaN
-  }
-  ~Block() { std::free(shared); }
+  Block(int rank, int threads, int bytes);
+  ~Block();
 };
 struct Group {  // that run together
-  std::list<Block> blocks;
+  std::deque<Block> blocks;
+  Block** by_rank;
+  int threads;
   Barrier meet;
-  Block& block(u32 rank) { return *std::next(blocks.begin(), rank); }
 };
-inline thread_local Group* group;
-inline thread_local Block* block;
-inline thread_local Warp* warp_of_thread;
 
-inline void __syncwarp() { warp_of_thread->meet.wait(32); }
-inline void __syncthreads() { dawdle(), block->barriers[0].wait(blockDim.x), dawdle(); }
+inline void __syncwarp() { self->warp->meet.wait(32); }
+inline void __syncthreads() { dawdle(), self->block->barriers[0].wait(blockDim.x), dawdle(); }
 template <int THREADS>
 inline void named_barrier(int id) {
   if constexpr (THREADS == 32) return __syncwarp();
   CHECK(id > 0 && id < 16);
-  dawdle(), block->barriers[id].wait(THREADS), dawdle();
+  dawdle(), self->block->barriers[id].wait(THREADS), dawdle();
 }
 
 // Instructions of a whole warp.
 
 UNSEEN inline void show(const u32* words, int count) {
-  std::copy_n(words, count, warp_of_thread->words[threadIdx.x % 32]);
-  warp_of_thread->meet.wait<false>(32);
+  std::copy_n(words, count, self->warp->words[threadIdx.x % 32]);
+  self->warp->meet.wait(32, false);
 }
-UNSEEN inline u32 of_lane(int lane, int word) { return warp_of_thread->words[lane][word]; }
-UNSEEN inline void seen() { warp_of_thread->meet.wait<false>(32); }
+UNSEEN inline u32 of_lane(int lane, int word) { return self->warp->words[lane][word]; }
+UNSEEN inline void seen() { self->warp->meet.wait(32, false); }
 
 inline void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   const u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
@@ -251,23 +269,13 @@ inline float __shfl_sync(u32, float x, int lane) {
 // Shared memory: an address is the block's rank in its group, and how far from the beginning.
 
 constexpr int RANK = 20;  // bits of an address below the rank
-inline u32 shared_address(const void* p) {
-  const i64 offset = static_cast<const char*>(p) - block->shared;
-  CHECK(offset >= 0 && offset <= block->bytes);
-  return u32(block->rank) << RANK | u32(offset);
-}
+u32 shared_address(const void* p);
+char* remote_memory(u32 address, int size);
+char* own_memory(u32 address, int size);
 template <class T>
-inline T* remote(u32 address) {
-  Block& of = group->block(address >> RANK);
-  const int offset = address & ((1 << RANK) - 1);
-  CHECK(offset + int(sizeof(T)) <= of.bytes && offset % sizeof(T) == 0);
-  return reinterpret_cast<T*>(of.shared + offset);
-}
+inline T* remote(u32 address) { return reinterpret_cast<T*>(remote_memory(address, sizeof(T))); }
 template <class T>
-inline T* own(u32 address) {
-  CHECK(int(address >> RANK) == block->rank);
-  return remote<T>(address);
-}
+inline T* own(u32 address) { return reinterpret_cast<T*>(own_memory(address, sizeof(T))); }
 inline void store_shared(u32 address, u32 word) { *own<u32>(address) = word; }
 inline void store_shared(u32 address, uint2 words) { *own<uint2>(address) = words; }
 inline void store_shared(u32 address, u16 half) { *own<u16>(address) = half; }
@@ -302,33 +310,19 @@ inline void load_two_matrices(u32& r0, u32& r1, u32 address) {
   r0 = r[0], r1 = r[1];
 }
 
-struct Copy {
-  u32 to;
-  const u32* from;
-  int bytes;
-  // Several threads may make the same copy, so these do not race with each other.
-  void perform() const {
-    for (int i = 0; i < bytes / 4; i++) __atomic_store_n(own<u32>(to + 4 * i), from ? from[i] : 0, __ATOMIC_RELAXED);
-  }
-};
-inline thread_local std::vector<Copy> open_copies;
-inline thread_local std::deque<std::vector<Copy>> committed;
+void copy_now_or_later(const Copy& copy);
 template <int SIZE>
 inline void copy_async(u32 to, const void* from, bool valid) {
   CHECK(!valid || reinterpret_cast<u64>(from) % SIZE == 0);
-  const Copy copy{to, valid ? static_cast<const u32*>(from) : nullptr, SIZE};
-  if (draw() % 2) copy.perform();
-  else open_copies.push_back(copy);
+  copy_now_or_later({to, valid ? static_cast<const u32*>(from) : nullptr, SIZE});
 }
 inline void copy_async_if(bool copies, u32 to, const void* from, bool valid) {
   if (copies) copy_async<4>(to, from, valid);
 }
-inline void copy_commit() { committed.push_back(std::exchange(open_copies, {})); }
+void copy_commit();
+void copy_wait_until(int pending);
 template <int PENDING>
-inline void copy_wait() {
-  for (; committed.size() > PENDING; committed.pop_front())
-    for (const Copy& copy : committed.front()) copy.perform();
-}
+inline void copy_wait() { copy_wait_until(PENDING); }
 
 // Products of a warpgroup: each thread makes its own sums, as late as it may.
 
@@ -358,16 +352,14 @@ struct WarpgroupProduct {
       for (int k = 0; k < 16; k++) c[i] += a.at(k, warp * 16 + lane / 4 + i % 4 / 2 * 8) * b.at(k, i / 4 * 8 + lane % 4 * 2 + i % 2);
   }
 };
-inline thread_local std::vector<WarpgroupProduct> open_products;
-inline thread_local std::deque<std::vector<WarpgroupProduct>> committed_products;
 template <bool ADDS, int COUNT>
-inline void warpgroup_mma(float (&c)[COUNT], Matrix a, Matrix b) { open_products.push_back({c, COUNT, a, b, ADDS}); }
+inline void warpgroup_mma(float (&c)[COUNT], Matrix a, Matrix b) { self->open_products.push_back({c, COUNT, a, b, ADDS}); }
 inline void warpgroup_begin() {}
-inline void warpgroup_commit() { committed_products.push_back(std::exchange(open_products, {})); }
+inline void warpgroup_commit() { self->committed_products.push_back(std::exchange(self->open_products, {})); }
 template <int PENDING>
 inline void warpgroup_wait() {
-  for (; committed_products.size() > PENDING; committed_products.pop_front())
-    for (const WarpgroupProduct& product : committed_products.front()) product.perform();
+  for (; self->committed_products.size() > PENDING; self->committed_products.pop_front())
+    for (const WarpgroupProduct& product : self->committed_products.front()) product.perform();
 }
 template <int COUNT>
 inline void warpgroup_wait_for(float (&)[COUNT]) { warpgroup_wait<0>(); }
@@ -375,9 +367,9 @@ inline void copies_before_products() {}
 
 // Clusters.
 
-inline u32 cluster_rank() { return block->rank; }
-inline u32 remote_address(u32 address, u32 rank) { return CHECK(int(address >> RANK) == block->rank), rank << RANK | (address & ((1 << RANK) - 1)); }
-inline void cluster_sync() { dawdle(), group->meet.wait(int(group->blocks.size() * blockDim.x)), dawdle(); }
+inline u32 cluster_rank() { return self->block->rank; }
+inline u32 remote_address(u32 address, u32 rank) { return CHECK(int(address >> RANK) == self->block->rank), rank << RANK | (address & ((1 << RANK) - 1)); }
+inline void cluster_sync() { dawdle(), self->group->meet.wait(self->group->threads), dawdle(); }
 
 inline float4 load_remote(u32 address) { return *remote<float4>(address); }
 
@@ -387,7 +379,6 @@ struct alignas(8) Phase {  // of an mbarrier
   u16 number;                       // which phase it is
 };
 static_assert(std::atomic<Phase>::is_always_lock_free);
-inline std::atomic<int>* all_but_bytes(std::atomic<Phase>* phase) { return reinterpret_cast<std::atomic<int>*>(phase) + 1; }
 inline void change(u32 barrier, int arrivals, int bytes) {
   auto* phase = remote<std::atomic<Phase>>(barrier);
   Phase old = phase->load(std::memory_order_relaxed), now;
@@ -397,7 +388,7 @@ inline void change(u32 barrier, int arrivals, int bytes) {
     CHECK(now.pending > 0 || now.bytes >= 0);
     if (now.pending == 0 && now.bytes == 0) now = {0, now.arrivals, now.arrivals, u16(now.number + 1)};
   } while (!phase->compare_exchange_weak(old, now, std::memory_order_release, std::memory_order_relaxed));
-  if (now.number != old.number) wake(all_but_bytes(phase));
+  if (now.number != old.number) wake(phase);
 }
 template <int ARRIVALS = 1>
 inline void barrier_init(u32 barrier) {
@@ -407,8 +398,7 @@ inline void barrier_arrive(u32 barrier) { dawdle(), own<u64>(barrier), change(ba
 inline void barrier_expect(u32 barrier, u32 bytes) { dawdle(), own<u64>(barrier), change(barrier, 1, int(bytes)); }
 inline void barrier_wait(u32 barrier, u32 parity) {
   auto* phase = own<std::atomic<Phase>>(barrier);
-  for (Phase now; (now = phase->load(std::memory_order_acquire)).number % 2 == parity;)
-    sleep_while(all_but_bytes(phase), int(same_bits<u64>(now) >> 32));
+  while (phase->load(std::memory_order_acquire).number % 2 == parity) sleep_until_woken(phase);
 }
 template <class V>
 inline void send(u32 to, V v, u32 barrier) {
@@ -436,11 +426,10 @@ inline void add_to(float* sum, float x) { *sum += x; }
 inline void prefetch(const void*) {}
 inline void signal(u32* counter) {
   shared_word<u32>(counter).fetch_add(1, std::memory_order_release);
-  wake(&shared_word<int>(counter));
+  wake(counter);
 }
 inline void await(const u32* counter, u32 count) {
-  for (u32 now; (now = shared_word<u32>(counter).load(std::memory_order_acquire)) < count;)
-    sleep_while(&shared_word<int>(counter), now);
+  while (shared_word<u32>(counter).load(std::memory_order_acquire) < count) sleep_until_woken(counter);
 }
 
 inline void raise_to(u64* number, u64 at_least) {
@@ -450,15 +439,15 @@ inline void raise_to(u64* number, u64 at_least) {
 inline u32 signal_and_count(u32* counter) { return shared_word<u32>(counter).fetch_add(1, std::memory_order_acq_rel); }
 inline bool last_of_grid(u32* counter) {
   __syncthreads();
-  if (threadIdx.x == 0) block->last = signal_and_count(counter) == gridDim.x - 1;
+  if (threadIdx.x == 0) self->block->last = signal_and_count(counter) == gridDim.x - 1;
   __syncthreads();
-  return block->last;
+  return self->block->last;
 }
 
 inline std::atomic<int> primary_blocks{0};  // of the kernel before this one that are not done
 inline void launch_dependents() {}
 inline void wait_for_primary() {
-  while (const int blocks = primary_blocks.load(std::memory_order_acquire)) sleep_while(&primary_blocks, blocks);
+  while (primary_blocks.load(std::memory_order_acquire)) sleep_until_woken(&primary_blocks);
 }
 inline void forget_cached() {}
 
@@ -495,7 +484,7 @@ struct GridBarrier {
   }
   void wait() const {
     for (int i = threadIdx.x; i < BLOCKS; i += blockDim.x)
-      while (shared_word<u64>(words + i).load(std::memory_order_acquire) != launch) usleep(20);
+      while (shared_word<u64>(words + i).load(std::memory_order_acquire) != launch) yield();
   }
   void reset() const {
     if (threadIdx.x == 0) shared_word<u64>(words + blockIdx.x % BLOCKS).store(~launch, std::memory_order_relaxed);
@@ -508,51 +497,12 @@ template <class... A, std::size_t... I>
 void call(void (*kernel)(A...), const i64* arguments, std::index_sequence<I...>) {
   kernel((A)(arguments[I])...);
 }
-
-// Runs `blocks` blocks, `together` at the same time; arguments are pointers and numbers, as 64 bits each.
 template <class... A>
-void launch(void (*kernel)(A...), int blocks, int together, int threads, int shared_bytes, const i64* arguments) {
-  for (int first = 0; first < blocks; first += together) {
-    Group all;
-    std::vector<std::thread> running;
-    for (int rank = 0; rank < together; rank++) all.blocks.emplace_back(rank, threads, shared_bytes);
-    for (Block& home : all.blocks)
-      for (int i = 0; i < threads; i++)
-        running.emplace_back([=, &all, &home] {
-          threadIdx = {unsigned(i)}, blockIdx = {unsigned(first + home.rank)};
-          gridDim = {unsigned(blocks)}, blockDim = {unsigned(threads)};
-          group = &all, block = &home, warp_of_thread = &home.warps[i / 32];
-          chance = 2654435761u * (blockIdx.x * threads + i + 1) | 1;
-          call(kernel, arguments, std::index_sequence_for<A...>{});
-        });
-    for (auto& thread : running) thread.join();
-  }
+void call(void (*kernel)(A...), const i64* arguments) {
+  call(kernel, arguments, std::index_sequence_for<A...>{});
 }
+// Arguments are pointers and numbers, as 64 bits each.
+template <auto KERNEL>
+void call_with(const i64* arguments) { call(KERNEL, arguments); }
 
-// The file holds a launch: how many blocks, how many of them together, threads and bytes of shared memory; then buffers, a
-// number and each one's size and bytes; then arguments, a number and for each the buffer (-1: none) and a number, which is
-// the argument or an offset into the buffer. Buffers are written back.
-template <class... A>
-int launch_from(const char* name, void (*kernel)(A...)) {
-  std::FILE* file = std::fopen(name, "r+b");
-  auto number = [&] {
-    i64 value = 0;
-    CHECK(std::fread(&value, 8, 1, file) == 1);
-    return value;
-  };
-  const int blocks = number(), together = number(), threads = number(), shared_bytes = number();
-  std::vector<std::pair<char*, i64>> buffers(number());
-  for (auto& [bytes, size] : buffers) {
-    size = number(), bytes = static_cast<char*>(std::aligned_alloc(256, (size + 255) / 256 * 256));
-    CHECK(i64(std::fread(bytes, 1, size, file)) == size);
-  }
-  std::vector<i64> arguments(number());
-  for (i64& argument : arguments) {
-    const i64 buffer = number(), value = number();
-    argument = buffer < 0 ? value : reinterpret_cast<i64>(buffers[buffer].first) + value;
-  }
-  launch(kernel, blocks, together, threads, shared_bytes, arguments.data());
-  std::rewind(file);
-  for (auto& [bytes, size] : buffers) std::fwrite(bytes, 1, size, file), std::free(bytes);
-  return std::fclose(file);
-}
+int launch_from(const char* name, void (*kernel)(const i64* arguments));

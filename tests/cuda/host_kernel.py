@@ -22,11 +22,11 @@ from flashrnn.cuda.parameters import Argument, Parameters, check
 from tests.cells.test_cuda import HOST
 
 FOLDER = Path(__file__).parent
-OPTIONS = ("-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-pthread", "-fsanitize=thread")
+OPTIONS = ("-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-fsanitize=thread", f"-I{FOLDER}")
 AS_MEMBER = "#undef DEVICE\n#define DEVICE inline"  # HOST's are static
 # Memory that a block shares, and the two instructions that products.cuh writes by itself.
 REPLACED = {
-    r"extern __shared__ [^;]*?(\w+) (\w+)\[\];": r"\1* \2 = reinterpret_cast<\1*>(block->shared);",
+    r"extern __shared__ [^;]*?(\w+) (\w+)\[\];": r"\1* \2 = reinterpret_cast<\1*>(self->block->shared);",
     r'asm volatile\("st\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\), "r".*?;$': r"store_fragment(\1, value);",
     r'asm volatile\("ld\.shared\.v4\.b32.*?"r"\((shared \+ [^";]*)\)\);$': r"load_fragment(a, \1);",
 }
@@ -40,7 +40,7 @@ BY_DEFINITION = (
 def compile_for_host(entry: str, prelude: str, header: str, more: str = "") -> Callable[[], Path]:
     """A program that runs the kernel `entry` of the file `header`, or of `more` after it; compiled where it is run."""
     scalar, constants = prelude.split("\n", 1)
-    main = f"int main(int, char** names) {{ return launch_from(names[1], {entry}); }}"
+    main = f"int main(int, char** names) {{ return launch_from(names[1], call_with<{entry}>); }}"
     kernel = _included(header, set(BY_DEFINITION))
     for pattern, replacement in REPLACED.items():
         kernel = re.sub(pattern, replacement, kernel, flags=re.MULTILINE | re.DOTALL)
@@ -58,22 +58,25 @@ def _compiled(text: str) -> Path:
             made = Path(folder, "kernel")
             made.with_suffix(".cpp").write_text(text)
             source = made.with_suffix(".cpp").replace(program.with_suffix(".cpp"))
-            _compile("-include", _precompiled(program.parent), f"-I{FOLDER}", source, "-o", made)
+            header, gpu = _common(program.parent)
+            _compile("-include", header, source, gpu, "-o", made)
             made.replace(program)
     return program
 
 
 @cache
-def _precompiled(folder: Path) -> Path:
-    """The system headers beside their precompiled form, which g++ takes in place of them."""
-    header = folder / "standard_library.h"
-    compiled = header.with_suffix(".h.gch")
-    if not compiled.exists():
+def _common(folder: Path) -> tuple[Path, Path]:
+    """The system headers beside their precompiled form, which g++ takes in place of them, and the compiled GPU."""
+    header, gpu = folder / "standard_library.h", folder / "gpu_on_host.o"
+    if not gpu.exists():
         with tempfile.TemporaryDirectory(dir=folder) as made:
             Path(shutil.copy(FOLDER / header.name, made)).replace(header)
-            _compile("-x", "c++-header", header, "-o", Path(made, compiled.name))
-            Path(made, compiled.name).replace(compiled)
-    return header
+            compiled = f"{header.name}.gch"
+            _compile("-x", "c++-header", header, "-o", Path(made, compiled))
+            Path(made, compiled).replace(folder / compiled)
+            _compile("-include", header, "-c", FOLDER / "gpu_on_host.cpp", "-o", Path(made, gpu.name))
+            Path(made, gpu.name).replace(gpu)
+    return header, gpu
 
 
 def _compile(*arguments: str | Path) -> None:

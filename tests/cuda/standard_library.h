@@ -1,8 +1,8 @@
 // The system headers of gpu_on_host.h, which host_kernel.py precompiles: they are most of what a kernel's program reads.
 #pragma once
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <sanitizer/tsan_interface.h>
+#include <sys/mman.h>
+#include <ucontext.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,8 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <list>
-#include <thread>
+#include <functional>
 #include <type_traits>
 #include <utility>
 #include <vector>

@@ -47,8 +47,8 @@ void with_loop(const scalar* given, PARAMETERS) {
   }
   if (threadIdx.x > 0) return;
   if (blockIdx.x == 0) {  // long enough for who would not wait for it
-    while (primary_blocks.load(std::memory_order_relaxed) > 1 || readers < blockDim.x) std::this_thread::yield();
-    usleep(100000);
+    while (primary_blocks.load(std::memory_order_relaxed) > 1 || readers < blockDim.x) yield();
+    for (int turn = 0; turn < 100; turn++) yield();
   }
   for (int done = 0, end = 0; done < T; done++) {
     if (done == end) {

@@ -35,9 +35,9 @@ def tiled(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid=False, stag
 # A thread that reads the results of each chunk as soon as all blocks have counted it.
 WATCHED = """
 void watched(PARAMETERS) {
-  std::thread reader;
+  Thread reader;
   if (blockIdx.x == 0 && threadIdx.x == 0)
-    reader = std::thread([=] {
+    start(reader, [=] {
       u32 sum = 0, *counter = progress;
       for (int done = 0, end; (end = done + chunk_steps(done, T - done)) < T; done = end) {
         await(counter++, BLOCKS);
@@ -51,7 +51,7 @@ void watched(PARAMETERS) {
       CHECK(counter > progress && sum > 0);
     });
   flashrnn_backward(ARGUMENTS);
-  if (reader.joinable()) reader.join();
+  if (blockIdx.x == 0 && threadIdx.x == 0) join(reader);
 }
 """
 
