@@ -135,6 +135,7 @@ static void launch(void (*kernel)(const i64*), int blocks, int together, int thr
       one.group = &all, one.block = by_rank[rank], one.warp = &one.block->warps[i / 32];
       one.chance = 2654435761u * (one.block_index.x * threads + i + 1) | 1;
       start(one, [=] { kernel(arguments); });
+      dawdle();  // so that the last blocks start long after the first
     }
     for (Thread& one : running) join(one);
   }
