@@ -28,7 +28,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class ResidualBlock(NamedTuple):
-    """The weights of a block, of one dtype and contiguous, and its states. Layer norms have no biases and eps 1e-5:
+    """The weights of a block, of one dtype and contiguous, and its states. Layer norms have no biases and eps 1e-5.
+    If there are scales, float32, `gates`, `up` and `down` are int8, and their rows are scales times these:
 
     x = x + head_norm * norm(recurrence(gates @ (mixer_norm * norm(x))))  # the outer norm is one per head
     x = x + down @ gelu(up @ (mlp_norm * norm(x)))
@@ -43,6 +44,9 @@ class ResidualBlock(NamedTuple):
     up: Tensor  # [H, N D]
     down: Tensor  # [N D, H]
     states: Tensor  # float32 [S, B, N, D]
+    gates_scale: Tensor | None = None  # [Gi N D]
+    up_scale: Tensor | None = None  # [H]
+    down_scale: Tensor | None = None  # [N D]
 
 
 class ResidualModel(NamedTuple):
@@ -53,6 +57,7 @@ class ResidualModel(NamedTuple):
     blocks: Sequence[ResidualBlock]
     norm: Tensor  # [N D]
     head: Tensor  # [C, N D]
+    head_scale: Tensor | None = None  # [C]
 
     @property
     def spec(self) -> ModelSpec:
@@ -60,7 +65,7 @@ class ResidualModel(NamedTuple):
         _, B, N, D = block.states.shape
         device = self.embedding.device
         kernel = KernelSpec("forward", self.cell, N, D, B, self.embedding.dtype, device_gpu(device.index))
-        return ModelSpec(kernel, len(self.blocks), len(block.up), len(self.head))
+        return ModelSpec(kernel, len(self.blocks), len(block.up), len(self.head), self.head_scale is not None)
 
 
 def unsupported_reason(model: ResidualModel) -> str | None:
@@ -70,13 +75,19 @@ def unsupported_reason(model: ResidualModel) -> str | None:
     problem = Problem(model.cell, N, D, dtype, device, training=False, reset=False)
     if reason := unavailable(problem, _DTYPES):
         return reason
-    for tensor in (model.embedding, model.norm, model.head, *(part for block in model.blocks for part in block)):
-        if not tensor.is_contiguous() or tensor.data_ptr() % 16 or tensor.device != device:
-            return "its weights and states are not contiguous tensors of one device"
-    if any(part.dtype != dtype for block in model.blocks for part in block[:-1]):
-        return "its weights are of several dtypes"
-    if any(block.states.dtype != torch.float32 for block in model.blocks):
-        return "its states are not float32"
+    int8 = model.head_scale is not None
+    matrix = torch.int8 if int8 else dtype
+    wanted = [(dtype, model.embedding), (dtype, model.norm), (matrix, model.head)]
+    for block in model.blocks:
+        wanted += [(matrix, one) for one in (block.gates, block.up, block.down)]
+        wanted += [(dtype, one) for one in (block.mixer_norm, block.R, block.b, block.head_norm, block.mlp_norm)]
+        wanted += [(torch.float32, one) for one in (block.states, *(block[-3:] if int8 else ()))]
+    if int8:
+        wanted.append((torch.float32, model.head_scale))
+    if any(one.dtype != its for its, one in wanted):
+        return "its weights are of several dtypes, or its states are not float32"
+    if any(not one.is_contiguous() or one.data_ptr() % 16 or one.device != device for _, one in wanted):
+        return "its weights and states are not contiguous tensors of one device"
     return unsupported_sizes(model.spec)
 
 
@@ -101,7 +112,9 @@ class ModelStep:
         device, B = model.embedding.device, spec.kernel.batch
         self._launch, self._blocks = load_step(spec, device.index)
         base = model.embedding
-        offsets = [[part.data_ptr() - base.data_ptr() for part in block] for block in model.blocks]
+        offsets = [
+            [0 if part is None else part.data_ptr() - base.data_ptr() for part in block] for block in model.blocks
+        ]
 
         def buffer(parameter: Parameter) -> Tensor:
             shape = [B if size == "B" else size for size in parameter.shape]
@@ -113,6 +126,7 @@ class ModelStep:
             "embedding": base,
             "norm": model.norm,
             "head": model.head,
+            "head_scale": model.head_scale,
             "best": torch.zeros(B, dtype=torch.int64, device=device),
             "counters": torch.zeros(2, dtype=torch.int32, device=device),
             "B": B,

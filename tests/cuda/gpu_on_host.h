@@ -280,6 +280,8 @@ inline void store_shared(u32 address, u32 word) { *own<u32>(address) = word; }
 inline void store_shared(u32 address, uint2 words) { *own<uint2>(address) = words; }
 inline void store_shared(u32 address, u16 half) { *own<u16>(address) = half; }
 inline uint4 load_shared(u32 address) { return *own<uint4>(address); }
+template <class W>
+inline void load_shared(W& words, u32 address) { words = *own<W>(address); }
 inline void store_fragment(u32 address, const u32 (&words)[4]) { *own<uint4>(address) = {words[0], words[1], words[2], words[3]}; }
 inline void load_fragment(u32 (&words)[4], u32 address) {
   const uint4 v = *own<uint4>(address);

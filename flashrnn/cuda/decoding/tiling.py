@@ -11,13 +11,11 @@ from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
 
 _VECTOR = 64  # bytes of a row that four lanes load at once
-COLUMNS = 9  # of the table of addresses
+COLUMNS = 12  # of the table of addresses
 WARPS = 8  # of a block of threads that multiply
 THREADS = 32 * (WARPS + 4)  # one more warpgroup copies weights
 _MOST_SLOTS, _FEWEST_SLOTS = 24, 4
-# Sequences at most of kernels/step.cuh; of more, kernels/step_of_many.cuh. With 16, the first takes 0.23 ms where
-# the second takes 0.28, but an sLSTM in float16 had an error of 6.7e-3 (docs/dev/log.md).
-_FEW = 8
+_FEW = WARPS  # sequences at most of kernels/step.cuh; of more, kernels/step_of_many.cuh
 _MOST_WIDTH = 1024  # of which the registers of a warp hold a row and what is multiplied with it
 
 
@@ -29,6 +27,7 @@ class ModelSpec:
     blocks: int
     hidden: int
     classes: int
+    int8: bool = False  # the weights of linear layers
 
 
 @dataclass(frozen=True)
@@ -99,19 +98,22 @@ def _sequences(batch: int) -> int:
 def shared_bytes(spec: ModelSpec, tiling: StepTiling) -> int:
     """Return the bytes of `Shared` in kernels/step.cuh or kernels/step_of_many.cuh."""
     size, width = spec.kernel.dtype.itemsize, _width(spec)
-    slots = tiling.slots * (8 * (width * size + _VECTOR) + 16)  # and two barriers for each
+    recurrent, weights = spec.kernel.head_dim * size + _VECTOR, width * size + _VECTOR
+    if spec.int8:
+        weights = width + _VECTOR // size
+    slots = tiling.slots * (8 * max(recurrent, weights) + 16)  # and two barriers for each
     table = 8 * spec.blocks * COLUMNS
-    moments = 2 * 2 * WARPS * 8
-    products = _aligned(slots + table + moments + 4)
+    products = _aligned(slots + table + 4)
     operand = tiling.sequences * (width * size + _VECTOR)
+    moments = 2 * WARPS * 8
     if tiling.many:
         sums = WARPS * _sums(spec) * 4 * 32 * 4
         stream = _stream_rows(spec, tiling) * width * 4
-        return _aligned(products + operand + sums + stream + 8 * (tiling.sequences // 16))
+        return _aligned(products + operand + sums + stream + 2 * moments + 8 * (tiling.sequences // 16))
     sums = WARPS * _sums(spec) * tiling.sequences * 8 * 4
     stream = tiling.sequences * width * 4
     residual = tiling.sequences * _output_tiles(spec) * 8 * 4
-    return products + sums + stream + residual + operand
+    return products + sums + stream + residual + operand + moments
 
 
 def _aligned(size: int) -> int:
@@ -160,6 +162,7 @@ def prelude(spec: ModelSpec, tiling: StepTiling) -> str:
         "HIDDEN": spec.hidden,
         "HEAD_EXCHANGES": len(head_exchanges(spec)),
         "CLASSES": spec.classes,
+        "INT8": spec.int8,
         "GRID": spec.kernel.gpu.multiprocessors,
         "WARPS": WARPS,
         "SLOTS": tiling.slots,

@@ -189,6 +189,12 @@ DEVICE uint4 load_shared(u32 address) {
   return v;
 }
 
+DEVICE void load_shared(uint4& v, u32 address) { v = load_shared(address); }
+DEVICE void load_shared(uint2& v, u32 address) {
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+}
+DEVICE void load_shared(u32& v, u32 address) { asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory"); }
+
 // Called by all threads of a warpgroup: takes registers that others have given back, up to so many for each thread.
 template <int REGISTERS>
 DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }

@@ -21,6 +21,7 @@ from tests.problems import PEEPHOLE_LSTM
 LSTM, GRU, SLSTM = map(get_cell, ("lstm", "gru", "slstm"))
 LAYERNORM_LSTM, LAYERNORM_GRU = map(get_cell, ("layernorm_lstm", "layernorm_gru"))
 H100 = named_gpu("H100")
+TENSORS = ("mixer_norm", "R", "b", "head_norm", "mlp_norm")  # of a ResidualBlock, beside matrices and states
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def on_host(monkeypatch):
     return use
 
 
-def random_model(cell, heads, head_dim, blocks, batch, dtype, classes=37, vocabulary=11) -> ResidualModel:
+def random_model(cell, heads, head_dim, blocks, batch, dtype, classes=37, vocabulary=11, int8=False) -> ResidualModel:
     """A model whose tensors lie in one piece of memory, of which the processor's copy of the GPU's is made."""
     d, S, G = heads * head_dim, len(cell.states), len(cell.gates)
     shapes = ResidualBlock(
@@ -62,21 +63,32 @@ def random_model(cell, heads, head_dim, blocks, batch, dtype, classes=37, vocabu
     memory, taken = torch.zeros(2**23, dtype=torch.uint8), 0
 
     def tensor(*shape: int, dtype=dtype, norm=False) -> torch.Tensor:
-        nonlocal taken
         size = 0.3 if norm else shape[-1] ** -0.5
-        values = size * torch.randn(shape, generator=generator) + norm
-        part = memory[taken:][: values.numel() * dtype.itemsize].view(dtype).view(shape)
+        return placed(size * torch.randn(shape, generator=generator) + norm, dtype)
+
+    def placed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        nonlocal taken
+        part = memory[taken:][: values.numel() * dtype.itemsize].view(dtype).view(values.shape)
         taken += -(-part.nbytes // 16) * 16
         return part.copy_(values)
+
+    def matrix(name: str, *shape: int) -> dict[str, torch.Tensor]:
+        if not int8:
+            return {name: tensor(*shape)}
+        values = torch.randint(-127, 128, shape, generator=generator)
+        scale = (0.5 + torch.rand(shape[0], generator=generator)) / (70 * shape[1] ** 0.5)
+        return {name: placed(values, torch.int8), f"{name}_scale": placed(scale, torch.float32)}
 
     embedding = tensor(vocabulary, d)
     of_blocks = []
     for _ in range(blocks):
-        weights = {name: tensor(*getattr(shapes, name), norm="norm" in name) for name in ResidualBlock._fields[:-1]}
+        weights = {name: tensor(*getattr(shapes, name), norm="norm" in name) for name in TENSORS}
+        for name in ("gates", "up", "down"):
+            weights |= matrix(name, *getattr(shapes, name))
         states = tensor(*shapes.states, dtype=torch.float32)
         states[0] = states[0].to(dtype)
         of_blocks.append(ResidualBlock(**weights, states=states.abs_() if cell is SLSTM else states))
-    return ResidualModel(cell, embedding, of_blocks, tensor(d, norm=True), tensor(classes, d))
+    return ResidualModel(cell, embedding, of_blocks, norm=tensor(d, norm=True), **matrix("head", classes, d))
 
 
 def expected(model, tokens):
@@ -84,13 +96,18 @@ def expected(model, tokens):
     x, states = model.embedding.double()[tokens], []
     for block in model.blocks:
         _, B, N, D = block.states.shape
-        w = ResidualBlock(*(part.double() for part in block))
-        Wx = F.layer_norm(x, (N * D,), w.mixer_norm) @ w.gates.T
+        w = ResidualBlock(*(part if part is None else part.double() for part in block))
+        gates, up, down = (scaled(*pair) for pair in zip((w.gates, w.up, w.down), w[-3:], strict=True))
+        Wx = F.layer_norm(x, (N * D,), w.mixer_norm) @ gates.T
         h, last = flashrnn(Wx.view(B, 1, -1, N, D), w.R, w.b, w.states, model.cell, "vanilla")
         x = x + F.layer_norm(h[:, 0], (D,)).flatten(1) * w.head_norm
-        x = x + F.gelu(F.layer_norm(x, (N * D,), w.mlp_norm) @ w.up.T) @ w.down.T
+        x = x + F.gelu(F.layer_norm(x, (N * D,), w.mlp_norm) @ up.T) @ down.T
         states.append(last)
-    return F.layer_norm(x, x.shape[1:], model.norm.double()) @ model.head.double().T, states
+    return F.layer_norm(x, x.shape[1:], model.norm.double()) @ scaled(model.head.double(), model.head_scale).T, states
+
+
+def scaled(weight, scale):
+    return weight if scale is None else weight * scale.double()[:, None]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +135,26 @@ def expected(model, tokens):
 def test_steps_are_those_of_float64(on_host, monkeypatch, cell, heads, head_dim, batch, dtype, blocks, slots, steps):
     on_host(blocks)
     monkeypatch.setattr(tilings, "_MOST_SLOTS", slots)
-    model = random_model(cell, heads, head_dim, 2, batch, dtype)
+    check_steps(random_model(cell, heads, head_dim, 2, batch, dtype), steps)
+
+
+@pytest.mark.parametrize(
+    ("cell", "heads", "head_dim", "batch", "dtype"),
+    [
+        (LSTM, 2, 16, 2, torch.float32),
+        pytest.param(SLSTM, 1, 64, 3, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(GRU, 2, 32, 18, torch.float16, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_with_weights_in_8_bits_are_those_of_float64(on_host, cell, heads, head_dim, batch, dtype):
+    on_host(5)
+    check_steps(random_model(cell, heads, head_dim, 2, batch, dtype, int8=True))
+
+
+def check_steps(model: ResidualModel, steps: int = 1) -> None:
+    """Compare steps with float64's, each from the states and tokens of the kernel."""
     assert unsupported_sizes(model.spec) is None
+    dtype, batch = model.embedding.dtype, model.blocks[0].states.shape[1]
     run, tokens = ModelStep(model), torch.arange(batch) % len(model.embedding)
     for _ in range(steps):
         logits, chosen = torch.empty(batch, len(model.head), dtype=dtype), torch.empty_like(tokens)

@@ -4,7 +4,7 @@
 #include "decoding/kernels/exchange.cuh"
 #include "kernels/partial.cuh"
 
-// Of a lane, which has UNITS units of each of its sequences; LANES lanes next to each other have all of a contribution.
+// Of a lane, which has UNITS units of a sequence; LANES lanes next to each other have all of a contribution.
 template <int UNITS, int LANES>
 struct UnitReductions {
   static constexpr int OF_TILE = 8 / (UNITS * LANES), OF_HEAD = D / 8 * OF_TILE;  // contributions
@@ -12,7 +12,7 @@ struct UnitReductions {
   float* partials;  // [HEAD_EXCHANGES, B, WIDTH / 8 * OF_TILE, 4 * EXCHANGED_VECTORS]
   const i64 B;
   const bool publishes;  // this lane
-  const int contribution, first_sequence, sequence_step;  // of the sequences of the lane
+  const int contribution, sequence;
 
   DEVICE bool has_cells() const { return true; }
   // Reduces SUMS numbers, then MOMENTS, then MAXIMA over the units of the head; NUMBER: of the exchange in the step. All threads
@@ -20,33 +20,29 @@ struct UnitReductions {
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA, int CELLS>
   DEVICE void reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
+    static_assert(CELLS == UNITS);
+    Part part = of_unit<Part>(of, 0);
 #pragma unroll
-    for (int q = 0; q < CELLS; q += UNITS) {
-      Part part = of_unit<Part>(of, q);
-#pragma unroll
-      for (int i = 1; i < UNITS; i++) part.add(of_unit<Part>(of, q + i), 1);
-      float units = UNITS;
-      add_lanes(part, units);
-      if (!publishes || sequence(q) >= B) continue;
-      float4* to = reinterpret_cast<float4*>(place(NUMBER, sequence(q), contribution));
+    for (int i = 1; i < UNITS; i++) part.add(of_unit<Part>(of, i), 1);
+    float units = UNITS;
+    add_lanes(part, units);
+    if (publishes && sequence < B) {
+      float4* to = reinterpret_cast<float4*>(place(NUMBER, contribution));
 #pragma unroll
       for (int i = 0; i < Part::VECTORS; i++) to[i] = reinterpret_cast<const float4*>(part.words)[i];
     }
     grid.arrive(UNIT_BLOCKS);
     grid.wait();
+    const Part total = total_of_head<Part>(NUMBER);
 #pragma unroll
-    for (int q = 0; q < CELLS; q += UNITS) {
-      const Part total = total_of_head<Part>(NUMBER, min(sequence(q), int(B) - 1));
+    for (int i = 0; i < Part::RESULTS; i++)
 #pragma unroll
-      for (int i = 0; i < Part::RESULTS; i++)
-#pragma unroll
-        for (int k = 0; k < UNITS; k++) result[i][q + k] = total.result(i);
-    }
+      for (int k = 0; k < UNITS; k++) result[i][k] = total.result(i);
   }
 
-  DEVICE int sequence(int q) const { return first_sequence + q / UNITS * sequence_step; }
-  DEVICE float* place(int number, int sequence, int of) const {
-    return partials + ((number * B + sequence) * (WIDTH / 8 * OF_TILE) + of) * (4 * EXCHANGED_VECTORS);
+  DEVICE float* place(int number, int of) const {
+    const i64 valid = min(i64(sequence), B - 1);
+    return partials + ((number * B + valid) * (WIDTH / 8 * OF_TILE) + of) * (4 * EXCHANGED_VECTORS);
   }
   template <class Part, int NUMBERS, int CELLS>
   DEVICE static Part of_unit(const float (&of)[NUMBERS][CELLS], int q) {
@@ -71,14 +67,14 @@ struct UnitReductions {
     }
   }
   template <class Part>
-  DEVICE Part total_of_head(int number, int sequence) const {
+  DEVICE Part total_of_head(int number) const {
     const int lane = threadIdx.x % LANES, first = contribution / OF_HEAD * OF_HEAD;
     Part total = {}, other;
 #pragma unroll
     for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++) total.words[i] = -INFINITY;
     float units = 0;
     for (int i = lane; i < OF_HEAD; i += LANES) {
-      const uint4* from = reinterpret_cast<const uint4*>(place(number, sequence, first + i));
+      const uint4* from = reinterpret_cast<const uint4*>(place(number, first + i));
 #pragma unroll
       for (int k = 0; k < Part::VECTORS; k++) reinterpret_cast<uint4*>(other.words)[k] = load_exchanged(from + k, true);
       if (i == lane) total = other;

@@ -13,13 +13,11 @@ DEVICE void begin(Products& shared, const i64* table) {
   __syncthreads();
 }
 
-// A row of which each warp has 128 numbers: one warp takes thousands of cycles for the instructions of all.
+// A row of which each warp has 128 numbers: one warp would take longer for the instructions of all.
 using Part = RowOf<false>;
-
-// Joins means and sums of squares of the warps' parts of a row; all of them call it for each row, number `row` of the block.
+// Joins means and sums of squares of these parts; all warps call it for each norm.
 struct Join {
   float2 (&of)[WARPS];
-  DEVICE Join(Products& shared, int row, int norm) : of(shared.moments[row % 2][norm]) {}
   template <int K>
   DEVICE void over(float& mean, float& squares) const {
     const int warp = threadIdx.x / 32, begin = warp / K * K, first = begin + K <= WARPS ? begin : 0;
@@ -64,7 +62,21 @@ DEVICE void add_recurrent(Weights& weights, const float* h, int unit0, i64 B, Su
   Operand h_before;
   load_operand(h_before, D / VECTOR, B, [&](int sequence, int at) { return rounded(h + sequence * WIDTH + unit0 / D * D + at); });
   auto of_recurrent = [&](auto k) -> Sums& { constexpr int product = product_of(RECURRENT_OF, k); return c[product]; };
-  weights.multiply<GR>(of_recurrent, [&](int, int i) -> const Vectors& { return h_before[i]; }, D / VECTOR);
+  weights.multiply<GR, uint4, RECURRENT_STRIDE>(of_recurrent, [&](int, int i) -> const Vectors& { return h_before[i]; }, D / VECTOR);
+}
+
+// Adds to them the products of the input, vectors operand(k, i), and the rows of its gates.
+template <class O>
+DEVICE void add_input(Weights& weights, const Scales<GI>& scales, O operand, Sums (&c)[STORED]) {
+  auto of_input = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
+  if constexpr (!INT8) return weights.multiply<GI>(of_input, operand, VECTORS);
+  Sums sums[GI] = {};
+  weights.multiply<GI>([&](auto k) -> Sums& { return sums[k]; }, operand, VECTORS);
+  each<GI>([&](auto k) {
+    scales.apply(sums[k], k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) of_input(k)[0][0][i] += sums[k][0][0][i];
+  });
 }
 
 // Copies h [B, WIDTH] of this block's units to their state, when all blocks have read the one before.

@@ -4,14 +4,13 @@
 
 constexpr int TILES = (STORED + 3) / 4 * 4;     // whose sums are made at a time
 constexpr int OPERAND_STRIDE = WIDTH + VECTOR;  // lets a quarter of a warp, two rows of four lanes, read from all banks
-static_assert(SEQS == 8 || SEQS == 16 * SEQ_TILES);
+static_assert(MANY ? SEQS == 16 * SEQ_TILES : SEQS == WARPS);
 
 // The shared memory of products.
 struct alignas(16) Products {
   char chunks[SLOTS * SLOT_BYTES];
   i64 table[BLOCKS * ENTRIES];
   Slots slots;
-  float2 moments[2][2][WARPS];  // see Join
   u32 before;  // see CountingBarrier
 };
 
@@ -23,7 +22,7 @@ DEVICE void load_operand(Operand& operand, int vectors, i64 B, F f) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int sequence = seq_tile() * 16 + half * 8 + threadIdx.x % 32 / 4, vector = i * PARTS + part();
-      const bool valid = (half == 0 || SEQS > 8) && sequence < B && vector < vectors;
+      const bool valid = (half == 0 || MANY) && sequence < B && vector < vectors;
       operand[i].of[0][half] = valid ? f(sequence, vector * VECTOR + threadIdx.x % 4 * LANE) : make_uint4(0, 0, 0, 0);
     }
 }
@@ -38,6 +37,26 @@ DEVICE uint4 rounded(const float* from) {
     return make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w));
   }
 }
+
+// Scales of the rows of K tiles from row `first`, `step` apart, of a matrix of `rows` rows: those of the two rows that a lane has sums
+// of. Nothing without INT8.
+template <int K>
+struct Scales {
+  float of[INT8 ? K : 1][2];
+  DEVICE Scales(const float* scales, int first, int step, int rows) {
+    if constexpr (INT8)
+#pragma unroll
+      for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) of[k][i] = scales[min(first + k * step + int(threadIdx.x % 4) * 2 + i, rows - 1)];
+  }
+  // Multiplies the sums of tile k.
+  DEVICE void apply(Sums& c, int k) const {
+    if constexpr (INT8)
+#pragma unroll
+      for (int i = 0; i < 4; i++) c[0][0][i] *= of[k][i % 2];
+  }
+};
 
 // Calls f(Number<K>(), first) for this block's tiles, begin, begin + STEP, ..., of ALL: for TILES of them at a time, then for those
 // that are left. Blocks have one of two numbers of tiles, so that K is known when the kernel is compiled: branches between products

@@ -7,71 +7,48 @@
 #pragma once
 #include "decoding/kernels/phases.cuh"
 
-constexpr int WARP_SEQS = (SEQS + WARPS - 1) / WARPS;
-constexpr int SHARED_ROWS = 2;  // sequences at most whose rows all warps normalize together
 // Slices of the hidden layer that are loaded at once: as many as registers hold.
-constexpr int SLICES_AT_ONCE = WARP_VECTORS * SEQS <= 24 ? SLICES < 4 ? SLICES : 4 : SLICES < 2 ? 1 : 2;
+constexpr int SLICES_AT_ONCE = WARP_VECTORS <= 3 ? SLICES < 4 ? SLICES : 4 : SLICES < 2 ? 1 : 2;
 
 struct Shared : Products {
   float sums[WARPS][SEQS][TILES][8];       // of tile k of a sequence at place(k, sequence)
   float stream[SEQS][WIDTH];               // the residual stream
   float residual[SEQS][OUTPUT_TILES * 8];  // of the rows of `down` that the block computes
   scalar operand[SEQS * OPERAND_STRIDE];
+  float2 moments[2][WARPS];  // see Join
   // So that a warp reads sums of four tiles, and writes those of eight sequences, from all banks.
   DEVICE static int place(int tile, int sequence) { return tile ^ sequence & 3; }
 };
 static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
 
-// Calls f(sequence, n) for each sequence of the warp, number n of WARP_SEQS.
-template <class F>
-DEVICE void for_each_sequence(i64 B, F f) {
-#pragma unroll
-  for (int n = 0; n < WARP_SEQS; n++) {
-    const int sequence = n * WARPS + threadIdx.x / 32;
-    if (sequence < B) f(sequence, n);
-  }
-}
-
-// Calls f(sequence) for each sequence of which the warp has a row, or a part of one.
-template <class R, class F>
-DEVICE void for_each_row(i64 B, F f) {
-  if constexpr (R::WHOLE_ROW) for_each_sequence(B, [&](int sequence, int) { f(sequence); });
-  else
-#pragma unroll 1
-    for (int sequence = 0; sequence < B; sequence++) f(sequence);
-}
+DEVICE int warp_sequence() { return threadIdx.x / 32; }
 
 DEVICE void store_sums(Shared& shared, int tile, const Sums& c) {
-  const int quad = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < (SEQS > 8 ? 2 : 1); half++) {
-    const int sequence = half * 8 + quad;
-    *reinterpret_cast<float2*>(&shared.sums[threadIdx.x / 32][sequence][shared.place(tile, sequence)][column]) =
-        make_float2(c[0][0][2 * half], c[0][0][2 * half + 1]);
-  }
+  const int sequence = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  float* to = &shared.sums[threadIdx.x / 32][sequence][shared.place(tile, sequence)][column];
+  *reinterpret_cast<float2*>(to) = make_float2(c[0][0][0], c[0][0][1]);
 }
-DEVICE float sum_of_warps(const Shared& shared, int tile, int sequence, int row) {
+DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
   float sum = 0;
 #pragma unroll
-  for (int warp = 0; warp < WARPS; warp++) sum += shared.sums[warp][sequence][shared.place(tile, sequence)][row];
+  for (int warp = 0; warp < WARPS; warp++) sum += shared.sums[warp][warp_sequence()][shared.place(tile, warp_sequence())][row];
   return sum;
 }
 
-// Multiplies the operand by this block's tiles of a matrix of ALL tiles, and calls f(sequence, n, row, sum) for each result, n as
-// in for_each_sequence; f has to leave out rows beyond the matrix.
-template <int ALL, class F>
-DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, i64 B, F f) {
-  for_tiles<ALL, GRID>(blockIdx.x, [&](auto tiles, int first) {
+// Multiplies the operand by this block's tiles of a matrix of ROWS rows, with `scales`, and calls f(row, sum) for each result of the
+// warp's sequence, if there is one; f has to leave out rows beyond the matrix.
+template <int ROWS, class F>
+DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, const float* scales, i64 B, F f) {
+  for_tiles<(ROWS + 7) / 8, GRID>(blockIdx.x, [&](auto tiles, int first) {
     Sums c[tiles] = {};
+    const Scales<tiles> of_rows(scales, first * 8, GRID * 8, ROWS);
     weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
     if (first >= TILES * GRID) sync();  // all threads have read the previous sums
 #pragma unroll
-    for (int k = 0; k < tiles; k++) store_sums(shared, k, c[k]);
+    for (int k = 0; k < tiles; k++) of_rows.apply(c[k], k), store_sums(shared, k, c[k]);
     sync();
-    for_each_sequence(B, [&](int sequence, int n) {
-      for (int i = threadIdx.x % 32; i < tiles * 8; i += 32)
-        f(sequence, n, (first + i / 8 * GRID) * 8 + i % 8, sum_of_warps(shared, i / 8, sequence, i % 8));
-    });
+    if (warp_sequence() >= B) return;
+    for (int i = threadIdx.x % 32; i < tiles * 8; i += 32) f((first + i / 8 * GRID) * 8 + i % 8, sum_of_warps(shared, i / 8, i % 8));
   });
 }
 
@@ -89,11 +66,11 @@ struct Step {
   const i64 B;
   const int unit_tiles;  // of this block
 
-  // Calls f<Row or Part>(): by which the rows of so many sequences are normalized.
+  // Calls f(row, sequence, valid), row an empty Row or Part: what the warp normalizes.
   template <class F>
-  DEVICE void with_rows(F f) const {
-    if (B <= SHARED_ROWS) f(Part());
-    else f(Row());
+  DEVICE void with_row(F f) const {
+    if (B == 1) f(Part(), 0, true);
+    else f(Row(), warp_sequence(), warp_sequence() < B);
   }
   // The residual stream before a block.
   template <class R>
@@ -109,17 +86,16 @@ struct Step {
   }
   // Normalizes the residual stream before a block, as the operand of its first matrix.
   DEVICE void begin(Operand& operand, int block, const scalar* norm) {
-    with_rows([&](auto row) {
+    with_row([&](auto row, int sequence, bool valid) {
       auto weight = row;
-      if (!row.WHOLE_ROW || threadIdx.x / 32 < B) weight.load(norm);
+      if (valid) weight.load(norm);
       if (block > 0) grid.wait();
-      for_each_row<decltype(row)>(B, [&](int sequence) {
-        load_stream(row, block, sequence);
-        row.store(shared.stream[sequence]);
-        row.template normalize<WIDTH>(Join(shared, sequence, 1));
-        row.multiply_by(weight);
-        row.store(&shared.operand[sequence * OPERAND_STRIDE]);
-      });
+      if (!valid) return;
+      load_stream(row, block, sequence);
+      row.store(shared.stream[sequence]);
+      row.template normalize<WIDTH>(Join{shared.moments[1]});
+      row.multiply_by(weight);
+      row.store(&shared.operand[sequence * OPERAND_STRIDE]);
     });
     load_normalized(operand);
   }
@@ -140,82 +116,73 @@ struct Step {
     const int lane = threadIdx.x % 32, unit0 = (first_unit_tile() + i * GRID) * 8, unit = unit0 + lane % 8;
     float* state = model.at<float>(block, STATE);
     const scalar* bias = model.at(block, BIAS);
-    float old[STATES][WARP_SEQS] = {}, b[GATES];
-    for_each_sequence(B, [&](int sequence, int n) {
+    const int sequence = warp_sequence();
+    float old[STATES][1] = {}, b[GATES];
+    if (sequence < B)
 #pragma unroll
-      for (int k = 0; k < STATES; k++) old[k][n] = state[(k * B + sequence) * WIDTH + unit];
-    });
+      for (int k = 0; k < STATES; k++) old[k][0] = state[(k * B + sequence) * WIDTH + unit];
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
+    const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), unit0, WIDTH, GI * WIDTH);
     Sums c[STORED] = {};
     add_recurrent(weights, state, unit0, B, c);  // before the residual stream arrives
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
-    auto of_input = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
-    weights.multiply<GI>(of_input, [&](int, int i) -> const Vectors& { return operand[i]; }, VECTORS);
+    add_input(weights, scales, [&](int, int i) -> const Vectors& { return operand[i]; }, c);
 #pragma unroll
     for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
     sync();
-    float g[GATES][WARP_SEQS], fresh[STATES][WARP_SEQS];
+    if (!REDUCES && sequence >= B) return;
     // Lane 8 j + r sums product j of unit r; then all lanes of a unit compute the cell.
+    float sums[TILES / 4], g[GATES][1], fresh[STATES][1];
 #pragma unroll
-    for (int n = 0; n < WARP_SEQS; n++) {
-      const int sequence = n * WARPS + threadIdx.x / 32;
-      if (!REDUCES && sequence >= B) continue;
-      float sums[TILES / 4];
+    for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, lane % 8);
 #pragma unroll
-      for (int j = 0; j < TILES; j += 4) sums[j / 4] = sum_of_warps(shared, j + lane / 8, sequence, lane % 8);
-#pragma unroll
-      for (int j = 0; j < GATES; j++) {
-        const int k = STORED_OF[j];
-        g[j][n] = b[j] + (k < 0 ? 0 : __shfl_sync(0xffffffffu, sums[max(k, 0) / 4], max(k, 0) % 4 * 8 + lane % 8));
-      }
+    for (int j = 0; j < GATES; j++) {
+      const int k = STORED_OF[j];
+      g[j][0] = b[j] + (k < 0 ? 0 : __shfl_sync(0xffffffffu, sums[max(k, 0) / 4], max(k, 0) % 4 * 8 + lane % 8));
     }
-    if (!REDUCES && threadIdx.x / 32 >= B) return;
-    const int tile = unit0 / 8;
-    compute_cells(g, old, fresh, UnitReductions<1, 8>{grid, partials, B, lane == 0, tile, int(threadIdx.x) / 32, WARPS});
-    for_each_sequence(B, [&](int sequence, int n) {
-      if (lane >= 8) return;
-      hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0][n]));
+    compute_cells(g, old, fresh, UnitReductions<1, 8>{grid, partials, B, lane == 0, unit0 / 8, sequence});
+    if (lane >= 8 || sequence >= B) return;
+    hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0][0]));
 #pragma unroll
-      for (int k = 1; k < STATES; k++) state[(k * B + sequence) * WIDTH + unit] = fresh[k][n];
-    });
+    for (int k = 1; k < STATES; k++) state[(k * B + sequence) * WIDTH + unit] = fresh[k][0];
   }
 
   // Second phase: x + norm(h), and the hidden layer of the MLP.
   DEVICE void compute_hidden(int block) {
     Operand operand;
-    with_rows([&](auto x) {
+    with_row([&](auto x, int sequence, bool valid) {
       auto h = x, head_weight = x, mlp_weight = x;
-      if (!x.WHOLE_ROW || threadIdx.x / 32 < B) head_weight.load(model.at(block, HEAD_NORM)), mlp_weight.load(model.at(block, MLP_NORM));
+      if (valid) head_weight.load(model.at(block, HEAD_NORM)), mlp_weight.load(model.at(block, MLP_NORM));
       grid.wait();
-      for_each_row<decltype(x)>(B, [&](int sequence) {
-        if (unit_tiles > 0) x.load(shared.stream[sequence]);
-        else load_stream(x, block, sequence);
-        load_exchanged(h, hidden_state + sequence * WIDTH);
-        h.template normalize<D>(Join(shared, sequence, 0));
-        h.multiply_by(head_weight);
-        x.add(h);
-        x.for_each([&](float (&v)[4], int at) {
-          const int place = at / 8 - first_output_tile();
-          if (place >= 0 && place % GRID == 0) store_four(&shared.residual[sequence][place / GRID * 8 + at % 8], v);
-        });
-        x.template normalize<WIDTH>(Join(shared, sequence, 1));
-        x.multiply_by(mlp_weight);
-        x.store(&shared.operand[sequence * OPERAND_STRIDE]);
+      if (!valid) return;
+      if (unit_tiles > 0) x.load(shared.stream[sequence]);
+      else load_stream(x, block, sequence);
+      load_exchanged(h, hidden_state + sequence * WIDTH);
+      h.template normalize<D>(Join{shared.moments[0]});
+      h.multiply_by(head_weight);
+      x.add(h);
+      x.for_each([&](float (&v)[4], int at) {
+        const int place = at / 8 - first_output_tile();
+        if (place >= 0 && place % GRID == 0) store_four(&shared.residual[sequence][place / GRID * 8 + at % 8], v);
       });
+      x.template normalize<WIDTH>(Join{shared.moments[1]});
+      x.multiply_by(mlp_weight);
+      x.store(&shared.operand[sequence * OPERAND_STRIDE]);
     });
     load_normalized(operand);
-    multiply_rows<HIDDEN_TILES>(shared, weights, operand, B, [&](int sequence, int, int row, float sum) {
-      if (row < HIDDEN) hidden[sequence * HIDDEN + row] = scalar(gelu(sum));
+    multiply_rows<HIDDEN>(shared, weights, operand, model.at<const float>(block, UP_SCALE), B, [&](int row, float sum) {
+      if (row < HIDDEN) hidden[warp_sequence() * HIDDEN + row] = scalar(gelu(sum));
     });
   }
 
   // Third phase: the residual stream after the MLP.
-  DEVICE void compute_stream() {
+  DEVICE void compute_stream(int block) {
     if (first_output_tile() >= UNIT_TILES) return grid.pass(UNIT_BLOCKS);
     grid.wait();
 #pragma unroll 1
     for (int tile = first_output_tile(), place = 0; tile < UNIT_TILES; tile += GRID, place++) {
+      const Scales<1> scales(model.at<const float>(block, DOWN_SCALE), tile * 8, 0, WIDTH);
       Sums c[SLICES_AT_ONCE] = {};
 #pragma unroll
       for (int first = 0; first < SLICES; first += SLICES_AT_ONCE) {
@@ -234,14 +201,12 @@ struct Step {
 #pragma unroll
         for (int r = 0; r < 4; r++) c[0][0][0][r] += c[k][0][0][r];
       sync();  // all threads have read the previous sums
+      scales.apply(c[0], 0);
       store_sums(shared, 0, c[0]);
       sync();
-      for_each_sequence(B, [&](int sequence, int) {
-        const int lane = threadIdx.x % 32;
-        if (lane >= 8) return;
-        const float x = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, sequence, lane);
-        residual[sequence * WIDTH + tile * 8 + lane] = x;
-      });
+      const int lane = threadIdx.x % 32, sequence = warp_sequence();
+      if (lane >= 8 || sequence >= B) continue;
+      residual[sequence * WIDTH + tile * 8 + lane] = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, lane);
     }
     grid.arrive(UNIT_BLOCKS);
   }
@@ -269,15 +234,15 @@ flashrnn_step(PARAMETERS) {
     step.compute_hidden(block);
     grid.arrive();
     store_h(model.at<float>(block, STATE), hidden_state, B);
-    step.compute_stream();
+    step.compute_stream(block);
   }
   Operand operand;
   step.begin(operand, BLOCKS, norm);
   const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
-  u64 largest[WARP_SEQS] = {};
-  multiply_rows<CLASS_TILES>(shared, weights, operand, B, [&](int sequence, int n, int row, float sum) {
-    if (row < CLASSES) largest[n] = max(largest[n], choice.rate(sequence, row, sum));
+  u64 largest = 0;
+  multiply_rows<CLASSES>(shared, weights, operand, head_scale, B, [&](int row, float sum) {
+    if (row < CLASSES) largest = max(largest, choice.rate(warp_sequence(), row, sum));
   });
-  for_each_sequence(B, [&](int sequence, int n) { choice.raise<32>(sequence, largest[n]); });
+  if (warp_sequence() < B) choice.raise<32>(warp_sequence(), largest);
   choice.finish(B, counters, shared.before);
 }

@@ -16,6 +16,7 @@ struct Shared : Products {
   scalar operand[SEQS][OPERAND_STRIDE];  // as it is in memory
   float sums[SEQ_TILES][PARTS][TILES][4][32];
   float stream[STREAM_ROWS][WIDTH];  // the residual streams of this block's sequences
+  float2 moments[2][2][WARPS];       // see Join
   u64 arrived[SEQ_TILES];            // a barrier for each tile of sequences of the operand
 };
 static_assert(sizeof(Shared) == SHARED_BYTES_EXPECTED, "decoding/tiling.py counts shared memory differently");
@@ -59,13 +60,16 @@ struct VectorsOf {
   }
 };
 
-// Multiplies the operand by this block's tiles, begin, begin + STEP, ..., of a matrix of ALL tiles, and calls f(row, v, sum) for
-// each value v of a tile; f has to leave out rows beyond the matrix, and sequences beyond the batch.
-template <int ALL, int STEP, class F>
-DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, F f) {
-  for_tiles<ALL, STEP>(begin, [&](auto tiles, int first) {
+// Multiplies the operand by this block's tiles, begin, begin + STEP, ..., of a matrix of ROWS rows, with `scales`, and calls
+// f(row, v, sum) for each value v of a tile; f has to leave out rows beyond the matrix, and sequences beyond the batch.
+template <int ROWS, int STEP, class F>
+DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, const float* scales, F f) {
+  for_tiles<(ROWS + 7) / 8, STEP>(begin, [&](auto tiles, int first) {
     Sums c[tiles] = {};
+    const Scales<tiles> of_rows(scales, first * 8, STEP * 8, ROWS);
     weights.multiply<tiles>([&](auto k) -> Sums& { return c[k]; }, VectorsOf{shared}, VECTORS);
+#pragma unroll
+    for (int k = 0; k < tiles; k++) of_rows.apply(c[k], k);
     float sums[tiles][VALUES];
     add_parts(shared, c, sums);
 #pragma unroll
@@ -107,7 +111,7 @@ struct Step {
       Part x;
       f(x, row, n);
       x.store(shared.stream[n]);
-      x.normalize<WIDTH>(Join(shared, n, 1));
+      x.normalize<WIDTH>(Join{shared.moments[n % 2][1]});
       x.multiply_by(weight);
       x.store(normalized + row * OPERAND_STRIDE);
     }
@@ -157,11 +161,11 @@ struct Step {
 #pragma unroll
       for (int j = 0; j < GATES; j++) g[j][v] = float(bias[j * WIDTH + unit]);
     }
+    const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), tile * 8, WIDTH, GI * WIDTH);
     Sums c[STORED] = {};
     add_recurrent(weights, state, tile * 8, B, c);  // before the input arrives
     if (tile == first_unit_tile()) load(normalized);
-    auto of_input = [&](auto k) -> Sums& { constexpr int product = product_of(INPUT_OF, k); return c[product]; };
-    weights.multiply<GI>(of_input, VectorsOf{shared}, VECTORS);
+    add_input(weights, scales, VectorsOf{shared}, c);
     float sums[STORED][VALUES];
     add_parts(shared, c, sums);
 #pragma unroll
@@ -171,7 +175,7 @@ struct Step {
         if (STORED_OF[j] >= 0) g[j][v] += sums[max(STORED_OF[j], 0)][v];
     using Units = UnitReductions<VALUES, 4>;
     const int contribution = tile * Units::OF_TILE + part() % Units::OF_TILE;
-    compute_cells(g, old, fresh, Units{grid, partials, B, threadIdx.x % 4 == 0, contribution, row, 0});
+    compute_cells(g, old, fresh, Units{grid, partials, B, threadIdx.x % 4 == 0, contribution, row});
     if (row >= B) return;
 #pragma unroll
     for (int v = 0; v < VALUES; v++) {
@@ -189,27 +193,28 @@ struct Step {
       Part h;
       load_exchanged(h, hidden_state + row * WIDTH);
       x.load(shared.stream[n]);
-      h.normalize<D>(Join(shared, n, 0));
+      h.normalize<D>(Join{shared.moments[n % 2][0]});
       h.multiply_by(head_weight);
       x.add(h);
     });
   }
 
-  DEVICE void compute_hidden() {
+  DEVICE void compute_hidden(int block) {
     if (blockIdx.x >= HIDDEN_BLOCKS) return grid.pass(HIDDEN_BLOCKS);
     load(normalized);
-    multiply_rows<HIDDEN_TILES, GRID>(shared, weights, blockIdx.x, [&](int at, int, float sum) {
+    multiply_rows<HIDDEN, GRID>(shared, weights, blockIdx.x, model.at<const float>(block, UP_SCALE), [&](int at, int, float sum) {
       if (at >= HIDDEN || sequence() >= B) return;
       hidden[(at / WIDTH * B + sequence()) * OPERAND_STRIDE + at % WIDTH] = scalar(gelu(sum));
     });
     grid.arrive(HIDDEN_BLOCKS);
   }
 
-  DEVICE void compute_parts() {
+  DEVICE void compute_parts(int block) {
     if (blockIdx.x >= OUTPUT_BLOCKS) return grid.pass(OUTPUT_BLOCKS);
     load(hidden + output_slice() * B * OPERAND_STRIDE);
+    const float* scales = model.at<const float>(block, DOWN_SCALE);
     float* part = parts + (output_slice() * B + sequence()) * WIDTH;
-    multiply_rows<UNIT_TILES, OUTPUT_STEP>(shared, weights, first_output_tile(), [&](int at, int, float sum) {
+    multiply_rows<WIDTH, OUTPUT_STEP>(shared, weights, first_output_tile(), scales, [&](int at, int, float sum) {
       if (at < WIDTH && sequence() < B) part[at] = sum;
     });
     grid.arrive(OUTPUT_BLOCKS);
@@ -250,15 +255,15 @@ flashrnn_step_of_many(PARAMETERS) {
   for (int block = 0; block < BLOCKS; block++) {
     step.compute_h(block);
     step.add_h(block);
-    step.compute_hidden();
+    step.compute_hidden(block);
     store_h(model.at<float>(block, STATE), hidden_state, B);
-    step.compute_parts();
+    step.compute_parts(block);
     step.add_mlp(block + 1 < BLOCKS ? model.at(block + 1, MIXER_NORM) : norm);
   }
   step.load(normalized);
   const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
   u64 largest = 0;
-  multiply_rows<CLASS_TILES, GRID>(shared, weights, blockIdx.x, [&](int row, int, float sum) {
+  multiply_rows<CLASSES, GRID>(shared, weights, blockIdx.x, head_scale, [&](int row, int, float sum) {
     if (row < CLASSES && sequence() < B) largest = max(largest, choice.rate(sequence(), row, sum));
   });
   choice.raise<4>(sequence(), largest);

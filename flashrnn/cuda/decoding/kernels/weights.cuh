@@ -21,12 +21,22 @@ constexpr int UNIT_TILES = WIDTH / 8;
 constexpr int HIDDEN_TILES = HIDDEN / 8;
 constexpr int CLASS_TILES = (CLASSES + 7) / 8;
 constexpr int SLICES = HIDDEN / WIDTH;  // chunks of a tile of the matrix from HIDDEN to WIDTH
-constexpr int ROW_BYTES = WIDTH * BYTES + 64;  // of a slot: a quarter of a warp, two rows of four lanes, reads from all banks
-constexpr int SLOT_BYTES = 8 * ROW_BYTES;
+// With INT8, the weights of linear layers, and not R, are int8: a row is a scale times these.
+template <bool, int>
+struct WeightOf { using type = scalar; using Words = uint4; };
+template <>
+struct WeightOf<true, 2> { using type = signed char; using Words = uint2; };
+template <>
+struct WeightOf<true, 4> { using type = signed char; using Words = u32; };
+using weight = WeightOf<INT8, BYTES>::type;
+using Words = WeightOf<INT8, BYTES>::Words;  // what a lane loads at once
+// Bytes between rows of a slot, so that lanes of several rows, 16 bytes each, or fewer with INT8, read from all banks.
+constexpr int WEIGHT_STRIDE = WIDTH * sizeof(weight) + 4 * sizeof(Words), RECURRENT_STRIDE = D * BYTES + 64;
+constexpr int SLOT_BYTES = 8 * (WEIGHT_STRIDE > RECURRENT_STRIDE ? WEIGHT_STRIDE : RECURRENT_STRIDE);
 static_assert(D % VECTOR == 0 && HIDDEN % WIDTH == 0 && WARPS == 8);
 
 // The columns of the table of addresses: tensors of a residual block, as bytes from one address.
-enum Entry { MIXER_NORM, GATE_WEIGHT, RECURRENT_WEIGHT, BIAS, HEAD_NORM, MLP_NORM, UP, DOWN, STATE, ENTRIES };
+enum Entry { MIXER_NORM, GATE_WEIGHT, RECURRENT_WEIGHT, BIAS, HEAD_NORM, MLP_NORM, UP, DOWN, STATE, GATE_SCALE, UP_SCALE, DOWN_SCALE, ENTRIES };
 
 template <int K>
 struct Number {
@@ -94,11 +104,11 @@ struct Turn {
 // one: it could be late by two phases of a barrier, and would wait for one that is over.
 struct Copies {
   const Model& model;
-  const scalar* head;
+  const weight* head;
   u32 chunks, filled, emptied;  // addresses
   Turn turn;
 
-  DEVICE Copies(const Model& model, const scalar* head, void* chunks, Slots& slots)
+  DEVICE Copies(const Model& model, const weight* head, void* chunks, Slots& slots)
       : model(model), head(head), chunks(shared_address(chunks)), filled(shared_address(slots.filled)),
         emptied(shared_address(slots.emptied)) {}
   DEVICE void run() {
@@ -116,28 +126,45 @@ struct Copies {
   DEVICE void copy_of_block(int block, int i, int unit_chunks, int up_chunks) {
     if (i < unit_chunks) {
       const int unit = (first_unit_tile() + i / (GR + GI) * GRID) * 8, gate = i % (GR + GI);
-      if (gate < GR) copy(model.at(block, RECURRENT_WEIGHT) + i64(gate * WIDTH + unit) * D, D, D, 8);
-      else copy(model.at(block, GATE_WEIGHT) + i64((gate - GR) * WIDTH + unit) * WIDTH, WIDTH, WIDTH, 8);
+      if (gate < GR) copy(model.at(block, RECURRENT_WEIGHT) + i64(gate * WIDTH + unit) * D, D, D, 8, RECURRENT_STRIDE);
+      else copy(model.at<const weight>(block, GATE_WEIGHT) + i64((gate - GR) * WIDTH + unit) * WIDTH, WIDTH, WIDTH, 8);
     } else if (i < up_chunks) {
       const i64 row = (blockIdx.x + (i - unit_chunks) * GRID) * 8;
-      copy(model.at(block, UP) + row * WIDTH, WIDTH, WIDTH, 8);
+      copy(model.at<const weight>(block, UP) + row * WIDTH, WIDTH, WIDTH, 8);
     } else {
       const int tile = first_output_tile() + (i - up_chunks) / OUTPUT_SLICES * OUTPUT_STEP;
       const int slice = output_slice() + (i - up_chunks) % OUTPUT_SLICES;
-      copy(model.at(block, DOWN) + i64(tile) * 8 * HIDDEN + slice * WIDTH, HIDDEN, WIDTH, 8);
+      copy(model.at<const weight>(block, DOWN) + i64(tile) * 8 * HIDDEN + slice * WIDTH, HIDDEN, WIDTH, 8);
     }
   }
-  // Copies `numbers` numbers of each of `rows` rows from `first`.
-  DEVICE void copy(const scalar* first, int stride, int numbers, int rows) {
+  // Copies `numbers` numbers of each of `rows` rows from `first`, to rows with so many bytes between them.
+  template <class W>
+  DEVICE void copy(const W* first, int stride, int numbers, int rows, int slot_stride = WEIGHT_STRIDE) {
     const int row = threadIdx.x % 32;
     if (row >= rows) return;
     barrier_wait(emptied + 8 * turn.slot, turn.parity ^ 1);
     const u32 barrier = filled + 8 * turn.slot;
-    if (row == 0) barrier_expect(barrier, rows * numbers * BYTES);
-    copy_bulk(chunks + turn.slot * SLOT_BYTES + row * ROW_BYTES, first + i64(row) * stride, numbers * BYTES, barrier);
+    if (row == 0) barrier_expect(barrier, rows * numbers * sizeof(W));
+    copy_bulk(chunks + turn.slot * SLOT_BYTES + row * slot_stride, first + i64(row) * stride, numbers * sizeof(W), barrier);
     turn.next();
   }
 };
+
+DEVICE uint4 widened(uint4 words) { return words; }
+// Four int8 as floats.
+DEVICE float4 floats(u32 word) {
+  word ^= 0x80808080u;  // plus 128
+  auto number = [&](int k) { return __uint_as_float(0x4b000000u | word >> 8 * k & 0xff) - (8388608.0f + 128); };
+  return make_float4(number(0), number(1), number(2), number(3));
+}
+DEVICE uint4 widened(u32 word) {
+  const float4 v = floats(word);
+  return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+}
+DEVICE uint4 widened(uint2 words) {
+  const float4 low = floats(words.x), high = floats(words.y);
+  return make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w));
+}
 
 // The chunks, as a warp that multiplies them sees them.
 struct Weights {
@@ -148,8 +175,8 @@ struct Weights {
       : chunks(shared_address(chunks)), filled(shared_address(slots.filled)), emptied(shared_address(slots.emptied)) {}
 
   // Adds to sums(k) the product of vectors operand(k, i), `vectors` in all warps, and the next chunk number k, for K chunks or
-  // `count`, if that is less.
-  template <int K, class S, class O>
+  // `count`, if that is less. W: what a lane loads at once; STRIDE: bytes between the rows of a chunk.
+  template <int K, class W = Words, int STRIDE = WEIGHT_STRIDE, class S, class O>
   DEVICE void multiply(S sums, O operand, int vectors, int count = K) {
     // Of AT_ONCE chunks vectors are loaded before any is multiplied, so that products of several chunks are under way.
     constexpr int VECTORS_AT_ONCE = WARP_VECTORS <= 4 ? WARP_VECTORS : 4;
@@ -160,24 +187,24 @@ struct Weights {
         Turn turns[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < WARP_VECTORS; i += VECTORS_AT_ONCE) {
-          uint4 rows[AT_ONCE][VECTORS_AT_ONCE];
+          W rows[AT_ONCE][VECTORS_AT_ONCE];
           each<AT_ONCE>([&](auto k) {
             if (first + k >= count || first + k >= K) return;
             if (i == 0) {
               turns[k] = turn, turn.next();
               barrier_wait(filled + 8 * turns[k].slot, turns[k].parity);
             }
-            const u32 from = chunks + turns[k].slot * SLOT_BYTES + lane / 4 * ROW_BYTES + lane % 4 * 16;
+            const u32 from = chunks + turns[k].slot * SLOT_BYTES + lane / 4 * STRIDE + lane % 4 * sizeof(W);
 #pragma unroll
             for (int n = 0; n < VECTORS_AT_ONCE; n++)
-              if (int vector = (i + n) * PARTS + part(); i + n < WARP_VECTORS && vector < vectors) rows[k][n] = load_shared(from + vector * 64);
+              if (int vector = (i + n) * PARTS + part(); i + n < WARP_VECTORS && vector < vectors) load_shared(rows[k][n], from + vector * 4 * sizeof(W));
           });
 #pragma unroll
           for (int n = 0; n < VECTORS_AT_ONCE; n++) {
             if (i + n >= WARP_VECTORS || (i + n) * PARTS + part() >= vectors) break;
             each<AT_ONCE>([&](auto k) {
               constexpr Number<decltype(first)::VALUE + decltype(k)::VALUE> chunk;
-              const uint4 row[1] = {rows[k][n]};
+              const uint4 row[1] = {widened(rows[k][n])};
               if constexpr (chunk < K)
                 if (chunk < count) ::multiply(sums(chunk), operand(chunk, i + n).of, row);
             });
