@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
+from models.quantization import quantize
 
 LLAMA = "Llama of transformers"
 SMALL = {"vocab_size": 2048, "d_model": 256, "num_blocks": 4}
@@ -20,11 +21,13 @@ NEW_TOKENS = 129
 
 
 class Model(NamedTuple):
-    """A model: heads and mixer of a FlashRNNConfig, or, without a mixer, transformers' Llama of the same sizes."""
+    """A model: heads and mixer of a FlashRNNConfig, or, without a mixer, transformers' Llama of the same sizes; and
+    whether linear layers are in 8 bits."""
 
     heads: int
     mixer: dict[str, str] | None
     recurrent: bool = True
+    int8: bool = False
 
 
 class Case(NamedTuple):
@@ -35,8 +38,10 @@ class Case(NamedTuple):
 
 GPU_MODELS = {
     "LSTM, 12 heads": Model(12, {"name": "RNNMixer", "function": "lstm"}),
+    "LSTM, 12 heads, 8 bits": Model(12, {"name": "RNNMixer", "function": "lstm"}, int8=True),
     "LSTM, 1 head": Model(1, {"name": "RNNMixer", "function": "lstm"}),
     "sLSTM, 12 heads": Model(12, {"name": "RNNMixer", "function": "slstm"}),
+    "layernorm_lstm, 12 heads": Model(12, {"name": "RNNMixer", "function": "layernorm_lstm"}),
     "Transformer": Model(12, {"name": "AttentionMixer"}, recurrent=False),
     LLAMA: Model(12, None, recurrent=False),
 }
@@ -87,7 +92,8 @@ def rows(models: Sequence[str], contexts: Sequence[int], known: Iterable[dict] =
     first token. On a GPU these are medians of five calls, after more than 65,536 tokens of one. first_call_s: of the
     first call of a model, which compiles what its process has not compiled before. peak_mib: of memory beside the
     weights; cache_mib: of the cache. reading_ms: of reading once the weights that a token needs, at the bandwidth of a
-    copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16; on a CPU 4 blocks of width 256 in float32, processor
+    copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16, or those of linear
+    layers in 8 bits; on a CPU 4 blocks of width 256 in float32, processor
     time of one thread."""
     gpu = torch.cuda.is_available()
     if not gpu:
@@ -115,7 +121,10 @@ def build(name: str, gpu: bool) -> PreTrainedModel:
         else:
             found = FlashRNNForCausalLM(FlashRNNConfig(**sizes, num_heads=model.heads, mixer=model.mixer))
     found.generation_config.eos_token_id = None
-    return found.to(dtype=torch.bfloat16 if gpu else torch.float32).eval()
+    found.to(dtype=torch.bfloat16 if gpu else torch.float32).eval()
+    if model.int8:
+        quantize(found)
+    return found
 
 
 def _llama_config(sizes: dict[str, int], heads: int) -> LlamaConfig:
@@ -152,7 +161,7 @@ def measure(case: Case, bandwidth: float | None) -> dict:
     begin = clock.now()
     model.generate(prompt[:, :1024] if recurrent else prompt, **options)
     first_call = clock.now() - begin
-    weights = sum(parameter.nbytes for parameter in model.parameters())
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if bandwidth:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

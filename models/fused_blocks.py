@@ -9,6 +9,7 @@ from flashrnn.decoding import add_norm, unsupported_add_norm
 
 from .block import MLP, Block
 from .mixers import RNNMixer
+from .quantization import Int8Linear
 from .walk import is_observed, modules, parameters
 
 _ALIGNED = 8  # numbers of 16 bits
@@ -74,8 +75,9 @@ def logits(x: Tensor, head: nn.Module) -> Tensor:
     if B == 1 or x.device.type != "cuda" or x.dtype.itemsize != 2 or not (whole and rest) or not _is_plain_linear(head):
         return head(x)
     rows = x.new_empty(B, whole + _ALIGNED)  # so that each row is aligned for vectorised stores
-    torch.mm(x, head.weight[:whole].t(), out=rows[:, :whole])
-    rows[:, whole:C] = torch.mm(x, head.weight[-_ALIGNED:].t())[:, -rest:]
+    weight = head.weight
+    torch.mm(x, weight[:whole].t(), out=rows[:, :whole])
+    rows[:, whole:C] = torch.mm(x, weight[-_ALIGNED:].t())[:, -rest:]
     return rows[:, :C]
 
 
@@ -90,7 +92,7 @@ def _is_plain(block: Block) -> bool:
 
 
 def _is_plain_linear(linear: nn.Module) -> bool:
-    return type(linear) is nn.Linear and linear.bias is None
+    return type(linear) is Int8Linear or (type(linear) is nn.Linear and linear.bias is None)
 
 
 def _is_plain_norm(norm: nn.Module) -> bool:

@@ -33,6 +33,7 @@ from .generation.decoder_cache import DecoderCache
 from .generation.loop import complete
 from .generation.request import Request, request
 from .hugging_face_config import FlashRNNConfig
+from .quantization import is_quantized
 from .state_cache import StateCache, document_starts
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save a model as transformers does, and the code by which `trust_remote_code=True` loads it elsewhere;
         `push_to_hub` uploads both."""
+        if is_quantized(self):
+            raise ValueError("weights in 8 bits are for generation: save the model before `quantize`")
         names = {"AutoConfig": "FlashRNNConfig", "AutoModelForCausalLM": "FlashRNNForCausalLM"}
         self.config.auto_map = {auto: f"{REMOTE_CODE.stem}.{name}" for auto, name in names.items()}
         super().save_pretrained(save_directory, *args, **kwargs)

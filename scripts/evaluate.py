@@ -17,7 +17,7 @@ from training.command_line import hydra_command, literal
 
 def arguments(words: Sequence[str]) -> list[str]:
     """Return what Hydra reads: the keys of the run are none of evaluate.yaml's, so that ++ adds them."""
-    known = ("-", "+", "~", "ckpt=", "hydra.")
+    known = ("-", "+", "~", "ckpt=", "weights=", "hydra.")
     changes = [word if word.startswith(known) or "=" not in word else f"++{word}" for word in words]
     return literal(changes, paths=["ckpt"])
 
@@ -27,7 +27,8 @@ def main(config: DictConfig) -> None:
     """Evaluate with the changes that the command line has."""
     from training.evaluation import evaluate
 
-    evaluate(config.ckpt, {key: value for key, value in config.items() if key != "ckpt"})
+    own = ("ckpt", "weights")
+    evaluate(config.ckpt, {key: value for key, value in config.items() if key not in own}, config.weights)
 
 
 if __name__ == "__main__":

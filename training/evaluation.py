@@ -9,6 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from models.quantization import WEIGHTS, quantize
 from training import checkpoint, data_interface, results
 from training.build import Run
 from training.command_line import prepare_process
@@ -39,13 +40,16 @@ _OF_TRAINING = (
 )
 
 
-def evaluate(ckpt: str, changes: DictConfig | dict[str, Any]) -> dict:
+def evaluate(ckpt: str, changes: DictConfig | dict[str, Any], weights: str = "float") -> dict:
     """Evaluate a checkpoint, and write the results to a new folder in that of its run.
 
     Args:
         ckpt: a file or folder, as `checkpoint.find` takes it.
         changes: to the config of the run, which has all their keys.
+        weights: of linear layers: "float", or "int8" for `models.quantization.quantize`.
     """
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights={weights}: expected one of {', '.join(WEIGHTS)}")
     changed = [key.removeprefix(".") for key in leaves(OmegaConf.to_container(OmegaConf.create(changes)), "")]
     _check_read(changed)
     file = checkpoint.find(ckpt)
@@ -59,6 +63,8 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any]) -> dict:
     data_interface.take_tokenizer(data, checkpoint.tokenizer_folder(file))
     module = TrainingModule(instantiate(config.model))
     checkpoint.load_weights(module, file, content)
+    if weights == "int8":
+        quantize(module.model)
     folder = (checkpoint.run_folder(file) or file.parent) / f"evaluate_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     here = {"default_root_dir": folder, "logger": False, "enable_checkpointing": False}
     here["enable_progress_bar"] = config.trainer.enable_progress_bar and sys.stdout.isatty()

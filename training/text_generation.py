@@ -22,6 +22,7 @@ from models.generation.continuous_batching import Prompt, StopConditions, answer
 from models.generation.decoder import unsupported_reason
 from models.generation.sampler import SamplingParams
 from models.hugging_face import FlashRNNForCausalLM
+from models.quantization import WEIGHTS, quantize
 from training import export
 from training.prompt_file import AnswerFile, read_prompts
 
@@ -42,10 +43,13 @@ def generate(
     return generate_one(ckpt, prompt, **options)
 
 
-def load(ckpt: str, device: str, dtype: str, top_p: float) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
+def load(
+    ckpt: str, device: str, dtype: str, weights: str, top_p: float
+) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
     """Check the options, and return model and tokenizer."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
+    for name, value, known in (("dtype", dtype, DTYPES), ("weights", weights, WEIGHTS)):
+        if value not in known:
+            raise ValueError(f"{name}={value}: expected one of {', '.join(known)}")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p}: expected a probability above 0; 1.0 samples from all tokens")
     if device == "auto":
@@ -55,7 +59,10 @@ def load(ckpt: str, device: str, dtype: str, top_p: float) -> tuple[FlashRNNForC
         raise ValueError(f"device={device}: PyTorch has {', '.join(['cpu', *gpus])} here")
     logging.disable_progress_bar()  # of a few thousandths of a second
     model, tokenizer = export.load(ckpt)
-    return model.to(device, getattr(torch, dtype)), tokenizer
+    model = model.to(device, getattr(torch, dtype))
+    if weights == "int8":
+        quantize(model)
+    return model, tokenizer
 
 
 def generate_one(
@@ -64,12 +71,13 @@ def generate_one(
     seed: int,
     device: str,
     dtype: str,
+    weights: str = "float",
     repetition_penalty: float = 1.0,
     stop: str = "",
     **options: Any,
 ) -> str:
     """Print prompt and continuation, and return them; `options` are those of transformers' GenerationConfig."""
-    model, tokenizer = load(ckpt, device, dtype, options["top_p"])
+    model, tokenizer = load(ckpt, device, dtype, weights, options["top_p"])
     if not options["do_sample"]:  # transformers warns of them then
         options = {key: value for key, value in options.items() if key not in SAMPLING}
     set_seed(seed)
@@ -123,6 +131,7 @@ def generate_file(
     dtype: str,
     max_new_tokens: int,
     do_sample: bool,
+    weights: str = "float",
     stop: str = "",
     **options: Any,
 ) -> None:
@@ -132,8 +141,8 @@ def generate_file(
             raise ValueError(f"{name}={value}: expected at least 1")
     lines = read_prompts(prompts)
     settings = {"ckpt": ckpt, "seed": seed, "dtype": dtype, "max_new_tokens": max_new_tokens, "stop": stop}
-    file = AnswerFile(out, lines, settings | {"do_sample": do_sample, **options})
-    model, tokenizer = load(ckpt, device, dtype, options["top_p"])
+    file = AnswerFile(out, lines, settings | {"do_sample": do_sample, "weights": weights, **options})
+    model, tokenizer = load(ckpt, device, dtype, weights, options["top_p"])
     if reason := unsupported_reason(model.model):
         raise ValueError(f"prompts={prompts}: {reason}; give one prompt at a time")
     encoder = Encoder(tokenizer)

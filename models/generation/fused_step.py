@@ -1,6 +1,7 @@
 """A model's step as one kernel, where there is one: recurrent blocks at small batches on an NVIDIA GPU."""
 
 import torch
+from torch import Tensor, nn
 
 from flashrnn import Recurrence
 from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel, unsupported_reason
@@ -9,6 +10,7 @@ from flashrnn.decoding import compile_ahead as compile_step_ahead
 from ..backbone import SequenceModel, States
 from ..block import Block
 from ..fused_blocks import are_plain
+from ..quantization import Int8Linear
 
 
 def fused_step(model: SequenceModel, states: States) -> ModelStep | None:
@@ -46,20 +48,30 @@ def _residual_model(model: SequenceModel, states: States) -> ResidualModel | Non
         return None
     blocks = [_weights(block, state) for block, (state,) in zip(model.blocks, states, strict=True)]
     cell = recurrences[0].cell
-    found = ResidualModel(cell, model.embedding.weight, blocks, model.norm.weight, model.head.weight)
+    head, head_scale = _matrix(model.head)
+    found = ResidualModel(cell, model.embedding.weight, blocks, model.norm.weight, head, head_scale)
     return found if unsupported_reason(found) is None else None
 
 
-def _weights(block: Block, state: torch.Tensor) -> ResidualBlock:
+def _weights(block: Block, state: Tensor) -> ResidualBlock:
     mixer = block.mixer
+    (gates, gates_scale), (up, up_scale), (down, down_scale) = map(_matrix, (mixer.gates, block.mlp.up, block.mlp.down))
     return ResidualBlock(
         mixer_norm=block.mixer_norm.weight,
-        gates=mixer.gates.weight,
+        gates=gates,
         R=mixer.recurrence.R,
         b=mixer.recurrence.b,
         head_norm=mixer.norm_weight,
         mlp_norm=block.mlp_norm.weight,
-        up=block.mlp.up.weight,
-        down=block.mlp.down.weight,
+        up=up,
+        down=down,
         states=state.transpose(0, 1),
+        gates_scale=gates_scale,
+        up_scale=up_scale,
+        down_scale=down_scale,
     )
+
+
+def _matrix(linear: nn.Linear | Int8Linear) -> tuple[Tensor, Tensor | None]:
+    """Return the weights of a linear layer as they are stored, and the scales of their rows, if there are any."""
+    return (linear.quantized, linear.scale) if isinstance(linear, Int8Linear) else (linear.weight, None)

@@ -1,5 +1,6 @@
 """Steps of a language model in one launch: against float64, and the text that they make."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from models.backbone import SequenceModel
 from models.generation.fused_step import compile_ahead, fused_step
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from models.mixers import RNNMixer
+from models.quantization import quantize
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +67,30 @@ def test_steps_are_those_of_float64(function, heads, d, dtype, batch):
             assert relative_error(logits, expected[:, 0]) < BOUNDS[dtype]
             assert torch.equal(chosen, logits.float().argmax(-1))
             tokens = chosen
+    for state, last in zip(states, of_exact, strict=True):
+        assert relative_error(state[0], last[0]) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(
+    ("function", "heads", "dtype", "batch"),
+    [
+        ("lstm", 12, torch.bfloat16, 1),
+        ("slstm", 1, torch.float16, 8),
+        ("gru", 12, torch.float32, 2),
+        ("layernorm_lstm", 12, torch.bfloat16, 64),
+    ],
+)
+def test_steps_with_weights_in_8_bits_are_those_of_float64(function, heads, dtype, batch):
+    model = build(function, heads, 768, dtype)
+    quantize(model)
+    exact = copy.deepcopy(model).double()
+    with torch.inference_mode():
+        _, states = model.read(torch.randint(1001, (batch, 5), device="cuda"))
+        of_exact = [tuple(part.double() for part in state) for state in states]
+        tokens, logits = torch.arange(batch, device="cuda"), torch.empty(batch, 1001, device="cuda", dtype=dtype)
+        fused_step(model, states)(tokens, logits)
+        expected, of_exact = exact(tokens[:, None], of_exact, return_states=True)
+    assert relative_error(logits, expected[:, 0]) < BOUNDS[dtype]
     for state, last in zip(states, of_exact, strict=True):
         assert relative_error(state[0], last[0]) < BOUNDS[dtype]
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from scripts.train import train
 from tests.tiny_runs import SHORT, TINY, evaluate, metrics
 from tests.tiny_runs import config as config_of
-from training import checkpoint
+from training import checkpoint, evaluation
 from training.evaluation import changed_config
 from training.export import export
 from training.lightning_module import TrainingModule
@@ -44,6 +44,9 @@ def test_text(tiny_config):
     config = tiny_config("text_tiny")
     trained = train(config)
     assert evaluate(config.run_dir) == pytest.approx(trained)
+    rounded = evaluation.evaluate(config.run_dir, {}, "int8")
+    assert rounded != pytest.approx(trained)
+    assert rounded == pytest.approx(trained, rel=1e-2)
 
 
 def test_text_is_read_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):

@@ -68,6 +68,12 @@ def test_a_dtype_that_there_is_not(run):
         text(run, dtype="int8")
 
 
+def test_weights_in_8_bits(run):
+    assert text(run, weights="int8").startswith("the 7th of")
+    with pytest.raises(ValueError, match=r"weights=int4.* int8"):
+        text(run, weights="int4")
+
+
 @pytest.mark.parametrize("top_p", [0.0, 2.0])
 def test_a_probability_that_is_none(top_p):
     with pytest.raises(ValueError, match=f"top_p={top_p}"):
