@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 
@@ -13,6 +14,7 @@ from flashrnn.cells import Cell, cell_of_key
 from flashrnn.cpu.backend import NUMBA_IS_MISSING, CpuFused
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.streaming.backend import Cuda
+from flashrnn.memory_format import in_format
 from flashrnn.problem import (
     Backend,
     Gradients,
@@ -25,7 +27,7 @@ from flashrnn.problem import (
     tf32_allowed,
 )
 from flashrnn.reference import Reference
-from flashrnn.residual import GateFormat, Residual
+from flashrnn.residual import GateFormat, Residual, turned
 from flashrnn.triton.backend import TritonFused
 
 logger = logging.getLogger("flashrnn")
@@ -119,7 +121,18 @@ def run_backward(
     if taken is None or not _still_serves(taken, cell, residual):
         problem = _problem(cell, residual.h, residual.reset, training=True)
         taken = _choose_for(name, problem, residual.h, residual.aux.dtype)
+        if residual.both_ways:
+            return by_one_way(taken.backward, cell, residual, grads)
     return taken.backward(cell, residual, grads)
+
+
+def by_one_way(
+    run: Callable[[Cell, Residual, StateGradients], Gradients], cell: Cell, residual: Residual, grads: StateGradients
+) -> Gradients:
+    """Return the gradients of a call `both_ways`, by a `run` of residuals of heads that all go forwards."""
+    d_h = None if grads.h is None else turned(grads.h, 2)
+    found = run(cell, residual.one_way(cell), grads._replace(h=d_h))
+    return found._replace(Wx=in_format(turned(found.Wx, 3), residual.h))
 
 
 def _still_serves(taken: Backend, cell: Cell, residual: Residual) -> bool:

@@ -3,13 +3,15 @@
 The host needs a third of the time that a call as an operator of torch.library takes.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from flashrnn import loop, op
 from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
-from flashrnn.dispatch import no_autocast, run_backward, run_forward
+from flashrnn.dispatch import by_one_way, no_autocast, run_backward, run_forward
 from flashrnn.memory_format import aux_in_format, in_format
 from flashrnn.problem import PLAIN, Backend, Gradients, Inputs, StateGradients, state_dtype
 from flashrnn.reference import Reference
@@ -86,20 +88,27 @@ def recurrence_gradients(
     b: Tensor,
     b_dtype: torch.dtype | None,
     grads: StateGradients,
+    both_ways: bool = False,
 ) -> Gradients:
     """Return the gradients of Wx, R, b and initial states of a call of `backend`, whose forward has `taken` one.
 
-    `saved` are the first six fields of its `Residual`. Those of the gradients are in the call's dtypes, that of b
-    perhaps in `b_dtype`.
+    `saved` are the first six fields of its `Residual`, which has `both_ways` too. Those of the gradients are in the
+    call's dtypes, that of b perhaps in `b_dtype`.
     """
     R, states, reset, h, aux, gates = saved
     h = in_format(h, h)  # hooks of saved tensors may change the memory format
     gate_format, donated = taken.gate_format(cell, *h.shape[2:], h.dtype), not graph_is_retained()
-    residual = Residual(R, states, reset, h, aux_in_format(aux, h), gates, gate_format, donated, b_dtype, b)
+    aux = aux_in_format(aux, h)
+    residual = Residual(R, states, reset, h, aux, gates, gate_format, donated, b_dtype, b, both_ways)
     if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
-        return Gradients(*op.backward(cell, taken.name, residual, *grads))
+        run = partial(_by_operator, taken.name)
+        return by_one_way(run, cell, residual, grads) if both_ways else run(cell, residual, grads)
     with no_autocast(h):
         return run_backward(backend, cell, residual, grads, taken)
+
+
+def _by_operator(backend: str, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
+    return Gradients(*op.backward(cell, backend, residual, *grads))
 
 
 def apart(states: Tensor) -> tuple[Tensor, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from flashrnn.cells import Cell
@@ -63,11 +64,12 @@ def write_previous(out: Tensor, state: Tensor, initial: Tensor | float, reset: T
 def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
     """Return views of the gradients of the recurrent gates: [N, B*T, D] for each gate.
 
-    With one head the gates are adjacent in memory: the result is then a single view [1, B*T, Gr*D].
+    For one head the result may be a single view: [1, B*T, Gr*D] if the gates are adjacent in memory, or [Gr, B*T, D].
     """
     only = recurrent_only(cell)
     if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
-        return [_flat(d_Wx).flatten(1)[None]]
+        rows = _flat(d_Wx).squeeze(2)
+        return [rows.flatten(1)[None] if rows.stride(1) == rows.shape[2] else rows.transpose(0, 1)]
     with_input, without = (_flat(x).permute(1, 2, 0, 3).unbind() for x in (d_Wx, d_u))
     return [
         without[only.index(gate)] if gate in only else with_input[cell.input_gates.index(gate)]
@@ -81,43 +83,67 @@ def weight_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, h_before: Tensor) -> 
 
 
 def weight_gradient_of_states(
-    cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Sequence[Tensor] | Tensor | None, reset: Tensor | None
+    cell: Cell,
+    d_Wx: Tensor,
+    d_u: Tensor,
+    h: Tensor,
+    states: Sequence[Tensor] | Tensor | None,
+    reset: Tensor | None,
+    both_ways: bool = False,
 ) -> Tensor:
     """Return d_R as `weight_gradient`, from h after every step and the initial states, S times [B, N, D] or None.
 
     h before a step is the row above that of the step, so h is read in place. Only a `reset` needs `previous_h`.
+    `both_ways`: without a `reset`, the second half of the heads goes through time backwards.
     """
+    initial = None if states is None else states[0]
     if reset is not None:
-        return weight_gradient(cell, d_Wx, d_u, previous_h(h, 0 if states is None else states[0], reset))
+        return weight_gradient(cell, d_Wx, d_u, previous_h(h, 0 if initial is None else initial, reset))
+    if not both_ways:
+        return _one_way(cell, d_Wx, d_u, h, initial)
+    N = h.shape[2] // 2
+    found = []
+    for way, heads in enumerate((slice(N), slice(N, None))):
+        d_gates, first = (d_Wx[:, :, :, heads], d_u[:, :, :, heads]), None if initial is None else initial[:, heads]
+        found.append(_one_way(cell, *d_gates, h[:, :, heads], first, backwards=bool(way)))
+    return torch.cat(found, dim=1)
+
+
+def _one_way(
+    cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, initial: Tensor | None, backwards: bool = False
+) -> Tensor:
     (B, T), rows, d_gates = h.shape[:2], _flat(h).transpose(0, 1), gate_views(cell, d_Wx, d_u)
     steps_outside = is_time_major(h) or B == 1 or T == 1
+    step, first = B if steps_outside else 1, T - 1 if backwards else 0
     d_R = None
-    if states is not None:
-        first_steps = slice(0, B) if steps_outside else slice(0, None, T)
-        d_R = _product(d_gates, first_steps, states[0].transpose(0, 1).to(h.dtype))
+    if initial is not None:
+        first_steps = slice(first * B, first * B + B) if steps_outside else slice(first, None, T)
+        d_R = _product(d_gates, first_steps, initial.transpose(0, 1).to(h.dtype))
+    earlier, later = slice(None, -step), slice(step, None)
+    steps, before = (earlier, rows[:, later]) if backwards else (later, rows[:, earlier])
     if steps_outside:
-        return _product(d_gates, slice(B, None), rows[:, :-B], d_R)
-    # the row above the first step of a sequence is the last h of another one
-    with _first_steps_cleared([x for x in (d_Wx, d_u) if x.shape[2]]):
-        return _product(d_gates, slice(1, None), rows[:, :-1], d_R)
+        return _product(d_gates, steps, before, d_R)
+    # the row before the first step of a sequence is the last h of another one
+    with _step_cleared([x for x in (d_Wx, d_u) if x.shape[2]], first):
+        return _product(d_gates, steps, before, d_R)
 
 
 def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
-    """Return the sum over the rows `steps` of d_gates [N, B*T, D] times h [N, rows, D]."""
-    N, _, width = d_gates[0].shape
-    D, beta = h.shape[2], int(add_to is not None)
-    d_R = h.new_empty(len(d_gates) * width // D, N, D, D) if add_to is None else add_to
-    for to, d_gate in zip(d_R.view(len(d_gates), N, width, D), d_gates, strict=True):
-        to.baddbmm_(d_gate[:, steps].transpose(1, 2), h, beta=beta)
+    """Return the sum over the rows `steps` of d_gates, as `gate_views` returns them, times h [N, rows, D]."""
+    number, _, width = d_gates[0].shape  # of heads, or of one head's gates
+    N, _, D = h.shape
+    d_R = h.new_empty(len(d_gates) * number * width // (N * D), N, D, D) if add_to is None else add_to
+    for to, d_gate in zip(d_R.view(len(d_gates), number, width, D), d_gates, strict=True):
+        to.baddbmm_(d_gate[:, steps].transpose(1, 2), h.expand(number, -1, -1), beta=int(add_to is not None))
     return d_R
 
 
 @contextmanager
-def _first_steps_cleared(gradients: list[Tensor]) -> Iterator[None]:
-    """Set the first step of each gradient [B, T, ...] to zero; restore it at the end of the block."""
-    first_steps = [x[:, 0].clone() for x in gradients]
+def _step_cleared(gradients: list[Tensor], step: int) -> Iterator[None]:
+    """Set a step of each gradient [B, T, ...] to zero; restore it at the end of the block."""
+    before = [x[:, step].clone() for x in gradients]
     for x in gradients:
-        x[:, 0] = 0
+        x[:, step] = 0
     yield
-    for x, first in zip(gradients, first_steps, strict=True):
-        x[:, 0] = first
+    for x, values in zip(gradients, before, strict=True):
+        x[:, step] = values

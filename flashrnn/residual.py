@@ -8,7 +8,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.trace import trace
-from flashrnn.memory_format import empty_in_format, in_format
+from flashrnn.memory_format import aux_in_format, empty_in_format, in_format
 from flashrnn.products import varying, write_previous
 
 GateFormat = Literal["GND", "NGD", "NDG", "PNDG", "NDV", "NDV+"]
@@ -38,6 +38,7 @@ class Residual(NamedTuple):
     donated: bool = False  # the backward pass may overwrite the gates: nobody reads them after it
     b_dtype: torch.dtype | None = None  # of the gradient of b; None: state dtype
     b: Tensor | None = None  # [G, N, D], for formats NDV and NDV+
+    both_ways: bool = False  # the second half of the heads went through time backwards; by `cuda_fused` alone
 
     def gates_in(self, wanted: GateFormat, cell: Cell) -> Tensor:
         """Return gates [B, T, *the axes of `wanted`], in the memory format of h."""
@@ -45,6 +46,15 @@ class Residual(NamedTuple):
         if wanted != "NDV+" or self.gate_format == wanted:
             return converted(gates, self.gate_format, wanted, cell, self.b)
         return in_format(self._with_statistics(cell), gates)
+
+    def one_way(self, cell: Cell) -> "Residual":
+        """Return the residual of a call `both_ways` as that of a call whose heads all go forwards."""
+        gates = turned(as_gnd(self.gates, self.gate_format, cell, self.b), 3)
+        h, aux = turned(self.h, 2), turned(self.aux.movedim(0, -1), 2).movedim(-1, 0)
+        h = in_format(h, self.h)
+        return self._replace(
+            h=h, aux=aux_in_format(aux, h), gates=in_format(gates, h), gate_format="GND", donated=False, both_ways=False
+        )
 
     def _with_statistics(self, cell: Cell) -> Tensor:
         """Return gates and statistics of every step in format NDV+."""
@@ -65,6 +75,13 @@ class Residual(NamedTuple):
         padding = [torch.zeros_like(statistics[0])] * (statistics_floats(cell) - len(statistics))
         of_head = torch.stack([*statistics, *padding], dim=-1).float().view(self.gates.dtype)
         return torch.cat([saturated(stored, of_head.dtype).flatten(3), of_head], dim=3)
+
+
+def turned(x: Tensor, heads: int) -> Tensor:
+    """Return x [B, T, ...], whose axis `heads` has the heads, with the second half of them in the other order of time.
+    """
+    forwards, backwards = x.chunk(2, dim=heads)
+    return torch.cat([forwards, backwards.flip(1)], dim=heads)
 
 
 def residual_dtype(dtype: torch.dtype) -> torch.dtype:

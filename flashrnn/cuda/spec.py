@@ -21,6 +21,7 @@ class Variant:
     d_aux: bool = False
     tf32: bool = False  # float32 products may be as coarse as TF32
     half_bias: bool = False  # the forward reads biases in the dtype of Wx, otherwise in float32
+    both_ways: bool = False  # the second half of the heads goes through time backwards
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ def specs_of(problem: Problem) -> Iterator[KernelSpec]:
 
 
 def variant_of(
-    reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False, half_bias: bool = False
+    reset: Tensor | None, h: Tensor, aux: Tensor, training: bool, d_aux: bool = False, both_ways: bool = False
 ) -> Variant:
     """Return the variant of a call with these tensors."""
     aux_dtype = aux.dtype if len(aux) and aux.shape[2] else None
-    return Variant(reset is not None, aux_dtype, training, d_aux, tf32_allowed(h.dtype, h.device), half_bias)
+    tf32 = tf32_allowed(h.dtype, h.device)
+    return Variant(reset is not None, aux_dtype, training, d_aux, tf32, both_ways=both_ways)

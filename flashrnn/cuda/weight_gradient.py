@@ -58,7 +58,8 @@ def weight_gradient(
     """Return d_R as `products.weight_gradient_of_states` does, after the backward of that spec."""
     cell, (B, T, N, D) = spec.cell, h.shape
     if not has_kernel(spec):
-        return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset)
+        both_ways = spec.variant.both_ways
+        return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset, both_ways)
     kernel, tiling = _kernel(spec, h.device.index)
     k_splits = max(1, min(spec.gpu.multiprocessors // tiling.groups, B * T // (_STAGES * _ROWS)) // tiling.blocks)
     shape, has_partials = (len(cell.recurrent_gates), N, D, D), k_splits > 1 or tiling.blocks == 1
@@ -130,6 +131,7 @@ def sizes_and_indices(spec: KernelSpec) -> tuple[dict[str, int], dict]:
         "GI": len(cell.input_gates),
         "GU": len(products.recurrent_only(cell)),
         "RESET": spec.variant.reset,
+        "BOTH_WAYS": spec.variant.both_ways,
     }
     indices = {
         "INPUT_OF": products.places(cell.recurrent_gates, cell.input_gates),

@@ -46,6 +46,30 @@ def test_weight_gradient(cell, time_major, B, T, start, N):
     assert torch.equal(d_Wx, left)
 
 
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize(("B", "T"), [(3, 5), (1, 5), (3, 1)])
+@pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
+@pytest.mark.parametrize("cell", CELLS, ids=cell_name)
+@pytest.mark.parametrize("N", [1, 2])
+def test_half_of_the_heads_backwards(cell, time_major, B, T, states, N):
+    D, only = 4, [gate for gate in cell.recurrent_gates if gate not in cell.input_gates]
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*inner):
+        rows = torch.randn(T, B, *inner, generator=generator, dtype=torch.float64).transpose(0, 1)
+        return rows if time_major else rows.contiguous()
+
+    d_Wx, d_u, h = randn(len(cell.input_gates), 2 * N, D), randn(len(only), 2 * N, D), randn(2 * N, D)
+    initial = torch.randn(len(cell.states), B, 2 * N, D, dtype=torch.float64) if states else None
+    left = d_Wx.clone()
+    found = weight_gradient_of_states(cell, d_Wx, d_u, h, initial, None, both_ways=True)
+    assert torch.equal(d_Wx, left)
+    for way, heads in enumerate((slice(N), slice(N, None))):
+        one = [x.flip(1).contiguous() if way else x.contiguous() for x in (d_Wx[..., heads, :], d_u[..., heads, :], h[..., heads, :])]
+        expected = weight_gradient_of_states(cell, *one, None if initial is None else initial[:, :, heads], None)
+        torch.testing.assert_close(found[:, heads], expected)
+
+
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
 def test_nothing_comes_from_the_sequence_that_lies_in_front(time_major):
     """Where only the first steps have gradients, and sequences begin at zero, R has none: not even a rounding error."""

@@ -24,7 +24,7 @@ struct RowSource {
   const unsigned char* reset;
   u32 T, row_t;
   int first_gate, first_row;
-  bool has_columns;
+  bool has_columns, backwards;  // backwards: the head goes through time backwards
   u32 offset;  // in a matrix in shared memory
 
   DEVICE RowSource(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, const unsigned char* reset, u32 T,
@@ -33,6 +33,7 @@ struct RowSource {
     first_row = threadIdx.x / ROW_VECTORS;
     const int column = threadIdx.x % ROW_VECTORS * VECTOR, head = column / D, from = first_head * D + column;
     has_columns = first_row < ROWS_AT_ONCE && first_head + head < HEADS;
+    backwards = BOTH_WAYS && first_head + head >= HEADS / 2;
     offset = first_row * PITCH + (head * PADDED + column % D) * BYTES;
     this->d_x = d_x + from, this->d_u = d_u + from, this->h = h + from;
     this->initial = initial ? initial + from : nullptr;
@@ -41,6 +42,11 @@ struct RowSource {
   DEVICE const scalar* before(u32 row) const {
     const bool batch_outside = row_t == 1;
     if (RESET && reset[batch_outside ? row : i64(row % row_t) * T + row / row_t]) return nullptr;
+    if (backwards) {
+      const u32 last = (T - 1) * row_t;
+      const bool first_step = batch_outside ? row % T == last : row >= last;
+      return previous_h(h, initial, row, -row_t, first_step, [&] { return batch_outside ? row / T : row - last; });
+    }
     const bool first_step = batch_outside ? row % T == 0 : row < row_t;
     return previous_h(h, initial, row, row_t, first_step, [&] { return batch_outside ? row / T : row; });
   }

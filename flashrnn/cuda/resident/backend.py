@@ -92,19 +92,20 @@ class CudaFused:
         half_bias: bool,
         all_states: bool = False,
         training: bool = False,
+        both_ways: bool = False,
     ) -> "Forward":
         """Return the forward pass on `device` of calls with a Wx like this one, which is dense. `half_bias`: b is in
-        its dtype, and that has 16 bits."""
+        its dtype, and that has 16 bits. `both_ways` as in `Residual`."""
         sizes = Wx.shape, Wx.stride(), Wx.dtype, device
         tf32 = tf32_allowed(Wx.dtype, device)
-        return _forward(self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training)
+        return _forward(self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, both_ways)
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
         gate_format = self.gate_format(cell, *h.shape[2:], h.dtype)
         gates = aligned(residual.gates_in(gate_format, cell))
         B, _, N, D = h.shape
-        variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
+        variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux, both_ways=residual.both_ways)
         plan = _plan(self._choose, "backward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
         if residual.donated and not plan.tiling.grid and gate_format == "PNDG":  # d_Wx takes their place
             d_Wx = gates.view(h.dtype).flatten(4)
@@ -213,13 +214,16 @@ def _forward(
     tf32: bool,
     all_states: bool,
     training: bool,
+    both_ways: bool,
 ) -> Forward:
     """Return the forward pass of Wx of that shape and stride."""
     Wx = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     h, last, aux = empty_in_format(Wx, *shape[3:]), empty_states(cell, Wx), empty_aux(cell, Wx, all_states, training)
     gates = empty_gates(cell, Wx, training, gate_format(cell, *shape[3:], dtype))
     kept = aux.dtype if aux.numel() else None
-    variant = Variant(reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias)
+    variant = Variant(
+        reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias, both_ways=both_ways
+    )
     plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index)
     return Forward(plan, cell, States(h, aux, last), gates)
 

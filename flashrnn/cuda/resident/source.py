@@ -53,6 +53,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "GATES_IN_PIECES": len(cell.gates) > 1 and gate_format(cell, spec.heads, spec.head_dim, spec.dtype) == "PNDG",
         "HALF_BIAS": variant.half_bias,
         "FINITE_AT_ZERO": finite_at_zero(cell),
+        "BOTH_WAYS": variant.both_ways,
         "OVERLAPS": spec.gpu.warpgroup_products,
         "CHUNK_UNIT": CHUNK_UNIT,
         "SHARED_BYTES_EXPECTED": shared_bytes,

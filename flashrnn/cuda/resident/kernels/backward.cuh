@@ -193,7 +193,13 @@ flashrnn_backward(PARAMETERS) {
   const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B, used_sequences);
   const int steps = static_cast<int>(T);
-  const StepStrides strides{x_step, h_step, aux_step, gates_step, B * 4};
+  StepStrides strides{x_step, h_step, aux_step, gates_step, B * 4};
+  if (backwards(coord.head)) {
+    const i64 last_row = (T - 1) * row_t;
+    gates += last_row * HEADS * HEAD_NUMBERS, d_h += last_row * ROW, h += last_row * ROW, aux += last_row * ROW;
+    d_x += last_row * GI * ROW, d_u += last_row * GU * ROW;
+    row_t = -row_t, strides = reversed(strides);
+  }
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
 
   // Prologue: R, the gradients of the last states and the first inputs are loaded; then all blocks of the group are ready.

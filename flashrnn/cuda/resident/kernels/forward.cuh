@@ -135,7 +135,12 @@ flashrnn_forward(PARAMETERS) {
   const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B, used_sequences);
   const int steps = static_cast<int>(T);
-  const StepStrides strides{x_step, h_step, aux_step, gates_step, B * 4};
+  StepStrides strides{x_step, h_step, aux_step, gates_step, B * 4};
+  if (backwards(coord.head)) {
+    const i64 last_row = (T - 1) * row_t;
+    x += last_row * GI * ROW, h += last_row * ROW, aux += last_row * ROW, gates += last_row * HEADS * HEAD_NUMBERS;
+    row_t = -row_t, strides = reversed(strides);
+  }
   const Ring ring(workspace, coord);
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * RING_VECTORS, launch);
 

@@ -50,6 +50,12 @@ struct StepStrides {
   i64 x, h, aux, gates, masks;
 };
 
+// BOTH_WAYS: the second half of the heads goes through time backwards. For these, a tensor begins with the row of its last step, and
+// all strides of time are negative.
+static_assert(!BOTH_WAYS || (HEADS % 2 == 0 && !RESET && !HAS_D_AUX));
+DEVICE bool backwards(i64 head) { return BOTH_WAYS && head >= HEADS / 2; }
+DEVICE StepStrides reversed(const StepStrides& step) { return {-step.x, -step.h, -step.aux, -step.gates, step.masks}; }
+
 // Return the tile of eight sequences that a cell is in, and whether it is of the second of the lane's two there.
 DEVICE constexpr int tile_of(int cell) { return cell / (4 / SPREAD); }
 DEVICE constexpr int second_of(int cell) { return SPREAD == 1 ? cell / 2 % 2 : 0; }
