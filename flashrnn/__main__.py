@@ -94,6 +94,7 @@ def add_warmup(commands) -> None:
     add_sizes(command, several=True)
     command.add_argument("--inference", action="store_true", help="without the kernels of the backward")
     command.add_argument("--reset", action="store_true", help="for calls with a reset mask or packed sequences")
+    command.add_argument("--bidirectional", action="store_true", help="for bidirectional layers")
     command.add_argument("--backend", default="auto", help="a backend's name (default: auto)")
     command.add_argument("--gpu", choices=NAMED, help="(default: this machine's GPU, or its CPU)")
     command.set_defaults(run=print_warmup)
@@ -167,7 +168,8 @@ def print_warmup(given: argparse.Namespace) -> int:
         print(f"{compiled.done}/{compiled.total}  {compiled.seconds:5.1f} s  {compiled.kernel}", flush=True)
 
     sizes = {"heads": given.heads, "head_dim": given.head_dim, "batch": given.batch}
-    options = {"training": not given.inference, "reset": given.reset, "backend": given.backend, "gpu": given.gpu}
+    options = {"reset": given.reset, "bidirectional": given.bidirectional, "backend": given.backend, "gpu": given.gpu}
+    options["training"] = not given.inference
     try:
         backend = warmup(given.cell, **sizes, dtype=getattr(torch, given.dtype), **options, progress=show)
     except (UnsupportedProblem, ValueError, RuntimeError) as reason:

@@ -1,6 +1,9 @@
 """The layers of a FlashRNN by backend `cuda_fused`: for each layer a matrix product and a launch.
 
 For few steps, or one as in a control loop, the general way through a layer takes the host as long again as these two.
+
+Both directions of a layer are the heads of one recurrence. One direction of a small batch leaves multiprocessors idle;
+two kernels on two streams would not use them, because a tiling is chosen for a kernel that has the GPU to itself.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from flashrnn._torch_private import autograd_alone
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused, Forward
+from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose
 from flashrnn.eager import apart
 from flashrnn.eager_layer import Layer, last_states
@@ -36,7 +40,8 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     """
     if not (_on_gpu(x) and x.is_contiguous() and x.numel() and autograd_alone()):
         return None
-    if torch.is_autocast_enabled("cuda") or network.bidirectional or network.proj_size:
+    both_ways = network.bidirectional
+    if torch.is_autocast_enabled("cuda") or network.proj_size or (both_ways and reset is not None):
         return None
     time_major = x.dim() == 3 and not network.batch_first
     T, B = x.shape[:2] if time_major else (1, len(x)) if x.dim() == 2 else x.shape[1::-1]
@@ -48,44 +53,69 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     wanted = torch.is_grad_enabled() and (x.requires_grad or any([s.requires_grad for s in given or ()]))
     layers = []
     for k in range(network.num_layers):
-        modules = network._modules[f"input_l{k}"], network._modules[f"recurrent_l{k}"]
-        if (weights := _weights(*modules, x)) is None:
+        weights = []
+        for suffix in network._directions:
+            recurrent = network._modules[f"recurrent_l{k}{suffix}"]
+            if (of_direction := _weights(network._modules[f"input_l{k}{suffix}"], recurrent, x)) is None:
+                return None
+            weights.append(of_direction)
+        if both_ways and recurrent.backend != network._modules[f"recurrent_l{k}"].backend:
             return None
-        wanted = wanted or (torch.is_grad_enabled() and any([w is not None and w.requires_grad for w in weights]))
-        found = _found(modules[1], (B, T, time_major), x, reset is not None, weights[2] is not None, wanted)
+        given_gradients = [w is not None and w.requires_grad for of_direction in weights for w in of_direction]
+        wanted = wanted or (torch.is_grad_enabled() and any(given_gradients))
+        bias = weights[0][2] is not None
+        found = _found(recurrent, (B, T, time_major), x, reset is not None, bias, wanted, both_ways)
         if found is None:
             return None
-        layers.append((modules[1], weights, found, wanted))
+        layers.append((recurrent, weights, found, wanted))
     ends = []
     for k, (recurrent, weights, found, training) in enumerate(layers):
         if k:
             x = nn.functional.dropout(x, network.dropout, network.training)
+        joined = _joined(*weights) if both_ways else weights[0]
         if training:
-            x, *end = _with_gradients(recurrent, weights, found, time_major, x, given, k, reset)
+            states = None if given is None else _stacked(given, k, both_ways)
+            x, *end = _with_gradients(recurrent, joined, found, time_major, both_ways, x, states, reset)
         else:
-            initial = None if given is None else _initial(given, k)
-            x, _, last, _ = _launched(found[1], x, *weights, initial, reset, None, None)
+            initial = None if given is None else _initial(given, k, both_ways)
+            x, _, last, _ = _launched(found[1], x, *joined, initial, reset, None, None)
             end = apart(last)
-        ends.append(end)
+        ends.append([_by_direction(state) for state in end] if both_ways else end)
     return x, last_states(ends)
 
 
-def _with_gradients(recurrent, weights, found: Found, time_major: bool, x: Tensor, given, k: int, reset) -> tuple:
-    """Return the output and the last states of layer k, as a function that autograd knows."""
-    states = None
-    if given is not None:
-        states = torch.stack([state[k] for state in given])
-        states = states.view(*states.shape[:2], recurrent.num_heads, recurrent.head_dim)
+Weights = tuple[Tensor, Tensor, Tensor | None]  # W, R and b
+
+
+def _joined(forwards: Weights, backwards: Weights) -> Weights:
+    """Return the weights of both directions as those of a layer with twice the heads, the backward direction last."""
+    Ws, Rs, bs = zip(forwards, backwards, strict=True)
+    rows = len(Rs[0][0]) * Rs[0].shape[2]  # of a gate
+    W = torch.stack([W.unflatten(0, (-1, rows)) for W in Ws], dim=1).flatten(0, 2)
+    return W, torch.cat(Rs, dim=1), None if bs[0] is None else torch.cat(bs, dim=1)
+
+
+def _by_direction(state: Tensor) -> Tensor:
+    """Return a last state [1, B, H of both directions] as [2, B, H]."""
+    return torch.stack(state[0].chunk(2, dim=1))
+
+
+def _with_gradients(
+    recurrent, weights: Weights, found: Found, time_major: bool, both_ways: bool, x: Tensor, states, reset
+) -> tuple:
+    """Return the output and the last states of a layer, as a function that autograd knows."""
+    if states is not None:
+        states = states.view(*states.shape[:2], *weights[1].shape[1:3])
     if x.dim() == 3:
-        return _Layer.apply(not time_major, recurrent, found, reset, x, *weights, states)
+        return _Layer.apply(not time_major, both_ways, recurrent, found, reset, x, *weights, states)
     reset = None if reset is None else reset.unsqueeze(1)
-    out, *end = _Layer.apply(True, recurrent, found, reset, x.unsqueeze(1), *weights, states)
+    out, *end = _Layer.apply(True, both_ways, recurrent, found, reset, x.unsqueeze(1), *weights, states)
     return out.squeeze(1), *end
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, batch_first, recurrent, found, reset, x, W, R, b, states):
+    def forward(ctx, batch_first, both_ways, recurrent, found, reset, x, W, R, b, states):
         taken, forward = found
         b_dtype = None if b is None else b.dtype
         if b is None:
@@ -94,7 +124,7 @@ class _Layer(torch.autograd.Function):
         out, aux, last, gates = _launched(forward, x, W, R, b, states, reset, aux, gates)
         ctx.save_for_backward(x, W, out, R, b, states, reset, aux, gates)
         ctx.set_materialize_grads(False)
-        ctx.call = batch_first, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
+        ctx.call = batch_first, both_ways, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
         return out, *apart(last)
 
     backward = Layer.backward
@@ -122,7 +152,8 @@ def _is_mask(reset: Tensor, x: Tensor, batch: int, steps: int) -> bool:
 
 def _are_states(states: Sequence[Tensor], network: nn.Module, x: Tensor, batch: int) -> bool:
     """Return whether these are states as `forward` returns them."""
-    shape, dtype, device = (network.num_layers, batch, network.hidden_size), state_dtype(x.dtype), x.device
+    count, dtype, device = network.num_layers * len(network._directions), state_dtype(x.dtype), x.device
+    shape = count, batch, network.hidden_size
     if len(states) != len(network.cell.states):
         return False
     for s in states:
@@ -131,17 +162,25 @@ def _are_states(states: Sequence[Tensor], network: nn.Module, x: Tensor, batch: 
     return True
 
 
-def _initial(states: Sequence[Tensor], layer: int) -> Tensor | int:
+def _stacked(states: Sequence[Tensor], layer: int, both_ways: bool) -> Tensor:
+    """Return the states of a layer as one tensor [S, B, H of all directions]."""
+    if both_ways:
+        return torch.stack([torch.cat([*state[2 * layer : 2 * layer + 2]], dim=1) for state in states])
+    return torch.stack([state[layer] for state in states])
+
+
+def _initial(states: Sequence[Tensor], layer: int, both_ways: bool) -> Tensor | int:
     """Return the states of a layer as one tensor, or, if they already follow each other in memory, their address."""
     if len(states[0]) == 1:
         first, size = states[0].data_ptr(), states[0].nbytes
         if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
             return first
-    return torch.stack([state[layer] for state in states])
+    return _stacked(states, layer, both_ways)
 
 
-def _weights(product: nn.Module, recurrent: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Return W, R and b of a layer; None if its modules do more than they say, or are not in the dtype of x."""
+def _weights(product: nn.Module, recurrent: nn.Module, x: Tensor) -> Weights | None:
+    """Return the weights of a layer in one direction; None if its modules do more than they say, or are not in the
+    dtype of x."""
     if not without_hooks(product, recurrent):
         return None
     weights = product.weight, recurrent.R, recurrent.b
@@ -153,11 +192,17 @@ def _weights(product: nn.Module, recurrent: nn.Module, x: Tensor) -> tuple[Tenso
 
 
 def _found(
-    recurrent: nn.Module, sizes: tuple[int, int, bool], x: Tensor, reset: bool, bias: bool, training: bool
+    recurrent: nn.Module,
+    sizes: tuple[int, int, bool],
+    x: Tensor,
+    reset: bool,
+    bias: bool,
+    training: bool,
+    both_ways: bool,
 ) -> Found | None:
     cell, backend, N, D = recurrent.cell, recurrent.backend, recurrent.num_heads, recurrent.head_dim
     half_bias, tf32 = bias and x.dtype.itemsize == 2, tf32_allowed(x.dtype, x.device)
-    return _forward(cell, backend, N, D, sizes, x.dtype, x.device, reset, half_bias, training, tf32)
+    return _forward(cell, backend, N, D, sizes, x.dtype, x.device, reset, half_bias, training, tf32, both_ways)
 
 
 @lru_cache(maxsize=4096)
@@ -173,18 +218,23 @@ def _forward(
     half_bias: bool,
     training: bool,
     tf32: bool,
+    both_ways: bool,
 ) -> Found | None:
     """Return the backend and the forward pass of `sizes`: batch, steps, whether time-major. None if it does not run
-    that."""
+    that, or if both directions are not faster at once. `heads` are those of one direction."""
     problem = Problem(cell, heads, head_dim, dtype, device, training=training, reset=reset, tf32=tf32)
+    B, T, time_major = sizes
+    if both_ways:
+        if not is_faster(problem, B, backend):
+            return None
+        heads *= 2
     try:
-        chosen = choose(backend, problem)
+        chosen = choose(backend, problem._replace(heads=heads))
         if not isinstance(chosen, CudaFused):
             return None
-        B, T, time_major = sizes
         rows, gates = (T, B) if time_major else (B, T), (len(cell.input_gates), heads, head_dim)
         Wx = torch.empty(*rows, *gates, dtype=dtype, device="meta")
         Wx = Wx.transpose(0, 1) if time_major else Wx
-        return chosen, chosen.forward_of(cell, Wx, device, reset, half_bias, training=training)
+        return chosen, chosen.forward_of(cell, Wx, device, reset, half_bias, training=training, both_ways=both_ways)
     except (ValueError, KernelUnavailable):  # the general way reports it, or takes the next backend
         return None

@@ -121,8 +121,8 @@ def run_backward(
     if taken is None or not _still_serves(taken, cell, residual):
         problem = _problem(cell, residual.h, residual.reset, training=True)
         taken = _choose_for(name, problem, residual.h, residual.aux.dtype)
-        if residual.both_ways:
-            return by_one_way(taken.backward, cell, residual, grads)
+    if residual.both_ways and not isinstance(taken, CudaFused):
+        return by_one_way(taken.backward, cell, residual, grads)
     return taken.backward(cell, residual, grads)
 
 

@@ -169,12 +169,12 @@ class Layer(torch.autograd.Function):
         out, *ends = _results(batch_first, h, last)
         ctx.save_for_backward(x, W, out, inputs.R, inputs.b, inputs.states, reset, aux, gates)
         ctx.set_materialize_grads(False)
-        ctx.call = batch_first, cell, backend, taken, dtype, None if b is None else b.dtype
+        ctx.call = batch_first, False, cell, backend, taken, dtype, None if b is None else b.dtype
         return out, *ends
 
     @staticmethod
     def backward(ctx, d_out, *d_ends):
-        batch_first, cell, backend, taken, dtype, b_dtype = ctx.call
+        batch_first, both_ways, cell, backend, taken, dtype, b_dtype = ctx.call
         x, W, out, R, b, states, reset, aux, gates = ctx.saved_tensors
         saved = R, states, reset, _by_heads(out, R, batch_first), aux, gates
         given = [d for d in d_ends if d is not None]
@@ -183,7 +183,8 @@ class Layer(torch.autograd.Function):
             d_last = torch.cat([torch.zeros_like(given[0]) if d is None else d for d in d_ends])
             d_last = d_last.view(len(d_ends), -1, *R.shape[1:3])
         grads = StateGradients(_by_heads(d_out, R, batch_first), (None,) * len(aux), d_last)
-        of_Wx, of_R, of_b, of_states = recurrence_gradients(cell, backend, taken, saved, b, b_dtype, grads)
+        call = cell, backend, taken, saved, b, b_dtype, grads, both_ways
+        of_Wx, of_R, of_b, of_states = recurrence_gradients(*call)
         *_, x_wanted, W_wanted, _, b_wanted, states_wanted = ctx.needs_input_grad
         rows, swapped = _rows(x)
         of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])
@@ -194,7 +195,8 @@ class Layer(torch.autograd.Function):
                 of_x = of_x.transpose(0, 1) if swapped else of_x
             if W_wanted:
                 of_W = torch.mm(of_Wx.t(), as_dtype(rows, dtype).flatten(0, 1))
-        return *(None,) * 4, of_x, of_W, of_R, of_b if b_wanted else None, of_states if states_wanted else None
+        before = (None,) * (len(ctx.needs_input_grad) - 5)  # of x
+        return *before, of_x, of_W, of_R, of_b if b_wanted else None, of_states if states_wanted else None
 
 
 def _by_heads(x: Tensor | None, R: Tensor, batch_first: bool) -> Tensor | None:

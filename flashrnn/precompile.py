@@ -22,6 +22,7 @@ from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import tiling as streaming
 from flashrnn.cuda.streaming.backend import Cuda, compile_kernel
+from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose, units_to_add
 from flashrnn.gpu import named_gpu, nvidia_gpu
 from flashrnn.problem import Problem, aux_dtype, state_dtype, tf32_allowed
@@ -45,6 +46,7 @@ def warmup(
     dtype: torch.dtype = torch.bfloat16,
     training: bool = True,
     reset: bool = False,
+    bidirectional: bool = False,
     backend: str = "auto",
     gpu: str | None = None,
     progress: Callable[[Compiled], None] | None = None,
@@ -62,6 +64,7 @@ def warmup(
         dtype: of the computation.
         training: backward passes follow.
         reset: calls have a `reset` mask or packed documents.
+        bidirectional: calls are those of a bidirectional `FlashRNN`, which may run both directions at once.
         backend: a backend's name, or "auto".
         gpu: a GPU's name from `python -m flashrnn limits`, which need not be in this machine; by default this machine's
             first GPU, or its CPU if it has none.
@@ -83,7 +86,12 @@ def warmup(
     problem = problem._replace(head_dim=head_dim + units)
     chosen = choose(backend, problem)
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
-    kernels = {name: compile_ for size in batches for name, compile_ in _kernels(chosen.name, problem, size)}
+    kernels = {}
+    for size in batches:
+        both, of_call = bidirectional and is_faster(problem, size, backend), problem
+        if both:
+            of_call = problem._replace(heads=2 * heads)
+        kernels |= dict(_kernels(chosen.name, of_call, size, both and not reset))
     if units:
         kernels[f"padding in {dtype}"] = partial(resize_rows.KERNEL.compile, dtype, problem.gpu)
     _run(kernels, progress)
@@ -110,11 +118,11 @@ Kernels = Iterator[tuple[str, Callable[[], object]]]
 """The name of each kernel, and the function that compiles it."""
 
 
-def _kernels(backend: str, problem: Problem, batch: int) -> Kernels:
+def _kernels(backend: str, problem: Problem, batch: int, both_ways: bool) -> Kernels:
     if backend == CpuFused.name:
         yield from _cpu(problem, batch)
     elif backend == CudaFused.name:
-        yield from _resident(problem, batch)
+        yield from _resident(problem, batch, both_ways)
     elif backend == Cuda.name:
         yield from _streaming(problem, batch)
 
@@ -135,14 +143,14 @@ def _spec(direction: str, problem: Problem, batch: int, **variant) -> KernelSpec
     return KernelSpec(direction, cell, problem.heads, problem.head_dim, batch, dtype, problem.gpu, variant)
 
 
-def _resident(problem: Problem, batch: int) -> Kernels:
+def _resident(problem: Problem, batch: int, both_ways: bool) -> Kernels:
     for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
-        spec = _spec("forward", problem, batch, half_bias=half_bias)
+        spec = _spec("forward", problem, batch, half_bias=half_bias, both_ways=both_ways)
         name = f"{bucket(spec, solver.SOLVER)}{', half biases' if half_bias else ''}"
         yield name, partial(compile_best, spec)
     if not problem.training:
         return
-    spec = _spec("backward", problem, batch)
+    spec = _spec("backward", problem, batch, both_ways=both_ways)
     yield str(bucket(spec, solver.SOLVER)), partial(compile_best, spec)
     yield from _gradients(problem, spec)
     likely = solver.likely(spec)  # unless another one is tuned or spills less

@@ -78,8 +78,7 @@ class Residual(NamedTuple):
 
 
 def turned(x: Tensor, heads: int) -> Tensor:
-    """Return x [B, T, ...], whose axis `heads` has the heads, with the second half of them in the other order of time.
-    """
+    """Return x [B, T, ...], with the second half of its axis `heads` in the opposite order of time."""
     forwards, backwards = x.chunk(2, dim=heads)
     return torch.cat([forwards, backwards.flip(1)], dim=heads)
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from flashrnn import FlashRNN, cuda_layer
 from flashrnn.dispatch import VANILLA
 from flashrnn.problem import Inputs
+from flashrnn.residual import turned
 
 B, T, F, H = 3, 4, 5, 6
 OPTIONS = [
@@ -17,13 +19,19 @@ OPTIONS = [
     {"bias": False, "num_heads": 2, "function": "gru"},
     {"function": "slstm", "num_layers": 2},
 ]
+BOTH_WAYS = [
+    {"bidirectional": True},
+    {"bidirectional": True, "num_layers": 2, "batch_first": True, "bias": False, "function": "gru", "num_heads": 2},
+]
 
 
 class OnHost:
     """A forward pass in float64 that writes where a launch would."""
 
-    def __init__(self, cell, heads: int, head_dim: int, sizes: tuple[int, int, bool], training: bool) -> None:
-        self.cell, self.heads, self.head_dim, self.training = cell, heads, head_dim, training
+    def __init__(
+        self, cell, heads: int, head_dim: int, sizes: tuple[int, int, bool], training: bool, both_ways: bool
+    ) -> None:
+        self.cell, self.heads, self.head_dim, self.training, self.both_ways = cell, heads, head_dim, training, both_ways
         (self.batch, self.steps, self.time_major), self.states = sizes, len(cell.states)
 
     def _rows(self, x: torch.Tensor, *inner: int) -> torch.Tensor:
@@ -34,7 +42,11 @@ class OnHost:
 
     def _run(self, Wx, R, b, initial, reset) -> tuple:
         b = torch.zeros(len(self.cell.gates), *R.shape[1:3], dtype=R.dtype) if b is None else b
-        return VANILLA.forward(self.cell, Inputs(Wx, R, b, initial, reset), False, self.training)
+        Wx = turned(Wx, 3) if self.both_ways else Wx
+        (h, aux, last), gates = VANILLA.forward(self.cell, Inputs(Wx, R, b, initial, reset), False, self.training)
+        if self.both_ways:
+            h, aux, gates = turned(h, 2), turned(aux.movedim(0, -1), 2).movedim(-1, 0), turned(gates, 3)
+        return (h, aux, last), gates
 
     def empty_residual(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         N, D = self.heads, self.head_dim
@@ -63,9 +75,9 @@ def calls(monkeypatch) -> Iterator[list[tuple]]:
     """The sizes and whether a backward follows, of each layer that takes the short way."""
     found = []
 
-    def forward(cell, backend, heads, head_dim, sizes, dtype, device, reset, half_bias, training, tf32):
+    def forward(cell, backend, heads, head_dim, sizes, dtype, device, reset, half_bias, training, tf32, both_ways):
         found.append((*sizes, training))
-        return VANILLA, OnHost(cell, heads, head_dim, sizes, training)
+        return VANILLA, OnHost(cell, heads * (1 + both_ways), head_dim, sizes, training, both_ways)
 
     monkeypatch.setattr(cuda_layer, "_forward", forward)
     monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
@@ -81,8 +93,11 @@ def results(network: FlashRNN, call, x: torch.Tensor, states, reset) -> list[tor
     return [out, *last, *torch.autograd.grad(loss, [x, *network.parameters()])]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("steps", [None, 1, T], ids=["step", "T=1", "T=4"])
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [*product(OPTIONS, [None, 1, T]), *product(BOTH_WAYS, [1, T])],
+    ids=lambda value: "step" if value is None else str(value),
+)
 def test_results_and_gradients_are_those_of_the_general_way(calls, options, steps, monkeypatch):
     torch.manual_seed(0)
     network = FlashRNN(F, H, dtype=torch.float64, **options)
@@ -97,7 +112,7 @@ def test_results_and_gradients_are_those_of_the_general_way(calls, options, step
 
     with torch.no_grad():
         _, states = short(x, None, None)
-    given = [(None, None), (states, reset)]
+    given = [(None, None), (states, None if network.bidirectional else reset)]
     found = [results(network, short, x, *arguments) for arguments in given]
     with torch.no_grad():
         alone = [short(x, *arguments) for arguments in given]
@@ -113,11 +128,22 @@ def test_results_and_gradients_are_those_of_the_general_way(calls, options, step
         )
 
 
+def test_a_graph_of_the_backward_pass_of_both_directions(calls):
+    network, x = FlashRNN(F, H, bidirectional=True, dtype=torch.float64), torch.randn(T, B, F, dtype=torch.float64)
+    weights = list(network.parameters())
+    once, with_graph = (
+        torch.autograd.grad(cuda_layer.run(network, x, None, None)[0].sin().sum(), weights, create_graph=create_graph)
+        for create_graph in (False, True)
+    )
+    assert all(d.requires_grad for d in with_graph)
+    torch.testing.assert_close(with_graph, once)
+
+
 def test_states_that_follow_each_other_in_memory_are_not_copied(calls):
     states = torch.randn(2, 1, B, H, dtype=torch.float64)
-    assert cuda_layer._initial(states.unbind(), 0) == states.data_ptr()
+    assert cuda_layer._initial(states.unbind(), 0, False) == states.data_ptr()
     apart = [torch.randn(1, B, H) for _ in range(2)]
-    assert torch.equal(cuda_layer._initial(apart, 0), torch.stack([state[0] for state in apart]))
+    assert torch.equal(cuda_layer._initial(apart, 0, False), torch.stack([state[0] for state in apart]))
 
 
 WRONG = {

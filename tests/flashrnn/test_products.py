@@ -65,7 +65,8 @@ def test_half_of_the_heads_backwards(cell, time_major, B, T, states, N):
     found = weight_gradient_of_states(cell, d_Wx, d_u, h, initial, None, both_ways=True)
     assert torch.equal(d_Wx, left)
     for way, heads in enumerate((slice(N), slice(N, None))):
-        one = [x.flip(1).contiguous() if way else x.contiguous() for x in (d_Wx[..., heads, :], d_u[..., heads, :], h[..., heads, :])]
+        of_half = (x[..., heads, :] for x in (d_Wx, d_u, h))
+        one = [(x.flip(1) if way else x).contiguous() for x in of_half]
         expected = weight_gradient_of_states(cell, *one, None if initial is None else initial[:, :, heads], None)
         torch.testing.assert_close(found[:, heads], expected)
 

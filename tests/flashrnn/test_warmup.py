@@ -42,22 +42,22 @@ def forget() -> None:
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("steps", [20, 1000])
-def test_a_training_call_finds_all_its_kernels(compiled, monkeypatch, steps):
+@pytest.mark.parametrize(("steps", "bidirectional"), [(20, False), (1000, False), (1000, True)])
+def test_a_training_call_finds_all_its_kernels(compiled, monkeypatch, steps, bidirectional):
     steps_of = []
-    sizes = {"heads": 1, "head_dim": 256, "batch": [16, 40]}
+    sizes = {"heads": 1, "head_dim": 256, "batch": [16, 40], "bidirectional": bidirectional}
     assert warmup("lstm", **sizes, gpu="H100", progress=steps_of.append) == "cuda_fused"
     assert [one.done for one in steps_of] == list(range(1, steps_of[0].total + 1))
-    assert "flashrnn_concurrent_gradient" in compiled
+    assert ("flashrnn_concurrent_gradient" in compiled) is not bidirectional
     forget()
     compiled.clear()
     loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], with_known=lambda **_: None)
     monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
     for module in (backend, weight_gradient):
         monkeypatch.setattr(module, "load", lambda *_, **__: loaded)
-    variant = Variant(aux=aux_dtype(LSTM, torch.bfloat16, all_states=False), training=True)
+    variant = Variant(aux=aux_dtype(LSTM, torch.bfloat16, all_states=False), training=True, both_ways=bidirectional)
     for batch in (16, 40):
-        call = LSTM, torch.Size((batch, steps, 1, 256)), False, torch.bfloat16
+        call = LSTM, torch.Size((batch, steps, 1 + bidirectional, 256)), False, torch.bfloat16
         for half_bias in (False, True):
             backend._plan(compile_best, "forward", *call, replace(variant, half_bias=half_bias), 0)
         plan = backend._plan(compile_best, "backward", *call, variant, 0)

@@ -1,5 +1,7 @@
 """FlashRNN in place of PyTorch's networks on a GPU: every way that a layer can take gives their results."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -77,7 +79,34 @@ def test_both_directions_at_once(kind, packed, dtype, taken):
     x = randn(17, 5, 64)
     x = pack_sequence([x[:T, b] for b, T in enumerate((3, 17, 9, 1, 12))], enforce_sorted=False) if packed else x
     agree(kind, dtype, x, num_layers=2, bidirectional=True)
-    assert taken == ["directions"] * 2
+    assert taken == (["directions"] * 2 if packed else ["cuda_layer"])
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(("kind", "size"), [*product(["lstm", "gru"], [64, 320, 512, 1024]), ("layernorm_lstm", 64)])
+def test_both_directions_at_once_are_those_of_one_after_the_other(kind, size, batch_first, taken, monkeypatch):
+    torch.manual_seed(0)
+    options = {"function": kind, "batch_first": batch_first, "device": "cuda", "dtype": torch.bfloat16}
+    network = FlashRNN(size, size, bidirectional=True, **options)
+    x = randn(*((16, 200) if batch_first else (200, 16)), size).bfloat16().cuda()
+    states = tuple(torch.randn(2, 16, size, device="cuda") for _ in network.cell.states)
+
+    def found() -> dict[str, torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        out, last = network(leaf, states if len(states) > 1 else states[0])
+        last = last if isinstance(last, tuple) else (last,)
+        loss = out.float().sin().sum() + sum((2 * s).sin().sum() for s in last)
+        gradients = torch.autograd.grad(loss, [leaf, *network.parameters()])
+        return dict(enumerate([out.detach(), *(s.detach() for s in last), *gradients]))
+
+    monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)
+    cuda_layer._forward.cache_clear()
+    at_once = found()
+    assert taken == ["cuda_layer"]
+    cuda_layer._forward.cache_clear()
+    monkeypatch.setattr(cuda_layer, "run", lambda *_: None)
+    monkeypatch.setattr(directions, "at_once", lambda *_: None)
+    assert_close(at_once, found(), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

@@ -221,9 +221,7 @@ def _forward(
     h, last, aux = empty_in_format(Wx, *shape[3:]), empty_states(cell, Wx), empty_aux(cell, Wx, all_states, training)
     gates = empty_gates(cell, Wx, training, gate_format(cell, *shape[3:], dtype))
     kept = aux.dtype if aux.numel() else None
-    variant = Variant(
-        reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias, both_ways=both_ways
-    )
+    variant = Variant(reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias, both_ways=both_ways)
     plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index)
     return Forward(plan, cell, States(h, aux, last), gates)
 

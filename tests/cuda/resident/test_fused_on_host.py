@@ -89,7 +89,9 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(
-            backend, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
+            backend,
+            "weight_gradient",
+            lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors, spec.variant.both_ways),
         )
         monkeypatch.setattr(backend, "prepare_weight_gradient", lambda *_: None)
         monkeypatch.setattr(backend, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
@@ -287,27 +289,46 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("steps", [None, 4], ids=["step", "sequence"])
-def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, steps):
-    on_host({"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)})
+ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)}
+CLUSTER = {
+    "forward": tiled(2, 1, 1, 4, 2),
+    "backward": tiled(1, 4, 1, 4, 4, stages=2, register_fragments=0),
+}
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "tilings"),
+    [
+        (None, {"hidden_size": 60, "num_heads": 2}, ONE_BLOCK),
+        (4, {"hidden_size": 60, "num_heads": 2}, ONE_BLOCK),
+        (4, {"hidden_size": 32, "bidirectional": True}, ONE_BLOCK),
+        (5, {"hidden_size": 64, "bidirectional": True, "batch_first": True, "function": "gru"}, CLUSTER),
+    ],
+    ids=["step", "sequence", "both directions", "both directions in clusters"],
+)
+def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, steps, options, tilings):
+    on_host(tilings)
     monkeypatch.setattr(backend, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)
     cuda_layer._forward.cache_clear()
     torch.manual_seed(0)
-    short = FlashRNN(6, 60, num_heads=2, backend="cuda_fused", dtype=torch.bfloat16)
-    x = torch.randn(3, 6, dtype=torch.bfloat16) if steps is None else torch.randn(steps, 3, 6, dtype=torch.bfloat16)
+    short = FlashRNN(6, backend="cuda_fused", dtype=torch.bfloat16, **options)
+    shape = (3,) if steps is None else (3, steps) if short.batch_first else (steps, 3)
+    x = torch.randn(*shape, 6, dtype=torch.bfloat16)
 
     def results(network: FlashRNN, call) -> list[torch.Tensor]:
         with torch.no_grad():
             _, states = call(x, None, None)
         out, last = call(x, states, None)
+        last = last if isinstance(last, tuple) else (last,)
         loss = out.float().sin().sum() + sum((i + 2) * state.square().sum() for i, state in enumerate(last))
         return [out, *last, *torch.autograd.grad(loss, network.parameters())]
 
     found = results(short, lambda *arguments: cuda_layer.run(short, *arguments))
     cuda_layer._forward.cache_clear()
     monkeypatch.setattr(cuda_layer, "run", lambda *_: None)
-    general = FlashRNN(6, 60, num_heads=2, backend="vanilla", dtype=torch.bfloat16)
+    general = FlashRNN(6, backend="vanilla", dtype=torch.bfloat16, **options)
     general.load_state_dict(short.state_dict())
     expected = results(general, general.step if steps is None else general)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
