@@ -1,22 +1,28 @@
 """LSTMs and GRUs on the CPU by oneDNN, as nn.LSTM and nn.GRU run, where oneDNN is at least as fast.
 
 In float32, oneDNN and `cpu_fused` both come close to the peak of a processor, but oneDNN also computes the input
-products of an LSTM faster. In bfloat16 oneDNN uses matrix instructions that `cpu_fused` does not have. For a GRU,
+products of an LSTM faster. Where R does not fit the caches and few sequences share what is read of it, `cpu_fused`
+reads it faster. In bfloat16 oneDNN uses matrix instructions that `cpu_fused` does not have. For a GRU,
 PyTorch calls oneDNN for each product and runs the rest of a step as several operators.
 """
+
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from flashrnn._torch_private import autograd_alone, onednn_computes
 from flashrnn.cells import GRU, LSTM
+from flashrnn.cpu.backend import CpuFused
+from flashrnn.dispatch import choose
 from flashrnn.eager import as_dtype
-from flashrnn.problem import state_dtype
+from flashrnn.problem import Problem, state_dtype
 from flashrnn.stepping import as_made, is_plain
 from flashrnn.torch_networks import in_order, initial_states
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _GRU_WORK = 2**21  # sequences times units² from which nn.GRU is faster in bfloat16
+_FEW, _WIDE, _WIDE_EACH = 4, 512, 160  # sequences, units, units for each sequence: then `cpu_fused` is faster for LSTMs
 
 
 def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]] | None:
@@ -57,12 +63,20 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
 
 def _is_faster(network: nn.Module, x: Tensor) -> bool:
     """Return whether oneDNN is faster for a batch of sequences x, as measured: see docs/backends.md."""
+    B, T = x.shape[:2] if network.batch_first else x.shape[1::-1]
     if network.cell is LSTM:
-        return True
+        few = B <= _FEW and network.hidden_size >= max(_WIDE, _WIDE_EACH * B) and x.dtype == torch.float32
+        return not (few and _runs_by_cpu_fused(network.hidden_size))
     if network.cell is not GRU or x.dtype != torch.bfloat16:
         return False
-    B, T = x.shape[:2] if network.batch_first else x.shape[1::-1]
     return T == 1 or B * network.hidden_size**2 >= _GRU_WORK
+
+
+@cache
+def _runs_by_cpu_fused(size: int) -> bool:
+    """Return whether "auto" takes `cpu_fused` for an LSTM of that many units, in float32: numba may be missing."""
+    problem = Problem(LSTM, 1, size, torch.float32, torch.device("cpu"), training=True, reset=False)
+    return choose("auto", problem).name == CpuFused.name
 
 
 def _layers(network: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor | None]] | None:

@@ -97,6 +97,14 @@ def test_resets_hooks_and_compilers_are_seen(taken):
     assert sum(result is not None for result in taken) == 1
 
 
+@pytest.mark.parametrize(("B", "H", "by_pytorch"), [(1, 512, False), (4, 512, True), (1, 256, True)])
+def test_a_wide_lstm_of_few_sequences_runs_by_cpu_fused(B, H, by_pytorch, taken):
+    theirs, x = nn.LSTM(5, H), torch.randn(3, B, 5)
+    found, expected = (gradients(network, x, None) for network in (FlashRNN.from_torch(theirs), theirs))
+    assert (taken[0] is not None) is by_pytorch
+    assert_close(found[:4], expected[:4], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("T", "B", "H", "by_pytorch"), [(1, 1, 6, True), (2, 2048, 32, True), (2, 8, 32, False)])
 def test_a_gru_in_bfloat16_runs_as_nn_gru_where_that_is_faster(T, B, H, by_pytorch, taken):
     theirs = nn.GRU(5, H, dtype=torch.bfloat16)
