@@ -2,8 +2,8 @@
 
 For few steps, or one as in a control loop, the general way through a layer takes the host as long again as these two.
 
-Both directions of a layer are the heads of one recurrence. One direction of a small batch leaves multiprocessors idle;
-two kernels on two streams would not use them, because a tiling is chosen for a kernel that has the GPU to itself.
+Both directions of a layer run as the heads of one recurrence where `directions` says that this is faster. The second
+half of them goes through time backwards.
 """
 
 from collections.abc import Sequence

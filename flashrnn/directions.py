@@ -2,6 +2,9 @@
 
 One direction of a small batch leaves multiprocessors idle. Two kernels on two streams would not use them, because a
 tiling is chosen for a kernel that has the GPU to itself.
+
+`cuda_layer` runs most of these layers. It leaves packed sequences, whose directions begin at different steps, and calls
+under autocast to `at_once`.
 """
 
 from collections.abc import Sequence
