@@ -106,7 +106,7 @@ class _Of:
             "bias_number": spec.dtype if spec.variant.half_bias else torch.float32,
             "float": torch.float32,
             "unsigned char": torch.bool,
-            "int": torch.int32,
+            "u32": torch.int32,
         }
 
     def reads(self, name: str, number: str, *shape: int | str) -> Parameter:
@@ -136,7 +136,7 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
         of.reads("R", "scalar", GR, N, D, D),
         of.reads("bias", "bias_number", G, N, D),
         of.reads("initial", "float", S, B, N, D),
-        of.reads("masks", "int", T, B),
+        of.reads("resets", "u32"),
         of.writes("h", "scalar", B, T, N, D),
         of.writes("aux", "aux_number", S - 1, B, T, N, D),
         of.writes("last", "float", S, B, N, D),
@@ -154,7 +154,7 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
         of.reads("R", "scalar", GR, N, D, D),
         *([of.reads("bias", "float", G, N, D)] if constant(spec.cell) else []),  # gates that are not stored
         of.reads("initial", "float", S, B, N, D),
-        of.reads("masks", "int", T, B),
+        of.reads("resets", "u32"),
         of.reads("h", "scalar", B, T, N, D),
         of.reads("aux", "aux_number", S - 1, B, T, N, D),
         of.reads("first_aux", "aux_number", S - 1, B, N, D),

@@ -318,9 +318,6 @@ inline void copy_async(u32 to, const void* from, bool valid) {
   CHECK(!valid || reinterpret_cast<u64>(from) % SIZE == 0);
   copy_now_or_later({to, valid ? static_cast<const u32*>(from) : nullptr, SIZE});
 }
-inline void copy_async_if(bool copies, u32 to, const void* from, bool valid) {
-  if (copies) copy_async<4>(to, from, valid);
-}
 void copy_commit();
 void copy_wait_until(int pending);
 template <int PENDING>

@@ -143,11 +143,6 @@ DEVICE void copy_async(u32 to, const void* from, bool valid) {
                  ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
   }
 }
-// The same copy of 4 bytes by threads with `copies` alone: a predicate, where a branch would split a loop.
-DEVICE void copy_async_if(bool copies, u32 to, const void* from, bool valid) {
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], 4, %2;}"
-               ::"r"(to), "l"(from), "r"(valid ? 4 : 0), "r"(u32(copies)) : "memory");
-}
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }

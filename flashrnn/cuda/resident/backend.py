@@ -9,6 +9,7 @@ from itertools import count
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import exchanges
@@ -125,7 +126,7 @@ class CudaFused:
             "R": R.contiguous(),
             **constants,
             "initial": _or_zeros(contiguous(states), d_states),
-            "masks": _masks(reset),
+            "resets": _bits(reset),
             "h": aligned(h),
             "aux": aligned(aux),
             "first_aux": _or_zeros(first_aux, d_states),
@@ -192,7 +193,7 @@ class Forward:
             "R": R.contiguous(),
             "bias": zeros(device.index, self._biases) if b is None else b.contiguous(),
             "initial": _or_zeros(initial, last),
-            "masks": _masks(reset),
+            "resets": _bits(reset),
             "h": h,
             "aux": aux,
             "last": last,
@@ -338,11 +339,17 @@ def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
     return choose(spec)
 
 
-def _masks(reset: Tensor | None) -> Tensor | None:
-    """Return the masks of all steps, all bits or none where a sequence is reset: int32 [T, B]."""
+_WORD = 32  # steps
+_EIGHT_BITS = sum(1 << (56 - 7 * i) for i in range(8))
+"""Eight bytes of 0 or 1, read as a number and multiplied by it, have their bits in the number's highest byte."""
+
+
+def _bits(reset: Tensor | None) -> Tensor | None:
+    """Return `reset` [B, T] as the bits of int32 [B, ceil(T / 32)]."""
     if reset is None:
         return None
-    return torch.add(reset.t(), -1, out=reset.new_empty(reset.shape[::-1], dtype=torch.int32))
+    whole = pad(reset, (0, -reset.shape[1] % _WORD)).contiguous().view(torch.int64)
+    return (whole * _EIGHT_BITS >> 56).to(torch.uint8).view(torch.int32)
 
 
 def _or_zeros(states: Tensor | int | None, like: Tensor) -> Tensor | int:

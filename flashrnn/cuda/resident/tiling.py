@@ -110,8 +110,7 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
             sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size) + (1 - several_blocks) * sums
         )
         row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes of each tile of 16 units
-    masks = tiling.unit_tiles * seqs * 4 * int(spec.variant.reset)
-    inputs = units * seqs * row + masks + rows * (tiling.unit_tiles * 32)
+    inputs = units * seqs * row + rows * (tiling.unit_tiles * 32)
     constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
     resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants
     return 2 * operand + tiling.stages * inputs + exchange + resident

@@ -108,6 +108,7 @@ def on_host(monkeypatch, other_backends):
     ("case", "dtype", "forward", "backward"),
     [
         (Case(LSTM, B=3, T=4, N=2, D=30), torch.bfloat16, tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
+        (Case(GRU, B=3, T=67, N=1, D=16, reset=True), torch.float32, tiled(1, 1, 1, 4, 1), tiled(1, 1, 1, 8, 1)),
         pytest.param(
             Case(SLSTM, B=9, T=5, N=1, D=32, reset=True),
             torch.float32,
@@ -137,7 +138,7 @@ def on_host(monkeypatch, other_backends):
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["one block", "cluster float32", "cluster float16", "cluster in slices", "grid"],
+    ids=["one block", "resets of three words", "cluster float32", "cluster float16", "cluster in slices", "grid"],
 )
 def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
     on_host({"forward": forward, "backward": backward})

@@ -98,7 +98,7 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
 // gradients of its gates, and their product with R for the step before it. `stage` holds the step's inputs.
 DEVICE void step_backward(int step, int& stage, int steps, u32 inputs_of_cells, const SharedMemory& shared, const Weights& weights,
                           const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
-                          const float (&first_h)[CELLS], bool (&carry_next)[CELLS], StepInputs& inputs,
+                          const float (&first_h)[CELLS], bool (&carry_next)[CELLS], const Resets& resets, StepInputs& inputs,
                           float (&after)[STATES][CELLS], AuxGradients& aux_gradients,
                           StoredCells (&d_gate)[GATES], Results& results, const u32 (&gate_operand)[PAIRS],
                           const Exchange& exchange, const UnitReductions& units, const StepStrides& strides,
@@ -113,7 +113,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 inputs_of_cells, 
   read_step(g, given, old, tile, first_h, t == 0, coord);
   read_constants(constants, shared.constants, coord);
   u32 masks[PAIRS];
-  read_masks(masks, tile + MASK_TILE, coord);
+  resets.masks(masks, t);
   results.store(d_gate, strides);
   inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
 
@@ -193,7 +193,7 @@ flashrnn_backward(PARAMETERS) {
   const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B, used_sequences);
   const int steps = static_cast<int>(T);
-  StepStrides strides{x_step, h_step, aux_step, gates_step, B * 4};
+  StepStrides strides{x_step, h_step, aux_step, gates_step};
   if (backwards(coord.head)) {
     const i64 last_row = (T - 1) * row_t;
     gates += last_row * HEADS * HEAD_NUMBERS, d_h += last_row * ROW, h += last_row * ROW, aux += last_row * ROW;
@@ -224,8 +224,10 @@ flashrnn_backward(PARAMETERS) {
   load_constants(shared.constants, BIAS, coord);
 #endif
   const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES), inputs_of_cells = coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
-  const StepRows step_rows{gates, d_h, h, aux, first_aux, masks, B, T, row_b, row_t, strides};
+  const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, strides};
   StepInputs next_inputs(shared_address(shared.inputs) + own_inputs, step_rows, coord);
+  Resets of_cells;
+  of_cells.start(resets, T, cells, steps - 1, -WORD);
   next_inputs.load_first(steps);
   wait_for_group(shared, units, grid_barrier);
   int stage = 0;
@@ -245,10 +247,14 @@ flashrnn_backward(PARAMETERS) {
   for (int step = 0, end = 0; step < steps; progress++) {
     end += counts_chunks ? chunk_steps(end, steps - end) : steps;
     const int stop = min(end + 1, steps);
-    do
-      step_backward(step, stage, steps, inputs_of_cells, shared, weights, cells, d_state, d_b, first_h, carry_next, next_inputs,
-                    after, aux_gradients, d_gate, results, gate_operand, exchange, units, strides, coord);
-    while (++units.step, ++step < stop);
+    do {
+      const int until = RESET ? min(stop, step + (steps - 1 - step) % WORD + 1) : stop;  // the steps with the same words
+      do
+        step_backward(step, stage, steps, inputs_of_cells, shared, weights, cells, d_state, d_b, first_h, carry_next, of_cells,
+                      next_inputs, after, aux_gradients, d_gate, results, gate_operand, exchange, units, strides, coord);
+      while (++units.step, ++step < until);
+      if (RESET && (steps - step) % WORD == 0) of_cells.move_on(steps - 1 - step - WORD);
+    } while (RESET && step < stop);
     if (counts_chunks && end < steps && threadIdx.x == 0) signal(progress);
   }
 

@@ -9,7 +9,6 @@ struct StepRows {
   const gate* gates;
   const scalar *d_h, *h;
   const aux_number *aux, *first_aux;
-  const int* masks;
   i64 B, T, row_b, row_t;
   StepStrides step;
   DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
@@ -44,7 +43,7 @@ struct StatisticsLoader {
   }
 };
 
-// Copies gates, statistics, d_h, the other states before the step, masks and, where the cell's gradient needs it, h before the step;
+// Copies gates, statistics, d_h, the other states before the step and, where the cell's gradient needs it, h before the step;
 // from the last step to the first.
 struct StepInputs {
   const StepRows from;
@@ -55,7 +54,6 @@ struct StepInputs {
   TileLoader<BYTES, 1, 0> d_h, h;
   TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
   StatisticsLoader statistics;
-  MaskLoader masks;
 
   DEVICE StepInputs(u32 tile, const StepRows& from, const ThreadCoord& coord)
       : from(from), coord(coord), tile(tile), head(coord.head * D) {
@@ -65,7 +63,6 @@ struct StepInputs {
     d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
     h.start(tile + H_TILE, coord, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
     start_aux(from.T == 1);
-    masks.start(tile + MASK_TILE, from.masks, from.B, from.T - 1, coord);
   }
   DEVICE void start_aux(bool first_step) {
 #pragma unroll
@@ -95,7 +92,6 @@ struct StepInputs {
 #pragma unroll
       for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -from.step.aux, exists);
       if (USES_H && (IN_ROWS || t > 0)) h.load(stage * INPUT_BYTES, -from.step.h, !IN_ROWS || t > 0);
-      masks.load(stage * INPUT_BYTES, exists, -from.step.masks);
     }
     copy_commit();
   }

@@ -206,33 +206,37 @@ DEVICE void read_constants(float (&values)[CONSTANTS + 1][PAIR], const float* co
   }
 }
 
-// Copies the masks of a step to [SEQS] for each unit tile, ahead of it as its inputs: an ordinary load would wait for all copies
-// from memory that were started before it. A mask has all bits, or none where the states before the step are reset.
-struct MaskLoader {
-  const char* from;
-  u32 to;
-  bool copies;
-  bool valid;
-  DEVICE void start(u32 tile, const int* masks, i64 B, i64 step, const ThreadCoord& coord) {
-    const int sequence = coord.tile_thread % SEQS;
-    copies = coord.tile_thread < SEQS;
-    valid = coord.has_sequence(sequence);
-    from = reinterpret_cast<const char*>(masks + step * B + (valid ? coord.of_batch(sequence) : 0));
-    to = tile + sequence * 4;
-  }
-  // Starts the copy of a step that `exists` into the stage at `offset` bytes, and moves on by `step` bytes.
-  DEVICE void load(u32 offset, bool exists, i64 step) {
+// The resets of the sequences of the lane's pairs: words with a bit for each of 32 steps. The word of the next 32 steps is loaded
+// while these run, because a load waits for all copies from memory that were started before it.
+constexpr int WORD = 32;  // steps
+struct Resets {
+  const u32* words;  // [B][ceil(T / WORD)]
+  u32 row[PAIRS], now[PAIRS], next[PAIRS];
+  int last_word;
+  DEVICE void start(const u32* words_, i64 T, const LaneCells& cells, int t, int step) {
     if (!RESET) return;
-    copy_async_if(copies && exists, to + offset, from, valid);
-    from += step;
+    words = words_, last_word = static_cast<int>((T - 1) / WORD);
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) row[p] = cells.valid[p * PAIR] ? cells.sequence[p * PAIR] * (last_word + 1) : 0;
+    load(t), move_on(t + step);
+  }
+  // Loads the words of step t.
+  DEVICE void load(int t) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) next[p] = words[row[p] + min(max(t, 0) / WORD, last_word)];
+  }
+  // Goes to the words that were loaded, and loads those of step t.
+  DEVICE void move_on(int t) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) now[p] = next[p];
+    load(t);
+  }
+  // Return masks of step t: all bits, or none where the states before the step are reset.
+  DEVICE void masks(u32 (&masks)[PAIRS], int t) const {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? (now[p] >> t % WORD & 1) - 1 : ~0u;
   }
 };
-
-// Reads the masks of the lane's cells; of any sequence in a warp without cells.
-DEVICE void read_masks(u32 (&masks)[PAIRS], const char* tile, const ThreadCoord& coord) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) masks[p] = RESET ? reinterpret_cast<const u32*>(tile)[coord.sequence(p * PAIR) % SEQS] : ~0u;
-}
 
 // Stores values of cells into an operand tile of UNITS_OF_TILE units, at `to` of operand_addresses plus `offset` bytes.
 template <int UNITS_OF_TILE>

@@ -17,10 +17,11 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 }
 
 // Stores h before the first step as the product's operand, and zeros into the other buffer, where padding stays zero.
-DEVICE void store_initial_h(char* operand, const float* initial, const int* masks, const ThreadCoord& coord) {
+DEVICE void store_initial_h(char* operand, const float* initial, const u32* resets, i64 T, const ThreadCoord& coord) {
+  const i64 words = (T + WORD - 1) / WORD;
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
-    const bool inside = k < D && coord.has_sequence(n) && (!RESET || masks[coord.of_batch(n)]);
+    const bool inside = k < D && coord.has_sequence(n) && !(RESET && resets[coord.of_batch(n) * words] & 1);
     PairOf<float> pair{inside ? initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
     for (int split = 0; split < SPLITS; split++) {
       char* to = operand + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
@@ -45,13 +46,11 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
   }
 }
 
-// Copies of x, and of the masks of the step after it, to shared memory, several steps ahead.
+// Copies of x to shared memory, several steps ahead.
 struct InputLoader {
   TileLoader<BYTES, GI, ROW * BYTES> x;
-  MaskLoader masks;
-  DEVICE void load(int t, int stage, int steps, i64 x_step, i64 mask_step) {
+  DEVICE void load(int t, int stage, int steps, i64 x_step) {
     if (t < steps) x.load(stage * INPUT_BYTES, x_step);
-    masks.load(stage * INPUT_BYTES, t + 1 < steps, mask_step);
     copy_commit();
   }
 };
@@ -66,7 +65,7 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
 // `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
 DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
                          float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], float (&constants)[CONSTANTS + 1][PAIR],
-                         u32 (&carried)[PAIRS], InputLoader& loader,
+                         const Resets& resets, u32 (&carried)[PAIRS], InputLoader& loader,
                          Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
                          const StepStrides& strides, const ThreadCoord& coord) {
   const int next = t + 1 & 1;
@@ -80,9 +79,9 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   float v[GI][CELLS];
   u32 next_carried[PAIRS];
   read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
-  read_masks(next_carried, shared.inputs + stage * INPUT_BYTES + MASK_TILES + coord.cell_tile() * MASK_BYTES, coord);
+  resets.masks(next_carried, t + 1);
   results.store(s, strides, coord);
-  auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, strides.x, strides.masks); };
+  auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, strides.x); };
   if (!IN_ROWS) load_inputs();
 #if REDUCES
   auto u = [&](float (&sums)[GR][CELLS]) {
@@ -126,7 +125,7 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
   }
 }
 
-// PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, masks -> h, aux, last, gates (see cells.cuh).
+// PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see cells.cuh).
 // With GRID, `workspace` has a Ring for every group of the launch, and after them the words of their GridBarrier.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -135,7 +134,7 @@ flashrnn_forward(PARAMETERS) {
   const SharedMemory shared(memory);
   const ThreadCoord coord(first_group, B, used_sequences);
   const int steps = static_cast<int>(T);
-  StepStrides strides{x_step, h_step, aux_step, gates_step, B * 4};
+  StepStrides strides{x_step, h_step, aux_step, gates_step};
   if (backwards(coord.head)) {
     const i64 last_row = (T - 1) * row_t;
     x += last_row * GI * ROW, h += last_row * ROW, aux += last_row * ROW, gates += last_row * HEADS * HEAD_NUMBERS;
@@ -157,7 +156,7 @@ flashrnn_forward(PARAMETERS) {
   LaneCells cells;
   float s[STATES][CELLS], b[GATES][CELLS];
   load_cells(cells, s, b, initial, bias, B, coord);
-  store_initial_h(shared.operand, initial, masks, coord);
+  store_initial_h(shared.operand, initial, resets, T, coord);
   load_constants(shared.constants, bias, coord);
   Results results;
   results.h.round(s[0]);  // as h of every step
@@ -165,9 +164,8 @@ flashrnn_forward(PARAMETERS) {
   InputLoader loader;
   const u32 inputs = shared_address(shared.inputs);
   loader.x.start(inputs + coord.unit_tile * INPUT_TILE_BYTES, coord, [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
-  loader.masks.start(inputs + MASK_TILES + coord.unit_tile * MASK_BYTES, masks, B, 1, coord);
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) loader.load(i, i, steps, strides.x, strides.masks);
+  for (int i = 0; i < STAGES - 1; i++) loader.load(i, i, steps, strides.x);
   copy_wait<STAGES - 2>();
   if constexpr (CLUSTERED) {
     init_barriers(shared.barriers);
@@ -180,15 +178,28 @@ flashrnn_forward(PARAMETERS) {
   u32 h_operand[PAIRS];
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.operand : shared.exchange),
                     BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
+  Resets of_cells;
+  of_cells.start(resets, T, cells, 0, WORD);
   u32 carried[PAIRS];  // masks of the step
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) carried[p] = RESET && cells.valid[p * PAIR] ? masks[cells.sequence[p * PAIR]] : ~0u;
+  of_cells.masks(carried, 0);
 
   float constants[CONSTANTS + 1][PAIR];
   if (IN_ROWS) read_constants(constants, shared.constants, coord);  // there are registers for them
   int stage = 0;
-  for (int t = 0; t < steps; t++, units.step++)
-    step_forward(t, stage, steps, shared, weights, cells, s, b, constants, carried, loader, results, h_operand, ring, units, strides, coord);
+  auto run = [&](int begin, int end) {
+    for (int t = begin; t < end; t++, units.step++)
+      step_forward(t, stage, steps, shared, weights, cells, s, b, constants, of_cells, carried, loader, results, h_operand, ring, units,
+                   strides, coord);
+  };
+  if constexpr (RESET) {
+    for (int begin = 0, end; begin < steps; begin = end) {
+      end = min((begin + 1) / WORD * WORD + WORD - 1, steps);  // a step reads the masks of the next one
+      run(begin, end);
+      of_cells.move_on(end + 1 + WORD);
+    }
+  } else {
+    run(0, steps);
+  }
 
   // Epilogue: the last results; no block ends while others may still send to it.
   results.store(s, strides, coord);

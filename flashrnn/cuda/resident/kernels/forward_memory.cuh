@@ -22,7 +22,6 @@ DEVICE int unit_at(int k, const ThreadCoord& coord) {
 constexpr int SPLIT_BYTES = PADDED * OPERAND_COLUMNS * 2;
 constexpr int H_BYTES = SPLITS * SPLIT_BYTES;                     // h of a head, for the product
 constexpr int INPUT_TILE_BYTES = GI * ROW_BYTES + TILE_PADDING;
-constexpr u32 MASK_TILES = UNIT_TILES * INPUT_TILE_BYTES;           // after the rows of x
-constexpr int INPUT_BYTES = MASK_TILES + UNIT_TILES * MASK_BYTES;  // of a step
+constexpr int INPUT_BYTES = UNIT_TILES * INPUT_TILE_BYTES;  // of a step
 constexpr int SEND_BYTES = BLOCKS == 1 ? 0 : SPLITS * UNITS * SEQS * 2;
 using SharedMemory = SharedMemoryOf<H_BYTES, INPUT_BYTES, SUM_FLOATS<GR>, SEND_BYTES, Weights::SHARED>;

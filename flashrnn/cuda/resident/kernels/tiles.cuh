@@ -37,7 +37,6 @@ constexpr int OPERAND_COLUMNS = SEQS + IN_ROWS;  // one is padding, so that the 
 constexpr int TILE_PADDING = IN_ROWS ? 32 : 0;   // bytes between tiles of 16 units, for the same reason
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
-constexpr int MASK_BYTES = RESET ? SEQS * 4 : 0;            // of all sequences
 constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
 constexpr bool FEWER = ANY_SEQUENCES || SEQUENCES < SEQS;
 static_assert(!ANY_SEQUENCES || (CLUSTERED && !REDUCES));
@@ -47,14 +46,14 @@ static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 // Bytes from one time step to the next in each tensor. They are arguments of the kernels because the loop does not recompute
 // what is in constant memory.
 struct StepStrides {
-  i64 x, h, aux, gates, masks;
+  i64 x, h, aux, gates;
 };
 
 // BOTH_WAYS: the second half of the heads goes through time backwards. For these, a tensor begins with the row of its last step, and
 // all strides of time are negative.
 static_assert(!BOTH_WAYS || (HEADS % 2 == 0 && !RESET && !HAS_D_AUX));
 DEVICE bool backwards(i64 head) { return BOTH_WAYS && head >= HEADS / 2; }
-DEVICE StepStrides reversed(const StepStrides& step) { return {-step.x, -step.h, -step.aux, -step.gates, step.masks}; }
+DEVICE StepStrides reversed(const StepStrides& step) { return {-step.x, -step.h, -step.aux, -step.gates}; }
 
 // Return the tile of eight sequences that a cell is in, and whether it is of the second of the lane's two there.
 DEVICE constexpr int tile_of(int cell) { return cell / (4 / SPREAD); }
