@@ -17,7 +17,7 @@ from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused, Forward
 from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose
-from flashrnn.eager import apart
+from flashrnn.eager import apart, together
 from flashrnn.eager_layer import Layer, last_states
 from flashrnn.problem import PLAIN, KernelUnavailable, Problem, state_dtype, tf32_allowed
 from flashrnn.stepping import without_hooks
@@ -68,14 +68,15 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         if found is None:
             return None
         layers.append((recurrent, weights, found, wanted))
+    reset = reset.unsqueeze(1) if reset is not None and x.dim() == 2 else reset
     ends = []
     for k, (recurrent, weights, found, training) in enumerate(layers):
         if k:
             x = nn.functional.dropout(x, network.dropout, network.training)
         joined = _joined(*weights) if both_ways else weights[0]
         if training:
-            states = None if given is None else _stacked(given, k, both_ways)
-            x, *end = _with_gradients(recurrent, joined, found, time_major, both_ways, x, states, reset)
+            states = () if given is None else _of_layer(given, k, both_ways)
+            x, *end = _Layer.apply(not time_major, both_ways, recurrent, found, reset, x, *joined, *states)
         else:
             initial = None if given is None else _initial(given, k, both_ways)
             x, _, last, _ = _launched(found[1], x, *joined, initial, reset, None, None)
@@ -100,34 +101,32 @@ def _by_direction(state: Tensor) -> Tensor:
     return torch.stack(state[0].chunk(2, dim=1))
 
 
-def _with_gradients(
-    recurrent, weights: Weights, found: Found, time_major: bool, both_ways: bool, x: Tensor, states, reset
-) -> tuple:
-    """Return the output and the last states of a layer, as a function that autograd knows."""
-    if states is not None:
-        states = states.view(*states.shape[:2], *weights[1].shape[1:3])
-    if x.dim() == 3:
-        return _Layer.apply(not time_major, both_ways, recurrent, found, reset, x, *weights, states)
-    reset = None if reset is None else reset.unsqueeze(1)
-    out, *end = _Layer.apply(True, both_ways, recurrent, found, reset, x.unsqueeze(1), *weights, states)
-    return out.squeeze(1), *end
-
-
 class _Layer(torch.autograd.Function):
+    """The output and the last states of a layer; `states` are none, or each initial one of the layer."""
+
     @staticmethod
-    def forward(ctx, batch_first, both_ways, recurrent, found, reset, x, W, R, b, states):
+    def forward(ctx, batch_first, both_ways, recurrent, found, reset, x, W, R, b, *states):
         taken, forward = found
+        ctx.first, ctx.is_step, ctx.state_shape = 5, x.dim() == 2, states[0].shape if states else None
+        states = together(states).view(len(states), -1, *R.shape[1:3]) if states else None
         b_dtype = None if b is None else b.dtype
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
         aux, gates = forward.empty_residual(x.device)
         out, aux, last, gates = _launched(forward, x, W, R, b, states, reset, aux, gates)
-        ctx.save_for_backward(x, W, out, R, b, states, reset, aux, gates)
+        rows = [x.unsqueeze(1), out.unsqueeze(1)] if ctx.is_step else [x, out]
+        ctx.save_for_backward(rows[0], W, rows[1], R, b, states, reset, aux, gates)
         ctx.set_materialize_grads(False)
         ctx.call = batch_first, both_ways, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
         return out, *apart(last)
 
-    backward = Layer.backward
+    @staticmethod
+    def backward(ctx, d_out, *d_ends):
+        d_out = d_out.unsqueeze(1) if ctx.is_step and d_out is not None else d_out
+        found = list(Layer.backward(ctx, d_out, *d_ends))
+        if ctx.is_step and found[5] is not None:
+            found[5] = found[5].squeeze(1)  # of x
+        return tuple(found)
 
 
 def _launched(
@@ -162,11 +161,11 @@ def _are_states(states: Sequence[Tensor], network: nn.Module, x: Tensor, batch: 
     return True
 
 
-def _stacked(states: Sequence[Tensor], layer: int, both_ways: bool) -> Tensor:
-    """Return the states of a layer as one tensor [S, B, H of all directions]."""
+def _of_layer(states: Sequence[Tensor], layer: int, both_ways: bool) -> Sequence[Tensor]:
+    """Return the states of a layer [1, B, H of all directions]."""
     if both_ways:
-        return torch.stack([torch.cat([*state[2 * layer : 2 * layer + 2]], dim=1) for state in states])
-    return torch.stack([state[layer] for state in states])
+        return [torch.cat([*state[2 * layer : 2 * layer + 2]], dim=1).unsqueeze(0) for state in states]
+    return states if len(states[0]) == 1 else [state[layer : layer + 1] for state in states]
 
 
 def _initial(states: Sequence[Tensor], layer: int, both_ways: bool) -> Tensor | int:
@@ -175,7 +174,7 @@ def _initial(states: Sequence[Tensor], layer: int, both_ways: bool) -> Tensor | 
         first, size = states[0].data_ptr(), states[0].nbytes
         if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
             return first
-    return _stacked(states, layer, both_ways)
+    return torch.cat(_of_layer(states, layer, both_ways))
 
 
 def _weights(product: nn.Module, recurrent: nn.Module, x: Tensor) -> Weights | None:

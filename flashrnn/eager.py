@@ -3,6 +3,7 @@
 The host needs a third of the time that a call as an operator of torch.library takes.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -72,7 +73,7 @@ class _Recurrence(torch.autograd.Function):
             if torch.is_grad_enabled() and not transforms_active():  # the gradients will be differentiated
                 arguments = cell, backend, h.dtype, return_states, Inputs(*again, reset)
                 return *loop.gradients(*arguments, [d_h, d_last, *d_others]), *(None,) * 5
-        aux = _together(saved) if return_states and len(cell.states) > 1 else saved[0]
+        aux = together(saved) if return_states and len(cell.states) > 1 else saved[0]
         grads = StateGradients(d_h, d_others or (None,) * (len(cell.states) - 1), d_last)
         of_residual = R, states, reset, h, aux, gates
         gradients = recurrence_gradients(cell, backend, taken, of_residual, b, dtypes[2], grads)
@@ -117,7 +118,7 @@ def apart(states: Tensor) -> tuple[Tensor, ...]:
     return tuple([state.data for state in states.unbind()])
 
 
-def _together(others: list[Tensor]) -> Tensor:
+def together(others: Sequence[Tensor]) -> Tensor:
     """Return the opposite of `apart`, without a copy if they are still in the same memory."""
     first = others[0]
     memory, size = first.untyped_storage().data_ptr(), first.numel()

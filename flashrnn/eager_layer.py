@@ -169,6 +169,7 @@ class Layer(torch.autograd.Function):
         out, *ends = _results(batch_first, h, last)
         ctx.save_for_backward(x, W, out, inputs.R, inputs.b, inputs.states, reset, aux, gates)
         ctx.set_materialize_grads(False)
+        ctx.first, ctx.state_shape = 4, None if states is None else states.shape  # first: the place of x
         ctx.call = batch_first, False, cell, backend, taken, dtype, None if b is None else b.dtype
         return out, *ends
 
@@ -185,7 +186,7 @@ class Layer(torch.autograd.Function):
         grads = StateGradients(_by_heads(d_out, R, batch_first), (None,) * len(aux), d_last)
         call = cell, backend, taken, saved, b, b_dtype, grads, both_ways
         of_Wx, of_R, of_b, of_states = recurrence_gradients(*call)
-        *_, x_wanted, W_wanted, _, b_wanted, states_wanted = ctx.needs_input_grad
+        x_wanted, W_wanted, _, b_wanted, *states_wanted = ctx.needs_input_grad[ctx.first :]
         rows, swapped = _rows(x)
         of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])
         with no_autocast(x):
@@ -195,8 +196,10 @@ class Layer(torch.autograd.Function):
                 of_x = of_x.transpose(0, 1) if swapped else of_x
             if W_wanted:
                 of_W = torch.mm(of_Wx.t(), as_dtype(rows, dtype).flatten(0, 1))
-        before = (None,) * (len(ctx.needs_input_grad) - 5)  # of x
-        return *before, of_x, of_W, of_R, of_b if b_wanted else None, of_states if states_wanted else None
+        of_given = [None] * len(states_wanted)
+        if any(states_wanted):
+            of_given = of_states.view(len(of_given), *ctx.state_shape).unbind()
+        return *(None,) * ctx.first, of_x, of_W, of_R, of_b if b_wanted else None, *of_given
 
 
 def _by_heads(x: Tensor | None, R: Tensor, batch_first: bool) -> Tensor | None:

@@ -128,6 +128,23 @@ def test_results_and_gradients_are_those_of_the_general_way(calls, options, step
         )
 
 
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "function": "gru"}], ids=str)
+def test_gradients_go_back_through_states(calls, options):
+    torch.manual_seed(0)
+    network, xs = FlashRNN(F, H, dtype=torch.float64, **options), torch.randn(3, B, F, dtype=torch.float64)
+    given = torch.randn(len(network.cell.states), network.num_layers, B, H, dtype=torch.float64, requires_grad=True)
+
+    def gradients(step) -> tuple[torch.Tensor, ...]:
+        states, loss = given.unbind(), 0
+        for x in xs:
+            out, states = step(x, states)
+            loss = loss + out.sin().sum()
+        return torch.autograd.grad(loss, [given, *network.parameters()])
+
+    found = gradients(lambda x, states: cuda_layer.run(network, x, states, None))
+    torch.testing.assert_close(found, gradients(network.step))
+
+
 def test_a_graph_of_the_backward_pass_of_both_directions(calls):
     network, x = FlashRNN(F, H, bidirectional=True, dtype=torch.float64), torch.randn(T, B, F, dtype=torch.float64)
     weights = list(network.parameters())
