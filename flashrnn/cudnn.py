@@ -48,7 +48,7 @@ class From(NamedTuple):
 
 _NARROW = {
     ("float32", LSTM, False): (UpTo(64, 256, 32),),
-    ("float32", LSTM, True): (UpTo(64, 64, 128),),
+    ("float32", LSTM, True): (UpTo(64, 64, 96),),
     ("float32", GRU, False): (UpTo(128, 64, 32), UpTo(64, 256, 32)),
     ("float32", GRU, True): (UpTo(64, 16, 128),),
     ("tf32", LSTM, False): (UpTo(64, 128, 64),),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn.cells import GRU, LSTM
+from flashrnn.cuda.launch import zeros
 
 _DEVICE = "cuda"
 
@@ -59,11 +60,18 @@ def _copy(network: nn.Module) -> Tensor:
         size = R.shape[2]
         if network.cell is GRU:  # ours: g, r, z
             matrices += [W, R[1:], R[:1]]
-            biases += [R.new_zeros(6 * size)] if b is None else [b[1:], b.new_zeros(2 * size), b[:1]]
+            biases += [_zeros(R, 6 * size)] if b is None else [b[1:], _zeros(b, 2 * size), b[:1]]
         else:
             matrices += [W, R]
-            biases += [R.new_zeros(8 * size)] if b is None else [b, torch.zeros_like(b)]
+            biases += [_zeros(R, 8 * size)] if b is None else [b, _zeros(b, 4 * size)]
     return torch.cat([part.flatten() for part in (*matrices, *biases)])
+
+
+def _zeros(like: Tensor, size: int) -> Tensor:
+    """Return zeros that nobody may change. On a GPU, filling them would take as long as a narrow copy."""
+    if not like.is_cuda:
+        return like.new_zeros(size)
+    return zeros(like.device.index, size * like.itemsize)[: size * like.itemsize].view(like.dtype)
 
 
 def _are_flat(network: nn.Module) -> bool:

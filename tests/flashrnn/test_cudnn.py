@@ -220,6 +220,6 @@ def test_explain_says_so(monkeypatch):
     network = FlashRNN(16, 2048)
     assert "cuDNN runs" in cudnn.explain(network, 1024, torch.float16, training=False)
     assert cudnn.explain(network, 1, torch.float16, training=False) == ""
-    assert "at least 128 steps" in cudnn.explain(FlashRNN(16, 64), 1, torch.float32, training=True)
+    assert "at least 96 steps" in cudnn.explain(FlashRNN(16, 64), 1, torch.float32, training=True)
     network.recurrent_l0.backend = "cuda"
     assert cudnn.explain(network, 1024, torch.float16, training=False) == ""
