@@ -30,6 +30,7 @@ _REDUCTION_OF_BLOCKS = {False: 1000, True: 5000}  # and over those of several, o
 _SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
 _SECOND_BLOCK = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
 _REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
+_SINGLE = 100  # a lane of a cluster with one cell, whose accesses to memory are half as wide as those of a pair
 _EXCHANGE = {"forward": 86, "backward": 193}  # sending a step's results from block to block of a cluster
 _EXCHANGE_UNIT = {"forward": 127, "backward": 131}  # hundredths, for every unit and eight sequences
 _RANK = 9  # receiving from another block of the cluster
@@ -79,6 +80,8 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     )
     if direction == "forward" and not tiling.grid:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
+        if not exchanges(spec.cell, direction):
+            step += _several(spec, tiling) * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
     if spillable(spec, tiling.grid):
         available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * warps))
         step += _SPILLED * maximum(registers(spec, tiling) - available, 0)
