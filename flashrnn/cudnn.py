@@ -2,6 +2,7 @@
 
 - In float32, cuDNN has a kernel for narrow layers, whose weights fit into one multiprocessor. Ours computes six
   products of bfloat16 there for each one, with TF32 three.
+- In float16, cuDNN has a kernel that keeps the weights of 1024 units on the chip. Ours exchanges h through L2 there.
 - Otherwise cuDNN runs one matrix product per time step, which takes at least 8 µs. Where the product is large enough to
   hide that, it reaches more of the tensor cores' speed than kernels that keep R on the chip.
 """
@@ -9,7 +10,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -31,11 +32,13 @@ _MODES = {LSTM: 2, GRU: 3}  # cudnnRNNMode_t
 
 
 class UpTo(NamedTuple):
-    """The largest problem of a range of sizes for which cuDNN's kernel for narrow layers is faster."""
+    """The largest problem of a range of sizes for which a kernel of cuDNN with the weights on the chip is faster."""
 
     size: int  # units of a layer
     batch: int
     steps: int  # the fewest: cuDNN's calls have a longer start
+    least_size: int = 1
+    least_batch: int = 1
 
 
 class From(NamedTuple):
@@ -46,7 +49,8 @@ class From(NamedTuple):
     batch: int = 32  # with fewer sequences, reading R from memory takes most of the time, and `cuda` reads it faster
 
 
-_NARROW = {
+_ON_CHIP = {
+    ("float16", LSTM, False): (UpTo(1024, 16, 64, least_size=1024, least_batch=16),),
     ("float32", LSTM, False): (UpTo(64, 256, 32),),
     ("float32", LSTM, True): (UpTo(64, 64, 96),),
     ("float32", GRU, False): (UpTo(128, 64, 32), UpTo(64, 256, 32)),
@@ -68,8 +72,14 @@ _WIDE = {
     ("float32", GRU, True): (From(512, 2**29),),
 }
 """By precision, cell and whether there is a backward pass, measured on H100s with cuDNN 9.19 (docs/backends.md)."""
-_WIDEST = max(end.size for ranges in _NARROW.values() for end in ranges)
-_LEAST = min(start.work for ranges in _WIDE.values() for start in ranges)
+
+
+@lru_cache(maxsize=4096)
+def _may_be_faster(size: int, batch: int) -> bool:
+    """Return whether cuDNN is faster in any precision."""
+    if any(batch * size**2 >= start.work for ranges in _WIDE.values() for start in ranges):
+        return True
+    return any(end.least_size <= size <= end.size for ranges in _ON_CHIP.values() for end in ranges)
 
 
 @cache
@@ -83,9 +93,12 @@ def fewest_steps(
     """
     if gpu is None or gpu.capability != (9, 0) or dtype == torch.float64:
         return None
-    what = "tf32" if tf32 else "half" if dtype.itemsize == 2 else "float32", cell, training
-    found = [end.steps for end in _NARROW.get(what, ()) if size <= end.size and batch <= end.batch]
-    for start in _WIDE.get(what, ()):
+    name = "tf32" if tf32 else dtype_name(dtype)
+    found = []
+    for end in _ON_CHIP.get((name, cell, training), ()):
+        if end.least_size <= size <= end.size and end.least_batch <= batch <= end.batch:
+            found.append(end.steps)
+    for start in _WIDE.get(("half" if dtype.itemsize == 2 else name, cell, training), ()):
         if size >= start.size and batch >= start.batch and batch * size**2 >= start.work:
             found.append(1)
     if not found:
@@ -222,7 +235,7 @@ def explain(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) 
 
 def _fewest_steps(network: nn.Module, batch: int, dtype: torch.dtype, training: bool) -> int | None:
     size = network.hidden_size
-    if size > _WIDEST and batch * size**2 < _LEAST:  # the check that takes the least time
+    if not _may_be_faster(size, batch):  # the check that takes the least time
         return None
     cell, device = network.cell, network.recurrent_l0.R.device
     if cell not in _MODES or network.num_heads != 1 or network.proj_size or (gpu := nvidia_gpu(device)) is None:

@@ -180,6 +180,14 @@ def test_it_is_taken_for_narrow_layers_in_float32(cell):
     assert not faster(cell, 64, 16)
 
 
+def test_it_is_taken_for_an_lstm_of_1024_units_in_float16():
+    assert faster(LSTM, 1024, 16)
+    for other in ((GRU, 1024, 16), (LSTM, 1024, 8), (LSTM, 896, 16), (LSTM, 1024, 16, torch.bfloat16)):
+        assert not faster(*other)
+    assert not faster(LSTM, 1024, 16, training=True)
+    assert not faster(LSTM, 1024, 16, steps=32)
+
+
 def test_nobody_has_measured_it_elsewhere():
     assert not faster(LSTM, 2048, 256, gpu="A100")
     assert not faster(LSTM, 2048, 256, torch.float64)
