@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import MutableMapping
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -81,12 +82,15 @@ class SideBySide:
         reset: Tensor | None = None,
     ):
         self._rows, self._length, self._sequence, self._time = rows, lengths, sequence, time
-        self._lengths = _moved(lengths, sequence.device)
         self._initial, self._reset = initial, reset
         self._batch, self._steps = len(rows), max(map(self._used, rows))
         self._places: dict[bool, tuple[Tensor, Tensor]] = {}
         self._sources: dict[bool, Tensor] = {}
         self._masks: dict[bool, Tensor | None] = {}
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        return _moved(self._length, self._sequence.device)
 
     @property
     def all_states(self) -> bool:
@@ -177,10 +181,15 @@ def _moved(numbers: list[int] | Tensor, device: torch.device) -> Tensor:
     return torch.as_tensor(numbers).to(device, non_blocking=True)
 
 
-def _numbered(sizes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the group of each of `count` items in groups of these sizes, and the item's number in its group."""
-    group = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes, output_size=count)
-    return group, torch.arange(count, device=sizes.device) - (sizes.cumsum(0) - sizes)[group]
+def _numbered(sizes: list[int] | Tensor, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the group of each of `count` items in groups of these sizes, and the item's number in its group.
+
+    `sizes` are on the CPU, which adds them up: on a GPU each operation on a few numbers takes as long as a launch.
+    """
+    sizes = torch.as_tensor(sizes)
+    sizes, before = _moved(torch.stack([sizes, sizes.cumsum(0) - sizes]), device)
+    group = torch.repeat_interleave(sizes, output_size=count)
+    return group, torch.arange(count, device=device) - before[group]
 
 
 def _placed(x: Tensor, place: Tensor, size: int) -> Tensor:
@@ -246,7 +255,7 @@ class Packed(SideBySide):
     def __init__(self, x: PackedSequence, initial: bool, reset: Tensor | None):
         B, sizes = int(x.batch_sizes[0]), x.batch_sizes
         lengths = (sizes > torch.arange(B)[:, None]).sum(1).tolist()
-        time, sequence = _numbered(_moved(sizes, x.data.device), len(x.data))
+        time, sequence = _numbered(sizes, len(x.data), x.data.device)
         if reset is not None and x.sorted_indices is not None:
             reset = reset[x.sorted_indices]
         super().__init__([[b] for b in range(B)], lengths, sequence, time, initial, reset)
@@ -266,7 +275,7 @@ class Documents(SideBySide):
     """
 
     def __init__(self, lengths: list[int], device: torch.device):
-        sequence, time = _numbered(_moved(lengths, device), sum(lengths))
+        sequence, time = _numbered(lengths, sum(lengths), device)
         super().__init__(_rows_of_documents(lengths), lengths, sequence, time)
 
     def spread(self, x: Tensor, backward: bool) -> Tensor:
