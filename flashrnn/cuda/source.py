@@ -38,6 +38,7 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "STATISTICS_NEEDED": statistics.needed,
         "AFTER": len(statistics.after),
         "EXCHANGES": len(found),
+        "EXCHANGED_WORDS": max((one.words for one in found), default=0),
         "EXCHANGED_VECTORS": max((one.vectors for one in found), default=0),
         "EXCHANGED_PAIRS": max((one.pairs for one in found), default=0),
         "USES_H": cell.states[0] in trace(cell).factors.inputs,

@@ -104,10 +104,11 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = splits * gates * units * (seqs + rows) * 2
+        received = tiling.sequences if trace(cell).reduces else seqs  # see any_sequences
         stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # as `pitch` in tiles.cuh
         row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = (
-            sums if tiling.grid else several_blocks * (2 * tiling.padded * seqs * size) + (1 - several_blocks) * sums
+            sums if tiling.grid else several_blocks * (2 * tiling.padded * received * size) + (1 - several_blocks) * sums
         )
         row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes of each tile of 16 units
     inputs = units * seqs * row + rows * (tiling.unit_tiles * 32)
@@ -121,12 +122,14 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
     found = exchanges(spec.cell, spec.direction)
     if not found:
         return 0
+    words = max(one.words for one in found)
     vectors, buffers, seqs = max(one.vectors for one in found), max(len(found), 2), 8 * tiling.batch_tiles
     contributions = tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1))
     several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
-    received = buffers * seqs * (tiling.blocks * vectors + 1) * 16 + ceil(buffers / 2) * 16
-    partials = seqs * ((1 + alone + several) * (contributions * vectors + 1) + (1 - several) * vectors) * 16
-    return (1 - alone * int(in_rows(spec))) * partials + several * received
+    part = 8 if words <= 2 else 16 * vectors
+    received = buffers * tiling.sequences * (tiling.blocks * contributions * part + 32) + ceil(buffers / 2) * 16
+    partials = seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16
+    return (1 - several) * (1 - alone * int(in_rows(spec))) * partials + several * received
 
 
 def in_rows(spec: KernelSpec) -> bool:
@@ -157,7 +160,7 @@ def cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:
 def spillable(spec: KernelSpec, grid: bool) -> int:
     """Return how many registers may spill in the loop. It is none, but for steps that reduce over units in a cluster:
     in a grid, which needs fewer registers, each of their exchanges takes longer than all that spills."""
-    return 24 if trace(spec.cell).reduces and not grid else 0
+    return 40 if trace(spec.cell).reduces and not grid else 0
 
 
 def more_operations(cell: Cell, direction: str) -> int:

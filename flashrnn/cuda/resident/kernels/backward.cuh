@@ -164,7 +164,7 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 inputs_of_cells, 
 #pragma unroll
   for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
   copy_wait<STAGES - 2>();
-  if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQS * coord.used());
+  if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used());
   __syncthreads();
   if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.operand, exchange, coord);
   stage = stage + 1 == STAGES ? 0 : stage + 1;

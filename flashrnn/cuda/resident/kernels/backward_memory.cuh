@@ -19,6 +19,6 @@ constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + R
 constexpr u32 AUX_TILE = H_TILE + USES_H * ROW_BYTES;
 constexpr u32 STATISTICS_TILE = AUX_TILE + (STATES - 1) * STATE_ROW_BYTES;
 constexpr int INPUT_BYTES = UNIT_TILES * (STATISTICS_TILE + SEQS * NEEDED_FLOATS * 4 + TILE_PADDING);  // of a step
-constexpr int RECEIVE_BYTES = CLUSTERED ? PADDED * SEQS * BYTES : 0;        // partial sums from all blocks
+constexpr int RECEIVE_BYTES = CLUSTERED ? PADDED * SEQUENCES * BYTES : 0;        // partial sums from all blocks
 constexpr int SLICE_FLOATS = CLUSTERED ? 0 : SUM_FLOATS<1>;               // partial sums of a tile's warps
 using SharedMemory = SharedMemoryOf<GATE_BYTES, INPUT_BYTES, SLICE_FLOATS, 2 * RECEIVE_BYTES, Weights::SHARED>;

@@ -3,10 +3,12 @@
 #include "resident/kernels/backward_memory.cuh"
 
 // Index of a lane's partial sums in a 16 x 8 tile, two units for two sequences. They are in the order of sequences, so that those
-// of the used sequences are contiguous.
+// of the used sequences are contiguous; others have the place of the last one in a cluster.
 constexpr int PARTIAL_WORDS = BYTES;
+constexpr int PAIRS_OF_SEQUENCES = (CLUSTERED ? SEQUENCES : SEQS) / 2;
 DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
-  return (((rank * UNIT_TILES + tile % UNIT_TILES) * BATCH_TILES + n) * 32 + coord.lane_in_quad * 8 + coord.quad) * PARTIAL_WORDS;
+  const int pair = 4 * n + coord.lane_in_quad, used = PAIRS_OF_SEQUENCES < 4 * BATCH_TILES ? min(pair, PAIRS_OF_SEQUENCES - 1) : pair;
+  return (((rank * UNIT_TILES + tile % UNIT_TILES) * PAIRS_OF_SEQUENCES + used) * 8 + coord.quad) * PARTIAL_WORDS;
 }
 
 // Scatter: sends every block its tiles of c, this block's partial sums, for tiles from `first` on. In 16 bits a lane's sums are

@@ -1,15 +1,14 @@
 // Reductions over the units of a head within a step, for cells whose step calls flashrnn.layer_norm and the like.
 //
-// IN_ROWS, a row of lanes has all units of a sequence (row_reductions.cuh). Otherwise, a warp reduces its units by shuffles, and
-// leaves a Partial for each sequence in shared memory. In one block of few warps, every thread adds up those of its sequences; in
-// one of many, a thread per sequence does. In a cluster, a thread per sequence and block of the cluster adds up the block's and
-// sends the sum there; every warp then adds up what all blocks have sent for its sequences. In a grid, the sums are published in
-// global memory, and a warp per sequence adds them up (reduction_exchange.cuh). Where few add up, all threads then read the
-// results from shared memory.
+// IN_ROWS, a row of lanes has all units of a sequence (row_reductions.cuh). In a cluster, every warp sends its part to all blocks
+// (cluster_reductions.cuh). Otherwise, a warp reduces its units by shuffles, and leaves a Partial for each sequence in shared memory.
+// In one block of few warps, every thread adds up those of its sequences; in one of many, a thread per sequence does. In a grid, the
+// sums are published in global memory, and a warp per sequence adds them up (grid_reductions.cuh). Where few add up, all threads
+// then read the results from shared memory.
 //
 // A step has EXCHANGES exchanges. Between blocks, each has a buffer of its own, and a single one has two: so a buffer is written
-// again when everybody has read it, because there is another exchange in between. Parts have two buffers but in a grid: between
-// an exchange and the one after the next all threads synchronise.
+// again when everybody has read it, because there is another exchange in between. In one block, parts have two buffers: between
+// an exchange and the one after the next, or the next step, all threads synchronise.
 #pragma once
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
@@ -21,13 +20,12 @@ constexpr int HOLDERS = CELLS == 1 ? 2 : 1;          // warps of a unit tile tha
 constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
 constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 constexpr int PARTIAL_ROW = CONTRIBUTIONS * 4 * EXCHANGED_VECTORS + 4;  // floats of a sequence, in other banks than the next one's
-constexpr int PARTIAL_BUFFERS = GRID ? 1 : 2, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
+constexpr int PARTIAL_BUFFERS = BLOCKS == 1 ? 2 : 1, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
 constexpr bool ADDED_BY_ALL = BLOCKS == 1 && CONTRIBUTIONS <= 4;
-constexpr int RECEIVED_ROW = BLOCKS * 4 * EXCHANGED_VECTORS + 4;
-constexpr int RECEIVED_BYTES = CLUSTERED ? EXCHANGE_BUFFERS * SEQS * RECEIVED_ROW * 4 : 0;
-constexpr int RESULT_BYTES = CLUSTERED ? 0 : SEQS * 4 * EXCHANGED_VECTORS * 4;
+constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
 constexpr i64 PUBLISHED_WORDS = i64(EXCHANGE_BUFFERS) * SEQS * BLOCKS * EXCHANGED_PAIRS;  // of a group, in global memory
-constexpr int REDUCTION_BYTES = IN_ROWS ? 0 : PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES + (CLUSTERED ? (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16 : 0);
+#include "resident/kernels/cluster_reductions.cuh"
+constexpr int REDUCTION_BYTES = IN_ROWS ? 0 : CLUSTERED ? ClusterReductions::SHARED : PARTIAL_BUFFERS * PARTIAL_BYTES + RESULT_BYTES;
 
 // Return how many of `count` units from `first` on are units of the head.
 DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(min(D - first, count), 0); }
@@ -50,27 +48,25 @@ DEVICE void reduce_scatter_lanes(float (&values)[COUNT], int lane) {
 DEVICE int owned_value(int lane) { return (lane >> 4 & 1) + (lane >> 3 & 1) * 2 + (lane >> 2 & 1) * 4; }
 
 struct UnitReductions {
-  float *partials, *received;
+  char* memory;
+  float* partials;
   float* results;      // [number][SEQS]
   float* own_partial;  // where the lane's total of reduce_scatter_lanes goes
   float* own_result;   // of its first sequence
-  u32 barriers;        // one for each buffer
   u64* published;      // [buffer][sequence][block][EXCHANGED_PAIRS]
   int step;
   const ThreadCoord& coord;
   // `words`: after the words of all groups' GridBarrier.
   DEVICE UnitReductions(char* memory, u64* words, const ThreadCoord& coord)
-      : published(words + blockIdx.x / BLOCKS * PUBLISHED_WORDS), step(0), coord(coord) {
+      : memory(memory), published(words + blockIdx.x / BLOCKS * PUBLISHED_WORDS), step(0), coord(coord) {
     partials = reinterpret_cast<float*>(memory);
-    received = reinterpret_cast<float*>(memory + PARTIAL_BUFFERS * PARTIAL_BYTES);
-    results = reinterpret_cast<float*>(memory + PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES);
+    results = reinterpret_cast<float*>(memory + PARTIAL_BUFFERS * PARTIAL_BYTES);
     own_partial = place(owned_value(coord.lane) % PAIRS, owned_value(coord.lane) / PAIRS);
     own_result = results + coord.sequence(0);
-    if (CLUSTERED) barriers = shared_address(memory + PARTIAL_BUFFERS * PARTIAL_BYTES + RECEIVED_BYTES + RESULT_BYTES);
   }
+  DEVICE ClusterReductions in_cluster() const { return ClusterReductions{memory, coord}; }
   DEVICE void init() const {
-    if (CLUSTERED && threadIdx.x == 0)
-      for (int i = 0; i < EXCHANGE_BUFFERS; i++) barrier_init(barriers + i * 8);
+    if (CLUSTERED) in_cluster().init();
   }
   // Clears what this block publishes, before the grid's barrier.
   DEVICE void clear() const {
@@ -78,10 +74,8 @@ struct UnitReductions {
       publish_phase(published + (i / EXCHANGED_PAIRS * BLOCKS + coord.rank) * EXCHANGED_PAIRS + i % EXCHANGED_PAIRS, {}, 0);
   }
   DEVICE int buffer(int number) const { return EXCHANGES > 1 ? number : step & 1; }
-  // Return where the parts of an exchange begin: it and the one before have different buffers.
-  DEVICE int parts_of(int number) const {
-    return (EXCHANGES % 2 == 0 ? number : number + step) % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4);
-  }
+  // Return where the parts of an exchange begin.
+  static DEVICE constexpr int parts_of(int number) { return number % PARTIAL_BUFFERS * (PARTIAL_BYTES / 4); }
   DEVICE u32 phase() const { return EXCHANGES > 1 ? step & 1 : step >> 1 & 1; }
 
   // Reduces SUMS numbers, then MOMENTS, then MAXIMA over the units of the head; `number`: of the exchange in the step. All threads
@@ -107,13 +101,6 @@ struct UnitReductions {
   template <class Part>
   DEVICE void store_results(const Part& total, int sequence) const;
 
-  // Between the blocks of a cluster: adds up a block's part, and sends it to all.
-  template <class Part>
-  DEVICE void send_partials(int number) const;
-  // Adds up what the blocks have sent for a sequence of the lane: the eight lanes that have it each begin with every eighth block.
-  template <class Part>
-  DEVICE void total_received(Part& total, int number, int sequence) const;
-
   // Between the blocks of a grid.
   DEVICE u64* published_by(int number, int sequence, int rank) const {
     return published + ((buffer(number) * SEQS + sequence) * BLOCKS + rank) * EXCHANGED_PAIRS;
@@ -133,19 +120,15 @@ template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
 DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
   if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
-  const int parts = parts_of(NUMBER);
-  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of, parts);
-  if (CLUSTERED && threadIdx.x == 0) barrier_expect(barriers + buffer(NUMBER) * 8, SEQUENCES * BLOCKS * Part::VECTORS * 16);
+  if constexpr (CLUSTERED) return in_cluster().reduce<SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
+  constexpr int PARTS = parts_of(NUMBER);
+  reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of, PARTS);
   __syncthreads();
-  if constexpr (CLUSTERED || ADDED_BY_ALL) {
-    if constexpr (CLUSTERED) send_partials<Part>(NUMBER);
-    if (!coord.has_cells()) return;
-    if constexpr (CLUSTERED) barrier_wait(barriers + buffer(NUMBER) * 8, phase());
+  if constexpr (ADDED_BY_ALL) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
       Part total;
-      if constexpr (CLUSTERED) total_received(total, NUMBER, coord.sequence(p * PAIR));
-      else total_of_block(total, coord.sequence(p * PAIR), parts);
+      total_of_block(total, coord.sequence(p * PAIR), PARTS);
 #pragma unroll
       for (int i = 0; i < Part::RESULTS; i++)
 #pragma unroll
@@ -158,7 +141,7 @@ DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CE
     total_published<Part>(NUMBER);
   } else if (threadIdx.x < SEQS) {
     Part total;
-    total_of_block(total, threadIdx.x, parts);
+    total_of_block(total, threadIdx.x, PARTS);
     store_results(total, threadIdx.x);
   }
   __syncthreads();
@@ -226,7 +209,7 @@ DEVICE void UnitReductions::store_results(const Part& total, int sequence) const
   for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
 }
 
-#include "resident/kernels/reduction_exchange.cuh"
+#include "resident/kernels/grid_reductions.cuh"
 #else
 constexpr int REDUCTION_BYTES = 0;
 struct UnitReductions {
