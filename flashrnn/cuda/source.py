@@ -38,7 +38,6 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "STATISTICS_NEEDED": statistics.needed,
         "AFTER": len(statistics.after),
         "EXCHANGES": len(found),
-        "EXCHANGED_WORDS": max((one.words for one in found), default=0),
         "EXCHANGED_VECTORS": max((one.vectors for one in found), default=0),
         "EXCHANGED_PAIRS": max((one.pairs for one in found), default=0),
         "USES_H": cell.states[0] in trace(cell).factors.inputs,
@@ -51,6 +50,7 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
         "STORED_OF": places(cell.gates, varying(cell)),
         "CONSTANT_OF": places(cell.gates, constant(cell)),
         "AFTER_OF": places(cell.states, statistics.after),
+        "EXCHANGED_WORDS": [one.words for one in found] or [0],
     }
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join(

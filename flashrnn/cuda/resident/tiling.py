@@ -122,12 +122,12 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
     found = exchanges(spec.cell, spec.direction)
     if not found:
         return 0
-    words = max(one.words for one in found)
-    vectors, buffers, seqs = max(one.vectors for one in found), max(len(found), 2), 8 * tiling.batch_tiles
+    vectors, seqs = max(one.vectors for one in found), 8 * tiling.batch_tiles
     contributions = tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1))
     several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
-    part = 8 if words <= 2 else 16 * vectors
-    received = buffers * tiling.sequences * (tiling.blocks * contributions * part + 32) + ceil(buffers / 2) * 16
+    of_buffers = found if len(found) > 1 else found * 2
+    part = sum(8 if one.words <= 2 else 16 * one.vectors for one in of_buffers)
+    received = tiling.blocks * contributions * tiling.sequences * part + ceil(len(of_buffers) / 2) * 16
     partials = seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16
     return (1 - several) * (1 - alone * int(in_rows(spec))) * partials + several * received
 

@@ -6,16 +6,19 @@
 #pragma once
 #include "resident/kernels/unit_reductions.cuh"
 
-constexpr int PART_FLOATS = EXCHANGED_WORDS <= 2 ? 2 : 4 * EXCHANGED_VECTORS;
-constexpr int RECEIVED_ROW = BLOCKS * CONTRIBUTIONS * PART_FLOATS + 8;  // floats of a sequence, in other banks than the next one's
-constexpr int RECEIVED_BYTES = EXCHANGE_BUFFERS * SEQUENCES * RECEIVED_ROW * 4;
-
-template <class Part>
-constexpr int SENT_FLOATS = Part::WORDS <= 2 ? 2 : 4 * Part::VECTORS;
+// Return the floats that a part takes: two, or whole vectors of four.
+constexpr int part_floats(int words) { return words <= 2 ? 2 : (words + 3) / 4 * 4; }
+// Return the bytes before the parts of a buffer: [rank][contribution][sequence].
+constexpr int received_before(int buffer) {
+  int floats = 0;
+  for (int i = 0; i < buffer; i++) floats += BLOCKS * CONTRIBUTIONS * SEQUENCES * part_floats(EXCHANGED_WORDS[i % EXCHANGES]);
+  return floats * 4;
+}
+constexpr int RECEIVED_BYTES = received_before(EXCHANGE_BUFFERS);
 
 struct ClusterReductions {
   static constexpr int SHARED = RECEIVED_BYTES + (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16;
-  const char* received;  // [buffer][sequence][rank][contribution], and a barrier for each buffer
+  const char* received;  // parts, and a barrier for each buffer
   const ThreadCoord& coord;
   DEVICE u32 barrier(int buffer) const { return shared_address(received) + RECEIVED_BYTES + buffer * 8; }
   DEVICE void init() const {
@@ -24,23 +27,25 @@ struct ClusterReductions {
   }
   DEVICE bool is_unit(int q) const { return PADDED == D || coord.unit(q) < D; }
 
-  template <int SUMS, int MOMENTS, int MAXIMA>
+  // `buffer`: of the exchange, whose number in the step is NUMBER.
+  template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
   DEVICE void reduce(int buffer, u32 phase, const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS],
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     if (!coord.has_cells()) return;
-    if (threadIdx.x == 0) barrier_expect(barrier(buffer), SEQUENCES * BLOCKS * CONTRIBUTIONS * SENT_FLOATS<Part> * 4);
+    if (threadIdx.x == 0) barrier_expect(barrier(buffer), BLOCKS * CONTRIBUTIONS * SEQUENCES * part_floats(Part::WORDS) * 4);
+    const u32 before = EXCHANGES > 1 ? received_before(NUMBER) : buffer * received_before(1);
     Part parts[PAIRS];
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) reduce_warp<SUMS, MOMENTS, MAXIMA>(parts[p], of, p);
     __syncwarp();  // all lanes have read the exchange before, which a part tells those that receive it
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) send_part(parts[p], buffer, coord.sequence(p * PAIR));
+    for (int p = 0; p < PAIRS; p++) send_part(parts[p], before, barrier(buffer), coord.sequence(p * PAIR));
     barrier_wait(barrier(buffer), phase);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
       Part total;
-      total_received(total, buffer, coord.sequence(p * PAIR));
+      total_received(total, before, coord.sequence(p * PAIR));
 #pragma unroll
       for (int i = 0; i < Part::RESULTS; i++)
 #pragma unroll
@@ -88,45 +93,44 @@ struct ClusterReductions {
   }
   // Sends the warp's part of a sequence to every eighth block, from the lane's quad on.
   template <class Part>
-  DEVICE void send_part(const Part& part, int buffer, int sequence) const {
+  DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
     if (SEQUENCES < SEQS && sequence >= SEQUENCES) return;
+    constexpr int FLOATS = part_floats(Part::WORDS);
     const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
-    const u32 place = (buffer * SEQUENCES + sequence) * RECEIVED_ROW + (coord.rank * CONTRIBUTIONS + contribution) * SENT_FLOATS<Part>;
+    const u32 place = shared_address(received) + before + ((coord.rank * CONTRIBUTIONS + contribution) * SEQUENCES + sequence) * FLOATS * 4;
     auto word = [&](int i) { return __float_as_uint(part.words[i]); };
 #pragma unroll
     for (int first = 0; first < BLOCKS; first += 8) {
       const int rank = first + coord.quad;
       if (first + 8 > BLOCKS && rank >= BLOCKS) continue;
-      const u32 base = remote_address(shared_address(received), rank), to = base + place * 4, signal = base + RECEIVED_BYTES + buffer * 8;
-      if constexpr (SENT_FLOATS<Part> == 2) {
-        send(to, make_uint2(word(0), word(1)), signal);
-      } else {
+      const u32 to = remote_address(place, rank), signal = remote_address(barrier, rank);
+      if constexpr (FLOATS == 2) send(to, make_uint2(word(0), word(1)), signal);
+      else
 #pragma unroll
-        for (int k = 0; k < Part::VECTORS; k++)
-          send(to + 16 * k, make_uint4(word(4 * k), word(4 * k + 1), word(4 * k + 2), word(4 * k + 3)), signal);
-      }
+        for (int k = 0; k < FLOATS; k += 4) send(to + 4 * k, make_uint4(word(k), word(k + 1), word(k + 2), word(k + 3)), signal);
     }
   }
   // Adds up what has been received for a sequence.
   template <class Part>
-  DEVICE void total_received(Part& total, int buffer, int sequence) const {
-    const float* row = reinterpret_cast<const float*>(received) + (buffer * SEQUENCES + min(sequence, SEQUENCES - 1)) * RECEIVED_ROW;
-    load(total, row);  // whose shifts and maxima all lanes take
+  DEVICE void total_received(Part& total, u32 before, int sequence) const {
+    constexpr int FLOATS = part_floats(Part::WORDS), PARTS = BLOCKS * CONTRIBUTIONS;
+    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, SEQUENCES - 1) * FLOATS;
+    load(total, parts);  // whose shifts and maxima all lanes take
 #pragma unroll
     for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;
 #pragma unroll
-    for (int first = 0; first < BLOCKS * CONTRIBUTIONS; first += 8) {
+    for (int first = 0; first < PARTS; first += 8) {
       const int number = first + coord.quad;
-      if (first + 8 > BLOCKS * CONTRIBUTIONS && number >= BLOCKS * CONTRIBUTIONS) continue;
+      if (first + 8 > PARTS && number >= PARTS) continue;
       Part other;
-      load(other, row + number * SENT_FLOATS<Part>);
+      load(other, parts + number * SEQUENCES * FLOATS);
       total.add(other, units(number));
     }
     add_quads(total);
   }
   template <class Part>
   static DEVICE void load(Part& part, const float* from) {
-    if constexpr (SENT_FLOATS<Part> == 2) {
+    if constexpr (Part::WORDS <= 2) {
       const float2 two = *reinterpret_cast<const float2*>(from);
       part.words[0] = two.x, part.words[1] = two.y;
     } else {

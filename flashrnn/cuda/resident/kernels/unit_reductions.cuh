@@ -120,7 +120,7 @@ template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
 DEVICE void UnitReductions::reduce(const float (&of)[SUMS + MOMENTS + MAXIMA][CELLS], float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
   using Part = Partial<SUMS, MOMENTS, MAXIMA>;
   if constexpr (IN_ROWS) return RowReductions().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(of, result);
-  if constexpr (CLUSTERED) return in_cluster().reduce<SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
+  if constexpr (CLUSTERED) return in_cluster().reduce<NUMBER, SUMS, MOMENTS, MAXIMA>(buffer(NUMBER), phase(), of, result);
   constexpr int PARTS = parts_of(NUMBER);
   reduce_warp<Part, SUMS, MOMENTS, MAXIMA>(of, PARTS);
   __syncthreads();
