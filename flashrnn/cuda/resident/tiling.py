@@ -108,7 +108,9 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
         stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # as `pitch` in tiles.cuh
         row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = (
-            sums if tiling.grid else several_blocks * (2 * tiling.padded * received * size) + (1 - several_blocks) * sums
+            sums
+            if tiling.grid
+            else several_blocks * (2 * tiling.padded * received * size) + (1 - several_blocks) * sums
         )
         row += ceil(trace(cell).statistics.needed / 4)  # 16 bytes of each tile of 16 units
     inputs = units * seqs * row + rows * (tiling.unit_tiles * 32)
