@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from flashrnn.cells.printers.cuda import exchanges
+from flashrnn.cells.trace import trace
 from flashrnn.constrint import Expression, ceil_div, lookup, maximum, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.resident.tiling import (
     Tiling,
     cells_of_lane,
+    contributions,
     lane_cells,
     more_operations,
     registers,
@@ -24,11 +26,20 @@ _READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
 _BOTH = 7  # tenths of the shorter of products and reads, which overlap, but not completely
 _WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, without those of its cells
 _CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
-_OPERATION = 2  # one more operation in the step of a cell
+_OPERATION = {
+    False: 2,
+    True: 4,
+}  # one more operation in the step of a cell, if several blocks share a head, or one has it
 _REDUCTION = 200  # reducing over the units of a block
-_REDUCTION_OF_BLOCKS = {False: 1000, True: 5000}  # and over those of several, of a cluster or of a grid
+_REDUCTION_OF_BLOCKS = {False: 600, True: 5000}  # and over those of several, of a cluster or of a grid
+_NEXT_WARP = (
+    5  # eighths of its time that a warp after the first of a scheduler takes for cells whose step reduces over units
+)
 _SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
-_SECOND_BLOCK = 5  # eighths of its time that a block after the first takes where two fit on a multiprocessor
+_SECOND_BLOCK = {
+    False: 5,
+    True: 4,
+}  # eighths of its time that a block after the first takes where two fit; if steps reduce over units
 _REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
 _SINGLE = 100  # a lane of a cluster with one cell, whose accesses to memory are half as wide as those of a pair
 _EXCHANGE = {"forward": 86, "backward": 193}  # sending a step's results from block to block of a cluster
@@ -55,7 +66,7 @@ def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch:
     if idle := idle_multiprocessors(spec):
         free = gpu.multiprocessors - groups * blocks
         step += (minimum(maximum(free + 1, 0), 1) - minimum(maximum(free + 1 - idle, 0), 1)) * _AFTER
-    return (8 * waves - second * (8 - _SECOND_BLOCK) * (waves - 1)) * step
+    return (8 * waves - second * (8 - _SECOND_BLOCK[trace(spec.cell).reduces]) * (waves - 1)) * step
 
 
 def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
@@ -72,12 +83,21 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     reads = maximum(splits * tiles - tiling.register_fragments, 0) * warps * _READ // 10
     step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
     cell_warps = tiling.unit_tiles * minimum(tiling.k_slices, lane_cells(spec, tiling))
-    cell = _CELL[direction] + _OPERATION * more_operations(spec.cell, direction)
-    step += ceil_div(cell_warps, 4) * (_WARP[direction] + cells_of_lane(spec, tiling) * cell)
-    step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
-    step += len(exchanges(spec.cell, direction)) * (
-        _REDUCTION + _several(spec, tiling) * _REDUCTION_OF_BLOCKS[tiling.grid]
+    of_scheduler = ceil_div(cell_warps, 4)
+    several = _several(spec, tiling)
+    operation = _OPERATION[True] + several * (_OPERATION[False] - _OPERATION[True])
+    cells = _WARP[direction] + cells_of_lane(spec, tiling) * (
+        _CELL[direction] + operation * more_operations(spec.cell, direction)
     )
+    if trace(spec.cell).reduces:  # its warps wait for reductions, which leaves time for others
+        step += (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
+    else:
+        step += of_scheduler * cells
+    step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
+    for exchange in exchanges(spec.cell, direction):
+        step += _REDUCTION + several * _REDUCTION_OF_BLOCKS[tiling.grid]
+        if not tiling.grid:  # every warp reads the parts of all, 16 bytes of shared memory for each lane in four cycles
+            step += several * (cell_warps * tiling.blocks * contributions(spec, tiling) * exchange.vectors // 2)
     if direction == "forward" and not tiling.grid:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
         if not exchanges(spec.cell, direction):

@@ -125,13 +125,17 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
     if not found:
         return 0
     vectors, seqs = max(one.vectors for one in found), 8 * tiling.batch_tiles
-    contributions = tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1))
     several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
     of_buffers = found if len(found) > 1 else found * 2
     part = sum(8 if one.words <= 2 else 16 * one.vectors for one in of_buffers)
-    received = tiling.blocks * contributions * tiling.sequences * part + ceil(len(of_buffers) / 2) * 16
-    partials = seqs * ((1 + alone) * (contributions * vectors + 1) + vectors) * 16
+    received = tiling.blocks * contributions(spec, tiling) * tiling.sequences * part + ceil(len(of_buffers) / 2) * 16
+    partials = seqs * ((1 + alone) * (contributions(spec, tiling) * vectors + 1) + vectors) * 16
     return (1 - several) * (1 - alone * int(in_rows(spec))) * partials + several * received
+
+
+def contributions(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return how many warps of a block have units of the same sequence."""
+    return tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1))
 
 
 def in_rows(spec: KernelSpec) -> bool:
