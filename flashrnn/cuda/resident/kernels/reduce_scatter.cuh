@@ -3,12 +3,14 @@
 #include "resident/kernels/backward_memory.cuh"
 
 // Index of a lane's partial sums in a 16 x 8 tile, two units for two sequences. They are in the order of sequences, so that those
-// of the used sequences are contiguous; others have the place of the last one in a cluster.
+// of the used sequences are contiguous. In a cluster whose number of sequences is fixed, only these have memory.
 constexpr int PARTIAL_WORDS = BYTES;
-constexpr int PAIRS_OF_SEQUENCES = (CLUSTERED ? SEQUENCES : SEQS) / 2;
+constexpr int RECEIVED_PAIRS = CLUSTERED ? SEQUENCES / 2 : 4 * BATCH_TILES;  // of sequences
 DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
-  const int pair = 4 * n + coord.lane_in_quad, used = PAIRS_OF_SEQUENCES < 4 * BATCH_TILES ? min(pair, PAIRS_OF_SEQUENCES - 1) : pair;
-  return (((rank * UNIT_TILES + tile % UNIT_TILES) * PAIRS_OF_SEQUENCES + used) * 8 + coord.quad) * PARTIAL_WORDS;
+  const int unit_tile = rank * UNIT_TILES + tile % UNIT_TILES;
+  if constexpr (RECEIVED_PAIRS < 4 * BATCH_TILES)
+    return ((unit_tile * RECEIVED_PAIRS + min(4 * n + coord.lane_in_quad, RECEIVED_PAIRS - 1)) * 8 + coord.quad) * PARTIAL_WORDS;
+  return ((unit_tile * BATCH_TILES + n) * 32 + coord.lane_in_quad * 8 + coord.quad) * PARTIAL_WORDS;
 }
 
 // Scatter: sends every block its tiles of c, this block's partial sums, for tiles from `first` on. In 16 bits a lane's sums are
