@@ -272,6 +272,16 @@ def test_heads_of_odd_size_with_the_units_that_are_added(on_host, monkeypatch):
     check("cuda_fused", Case(LSTM, B=3, T=4, N=2, D=27, time_major=True), torch.bfloat16, "cpu")
 
 
+def test_what_is_not_a_number_stays_in_its_sequence(on_host):
+    """A warp reduces several sequences at once where heads are small."""
+    on_host({"forward": tiled(2, 1, 1, 4, 1), "backward": tiled(2, 1, 1, 4, 1)})
+    inputs = inputs_for("cuda_fused", Case(LAYERNORM_LSTM, B=4, T=2, N=1, D=32), torch.bfloat16, torch.device("cpu"))
+    Wx, *others = (x.detach() for x in inputs)
+    Wx[1, 0, 0, 0, 3] = torch.nan
+    h, _ = flashrnn(Wx, *others, function=LAYERNORM_LSTM, backend="cuda_fused")
+    assert h.isfinite().all(dim=(1, 2, 3)).tolist() == [True, False, True, True]
+
+
 def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     """The gradient of Wx is written over them where nobody goes through the graph again."""
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
