@@ -14,7 +14,6 @@ struct UnitReductions {
   const bool publishes;  // this lane
   const int contribution, sequence;
 
-  DEVICE bool has_cells() const { return true; }
   // Reduces SUMS numbers, then MOMENTS, then MAXIMA over the units of the head; NUMBER: of the exchange in the step. All threads
   // of all blocks with units call this together.
   template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA, int CELLS>

@@ -21,7 +21,6 @@ struct UnitReductions {
       : numbers(memory), results(memory + PART_FLOATS * SEQS * UNITS),
         parts(parts_of_groups + item.counter / 32 * i64(EXCHANGES * SEQS * UNIT_BLOCKS * EXCHANGED_VECTORS)),
         counter(counters + item.counter + REDUCTION_COUNTER), item(item), B(B) {}
-  DEVICE bool has_cells() const { return true; }
   DEVICE bool has_sequence(int sequence) const { return item.sequence0 + sequence < B; }
   DEVICE static int units_of(int block) { return min(UNITS, D - block * UNITS); }
   DEVICE uint4* part(int number, int sequence, int block) const {
