@@ -36,24 +36,25 @@ def _cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(
-    ("solver", "cell", "heads", "head_dim"),
+    ("solver", "cell", "heads", "head_dim", "slowest"),
     [
-        (resident.SOLVER, LSTM, 12, 64),
-        (resident.SOLVER, LSTM, 1, 768),
-        (resident.SOLVER, GRU, 1, 768),
-        (resident.SOLVER, GRU, 3, 256),
-        (streaming.SOLVER, LSTM, 1, 4096),
+        (resident.SOLVER, LSTM, 12, 64, 1.02),
+        (resident.SOLVER, LSTM, 1, 768, 1.02),
+        (resident.SOLVER, GRU, 1, 768, 1.02),
+        (resident.SOLVER, GRU, 3, 256, 1.02),
+        (resident.SOLVER, get_cell("layernorm_gru"), 3, 256, SLOWEST),  # the number of sequences is a constant
+        (streaming.SOLVER, LSTM, 1, 4096, 1.02),
     ],
-    ids=["lstm 12 x 64", "lstm 1 x 768", "gru 1 x 768", "gru 3 x 256", "streaming"],
+    ids=["lstm 12 x 64", "lstm 1 x 768", "gru 1 x 768", "gru 3 x 256", "layernorm_gru", "streaming"],
 )
-def test_six_kernels_serve_all_batch_sizes_nearly_as_fast(solver, cell, heads, head_dim, direction):
+def test_six_kernels_serve_all_batch_sizes_nearly_as_fast(solver, cell, heads, head_dim, slowest, direction):
     spec = spec_of(direction, cell, heads, head_dim)
     serving = {batch: bucket(replace(spec, batch=batch), solver) for batch in range(1, LARGEST + 1)}
     assert len({one.batch for one in serving.values()}) <= FEW
     for batch in SOME:
         here = replace(spec, batch=batch)
         ratio = solver.cycles(here, solver.best(serving[batch])) / solver.cycles(here, solver.best(here))
-        assert ratio <= SLOWEST, batch
+        assert ratio <= slowest, batch
 
 
 def test_a_kernel_of_clusters_serves_batches_by_as_many_sequences_as_are_fastest():
