@@ -115,9 +115,7 @@ def backward(
     tile = tile_of_program(B, row_b, C)
     after = tl.arange(0, C.P)[:, None]
     transposed = load_matrices(R, tile.first + after, tile.unit, tile.is_unit & (after < C.D), C)
-    # Zeros in the layout that products come in: with them in states and gradients the compiler computes the whole step
-    # in that layout, rather than factors in the layout of loads, from which it would move them.
-    zeros = tl.dot(tl.full((C.SEQS, C.P), 0.0, R.dtype.element_ty), transposed[0], input_precision="ieee")
+    zeros = zeros_of_product(transposed[0], C)
     d_biases, d_sums, d_state = copies(zeros, C.GATES), copies(zeros, C.GR), copies(zeros, C.STATES)
     initial_states = add(d_state, load_states(initial, B, tile, C))
     if d_last is not None:
@@ -174,6 +172,16 @@ def load_matrices(R, row, column, mask, C: tl.constexpr):
     for j in tl.static_range(C.GR):
         matrices += (tl.load(R + (j * C.ROW + row) * C.D + column, mask=mask, other=0.0),)
     return matrices
+
+
+@triton.jit
+def zeros_of_product(matrix, C: tl.constexpr):
+    """Return zeros [SEQS, P] in the layout that products come in.
+
+    With them in states and gradients the compiler computes the whole step in that layout, rather than factors in the
+    layout of loads, from which it would move them.
+    """
+    return tl.dot(tl.full((C.SEQS, C.P), 0.0, matrix.dtype), matrix, input_precision="ieee")
 
 
 @triton.jit
