@@ -79,13 +79,7 @@ flashrnn_stream_backward(PARAMETERS) {
         for (int k = 0; k < STATES; k++)
           d_state[(k * B + cell.sequence) * ROW + cell.element] = t < 0 ? cells[i].d_new[k] : cells[i].carry ? d_old[i][k] : 0;
         if (t < 0) return;
-        const i64 row = cell.sequence * row_b + t * row_t;
-#pragma unroll
-        for (int j = 0; j < GATES; j++) {
-          if (INPUT_OF[j] >= 0) d_x[(row * GI + INPUT_OF[j]) * ROW + cell.element] = scalar(d_g[i][j]);
-          else if (RECURRENT_OF[j] >= 0) d_u[(row * GU + RECURRENT_ONLY_OF[j]) * ROW + cell.element] = scalar(d_g[i][j]);
-          add_to(d_bias + (cell.sequence * GATES + j) * ROW + cell.element, d_g[i][j]);
-        }
+        store_gate_gradients([&](int j) { return d_g[i][j]; }, cell.sequence * row_b + t * row_t, cell, d_x, d_u, d_bias);
       });
     }
   }

@@ -151,3 +151,14 @@ DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
   for (int warp = 0; warp < WARPS; warp++) sum += sums[(warp * SEQS + cell.column) * SUM_STRIDE + row];
   return sum;
 }
+
+// Stores the gradients of a cell's gates, d_g(j), and adds them to those of the biases. `row`: of the sequence and the step.
+template <class Gradient>
+DEVICE void store_gate_gradients(const Gradient& d_g, i64 row, const CellCoord& cell, scalar* d_x, scalar* d_u, float* d_bias) {
+#pragma unroll
+  for (int j = 0; j < GATES; j++) {
+    if (INPUT_OF[j] >= 0) d_x[(row * GI + INPUT_OF[j]) * ROW + cell.element] = scalar(d_g(j));
+    else if (RECURRENT_OF[j] >= 0) d_u[(row * GU + RECURRENT_ONLY_OF[j]) * ROW + cell.element] = scalar(d_g(j));
+    add_to(d_bias + (cell.sequence * GATES + j) * ROW + cell.element, d_g(j));
+  }
+}
