@@ -24,6 +24,7 @@ from flashrnn.memory_format import aligned, batch_time_strides, contiguous
 _UNITS = 128  # of a tile
 _BLOCK = 64  # columns in shared memory; fewer take as long
 THREADS = 256
+_LOADS_AHEAD = 2, 4  # loads in flight with TF32, at least and at most
 FEWEST_STEPS = 128  # with fewer, there is nothing to overlap with
 _WORDS = 4.5  # times as long where rows are copied in words of 4 bytes: 6 at 12 x 126, and at most 5 at 12 x 62
 _FEWEST_PRODUCTS = 1_000_000  # per step; fewer take less time after the loop than counting chunks takes the loop
@@ -43,7 +44,7 @@ class _Pipeline(NamedTuple):
     splits: int  # as `KernelSpec.splits`
     columns: int  # of a tile, at most: its sums are in registers, in float32 two of each
     rows: tuple[int, ...]  # of a load: the first that fits into shared memory
-    stages: int  # loads in flight and in use
+    stages: int  # loads in flight and in use; in float32 of parts of numbers, which are in use
     column: float  # nanoseconds in which a block adds a sequence's step to a column of its tiles
 
 
@@ -72,6 +73,20 @@ class Tiling:
         column = _pipeline(spec).column * (_WORDS if spec.dtype.itemsize == 2 and head_dim % 4 else 1)
         return batch * self.tiles * max(self.columns, _BLOCK) * column <= step
 
+    def ahead(self, spec: KernelSpec) -> int | None:
+        """Return how many loads asynchronous copies are ahead: none in float32. None if there is no room for them."""
+        pipeline = _pipeline(spec)
+        stage = pipeline.splits * 2 * (_UNITS + -(-self.columns // _BLOCK) * _BLOCK) * self.rows
+        room = spec.gpu.shared_per_block - _UNITS * self.columns * 4 * (self.tiles - 1) - pipeline.stages * stage
+        if room < 0:
+            return None
+        if not spec.variant.tf32:
+            return 0 if spec.dtype == torch.float32 else pipeline.stages - 2
+        at_once = 2 ** ((4 * THREADS // self.columns).bit_length() - 1)  # rows of h: H_AT_ONCE in gradient_rows.cuh
+        copied = 16 * THREADS * (self.rows * _UNITS // (4 * THREADS) + -(-self.rows // at_once))
+        fewest, most = _LOADS_AHEAD
+        return min(room // copied, most) if room >= fewest * copied else None
+
     @staticmethod
     def of(spec: KernelSpec, idle: int) -> "Tiling | None":
         """Return the tiling for `idle` multiprocessors whose blocks have least to do; None if they cannot hold d_R."""
@@ -80,11 +95,10 @@ class Tiling:
             columns = -(-head_dim // (8 * across)) * 8
             number = spec.heads * across * -(-len(spec.cell.recurrent_gates) * head_dim // _UNITS)
             tiles = 1 if number <= idle else 2
-            row = pipeline.splits * 2 * (_UNITS + -(-columns // _BLOCK) * _BLOCK)
-            fitting = (spec.gpu.shared_per_block - _UNITS * columns * 4 * (tiles - 1)) // row
-            rows = next((rows for rows in pipeline.rows if pipeline.stages * rows <= fitting), None)
-            if rows and number <= tiles * idle:
-                found.append(Tiling(columns, tiles, -(-number // tiles), rows))
+            choices = [Tiling(columns, tiles, -(-number // tiles), rows) for rows in pipeline.rows]
+            fitting = next((choice for choice in choices if choice.ahead(spec) is not None), None)
+            if fitting and number <= tiles * idle:
+                found.append(fitting)
         return min(found, key=lambda tiling: (tiling.tiles, tiling.columns), default=None)
 
 
@@ -154,6 +168,7 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
         "TILES": tiling.tiles,
         "ROWS": tiling.rows,
         "STAGES": _pipeline(spec).stages,
+        "AHEAD": tiling.ahead(spec),
         "THREADS": THREADS,
         "CHUNK_UNIT": CHUNK_UNIT,
         "SHARED_BYTES_EXPECTED": spec.gpu.shared_per_block,

@@ -165,6 +165,24 @@ def on_host(monkeypatch):
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
 def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, tiling):
+    _check_sum(on_host, case, dtype, states, tiling, 5e-6 if dtype == torch.float32 else 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("case", "tiling"),
+    [
+        (Case(LSTM, B=3, T=131, N=1, D=36), Tiling(40, 2, 1, 32)),
+        pytest.param(
+            Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True), Tiling(40, 2, 1, 32), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["copies far ahead", "resets"],
+)
+def test_with_tf32_it_copies_ahead(on_host, case, tiling):
+    _check_sum(on_host, case, torch.float32, True, tiling, 1e-4, tf32=True)
+
+
+def _check_sum(on_host, case: Case, dtype: torch.dtype, states: bool, tiling: Tiling, atol: float, tf32: bool = False):
     cell, B, T, N, D = case[:5]
     torch.manual_seed(0)
     h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
@@ -174,7 +192,7 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, ti
     d_u = empty_in_format(h, len(products.recurrent_only(cell)), N, D).normal_()
     reset = _resets(B, T) if case.reset else None
     on_host(given)
-    spec = KernelSpec("backward", cell, N, D, B, dtype, H100, Variant(reset=case.reset))
+    spec = KernelSpec("backward", cell, N, D, B, dtype, H100, Variant(reset=case.reset, tf32=tf32))
     concurrent = ConcurrentGradient(spec, tiling, PRODUCERS, h, initial, reset)
     assert not concurrent.progress.any()
     out = concurrent(d_Wx, d_u)
@@ -182,8 +200,8 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, ti
     exact = [None if x is None else x.double() for x in (given, d_u, h, initial)]
     expected = products.weight_gradient_of_states(cell, *exact, reset)
     assert out.dtype == dtype
-    atol = (5e-6 if dtype == torch.float32 else 1e-4) * expected.std().item()
-    torch.testing.assert_close(out.double(), expected, rtol=torch.finfo(dtype).eps, atol=atol)
+    rtol = torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol * expected.std().item())
 
 
 def _resets(B: int, T: int) -> Tensor:

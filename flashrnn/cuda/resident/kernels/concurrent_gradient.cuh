@@ -6,7 +6,8 @@
 
 static_assert(THREADS == 2 * UNITS);                        // a warpgroup for every 64
 constexpr int SAVED = TILES > 1 ? UNITS * COLUMNS * 4 : 0;  // bytes of the sums that are not in registers
-static_assert(TILES <= 2 && STAGES > (BYTES == 2 ? 2 : 1) && SAVED % 1024 == 0 && SHARED_BYTES_EXPECTED >= SAVED + STAGES * STAGE);
+static_assert(TILES <= 2 && STAGES > (BYTES == 2 ? 2 : 1) && SAVED % 1024 == 0);
+static_assert(SHARED_BYTES_EXPECTED >= SAVED + STAGES * STAGE + AHEAD * COPIED);
 
 // The sums of a warpgroup.
 struct Sums {
@@ -70,10 +71,9 @@ struct Sums {
   }
 };
 
-// Adds up `loads` loads of rows. Copies of half types are AHEAD loads ahead, and products of two more may be in flight.
+// Adds up `loads` loads of rows. Copies of half types and TF32 are AHEAD loads ahead, and products of two more may be in flight.
 DEVICE void add_rows(Sums& sums, const RowSource& source, Cursor at, int loads, u32 shared) {
   if constexpr (BYTES == 2) {
-    constexpr int AHEAD = STAGES - 2;
     for (int load = 0; load < AHEAD; load++) {
       if (load < loads) copy_load(shared + load * STAGE, source, at);
       copy_commit(), source.advance(at);
@@ -88,6 +88,24 @@ DEVICE void add_rows(Sums& sums, const RowSource& source, Cursor at, int loads, 
       warpgroup_wait<1>();  // for the load before
     }
     warpgroup_wait<0>();
+  } else if constexpr (COPIES_FLOATS) {
+    const CopiedFloats floats(shared + STAGES * STAGE);
+    for (int load = 0; load < AHEAD; load++) {
+      if (load < loads) floats.copy(load, source, at);
+      copy_commit(), source.advance(at);
+    }
+    for (int load = 0, copied = 0; load < loads; load++, copied = copied + 1 == AHEAD ? 0 : copied + 1) {
+      const u32 stage = shared + load % STAGES * STAGE;
+      copy_wait<AHEAD - 1>();  // for the thread's own: nobody else reads them
+      floats.store(copied, stage);  // while the products of the load before are in flight
+      copies_before_products();
+      if (load + AHEAD < loads) floats.copy(copied, source, at);
+      copy_commit(), source.advance(at);
+      if (load > 0) sums.round();
+      __syncthreads();
+      sums.add(stage);
+    }
+    sums.round();
   } else {
     Floats floats;
     floats.load(source, at);

@@ -106,7 +106,7 @@ struct RowSource {
         const bool first_step = batch_outside ? at.step + row % CHUNK_UNIT == 0 : index < rows.sequences;
         return previous_h(rows.h, rows.initial, index, i64(rows.row_t), first_step, [&] { return sequence; });
       };
-      constexpr int UNROLLED = BYTES == 2 ? 1 : ROWS;  // registers cannot be indexed
+      constexpr int UNROLLED = BYTES == 2 || AHEAD > 0 ? 1 : ROWS;  // registers cannot be indexed
 #pragma unroll UNROLLED
       for (int i = 0; i < COPIES; i++) {
         const int row = own + i * AT_ONCE;
@@ -164,6 +164,13 @@ DEVICE void copy_load(u32 stage, const RowSource& source, const Cursor& at) {
       [&](int i, const scalar* from, bool valid) { copy_async<VECTOR * BYTES>(to.right_row(i), from, valid); });
 }
 
+// Stores the parts that four numbers are split into.
+DEVICE void store_splits(u32 to, int apart, const uint4& v) {
+  PairOf<float> low{__uint_as_float(v.x), __uint_as_float(v.y)}, high{__uint_as_float(v.z), __uint_as_float(v.w)};
+#pragma unroll
+  for (int p = 0; p < SPLITS; p++) store_shared(to + p * apart, make_uint2(low.next_split(), high.next_split()));
+}
+
 // float32: through registers, where numbers are split.
 struct Floats {
   uint4 left[COPIES], right[H_COPIES];
@@ -181,9 +188,26 @@ struct Floats {
     for (int i = 0; i < H_COPIES; i++)
       if (RowSource::copies_h()) store_splits(to.right_row(i), RIGHT, right[i]);
   }
-  DEVICE static void store_splits(u32 to, int apart, const uint4& v) {
-    PairOf<float> low{__uint_as_float(v.x), __uint_as_float(v.y)}, high{__uint_as_float(v.z), __uint_as_float(v.w)};
+};
+
+// TF32, whose parts leave room: by asynchronous copies to memory of the thread's own, AHEAD loads ahead.
+constexpr bool COPIES_FLOATS = BYTES == 4 && AHEAD > 0;
+constexpr int OWN_COPIES = COPIES + H_COPIES, COPIED = COPIES_FLOATS ? OWN_COPIES * THREADS * 16 : 0;  // bytes of a load
+struct CopiedFloats {
+  u32 own;
+  DEVICE explicit CopiedFloats(u32 memory) : own(memory + threadIdx.x * 16) {}
+  DEVICE u32 at(int load, int copy) const { return own + (load * OWN_COPIES + copy) * (THREADS * 16); }
+  DEVICE void copy(int load, const RowSource& source, const Cursor& cursor) const {
+    source.each_row(
+        cursor, [&](int i, const scalar* from, bool valid) { copy_async<16>(at(load, i), from, valid); },
+        [&](int i, const scalar* from, bool valid) { copy_async<16>(at(load, COPIES + i), from, valid); });
+  }
+  DEVICE void store(int load, u32 stage) const {
+    const Destination to(stage);
 #pragma unroll
-    for (int p = 0; p < SPLITS; p++) store_shared(to + p * apart, make_uint2(low.next_split(), high.next_split()));
+    for (int i = 0; i < COPIES; i++) store_splits(to.left_row(i), LEFT, load_shared(at(load, i)));
+#pragma unroll
+    for (int i = 0; i < H_COPIES; i++)
+      if (RowSource::copies_h()) store_splits(to.right_row(i), RIGHT, load_shared(at(load, COPIES + i)));
   }
 };
