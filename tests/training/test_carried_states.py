@@ -14,7 +14,13 @@ from training import checkpoint
 from training.config_checks import check_buildable
 from training.lightning_module import STATES, TrainingModule
 
-STATEFUL = ["data.stateful=true", "data.context_length=4", "data.batch_size=4", "data.val_fraction=0.1", "model.d_model=16"]
+STATEFUL = [
+    "data.stateful=true",
+    "data.context_length=4",
+    "data.batch_size=4",
+    "data.val_fraction=0.1",
+    "model.d_model=16",
+]
 MODELS = {
     "lstm": [],
     "slstm": ["model=slstm", "model.mixer.conv_width=2"],
