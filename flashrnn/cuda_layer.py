@@ -107,26 +107,19 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, batch_first, both_ways, recurrent, found, reset, x, W, R, b, *states):
         taken, forward = found
-        ctx.first, ctx.is_step, ctx.state_shape = 5, x.dim() == 2, states[0].shape if states else None
-        states = together(states).view(len(states), -1, *R.shape[1:3]) if states else None
         b_dtype = None if b is None else b.dtype
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
         aux, gates = forward.empty_residual(x.device)
-        out, aux, last, gates = _launched(forward, x, W, R, b, states, reset, aux, gates)
-        rows = [x.unsqueeze(1), out.unsqueeze(1)] if ctx.is_step else [x, out]
-        ctx.save_for_backward(rows[0], W, rows[1], R, b, states, reset, aux, gates)
+        initial = together(states) if states else None
+        out, aux, last, gates = _launched(forward, x, W, R, b, initial, reset, aux, gates)
+        ctx.save_for_backward(x, W, out, R, b, reset, aux, gates, *states)
         ctx.set_materialize_grads(False)
+        ctx.first = 5
         ctx.call = batch_first, both_ways, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
         return out, *apart(last)
 
-    @staticmethod
-    def backward(ctx, d_out, *d_ends):
-        d_out = d_out.unsqueeze(1) if ctx.is_step and d_out is not None else d_out
-        found = list(Layer.backward(ctx, d_out, *d_ends))
-        if ctx.is_step and found[5] is not None:
-            found[5] = found[5].squeeze(1)  # of x
-        return tuple(found)
+    backward = Layer.backward
 
 
 def _launched(

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from flashrnn._torch_private import autograd_alone
 from flashrnn.dispatch import no_autocast, padding, run_forward
-from flashrnn.eager import apart, as_dtype, cast, recurrence_gradients
+from flashrnn.eager import apart, as_dtype, cast, recurrence_gradients, together
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.head_size import with_head_size
 from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
@@ -167,16 +167,22 @@ class Layer(torch.autograd.Function):
             inputs = _inputs(batch_first, recurrent, dtype, reset, x, W, R, b, states)
             taken, (h, aux, last), gates = run_forward(backend, cell, inputs, False, training=True)
         out, *ends = _results(batch_first, h, last)
-        ctx.save_for_backward(x, W, out, inputs.R, inputs.b, inputs.states, reset, aux, gates)
+        ctx.save_for_backward(x, W, out, inputs.R, inputs.b, reset, aux, gates, *([] if states is None else [states]))
         ctx.set_materialize_grads(False)
-        ctx.first, ctx.state_shape = 4, None if states is None else states.shape  # first: the place of x
+        ctx.first = 4  # the place of x
         ctx.call = batch_first, False, cell, backend, taken, dtype, None if b is None else b.dtype
         return out, *ends
 
     @staticmethod
     def backward(ctx, d_out, *d_ends):
         batch_first, both_ways, cell, backend, taken, dtype, b_dtype = ctx.call
-        x, W, out, R, b, states, reset, aux, gates = ctx.saved_tensors
+        x, W, out, R, b, reset, aux, gates, *given_states = ctx.saved_tensors
+        is_step = x.dim() == 2
+        if is_step:
+            x, out, d_out = (None if t is None else t.unsqueeze(1) for t in (x, out, d_out))
+        states = None
+        if given_states:
+            states = as_dtype(together(given_states), state_dtype(dtype)).view(len(cell.states), -1, *R.shape[1:3])
         saved = R, states, reset, _by_heads(out, R, batch_first), aux, gates
         given = [d for d in d_ends if d is not None]
         d_last = None
@@ -193,12 +199,12 @@ class Layer(torch.autograd.Function):
             of_x = of_W = None
             if x_wanted:
                 of_x = torch.mm(of_Wx, as_dtype(W, dtype)).view(rows.shape)
-                of_x = of_x.transpose(0, 1) if swapped else of_x
+                of_x = of_x.transpose(0, 1) if swapped else of_x.squeeze(1) if is_step else of_x
             if W_wanted:
                 of_W = torch.mm(of_Wx.t(), as_dtype(rows, dtype).flatten(0, 1))
         of_given = [None] * len(states_wanted)
         if any(states_wanted):
-            of_given = of_states.view(len(of_given), *ctx.state_shape).unbind()
+            of_given = of_states.view(len(of_given), *given_states[0].shape).unbind()
         return *(None,) * ctx.first, of_x, of_W, of_R, of_b if b_wanted else None, *of_given
 
 

@@ -1,6 +1,8 @@
 """The short way through layers on a GPU: what it gives to a launch, which the PyTorch loop stands for here."""
 
 import ctypes
+import gc
+import weakref
 from collections.abc import Iterator
 from itertools import product
 
@@ -143,6 +145,31 @@ def test_gradients_go_back_through_states(calls, options):
 
     found = gradients(lambda x, states: cuda_layer.run(network, x, states, None))
     torch.testing.assert_close(found, gradients(network.step))
+
+
+@pytest.mark.parametrize("shape", [(B, F), (T, B, F)], ids=["step", "sequence"])
+def test_a_graph_that_nobody_needs_is_freed_at_once(calls, shape):
+    """It must not contain itself: a program that has not switched gradients off would keep all of its steps."""
+    network = FlashRNN(F, H, dtype=torch.float64)
+    gc.disable()
+    try:
+        out, _ = cuda_layer.run(network, torch.randn(shape, dtype=torch.float64), None, None)
+        left = weakref.ref(out)
+        del out, _
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("changed", [0, 1], ids=["h", "c"])
+def test_states_that_change_before_the_backward_pass_are_noticed(calls, changed):
+    network, x = FlashRNN(F, H, dtype=torch.float64), torch.randn(B, F, dtype=torch.float64)
+    with torch.no_grad():
+        _, states = cuda_layer.run(network, x, None, None)
+    out, _ = cuda_layer.run(network, x, states, None)
+    states[changed].zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_a_graph_of_the_backward_pass_of_both_directions(calls):
