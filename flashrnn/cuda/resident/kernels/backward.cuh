@@ -29,8 +29,10 @@ DEVICE void clear_operands(char* gates, u32* receive_buffer) {
 struct Exchange {
   u32* receive_buffer;
   u32 barriers;
-  u64* partials;
+  u64* partials;  // of the group
   float* sums;
+  DEVICE Exchange(const SharedMemory& shared, u64* partials)
+      : receive_buffer(reinterpret_cast<u32*>(shared.exchange)), barriers(shared.barriers), partials(partials), sums(shared.sums) {}
 };
 
 // In one block: multiplies the gates' gradients of step number `step` of the loop by this warp's part of R.
@@ -96,71 +98,36 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
 
 // Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
 // gradients of its gates, and their product with R for the step before it. `stage` holds the step's inputs.
-DEVICE void step_backward(int step, int& stage, int steps, u32 inputs_of_cells, const SharedMemory& shared, const Weights& weights,
-                          const LaneCells& cells, float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
-                          const float (&first_h)[CELLS], bool (&carry_next)[CELLS], const Resets& resets, StepInputs& inputs,
-                          float (&after)[STATES][CELLS], AuxGradients& aux_gradients,
+DEVICE void step_backward(int step, int& stage, int steps, const SharedMemory& shared, const Weights& weights,
+                          const LaneCells& cells, CarriedCells& carried, const Resets& resets, StepInputs& inputs,
+                          AuxGradients& aux_gradients,
                           StoredCells (&d_gate)[GATES], Results& results, const u32 (&gate_operand)[PAIRS],
                           const Exchange& exchange, const UnitReductions& units, const StepStrides& strides,
                           const ThreadCoord& coord) {
   const int t = steps - 1 - step;
-  const char* tile = shared.inputs + stage * INPUT_BYTES + inputs_of_cells;
-  float constants[CONSTANTS + 1][PAIR], g[PAIRS][PAIR_GATES], given[CELLS], old[STATES][CELLS], d_from_next[CELLS];
-  float c[1][BATCH_TILES][4] = {};
+  const char* tile = shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
+  constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether sums are there before the inputs are read
+  float c[1][BATCH_TILES][4] = {}, sums[CELLS];
   multiply(c, step - 1, weights, shared.operand, coord);
-  if constexpr (BLOCKS == 1 && !REDUCES) recurrent_gradient(d_from_next, step - 1, c, exchange, coord);
+  if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
   aux_gradients.load(t - 1, cells.valid);
-  read_step(g, given, old, tile, first_h, t == 0, coord);
-  read_constants(constants, shared.constants, coord);
-  u32 masks[PAIRS];
-  resets.masks(masks, t);
+  StepCells read;
+  read.read(tile, shared.constants, carried.first_h, t == 0, coord);
+  resets.masks(read.masks, t);
   results.store(d_gate, strides);
   inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
+  if constexpr (REDUCES) read.read_statistics(tile, coord);
 
-  bool carry[CELLS];
-  float d_g_all[GATES][CELLS];
-#if REDUCES
-  NeededCells statistics;
-  read_statistics(statistics, tile, coord);
-  auto cotangents = [&](float (&d_new)[STATES][CELLS]) {
-    recurrent_gradient(d_from_next, step - 1, c, exchange, coord);
+  auto from_next = [&](float (&d_h)[CELLS]) {
+    if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
 #pragma unroll
-    for (int q = 0; q < CELLS; q++) {
-#pragma unroll
-      for (int i = 0; i < STATES; i++)
-        d_new[i][q] = d_state[i][q] + (HAS_D_AUX && i > 0 ? aux_gradients.values[i > 0 ? i - 1 : 0][q] : 0);
-      d_new[0][q] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
-    }
+    for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
   };
-  step_back(d_g_all, d_state, d_b, carry, g, old, constants, after, statistics, cotangents, masks, cells.valid, units);
-#pragma unroll
-  for (int q = 0; q < CELLS; q++)
-#pragma unroll
-    for (int i = 1; i < STATES; i++) after[i][q] = old[i][q];  // of the step before
-#pragma unroll
-  for (int q = 0; q < CELLS; q++) carry_next[q] = carry[q];
-#else
-  float factors[CELLS][FACTORS];
-  compute_factors(factors, carry, g, constants, old, masks, coord);
-  if constexpr (BLOCKS > 1) recurrent_gradient(d_from_next, step - 1, c, exchange, coord);
-
-#pragma unroll
-  for (int q = 0; q < CELLS; q++) {
-    if (!coord.has_cells()) break;
-    float d_new[STATES];
-#pragma unroll
-    for (int i = 0; i < STATES; i++) {
-      d_new[i] = d_state[i][q];
-      if (HAS_D_AUX && i > 0) d_new[i] += aux_gradients.values[i > 0 ? i - 1 : 0][q];
-    }
-    d_new[0] += given[q] + (carry_next[q] ? d_from_next[q] : 0);
-    step_back(d_g_all, d_state, d_b, factors[q], d_new, q, cells.valid[q], carry[q]);
-    carry_next[q] = carry[q];
-  }
-#endif
+  float d_g[GATES][CELLS];
+  step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
 
   if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
-  store_gate_operands(d_gate, d_g_all, gate_operand, (step & 1) * GATE_BYTES, coord);
+  store_gate_operands(d_gate, d_g, gate_operand, (step & 1) * GATE_BYTES, coord);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
   copy_wait<STAGES - 2>();
@@ -168,6 +135,14 @@ DEVICE void step_backward(int step, int& stage, int steps, u32 inputs_of_cells, 
   __syncthreads();
   if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.operand, exchange, coord);
   stage = stage + 1 == STAGES ? 0 : stage + 1;
+}
+
+// In a grid, clears what this block exchanges with others, who wait for it in wait_for_group.
+DEVICE void arrive_at_grid(const Exchange& exchange, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
+                           const ThreadCoord& coord) {
+  clear_partials(exchange.partials, coord);
+  units.clear();
+  grid_barrier.arrive();
 }
 
 // Waits until all blocks of the group can receive what others send. In a grid, they have arrived at its barrier before.
@@ -179,6 +154,24 @@ DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& uni
   }
   if (GRID) grid_barrier.wait();
   __syncthreads();
+}
+
+// Runs all steps of the loop, and counts the finished chunks of them in `progress` unless it is null. The last results of a chunk
+// are stored in the step after it.
+template <class Step>
+DEVICE void for_each_step(int steps, u32* progress, Resets& resets, const Step& run) {
+  const bool counts_chunks = OVERLAPS && progress;
+  for (int step = 0, end = 0; step < steps; progress++) {
+    end += counts_chunks ? chunk_steps(end, steps - end) : steps;
+    const int stop = min(end + 1, steps);
+    do {
+      const int until = RESET ? min(stop, step + (steps - 1 - step) % WORD + 1) : stop;  // the steps with the same words
+      do run(step);
+      while (++step < until);
+      if (RESET && (steps - step) % WORD == 0) resets.move_on(steps - 1 - step - WORD);
+    } while (RESET && step < stop);
+    if (counts_chunks && end < steps && threadIdx.x == 0) signal(progress);
+  }
 }
 
 // PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as in aux; d_h and, with HAS_D_AUX, d_aux_0 and so on of
@@ -201,36 +194,26 @@ flashrnn_backward(PARAMETERS) {
     row_t = -row_t, strides = reversed(strides);
   }
   const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
+  UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
+  const Exchange exchange(shared, workspace + blockIdx.x / BLOCKS * GROUP_PARTIALS);
 
   // Prologue: R, the gradients of the last states and the first inputs are loaded; then all blocks of the group are ready.
-  UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
-  if (GRID) {
-    workspace += blockIdx.x / BLOCKS * GROUP_PARTIALS;
-    clear_partials(workspace, coord);
-    units.clear();
-    grid_barrier.arrive();
-  }
-  u32* const receive_buffer = reinterpret_cast<u32*>(shared.exchange);
-  const Exchange exchange{receive_buffer, shared.barriers, workspace, shared.sums};
+  if (GRID) arrive_at_grid(exchange, units, grid_barrier, coord);
   Weights weights;
   load_weights(weights, shared.fragments, R, coord);
   LaneCells cells;
-  float d_state[STATES][CELLS], d_b[GATES][CELLS] = {};
-  float first_h[CELLS];    // before the first step
-  bool carry_next[CELLS];  // d_h of step t + 1 reaches step t
-  load_cells(cells, d_state, first_h, carry_next, initial, d_last, B, coord);
-  clear_operands(shared.operand, receive_buffer);
+  CarriedCells carried;
+  load_cells(cells, carried, initial, d_last, B, coord);
+  clear_operands(shared.operand, exchange.receive_buffer);
 #ifdef BIAS
   load_constants(shared.constants, BIAS, coord);
 #endif
-  const u32 own_inputs = coord.unit_tile * (INPUT_BYTES / UNIT_TILES), inputs_of_cells = coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
   const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, strides};
-  StepInputs next_inputs(shared_address(shared.inputs) + own_inputs, step_rows, coord);
+  StepInputs next_inputs(shared_address(shared.inputs) + coord.unit_tile * (INPUT_BYTES / UNIT_TILES), step_rows, coord);
   Resets of_cells;
   of_cells.start(resets, T, cells, steps - 1, -WORD);
   next_inputs.load_first(steps);
   wait_for_group(shared, units, grid_barrier);
-  int stage = 0;
   StoredCells d_gate[GATES];
   Results results;
   u32 gate_operand[PAIRS];
@@ -239,34 +222,23 @@ flashrnn_backward(PARAMETERS) {
   const float* const d_aux[] = D_AUX_ARRAY;
   AuxGradients aux_gradients(d_aux, row_b, (T - 1) * row_t, cells.element, cells.sequence, row_t * ROW * 4);
   aux_gradients.load(steps - 1, cells.valid);
-  float after[STATES][CELLS];  // the other states after the step
-  load_after(after, aux, cells, (T - 1) * row_t, B * T, row_b);
+  load_after(carried.after, aux, cells, (T - 1) * row_t, B * T, row_b);
 
-  // The last results of a chunk are stored in the step after it.
-  const bool counts_chunks = OVERLAPS && progress;
-  for (int step = 0, end = 0; step < steps; progress++) {
-    end += counts_chunks ? chunk_steps(end, steps - end) : steps;
-    const int stop = min(end + 1, steps);
-    do {
-      const int until = RESET ? min(stop, step + (steps - 1 - step) % WORD + 1) : stop;  // the steps with the same words
-      do
-        step_backward(step, stage, steps, inputs_of_cells, shared, weights, cells, d_state, d_b, first_h, carry_next, of_cells,
-                      next_inputs, after, aux_gradients, d_gate, results, gate_operand, exchange, units, strides, coord);
-      while (++units.step, ++step < until);
-      if (RESET && (steps - step) % WORD == 0) of_cells.move_on(steps - 1 - step - WORD);
-    } while (RESET && step < stop);
-    if (counts_chunks && end < steps && threadIdx.x == 0) signal(progress);
-  }
+  int stage = 0;
+  for_each_step(steps, progress, of_cells, [&](int step) {
+    step_backward(step, stage, steps, shared, weights, cells, carried, of_cells, next_inputs, aux_gradients, d_gate, results,
+                  gate_operand, exchange, units, strides, coord);
+    ++units.step;
+  });
 
   // Epilogue: the last results, the gradients of the initial states and of the biases; no block ends while others may still send
   // to it.
   results.store(d_gate, strides);
-  float d_first[CELLS];
-  float c[1][BATCH_TILES][4] = {};
+  float d_first[CELLS], c[1][BATCH_TILES][4] = {};
   multiply(c, steps - 1, weights, shared.operand, coord);
   recurrent_gradient(d_first, steps - 1, c, exchange, coord);
-  store_d_initial(d_initial, d_state, d_first, carry_next, cells, B);
-  sum_biases(d_bias, d_b, reinterpret_cast<float*>(memory), coord);
+  store_d_initial(d_initial, carried, d_first, cells, B);
+  sum_biases(d_bias, carried.d_b, reinterpret_cast<float*>(memory), coord);
   if constexpr (CLUSTERED) cluster_sync();
   if (GRID) grid_barrier.reset();
 }

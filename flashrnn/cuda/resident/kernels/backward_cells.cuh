@@ -1,20 +1,29 @@
 // The lane's cells in the backward: the gradients of their states after the loop, a step, and its results.
 #pragma once
-#include "resident/kernels/backward_memory.cuh"
+#include "resident/kernels/backward_inputs.cuh"
+
+// What a lane carries from step to step of its cells.
+struct CarriedCells {
+  float d_state[STATES][CELLS];  // gradients of the states after the step, without what h gets through R
+  float d_b[GATES][CELLS] = {};  // sums of the gates' gradients
+  float after[STATES][CELLS];    // the other states after the step
+  float first_h[CELLS];          // h before the first step
+  bool carry_next[CELLS];        // d_h of step t + 1 reaches step t
+};
 
 // Locates the lane's cells, and loads the gradients of their last states and, where the cell's gradient needs it, h before
 // the first step.
-DEVICE void load_cells(LaneCells& cells, float (&d_state)[STATES][CELLS], float (&first_h)[CELLS], bool (&carry_next)[CELLS],
-                       const float* initial, const float* d_last, i64 B, const ThreadCoord& coord) {
+DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const float* initial, const float* d_last, i64 B,
+                       const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     cells.sequence[q] = coord.of_batch(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
-    carry_next[q] = true;
+    carried.carry_next[q] = true;
     cells.element[q] = coord.head * D + coord.unit(q);
-    first_h[q] = USES_H && cells.valid[q] ? float(scalar(initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
+    carried.first_h[q] = USES_H && cells.valid[q] ? float(scalar(initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
 #pragma unroll
-    for (int i = 0; i < STATES; i++) d_state[i][q] = cells.valid[q] && d_last ? d_last[cells.state_index(i, q, B)] : 0;
+    for (int i = 0; i < STATES; i++) carried.d_state[i][q] = cells.valid[q] && d_last ? d_last[cells.state_index(i, q, B)] : 0;
   }
 }
 
@@ -28,75 +37,87 @@ DEVICE void load_after(float (&after)[STATES][CELLS], const aux_number* aux, con
         after[i][q] = cells.valid[q] ? float(aux[((i - 1) * rows + cells.sequence[q] * row_b + last_row) * ROW + cells.element[q]]) : 0;
 }
 
-// Return gate j of the lane's cell q.
-DEVICE float gate_of(int j, int q, const float (&stored)[PAIRS][PAIR_GATES], const float (&constants)[CONSTANTS + 1][PAIR]) {
-  if (STORED_OF[j] >= 0) return stored[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)];
-  return constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR];
-}
-
+// Computes the gradients of a step's gates, and from those of the states after it those of the states before it. `from_next`
+// returns what h gets through R from the step after it; it is called as late as possible.
 #if REDUCES
-// Computes the gradients of the gates and of the states before the step; `cotangents` gives those of the states after it.
-template <class Cotangents>
-DEVICE void step_back(float (&d_g)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
-                      bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES], const float (&old)[STATES][CELLS],
-                      const float (&constants)[CONSTANTS + 1][PAIR], const float (&after)[STATES][CELLS], const NeededCells& statistics,
-                      const Cotangents& cotangents, const u32 (&masks)[PAIRS],
-                      const bool (&valid)[CELLS], const UnitReductions& units) {
+template <class FromNext>
+DEVICE void step_cells_back(float (&d_g)[GATES][CELLS], CarriedCells& carried, const StepCells& of, const AuxGradients& aux_gradients,
+                            const FromNext& from_next, const bool (&valid)[CELLS], const UnitReductions& units,
+                            const ThreadCoord& coord) {
+  bool carry[CELLS];
   float g[GATES][CELLS], s[STATES][CELLS], d_old[STATES][CELLS], a[AFTER > 0 ? AFTER : 1][CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
-    carry[q] = !RESET || masks[q / PAIR];
+    carry[q] = !RESET || of.masks[q / PAIR];
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
+    for (int i = 0; i < STATES; i++) s[i][q] = carry[q] && (i > 0 || USES_H) ? of.states[i][q] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) g[j][q] = gate_of(j, q, gates, constants);
+    for (int j = 0; j < GATES; j++) g[j][q] = of.gate_of(j, q);
 #pragma unroll
     for (int i = 0; i < STATES; i++)
-      if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = after[i][q];
+      if (AFTER_OF[i] >= 0) a[AFTER_OF[i] >= 0 ? AFTER_OF[i] : 0][q] = carried.after[i][q];
   }
+  auto cotangents = [&](float (&d_new)[STATES][CELLS]) {
+    float d_from_next[CELLS];
+    from_next(d_from_next);
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) {
+#pragma unroll
+      for (int i = 0; i < STATES; i++) d_new[i][q] = carried.d_state[i][q], aux_gradients.add_to(d_new[i][q], i, q);
+      d_new[0][q] += of.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
+    }
+  };
   float d_new[STATES][CELLS];
-  cells_backward(g, s, a, statistics, d_new, cotangents, d_g, d_old, units);
+  cells_backward(g, s, a, of.statistics, d_new, cotangents, d_g, d_old, units);
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       d_g[j][q] = FINITE || valid[q] ? d_g[j][q] : 0;
-      d_b[j][q % PAIR] += d_g[j][q];  // of all the lane's sequences
+      carried.d_b[j][q % PAIR] += d_g[j][q];  // of all the lane's sequences
     }
 #pragma unroll
-    for (int i = 0; i < STATES; i++) d_state[i][q] = (FINITE || valid[q]) && carry[q] ? d_old[i][q] : 0;
+    for (int i = 0; i < STATES; i++) carried.d_state[i][q] = (FINITE || valid[q]) && carry[q] ? d_old[i][q] : 0;
+#pragma unroll
+    for (int i = 1; i < STATES; i++) carried.after[i][q] = of.states[i][q];
+    carried.carry_next[q] = carry[q];
   }
 }
 #else
-// Computes what the gradient of a step needs of its gates and the states before it. `carry`: whether these enter the step.
-DEVICE void compute_factors(float (&factors)[CELLS][FACTORS], bool (&carry)[CELLS], const float (&gates)[PAIRS][PAIR_GATES],
-                            const float (&constants)[CONSTANTS + 1][PAIR], const float (&old)[STATES][CELLS], const u32 (&masks)[PAIRS],
-                            const ThreadCoord& coord) {
+template <class FromNext>
+DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carried, const StepCells& of, const AuxGradients& aux_gradients,
+                            const FromNext& from_next, const bool (&valid)[CELLS], const UnitReductions&, const ThreadCoord& coord) {
+  bool carry[CELLS];
+  float factors[CELLS][FACTORS], d_from_next[CELLS];
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     if (!coord.has_cells()) break;
     float g[GATES], s[STATES];
-    carry[q] = !RESET || masks[q / PAIR];
+    carry[q] = !RESET || of.masks[q / PAIR];
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? old[i][q] : 0;
+    for (int i = 0; i < STATES; i++) s[i] = carry[q] && (i > 0 || USES_H) ? of.states[i][q] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) g[j] = gate_of(j, q, gates, constants);
+    for (int j = 0; j < GATES; j++) g[j] = of.gate_of(j, q);
     cell_factors(g, s, factors[q]);
   }
-}
-
-// Computes, for the lane's cell q, the gradients of the gates and of the states before the step from those after it.
-DEVICE void step_back(float (&d_g_all)[GATES][CELLS], float (&d_state)[STATES][CELLS], float (&d_b)[GATES][CELLS],
-                      const float (&factors)[FACTORS], const float (&d_new)[STATES], int q, bool valid, bool carry) {
-  float d_g[GATES], d_old[STATES];
-  cell_backward(factors, d_new, d_g, d_old);
+  from_next(d_from_next);
 #pragma unroll
-  for (int j = 0; j < GATES; j++) {
-    d_g_all[j][q] = FINITE || valid ? d_g[j] : 0;
-    d_b[j][q] += d_g_all[j][q];
+  for (int q = 0; q < CELLS; q++) {
+    if (!coord.has_cells()) break;
+    float d_new[STATES], d_g[GATES], d_old[STATES];
+#pragma unroll
+    for (int i = 0; i < STATES; i++) d_new[i] = carried.d_state[i][q], aux_gradients.add_to(d_new[i], i, q);
+    d_new[0] += of.d_h[q] + (carried.carry_next[q] ? d_from_next[q] : 0);
+    cell_backward(factors[q], d_new, d_g, d_old);
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      d_g_all[j][q] = FINITE || valid[q] ? d_g[j] : 0;
+      carried.d_b[j][q] += d_g_all[j][q];
+    }
+#pragma unroll
+    for (int i = 0; i < STATES; i++) carried.d_state[i][q] = carry[q] ? d_old[i] : 0;
+    carried.carry_next[q] = carry[q];
   }
-#pragma unroll
-  for (int i = 0; i < STATES; i++) d_state[i][q] = carry ? d_old[i] : 0;
 }
 #endif
 
@@ -157,13 +178,12 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 }
 
 // Stores the gradients of the initial states, after adding to that of h what it gets through R from the first step.
-DEVICE void store_d_initial(float* d_initial, float (&d_state)[STATES][CELLS], const float (&d_first)[CELLS],
-                            const bool (&carry_next)[CELLS], const LaneCells& cells, i64 B) {
+DEVICE void store_d_initial(float* d_initial, CarriedCells& carried, const float (&d_first)[CELLS], const LaneCells& cells, i64 B) {
 #pragma unroll
-  for (int q = 0; q < CELLS; q++) d_state[0][q] += carry_next[q] ? d_first[q] : 0;
+  for (int q = 0; q < CELLS; q++) carried.d_state[0][q] += carried.carry_next[q] ? d_first[q] : 0;
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++)
-      if (cells.valid[q]) d_initial[cells.state_index(i, q, B)] = d_state[i][q];
+      if (cells.valid[q]) d_initial[cells.state_index(i, q, B)] = carried.d_state[i][q];
 }

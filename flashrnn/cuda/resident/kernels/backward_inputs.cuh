@@ -101,46 +101,61 @@ struct StepInputs {
   }
 };
 
-DEVICE void read_gates(float (&g)[PAIRS][PAIR_GATES], const gate* tile, const ThreadCoord& coord) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-    ResidualGates gates;
-    gates.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.cell_tile_unit()) * STORED);
-    gates.get(g[p]);
+// What a step reads of the lane's cells.
+struct StepCells {
+  float gates[PAIRS][PAIR_GATES], constants[CONSTANTS + 1][PAIR];  // constants: biases of gates that are not stored
+  float d_h[CELLS], states[STATES][CELLS];                         // states: before the step
+  u32 masks[PAIRS];
+  NeededCells statistics;
+  // Return gate j of cell q.
+  DEVICE float gate_of(int j, int q) const {
+    if (STORED_OF[j] >= 0) return gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)];
+    return constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR];
   }
-}
-
-// Reads the statistics of the lane's sequences.
-DEVICE void read_statistics(NeededCells& statistics, const char* tile, const ThreadCoord& coord) {
-  if (!coord.has_cells()) return;
+  // Reads what StepInputs has copied, but statistics, and constants.
+  DEVICE void read(const char* tile, const float* shared_constants, const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
+    if (coord.has_cells()) {
+      read_gates(reinterpret_cast<const gate*>(tile), coord);
+      read_states(tile, first_h, first, coord);
+    }
+    read_constants(constants, shared_constants, coord);
+  }
+  DEVICE void read_statistics(const char* tile, const ThreadCoord& coord) {
+    if (!coord.has_cells()) return;
 #pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-    const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) + tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);
+    for (int p = 0; p < PAIRS; p++) {
+      const float4* from = reinterpret_cast<const float4*>(tile + STATISTICS_TILE) + tile_row(coord.sequence(p * PAIR)) * (NEEDED_FLOATS / 4);
 #pragma unroll
-    for (int k = 0; k < STATISTICS_NEEDED; k++) {
-      const float4 four = from[k / 4];
+      for (int k = 0; k < STATISTICS_NEEDED; k++) {
+        const float4 four = from[k / 4];
 #pragma unroll
-      for (int q = p * PAIR; q < p * PAIR + PAIR; q++) statistics[k][q] = k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w;
+        for (int q = p * PAIR; q < p * PAIR + PAIR; q++) statistics[k][q] = k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w;
+      }
     }
   }
-}
 
-// Reads what StepInputs has copied of a step: its gates, d_h, and the states before it.
-DEVICE void read_step(float (&g)[PAIRS][PAIR_GATES], float (&given)[CELLS], float (&old)[STATES][CELLS], const char* tile,
-                      const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
-  if (!coord.has_cells()) return;
-  const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
-  read_gates(g, reinterpret_cast<const gate*>(tile), coord);
-  read_cells(given, rows, 0, coord);
+ private:
+  DEVICE void read_gates(const gate* tile, const ThreadCoord& coord) {
 #pragma unroll
-  for (int i = 1; i < STATES; i++)
-    read_cells(old[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, coord);
-  if constexpr (USES_H) {
-    read_cells(old[0], rows, 1, coord);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) old[0][q] = first ? first_h[q] : old[0][q];  // a branch would split the loop
+    for (int p = 0; p < PAIRS; p++) {
+      ResidualGates pair;
+      pair.load(tile + tile_row(coord.sequence(p * PAIR)) * GATE_PITCH + (coord.unit(p * PAIR) - coord.cell_tile_unit()) * STORED);
+      pair.get(gates[p]);
+    }
   }
-}
+  DEVICE void read_states(const char* tile, const float (&first_h)[CELLS], bool first, const ThreadCoord& coord) {
+    const scalar* rows = reinterpret_cast<const scalar*>(tile + D_H_TILE);
+    read_cells(d_h, rows, 0, coord);
+#pragma unroll
+    for (int i = 1; i < STATES; i++)
+      read_cells(states[i], reinterpret_cast<const aux_number*>(tile + AUX_TILE + (i - 1) * STATE_ROW_BYTES), 0, coord);
+    if constexpr (USES_H) {
+      read_cells(states[0], rows, 1, coord);
+#pragma unroll
+      for (int q = 0; q < CELLS; q++) states[0][q] = first ? first_h[q] : states[0][q];  // a branch would split the loop
+    }
+  }
+};
 
 // The gradients of the loss by the other states of a step: loaded one step ahead, and prefetched into L2 a few steps before.
 struct AuxGradients {
@@ -161,6 +176,10 @@ struct AuxGradients {
 #pragma unroll
         for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;
       }
+  }
+  // Adds that of state i of cell q, of which h, the first state, has none here.
+  DEVICE void add_to(float& d, int i, int q) const {
+    if (HAS_D_AUX && i > 0) d += values[i > 0 ? i - 1 : 0][q];
   }
   // Returns in `values` those of step t + 1, and loads those of step t.
   DEVICE void load(int t, const bool (&valid)[CELLS]) {

@@ -49,6 +49,15 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
 // Copies of x to shared memory, several steps ahead.
 struct InputLoader {
   TileLoader<BYTES, GI, ROW * BYTES> x;
+  DEVICE void start(const char* shared_inputs, const scalar* from, i64 row_b, const ThreadCoord& coord) {
+    const u32 inputs = shared_address(shared_inputs);
+    x.start(inputs + coord.unit_tile * INPUT_TILE_BYTES, coord, [&](i64 n) { return from + n * row_b * GI * ROW + coord.head * D; });
+  }
+  DEVICE void load_first(int steps, i64 x_step) {
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) load(i, i, steps, x_step);
+    copy_wait<STAGES - 2>();
+  }
   DEVICE void load(int t, int stage, int steps, i64 x_step) {
     if (t < steps) x.load(stage * INPUT_BYTES, x_step);
     copy_commit();
@@ -59,6 +68,23 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
 #pragma unroll
   for (int j = 0; j < GI; j++)
     if (coord.has_cells()) read_cells(v[j], tile, j, coord);
+}
+
+// Gives h of a step to all warps that multiply it, after those of this block have stored theirs.
+DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, const ThreadCoord& coord) {
+  if constexpr (BLOCKS == 1) {
+    __syncthreads();
+  } else if constexpr (CLUSTERED) {
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+    if (exchange) send_h(shared.exchange, shared_address(shared.operand) + next * H_BYTES, shared.barriers + next * SEGMENTS * 8, coord);
+  } else {
+    __syncthreads();
+    if (exchange) {
+      ring.send(shared.exchange, t);
+      ring.receive(shared.operand + next * H_BYTES, t);
+    }
+    __syncthreads();
+  }
 }
 
 // One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
@@ -110,19 +136,26 @@ DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& share
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) carried[p] = next_carried[p];
   copy_wait<STAGES - 2>();
-  if constexpr (BLOCKS == 1) {
-    __syncthreads();
-  } else if constexpr (CLUSTERED) {
-    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
-    if (exchange) send_h(shared.exchange, shared_address(shared.operand) + next * H_BYTES, shared.barriers + next * SEGMENTS * 8, coord);
-  } else {
-    __syncthreads();
-    if (exchange) {
-      ring.send(shared.exchange, t);
-      ring.receive(shared.operand + next * H_BYTES, t);
-    }
-    __syncthreads();
+  all_gather(t, next, exchange, shared, ring, coord);
+}
+
+// In a grid, clears what this block exchanges with others, who wait for it in wait_for_group.
+DEVICE void arrive_at_grid(const Ring& ring, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier) {
+  units.clear();
+  for (int i = 0; i < 3; i++) ring.clear(i);
+  grid_barrier.arrive();
+}
+
+// Waits until all blocks of the group can receive what others send.
+DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
+                           bool uses_grid_barrier) {
+  if constexpr (CLUSTERED) {
+    init_barriers(shared.barriers);
+    units.init();
+    cluster_sync();
   }
+  if (uses_grid_barrier) grid_barrier.wait();
+  __syncthreads();
 }
 
 // PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see cells.cuh).
@@ -146,11 +179,7 @@ flashrnn_forward(PARAMETERS) {
   // Prologue: R, initial states and the first inputs are loaded; then all blocks of the group are ready.
   UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
   const bool uses_grid_barrier = GRID && (REDUCES || steps > 1);
-  if (uses_grid_barrier) {
-    units.clear();
-    for (int i = 0; i < 3; i++) ring.clear(i);
-    grid_barrier.arrive();
-  }
+  if (uses_grid_barrier) arrive_at_grid(ring, units, grid_barrier);
   Weights weights;
   load_weights(weights, shared.fragments, R, coord);
   LaneCells cells;
@@ -162,18 +191,9 @@ flashrnn_forward(PARAMETERS) {
   results.h.round(s[0]);  // as h of every step
   results.h.get(s[0]);
   InputLoader loader;
-  const u32 inputs = shared_address(shared.inputs);
-  loader.x.start(inputs + coord.unit_tile * INPUT_TILE_BYTES, coord, [&](i64 n) { return x + n * row_b * GI * ROW + coord.head * D; });
-#pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) loader.load(i, i, steps, strides.x);
-  copy_wait<STAGES - 2>();
-  if constexpr (CLUSTERED) {
-    init_barriers(shared.barriers);
-    units.init();
-    cluster_sync();
-  }
-  if (uses_grid_barrier) grid_barrier.wait();
-  __syncthreads();
+  loader.start(shared.inputs, x, row_b, coord);
+  loader.load_first(steps, strides.x);
+  wait_for_group(shared, units, grid_barrier, uses_grid_barrier);
   results.start(h, aux, gates, row_b, row_t, B * T * ROW, cells, coord);
   u32 h_operand[PAIRS];
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.operand : shared.exchange),
