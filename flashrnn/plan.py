@@ -115,7 +115,7 @@ def explain(
 ) -> str:
     """Return a text of a few lines: the backend of a call, why no faster one is used, and the tilings of `cuda_fused`.
 
-    The number of time steps does not matter.
+    The tilings are those of more than 32 time steps; for fewer, others may load R sooner.
 
     Args:
         function: a registered cell's name, or a `flashrnn.Cell`.

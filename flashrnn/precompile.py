@@ -19,7 +19,7 @@ from flashrnn.cuda.nvrtc import compile_elsewhere
 from flashrnn.cuda.resident import concurrent_gradient, solver
 from flashrnn.cuda.resident.backend import CudaFused, producers
 from flashrnn.cuda.resident.kernel import compile_best
-from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.cuda.spec import SHORT, KernelSpec, Variant
 from flashrnn.cuda.streaming import tiling as streaming
 from flashrnn.cuda.streaming.backend import Cuda, compile_kernel
 from flashrnn.directions import is_faster
@@ -136,22 +136,25 @@ def _cpu(problem: Problem, batch: int) -> Kernels:
         yield name, partial(prepare, Sizes(*sizes, torch.get_num_threads()))
 
 
-def _spec(direction: str, problem: Problem, batch: int, **variant) -> KernelSpec:
+def _spec(direction: str, problem: Problem, batch: int, steps: int = 0, **variant) -> KernelSpec:
     cell, dtype = problem.cell, problem.dtype
     aux = aux_dtype(cell, dtype, all_states=False) if problem.training and len(cell.states) > 1 else None
     variant = Variant(reset=problem.reset, aux=aux, training=problem.training, tf32=problem.tf32, **variant)
-    return KernelSpec(direction, cell, problem.heads, problem.head_dim, batch, dtype, problem.gpu, variant)
+    return KernelSpec(direction, cell, problem.heads, problem.head_dim, batch, dtype, problem.gpu, variant, steps)
 
 
 def _resident(problem: Problem, batch: int, both_ways: bool) -> Kernels:
-    for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
-        spec = _spec("forward", problem, batch, half_bias=half_bias, both_ways=both_ways)
-        name = f"{bucket(spec, solver.SOLVER)}{', half biases' if half_bias else ''}"
-        yield name, partial(compile_best, spec)
+    for steps in (0, *SHORT.values()):
+        for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
+            spec = _spec("forward", problem, batch, steps, half_bias=half_bias, both_ways=both_ways)
+            name = f"{bucket(spec, solver.SOLVER)}{', half biases' if half_bias else ''}"
+            yield name, partial(compile_best, spec)
+        if problem.training:
+            spec = _spec("backward", problem, batch, steps, both_ways=both_ways)
+            yield str(bucket(spec, solver.SOLVER)), partial(compile_best, spec)
     if not problem.training:
         return
     spec = _spec("backward", problem, batch, both_ways=both_ways)
-    yield str(bucket(spec, solver.SOLVER)), partial(compile_best, spec)
     yield from _gradients(problem, spec)
     likely = solver.likely(spec)  # unless another one is tuned or spills less
     if overlapped := concurrent_gradient.overlapped(spec, producers(spec, likely)):

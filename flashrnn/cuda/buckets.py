@@ -68,7 +68,7 @@ def _ranges(spec: KernelSpec, solver: Solver) -> Ranges:
 def _file(spec: KernelSpec, solver: Solver) -> Path:
     estimates = b"".join(Path(file).read_bytes() for file in (*solver.sources, __file__))
     gpu = replace(spec.gpu, name="")  # by its data sheet it has another name than by its driver
-    sizes = spec.direction, spec.cell.key, spec.heads, spec.head_dim, spec.dtype, gpu, spec.variant.tf32
+    sizes = spec.direction, spec.cell.key, spec.heads, spec.head_dim, spec.dtype, gpu, spec.variant.tf32, spec.steps
     identity = repr(sizes).encode() + estimates
     return cache_folder() / f"buckets-{hashlib.sha256(identity).hexdigest()[:32]}.json"
 

@@ -36,6 +36,7 @@ class KernelSpec:
     dtype: torch.dtype  # of inputs and outputs
     gpu: Gpu
     variant: Variant = Variant()
+    steps: int = 0  # about as many as a short sequence has, for which loading R takes long; 0: no short one
 
     @property
     def splits(self) -> int:
@@ -49,7 +50,17 @@ class KernelSpec:
 
     def __str__(self) -> str:
         sizes = f"{self.heads} x {self.head_dim}, batch {self.batch}"
-        return f"{self.direction} of {self.cell.name} {sizes}, {dtype_name(self.dtype)} on {self.gpu.name}"
+        short = f", {self.steps} steps" if self.steps else ""
+        return f"{self.direction} of {self.cell.name} {sizes}{short}, {dtype_name(self.dtype)} on {self.gpu.name}"
+
+
+SHORT = {8: 4, 32: 24}
+"""Numbers of time steps up to which a sequence is short, and what then is `KernelSpec.steps`."""
+
+
+def short_steps(steps: int) -> int:
+    """Return `KernelSpec.steps` for sequences of so many time steps."""
+    return next((about for most, about in SHORT.items() if steps <= most), 0)
 
 
 def specs_of(problem: Problem) -> Iterator[KernelSpec]:

@@ -25,7 +25,7 @@ from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import finite_at_zero
-from flashrnn.cuda.spec import KernelSpec, Variant, specs_of, variant_of
+from flashrnn.cuda.spec import KernelSpec, Variant, short_steps, specs_of, variant_of
 from flashrnn.cuda.sum_of_partials import KERNEL, sum_of_partials
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
@@ -262,7 +262,7 @@ def _plan(
 ) -> _Plan:
     """Return the plan of that direction of a call with h of that shape."""
     B, T, N, D = shape
-    spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant)
+    spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant, short_steps(T))
     overlapped = None
     if direction == "forward":
         if variant.training:

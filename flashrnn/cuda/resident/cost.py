@@ -51,6 +51,7 @@ _POLL = 450  # a warp polls the results of eight other blocks
 _GRADIENT = 36  # multiprocessors for d_R, overlapped with the backward's loop
 _AFTER = 350  # what d_R costs where a loop of one wave leaves no multiprocessors for it
 _SPILLED = 20  # a register that spills
+_LOAD = 300  # before the loop, a warp of several blocks loads a fragment of R
 
 
 def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch: Operand) -> Expression:
@@ -102,6 +103,8 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
         if not exchanges(spec.cell, direction):
             step += _several(spec, tiling) * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
+    if spec.steps:  # more of one block, and its beginning alone, take about as long
+        step += _several(spec, tiling) * splits * tiles * _LOAD // spec.steps
     if spillable(spec, tiling.grid):
         available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * warps))
         step += _SPILLED * maximum(registers(spec, tiling) - available, 0)

@@ -78,3 +78,19 @@ def test_only_training_needs_the_backward_to_fit(monkeypatch):
     monkeypatch.setattr(backend.solver, "infeasible", lambda spec: TOO_WIDE if spec.direction == "backward" else None)
     assert re.fullmatch("backward .*: too wide", reason())
     assert reason(training=False) is None
+
+
+@pytest.mark.parametrize(("steps", "about"), [(1, 4), (8, 4), (9, 24), (32, 24), (33, 0), (1024, 0)])
+def test_short_sequences_have_kernels_of_their_own(monkeypatch, steps, about):
+    asked = []
+    loaded = SimpleNamespace(at_once=1000, waves=lambda groups: [(0, groups)], with_known=lambda **_: None)
+    monkeypatch.setattr(backend, "device_gpu", lambda index: H100)
+    monkeypatch.setattr(backend, "load", lambda *_: loaded)
+
+    def choose(spec):
+        asked.append(spec.steps)
+        return SimpleNamespace(), next(backend.solver.tilings(spec))
+
+    shape = torch.Size((16, steps, 1, 64))
+    backend._plan(choose, "forward", PROBLEM.cell, shape, False, torch.bfloat16, backend.Variant(), 0)
+    assert asked == [about]

@@ -203,3 +203,19 @@ def test_shared_memory_is_what_the_problem_counts():
         spec = spec_of(direction, cell, 1, 768, 16)
         for choice in itertools.islice(solver.tilings(spec), 20):
             assert 0 < tiling.shared_bytes(spec, choice) <= spec.gpu.shared_per_block
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_for_few_steps_every_warp_loads_little_of_R(direction):
+    spec = spec_of(direction, "lstm", 1, 768, 16)
+    few = replace(spec, steps=4)
+    of_all, of_few = (tiling.tiles_of_warp(one, solver.best(one)) for one in (spec, few))
+    assert of_few <= of_all / 4
+    assert solver.cycles(spec, solver.best(few)) < 1.5 * solver.cycles(spec, solver.best(spec))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("steps", [4, 24])
+def test_a_head_in_one_block_stays_there_for_few_steps(direction, steps):
+    spec = spec_of(direction, "lstm", 12, 64, 128)
+    assert solver.best(replace(spec, steps=steps)) == solver.best(spec)
