@@ -60,21 +60,10 @@ def interpreted(other_backends):
 @pytest.fixture
 def tiny_config(tmp_path, monkeypatch):
     """tiny_config("parity", "model=gru", run="a"): the config of a tiny run in tmp_path/outputs/parity/a."""
-    from tests.tiny_runs import SHORT, TINY, config  # not for tests of kernels: it loads Hydra
+    from tests.tiny_runs import configs_in  # not for tests of kernels: it loads Hydra
 
     monkeypatch.chdir(tmp_path)
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(40):
-        texts.joinpath(f"{number}.txt").write_text(f"the {number}th of forty texts says {number} and {number**3}. " * 9)
-
-    def build(experiment="parity", *overrides, run="run"):
-        folder = tmp_path / "outputs" / experiment / run
-        source = [f"data.source={texts}/*.txt"] if experiment == "text_tiny" else []
-        folders = [f"experiment={experiment}", f"run_dir={folder}", *source]
-        return config(*folders, *TINY[experiment], *SHORT, *overrides)
-
-    return build
+    return configs_in(tmp_path)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ TINY = {
         "data.context_length=8",
         "data.batch_size=64",
         "data.val_fraction=0.3",
+        "samples=false",
     ],
 }
 SHORT = [
@@ -43,6 +44,21 @@ SHORT = [
 
 def config(*overrides):
     return composed(overrides)
+
+
+def configs_in(folder):
+    """configs_in(folder)("parity", "model=gru", run="a"): the config of a tiny run in folder/outputs/parity/a."""
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(40):
+        texts.joinpath(f"{number}.txt").write_text(f"the {number}th of forty texts says {number} and {number**3}. " * 9)
+
+    def build(experiment="parity", *overrides, run="run"):
+        source = [f"data.source={texts}/*.txt"] if experiment == "text_tiny" else []
+        folders = [f"experiment={experiment}", f"run_dir={folder}/outputs/{experiment}/{run}", *source]
+        return config(*folders, *TINY[experiment], *SHORT, *overrides)
+
+    return build
 
 
 def run(module, *arguments, folder):

@@ -11,7 +11,7 @@ from tests.constrint.cp_sat import solve_with_cp_sat
 from tests.constrint.random_problems import brute_force, evaluated, expressions, problems
 
 EXAMPLES = settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -89,9 +89,9 @@ def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, argument
 
 
 def test_an_error_ends_the_process_without_a_traceback(tmp_path):
-    ended = run("scripts.export", "ckpt=nowhere", "out=x", folder=tmp_path)
+    ended = run("scripts.export", "ckpt=nowhere", "out=x", "to=y", folder=tmp_path)
     assert ended.returncode == 1
-    assert "nowhere" in ended.stderr
+    assert "'to'" in ended.stderr
     assert len(ended.stderr.splitlines()) <= 3
 
 

@@ -47,7 +47,7 @@ def test_waiting_for_data(tiny_config, monkeypatch, slow, wait):
 
 
 def test_samples_of_text(tiny_config):
-    config = tiny_config("text_tiny", "trainer.num_sanity_val_steps=1")  # which is no time for samples
+    config = tiny_config("text_tiny", "samples=true", "trainer.num_sanity_val_steps=1")  # which is no time for samples
     train(config)
     text = (Path(config.run_dir) / "samples.txt").read_text()
     assert text.count("--- step 4\n") == text.count("--- step 8\n") == 3

@@ -2,6 +2,7 @@
 
 import json
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,8 +64,8 @@ def test_its_tokenizer_outlives_the_corpus_it_was_trained_on(run, change_texts, 
     assert used.read_text() == saved
 
 
-def test_a_disk_without_room_leaves_no_part_of_a_model(run, tmp_path):
-    folder, _, _ = run
+def test_a_disk_without_room_leaves_no_part_of_a_model(trained, tmp_path):
+    folder = trained[0].run_dir
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:
@@ -75,14 +76,14 @@ def test_a_disk_without_room_leaves_no_part_of_a_model(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_model_card_says_what_it_is(run, tmp_path):
-    folder, result, config = run
-    export(folder, tmp_path / "out")
+def test_model_card_says_what_it_is(trained, tmp_path):
+    config, result = trained
+    export(config.run_dir, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"| validation perplexity on {config.data.source} | {result['perplexity']:.2f} |" in card
     for row in ("mixer | lstm", "width | 8", "heads | 1", "tokenizer | bpe:300", "optimizer steps | 8"):
         assert f"| {row} |" in card
-    commit = json.loads((tmp_path / "outputs/text_tiny/run/eval.json").read_text())["environment"]["commit"]
+    commit = json.loads(Path(config.run_dir, "eval.json").read_text())["environment"]["commit"]
     assert f"| commit of the evaluation | {commit} |" in card
     assert str(tmp_path / "out") not in card.partition("## Configuration")[0]  # of this machine alone
 
@@ -119,8 +120,8 @@ def test_nothing_is_overwritten(tmp_path):
         export("anything", tmp_path / "out")
 
 
-def test_a_damaged_folder_is_told_in_one_line(run, tmp_path):
-    folder, _, _ = run
+def test_a_damaged_folder_is_told_in_one_line(trained, tmp_path):
+    folder = trained[0].run_dir
     export(folder, tmp_path / "out")
     (tmp_path / "out" / "training.json").unlink()
     with pytest.raises(ValueError, match=r"model\.safetensors .*training\.json"):

@@ -37,8 +37,8 @@ def test_weights_and_tokenizer_are_those_of_the_run(before, exported, tiny_confi
     assert any(not torch.equal(weights(before)[name], weight) for name, weight in weights(config.run_dir).items())
 
 
-def test_an_export_cannot_be_resumed(before, tiny_config, tmp_path):
-    start = export(before, tmp_path / "out")
+def test_an_export_cannot_be_resumed(trained, tiny_config, tmp_path):
+    start = export(trained[0].run_dir, tmp_path / "out")
     with pytest.raises(ValueError, match=r"ckpt_path=.*out.* init_from="):
         train(tiny_config("text_tiny", f"ckpt_path={start}", "trainer.max_steps=20", run="after"))
 
@@ -51,8 +51,9 @@ def test_a_run_that_goes_on_has_its_own_weights(before, tiny_config):
     assert train(tiny_config("text_tiny", *again, run="again"))["perplexity"] > 0
 
 
-def test_weights_that_do_not_fit_are_named(before, tiny_config):
-    config = tiny_config("text_tiny", f"init_from={before}", "model.num_blocks=2", "model.num_heads=2", run="after")
+def test_weights_that_do_not_fit_are_named(trained, tiny_config):
+    start = f"init_from={trained[0].run_dir}"
+    config = tiny_config("text_tiny", start, "model.num_blocks=2", "model.num_heads=2", run="after")
     with pytest.raises(ValueError, match="init_from") as error:
         build(config)
     assert re.search(r"blocks\.0\.mixer\.recurrence\.R: \[4, 1, 8, 8\].*\[4, 2, 4, 4\]", str(error.value))

@@ -114,7 +114,7 @@ def test_a_profiler_reports_once(monkeypatch):
 
 
 def test_lines_in_place_of_a_bar(tiny_config, capsys):
-    config = tiny_config("text_tiny", "trainer.enable_progress_bar=true", "samples=false", "logger=none")
+    config = tiny_config("text_tiny", "trainer.enable_progress_bar=true", "logger=none")
     train(config)
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines() if line.startswith("step ")]

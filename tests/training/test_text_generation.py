@@ -5,7 +5,6 @@ import runpy
 import pytest
 import torch
 
-from scripts.train import train
 from tests.tiny_runs import run as command
 from training import checkpoint
 from training.export import export
@@ -20,9 +19,8 @@ def text(ckpt, seed=0, **options):
 
 
 @pytest.fixture
-def run(tiny_config):
-    config = tiny_config("text_tiny")
-    train(config)
+def run(trained):
+    config, _ = trained
     return config.run_dir
 
 
