@@ -180,7 +180,8 @@ def test_losses_by_position_are_those_of_whole_documents(model, tiny_config, tmp
     blocks = ["model.num_blocks=3"] if model == "model=hybrid" else []
     for number in range(6):
         (tmp_path / "texts" / f"{number}.txt").write_text(f"text {number} has {number**3}. " * 200)
-    config = tiny_config("text_tiny", model, *blocks, "data.eval_length=256", "data.batch_size=2", "val_every=8")
+    few = ["val_every=8", "trainer.limit_val_batches=2"]
+    config = tiny_config("text_tiny", model, *blocks, "data.eval_length=256", "data.batch_size=2", *few)
     found = train(config)["by_position"]
     data = instantiate(config.data)
     data.setup()
