@@ -189,13 +189,13 @@ def _finding(runs: list[dict]) -> str:
         values = [f"{perplexity(found[kind], low, high):.2f} {_TOLD[kind]}" for kind in _TOLD if kind in found]
         if values:
             told.append(f"context {context}: {', '.join(values)}")
-    return f"Perplexity of LSTMs at positions {low} to {high - 1}\n{'; '.join(told)}"
+    return "\n".join([f"Perplexity of LSTMs at positions {low} to {high - 1}", *told])
 
 
 CONTEXT = Reproduction(
     source="context",
-    what="The same LSTM trained on windows of 128, 256 and 1024 tokens, with and without its state carried from window "
-    f"to window (`data.stateful`), in shuffled lanes of {LANE:,} tokens (`data.lane_tokens`) or in one lane for each "
+    what="The same LSTM trained on windows of several lengths, with and without its state carried from window to "
+    f"window (`data.stateful`), in shuffled lanes of {LANE:,} tokens (`data.lane_tokens`) or in one lane for each "
     "row of a step, beside a Transformer: perplexity by the position in long documents (experiment=context).",
     measure=_measure,
     table=_table,

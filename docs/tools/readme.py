@@ -20,8 +20,8 @@ from reproduction.language_model import ours
 from reproduction.result import paper
 
 PAGE = ROOT / "README.md"
-H100, H200 = RESULTS / "h100", RESULTS / "h200"
-STATE_TRACKING = H100 / "state_tracking.json"
+H200 = RESULTS / "h200"
+STATE_TRACKING = H200 / "state_tracking.json"
 KERNELS = H200 / "kernels_main.json"
 LOOP = H200 / "kernels_heads.json"
 OWN_CELL = H200 / "options.json"
