@@ -97,7 +97,7 @@ def _draw(contents: list[dict], file: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
         axes.grid(alpha=0.3)
-    of_text.legend(fontsize=8, loc="lower right")
+    of_text.legend(fontsize=7, loc="lower right")
     of_speed.legend(fontsize=8)
     figure.suptitle(_finding(runs), fontsize=11)
     figure.savefig(file, dpi=150)
