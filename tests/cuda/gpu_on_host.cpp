@@ -3,6 +3,9 @@
 
 [[noreturn]] void fail(const char* what) { std::fprintf(stderr, "broken: %s\n", what), std::abort(); }
 
+// ThreadSanitizer would wait a second for the threads of a program that ends.
+extern "C" const char* __tsan_default_options() { return "atexit_sleep_ms=0"; }
+
 // Threads, and what they wait for.
 
 Thread main_thread, *self = &main_thread;

@@ -41,6 +41,7 @@ def test_a_damaged_file_is_named(tmp_path, num_workers):
     assert len(message.splitlines()) == 2
 
 
+@pytest.mark.slow  # PyTorch looks for dead workers every five seconds
 def test_a_killed_worker_is_told(tmp_path):
     loader = ResumableDataModule(4, num_workers=1, seed=0).training_loader(Killed(), 100)
     message = message_of(loader)
