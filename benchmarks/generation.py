@@ -92,9 +92,8 @@ def rows(models: Sequence[str], contexts: Sequence[int], known: Iterable[dict] =
     first token. On a GPU these are medians of five calls, after more than 65,536 tokens of one. first_call_s: of the
     first call of a model, which compiles what its process has not compiled before. peak_mib: of memory beside the
     weights; cache_mib: of the cache. reading_ms: of reading once the weights that a token needs, at the bandwidth of a
-    copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16, or those of linear
-    layers in 8 bits; on a CPU 4 blocks of width 256 in float32, processor
-    time of one thread."""
+    copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16, or those of linear layers in 8 bits; on a
+    CPU 4 blocks of width 256 in float32, processor time of one thread."""
     gpu = torch.cuda.is_available()
     if not gpu:
         torch.set_num_threads(1)

@@ -51,6 +51,12 @@ def quantize(model: nn.Module) -> None:
                 setattr(module, name, Int8Linear(child))
 
 
+def check_weights(weights: str) -> None:
+    """Raise ValueError unless this is one of WEIGHTS."""
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights={weights}: expected one of {', '.join(WEIGHTS)}")
+
+
 def is_quantized(model: nn.Module) -> bool:
     """Return whether the model has such layers."""
     return any(isinstance(module, Int8Linear) for module in model.modules())

@@ -1,4 +1,4 @@
-"""Axes of times over sizes."""
+"""Axes of figures over sizes and over tokens."""
 
 from collections.abc import Iterable
 
@@ -15,4 +15,11 @@ def milliseconds_over(axes: Axes, label: str, sizes: Iterable[int]) -> None:
     axes.set_xticks(ticks, labels=map(str, ticks))
     number_log_axis(axes.yaxis)
     axes.set(xlabel=label, ylabel="ms")
+    axes.grid(alpha=0.3)
+
+
+def over_tokens(axes: Axes) -> None:
+    """Make the horizontal axis logarithmic, in tokens."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     axes.grid(alpha=0.3)

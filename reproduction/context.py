@@ -135,6 +135,8 @@ def _draw(contents: list[dict], file: Path) -> None:
     """Draw perplexity over the position: solid with states carried on in training, dashed without."""
     from matplotlib.figure import Figure
 
+    from reproduction.axes import over_tokens
+
     runs = finished(runs_of(contents))
     contexts = sorted({run["context_length"] for run in runs})
     figure = Figure(figsize=(max(6.5, 4.5 * len(contexts)), 4.6), layout="constrained")
@@ -144,10 +146,8 @@ def _draw(contents: list[dict], file: Path) -> None:
             if run["context_length"] == context:
                 style = dict(zip(("color", "linestyle"), _STYLES[_is_lstm(run), kind(run)], strict=True))
                 axes.plot(*zip(*doubling(run), strict=True), label=name_of(run), marker=".", markersize=4, **style)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+        over_tokens(axes)
         axes.set_xlabel("position in the document (each point the mean up to the next)", fontsize=8)
-        axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     shown = [value for run in runs if _is_lstm(run) or run["eval_context"] for _, value in doubling(run)]
     panels[0].set_ylim(0.9 * min(shown), 1.1 * max(shown))
@@ -186,7 +186,9 @@ def _finding(runs: list[dict]) -> str:
     told = []
     for context in CONTEXTS:
         found = {kind(run): run for run in runs if _is_lstm(run) and run["context_length"] == context}
-        values = [f"{perplexity(found[kind], low, high):.2f} {_TOLD[kind]}" for kind in _TOLD if kind in found]
+        values = [
+            f"{perplexity(found[one], low, high):.2f} {told_of}" for one, told_of in _TOLD.items() if one in found
+        ]
         if values:
             told.append(f"context {context}: {', '.join(values)}")
     return "\n".join([f"Perplexity of LSTMs at positions {low} to {high - 1}", *told])

@@ -71,6 +71,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
     from benchmarks.figures import number_log_axis
+    from reproduction.axes import over_tokens
 
     runs = _runs(contents)
     figure = Figure(figsize=(13, 4.2), layout="constrained")
@@ -94,9 +95,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     of_speed.set_ylim(min(paces) / 3, 2 * max(paces))  # a difference of a per cent is none
     number_log_axis(of_speed.yaxis)
     for axes in (of_text, of_state, of_speed):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
-        axes.grid(alpha=0.3)
+        over_tokens(axes)
     of_text.legend(fontsize=7, loc="lower right")
     of_speed.legend(fontsize=8)
     figure.suptitle(_finding(runs), fontsize=11)

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from models.quantization import WEIGHTS, quantize
+from models.quantization import check_weights, quantize
 from training import checkpoint, data_interface, results
 from training.build import Run
 from training.command_line import prepare_process
@@ -48,8 +48,7 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any], weights: str = "fl
         changes: to the config of the run, which has all their keys.
         weights: of linear layers: "float", or "int8" for `models.quantization.quantize`.
     """
-    if weights not in WEIGHTS:
-        raise ValueError(f"weights={weights}: expected one of {', '.join(WEIGHTS)}")
+    check_weights(weights)
     changed = [key.removeprefix(".") for key in leaves(OmegaConf.to_container(OmegaConf.create(changes)), "")]
     _check_read(changed)
     file = checkpoint.find(ckpt)

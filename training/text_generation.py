@@ -22,7 +22,7 @@ from models.generation.continuous_batching import Prompt, StopConditions, answer
 from models.generation.decoder import unsupported_reason
 from models.generation.sampler import SamplingParams
 from models.hugging_face import FlashRNNForCausalLM
-from models.quantization import WEIGHTS, quantize
+from models.quantization import check_weights, quantize
 from training import export
 from training.prompt_file import AnswerFile, read_prompts
 
@@ -47,9 +47,9 @@ def load(
     ckpt: str, device: str, dtype: str, weights: str, top_p: float
 ) -> tuple[FlashRNNForCausalLM, PreTrainedTokenizerBase]:
     """Check the options, and return model and tokenizer."""
-    for name, value, known in (("dtype", dtype, DTYPES), ("weights", weights, WEIGHTS)):
-        if value not in known:
-            raise ValueError(f"{name}={value}: expected one of {', '.join(known)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype}: expected one of {', '.join(DTYPES)}")
+    check_weights(weights)
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p}: expected a probability above 0; 1.0 samples from all tokens")
     if device == "auto":

@@ -26,20 +26,14 @@ _READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
 _BOTH = 7  # tenths of the shorter of products and reads, which overlap, but not completely
 _WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, without those of its cells
 _CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
-_OPERATION = {
-    False: 2,
-    True: 4,
-}  # one more operation in the step of a cell, if several blocks share a head, or one has it
+_OPERATION = 4  # one more operation in the step of a cell, if one block has the head
+_OPERATION_OF_SEVERAL = 2  # and if several share it
 _REDUCTION = 200  # reducing over the units of a block
 _REDUCTION_OF_BLOCKS = {False: 600, True: 5000}  # and over those of several, of a cluster or of a grid
-_NEXT_WARP = (
-    5  # eighths of its time that a warp after the first of a scheduler takes for cells whose step reduces over units
-)
+_NEXT_WARP = 5  # eighths of its time that a scheduler's next warp takes for cells whose step reduces over units
 _SECOND_TILE = 59  # what a second batch tile in a block costs besides its work
-_SECOND_BLOCK = {
-    False: 5,
-    True: 4,
-}  # eighths of its time that a block after the first takes where two fit; if steps reduce over units
+# Eighths of its time that a block after the first takes where two fit on a multiprocessor, by whether steps reduce.
+_SECOND_BLOCK = {False: 5, True: 4}
 _REDUCE = 114  # reducing the slice-K sums of a tile, for each of its warps; a grid's exchange hides it
 _SINGLE = 100  # a lane of a cluster with one cell, whose accesses to memory are half as wide as those of a pair
 _EXCHANGE = {"forward": 86, "backward": 193}  # sending a step's results from block to block of a cluster
@@ -86,7 +80,7 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     cell_warps = tiling.unit_tiles * minimum(tiling.k_slices, lane_cells(spec, tiling))
     of_scheduler = ceil_div(cell_warps, 4)
     several = _several(spec, tiling)
-    operation = _OPERATION[True] + several * (_OPERATION[False] - _OPERATION[True])
+    operation = _OPERATION + several * (_OPERATION_OF_SEVERAL - _OPERATION)
     cells = _WARP[direction] + cells_of_lane(spec, tiling) * (
         _CELL[direction] + operation * more_operations(spec.cell, direction)
     )
@@ -102,9 +96,9 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     if direction == "forward" and not tiling.grid:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
         if not exchanges(spec.cell, direction):
-            step += _several(spec, tiling) * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
+            step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
     if spec.steps:  # more of one block, and its beginning alone, take about as long
-        step += _several(spec, tiling) * splits * tiles * _LOAD // spec.steps
+        step += several * splits * tiles * _LOAD // spec.steps
     if spillable(spec, tiling.grid):
         available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * warps))
         step += _SPILLED * maximum(registers(spec, tiling) - available, 0)
