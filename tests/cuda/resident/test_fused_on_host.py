@@ -35,22 +35,24 @@ def tiled(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid=False, stag
 # A thread that reads the results of each chunk as soon as all blocks have counted it.
 WATCHED = """
 void watched(PARAMETERS) {
+  const Params params{PARAMETER_NAMES};
   Thread reader;
   if (blockIdx.x == 0 && threadIdx.x == 0)
     start(reader, [=] {
-      u32 sum = 0, *counter = progress;
+      const i64 B = params.B, T = params.T;
+      u32 sum = 0, *counter = params.progress;
       for (int done = 0, end; (end = done + chunk_steps(done, T - done)) < T; done = end) {
         await(counter++, BLOCKS);
         for (int step = done; step < end; step++)
           for (i64 b = 0; b < B; b++) {
-            const i64 row = b * row_b + (T - 1 - step) * row_t;
-            for (i64 i = 0; i < GI * ROW; i++) sum += d_x[row * GI * ROW + i].bits;
-            for (i64 i = 0; i < GU * ROW; i++) sum += d_u[row * GU * ROW + i].bits;
+            const i64 row = b * params.row_b + (T - 1 - step) * params.row_t;
+            for (i64 i = 0; i < GI * ROW; i++) sum += params.d_x[row * GI * ROW + i].bits;
+            for (i64 i = 0; i < GU * ROW; i++) sum += params.d_u[row * GU * ROW + i].bits;
           }
       }
-      CHECK(counter > progress && sum > 0);
+      CHECK(counter > params.progress && sum > 0);
     });
-  flashrnn_backward(ARGUMENTS);
+  flashrnn_backward(PARAMETER_NAMES);
   if (blockIdx.x == 0 && threadIdx.x == 0) join(reader);
 }
 """
@@ -76,12 +78,10 @@ def on_host(monkeypatch, other_backends):
             shared = tiling.shared_bytes(spec, chosen)
             counts = watched and direction == "backward"
             text = prelude(replace(spec, gpu=named_gpu("H100")) if counts else spec, chosen, shared)
-            parameters = fused(spec)
-            watching = WATCHED.replace("ARGUMENTS", ", ".join(one.name for one in parameters))
-            entry, more = ("watched", watching) if counts else (f"flashrnn_{direction}", "")
+            entry, more = ("watched", WATCHED) if counts else (f"flashrnn_{direction}", "")
             program = compile_for_host(entry, text, f"resident/kernels/{direction}.cuh", more)
             kind = Counting if counts else HostKernel
-            return kind(program, parameters, chosen.blocks, chosen.threads, shared), chosen
+            return kind(program, fused(spec), chosen.blocks, chosen.threads, shared), chosen
 
         monkeypatch.setattr(backend, "_kernel", kernel)
         monkeypatch.setattr(backend, "meanwhile", lambda *_: nullcontext())  # nothing is to be compiled for a GPU

@@ -15,24 +15,18 @@ DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][C
   }
 }
 
-template <bool>
-struct BiasOf { using type = float; };
-template <>
-struct BiasOf<true> { using type = scalar; };
-using bias_number = BiasOf<HALF_BIAS>::type;
-
 // Locates the lane's cells, and loads their states before the first step and their biases.
-DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[GATES][CELLS], const float* initial,
-                       const bias_number* bias, i64 B, const ThreadCoord& coord) {
+DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[GATES][CELLS], const Params& params,
+                       const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     cells.sequence[q] = coord.of_batch(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     cells.element[q] = coord.head * D + coord.unit(q);
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = cells.valid[q] ? initial[cells.state_index(i, q, B)] : 0;
+    for (int i = 0; i < STATES; i++) s[i][q] = cells.valid[q] ? params.initial[cells.state_index(i, q, params.B)] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) b[j][q] = cells.valid[q] ? float(bias[j * ROW + cells.element[q]]) : 0;
+    for (int j = 0; j < GATES; j++) b[j][q] = cells.valid[q] ? float(params.bias[j * ROW + cells.element[q]]) : 0;
   }
 }
 
@@ -119,24 +113,23 @@ struct Results {
   aux_number* aux_to[PAIRS];
   gate* gates_to[PAIRS];
   i64 aux_stride;  // from state to state
-  DEVICE void start(scalar* h, aux_number* aux, gate* gates, i64 row_b, i64 row_t, i64 aux_stride_, const LaneCells& cells,
-                    const ThreadCoord& coord) {
+  DEVICE void start(const Params& params, const LaneCells& cells, const ThreadCoord& coord) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
-      i64 at = (cells.sequence[p * PAIR] * row_b - row_t) * ROW + cells.element[p * PAIR];  // one step before the first
-      h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * STORED;
+      i64 at = (cells.sequence[p * PAIR] * params.row_b - params.row_t) * ROW + cells.element[p * PAIR];  // one step before the first
+      h_to[p] = params.h + at, aux_to[p] = params.aux + at, gates_to[p] = params.gates + at * STORED;
       if constexpr (GATES_IN_PIECES) {
         const int number = coord.unit(p * PAIR) * GATES;
         gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
       }
       if constexpr (STATISTICS > 0)
-        gates_to[p] += ((cells.sequence[p * PAIR] * row_b - row_t) * HEADS + coord.head) * (HEAD_NUMBERS - D * STORED);
+        gates_to[p] += ((cells.sequence[p * PAIR] * params.row_b - params.row_t) * HEADS + coord.head) * (HEAD_NUMBERS - D * STORED);
       asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
     }
-    aux_stride = aux_stride_;
+    aux_stride = params.B * params.T * ROW;
     asm_fence(aux_stride);
   }
-  DEVICE void store(const float (&s)[STATES][CELLS], const StepStrides& strides, const ThreadCoord& coord) {
+  DEVICE void store(const float (&s)[STATES][CELLS], const Params& params, const ThreadCoord& coord) {
     h.store_global(h_to, 0, to_store);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
@@ -147,14 +140,14 @@ struct Results {
     if (STORE_GATES) store_statistics(statistics, gates_to, to_store, coord);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
-      advance(h_to[p], strides.h), advance(aux_to[p], strides.aux), advance(gates_to[p], strides.gates);
+      advance(h_to[p], params.h_step), advance(aux_to[p], params.aux_step), advance(gates_to[p], params.gates_step);
   }
 };
 
-DEVICE void store_states(float* last, const float (&s)[STATES][CELLS], const LaneCells& cells, i64 B) {
+DEVICE void store_states(const float (&s)[STATES][CELLS], const Params& params, const LaneCells& cells) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++)
-      if (cells.valid[q]) last[cells.state_index(i, q, B)] = s[i][q];
+      if (cells.valid[q]) params.last[cells.state_index(i, q, params.B)] = s[i][q];
 }
