@@ -96,45 +96,61 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
   }
 }
 
-// Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
-// gradients of its gates, and their product with R for the step before it. `stage` holds the step's inputs.
-DEVICE void step_backward(int step, int& stage, const Params& params, int steps, const SharedMemory& shared, const Weights& weights,
-                          const LaneCells& cells, CarriedCells& carried, const Resets& resets, StepInputs& inputs,
-                          AuxGradients& aux_gradients,
-                          StoredCells (&d_gate)[GATES], Results& results, const u32 (&gate_operand)[PAIRS],
-                          const Exchange& exchange, const UnitReductions& units, const ThreadCoord& coord) {
-  const int t = steps - 1 - step;
-  const char* tile = shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
-  constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether sums are there before the inputs are read
-  float c[1][BATCH_TILES][4] = {}, sums[CELLS];
-  multiply(c, step - 1, weights, shared.operand, coord);
-  if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
-  aux_gradients.load(t - 1, cells.valid);
-  StepCells read;
-  read.read(tile, shared.constants, carried.first_h, t == 0, coord);
-  resets.masks(read.masks, t);
-  results.store(d_gate, params);
-  inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
-  if constexpr (REDUCES) read.read_statistics(tile, coord);
+// The loop: what its steps work on, which are variables of the kernel.
+struct Loop {
+  const Params params;
+  const SharedMemory& shared;
+  const ThreadCoord& coord;
+  const Exchange& exchange;
+  const UnitReductions& units;
+  const Weights& weights;
+  const LaneCells& cells;
+  const Resets& resets;
+  const u32 (&gate_operand)[PAIRS];  // where the gradients of the lane's gates go in shared memory
+  CarriedCells& carried;
+  StepInputs& inputs;
+  AuxGradients& aux_gradients;
+  StoredCells (&d_gate)[GATES];
+  Results& results;
+  const int steps;
+  int stage = 0;  // that has the step's inputs
 
-  auto from_next = [&](float (&d_h)[CELLS]) {
-    if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
-  };
-  float d_g[GATES][CELLS];
-  step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
+  // Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
+  // gradients of its gates, and their product with R for the step before it.
+  DEVICE void step_backward(int step) {
+    const int t = steps - 1 - step;
+    const char* tile = shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
+    constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether sums are there before the inputs are read
+    float c[1][BATCH_TILES][4] = {}, sums[CELLS];
+    multiply(c, step - 1, weights, shared.operand, coord);
+    if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
+    aux_gradients.load(t - 1, cells.valid);
+    StepCells read;
+    read.read(tile, shared.constants, carried.first_h, t == 0, coord);
+    resets.masks(read.masks, t);
+    results.store(d_gate, params);
+    inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
+    if constexpr (REDUCES) read.read_statistics(tile, coord);
 
-  if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
-  store_gate_operands(d_gate, d_g, gate_operand, (step & 1) * GATE_BYTES, coord);
+    auto from_next = [&](float (&d_h)[CELLS]) {
+      if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
 #pragma unroll
-  for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
-  copy_wait<STAGES - 2>();
-  if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used());
-  __syncthreads();
-  if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.operand, exchange, coord);
-  stage = stage + 1 == STAGES ? 0 : stage + 1;
-}
+      for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
+    };
+    float d_g[GATES][CELLS];
+    step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
+
+    if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
+    store_gate_operands(d_gate, d_g, gate_operand, (step & 1) * GATE_BYTES, coord);
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+    copy_wait<STAGES - 2>();
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used());
+    __syncthreads();
+    if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.operand, exchange, coord);
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+};
 
 // In a grid, clears what this block exchanges with others, who wait for it in wait_for_group.
 DEVICE void arrive_at_grid(const Exchange& exchange, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
@@ -222,10 +238,10 @@ flashrnn_backward(PARAMETERS) {
   aux_gradients.load(steps - 1, cells.valid);
   load_after(carried.after, params, cells);
 
-  int stage = 0;
+  Loop loop{params,  shared,  coord,       exchange,      units,  weights, cells, of_cells, gate_operand,
+            carried, next_inputs, aux_gradients, d_gate, results, steps};
   for_each_step(steps, params.progress, of_cells, [&](int step) {
-    step_backward(step, stage, params, steps, shared, weights, cells, carried, of_cells, next_inputs, aux_gradients, d_gate, results,
-                  gate_operand, exchange, units, coord);
+    loop.step_backward(step);
     ++units.step;
   });
 

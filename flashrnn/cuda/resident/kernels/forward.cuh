@@ -88,57 +88,70 @@ DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& share
   }
 }
 
-// One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
-// `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
-DEVICE void step_forward(int t, int& stage, const Params& params, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
-                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], float (&constants)[CONSTANTS + 1][PAIR],
-                         const Resets& resets, u32 (&carried)[PAIRS], InputLoader& loader,
-                         Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
-                         const ThreadCoord& coord) {
-  const int next = t + 1 & 1;
-  const bool exchange = BLOCKS > 1 && t + 1 < steps;
-  if (GRID && exchange) ring.clear(t + 1);
-  if (CLUSTERED && exchange) expect_h(shared.barriers, next, coord);
+// The loop: what its steps work on, which are variables of the kernel.
+struct Loop {
+  const Params params;
+  const SharedMemory& shared;
+  const ThreadCoord& coord;
+  const Ring& ring;
+  const UnitReductions& units;
+  const Weights& weights;
+  const LaneCells& cells;
+  const Resets& resets;
+  const u32 (&h_operand)[PAIRS];  // where the lane's h goes in shared memory, or in the send buffer
+  CarriedCells& carried;
+  InputLoader& loader;
+  Results& results;
+  const int steps;
+  int stage = 0;  // that has the step's inputs
 
-  float c[GR][BATCH_TILES][4] = {};
-  begin_sums(c, b);
-  multiply(c, weights, shared_address(shared.operand), shared.barriers, t, coord);
-  float v[GI][CELLS];
-  u32 next_carried[PAIRS];
-  read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
-  resets.masks(next_carried, t + 1);
-  results.store(s, params, coord);
-  auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
-  if (!IN_ROWS) load_inputs();
+  // One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
+  DEVICE void step_forward(int t) {
+    const int next = t + 1 & 1;
+    const bool exchange = BLOCKS > 1 && t + 1 < steps;
+    if (GRID && exchange) ring.clear(t + 1);
+    if (CLUSTERED && exchange) expect_h(shared.barriers, next, coord);
+
+    float c[GR][BATCH_TILES][4] = {};
+    begin_sums(c, carried.b);
+    multiply(c, weights, shared_address(shared.operand), shared.barriers, t, coord);
+    float v[GI][CELLS];
+    u32 next_masks[PAIRS];
+    read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
+    resets.masks(next_masks, t + 1);
+    results.store(carried.s, params, coord);
+    auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
+    if (!IN_ROWS) load_inputs();
 #if REDUCES
-  auto u = [&](float (&sums)[GR][CELLS]) {
-    reduce_slices<GR>(sums, c, shared.sums, coord);
-    if (IN_ROWS) load_inputs();  // while the sums arrive
-  };
+    auto u = [&](float (&sums)[GR][CELLS]) {
+      reduce_slices<GR>(sums, c, shared.sums, coord);
+      if (IN_ROWS) load_inputs();  // while the sums arrive
+    };
 #else
-  float u[GR][CELLS];
-  reduce_slices<GR>(u, c, shared.sums, coord);
+    float u[GR][CELLS];
+    reduce_slices<GR>(u, c, shared.sums, coord);
 #endif
-  stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
 
-  if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
-  if (!IN_ROWS) read_constants(constants, shared.constants, coord);
-  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, results.statistics);
-  if (coord.has_cells()) {
-    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, results.statistics);
-    results.h.round(s[0]);
-    results.h.get(s[0]);
-    StoredCells operand = results.h;
-    if (RESET) operand.mask(next_carried);  // so the sums of a step that is reset are zero
-    store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
+    if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
+    if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
+    if constexpr (REDUCES) step_cells(carried, results, v, u, cells.valid, units);
+    if (coord.has_cells()) {
+      if constexpr (!REDUCES) step_cells(carried, results, v, u, cells.valid, units);
+      results.h.round(carried.s[0]);
+      results.h.get(carried.s[0]);
+      StoredCells operand = results.h;
+      if (RESET) operand.mask(next_masks);  // so the sums of a step that is reset are zero
+      store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
+    }
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
+    copy_wait<STAGES - 2>();
+    all_gather(t, next, exchange, shared, ring, coord);
   }
-#pragma unroll
-  for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) carried[p] = next_carried[p];
-  copy_wait<STAGES - 2>();
-  all_gather(t, next, exchange, shared, ring, coord);
-}
+};
 
 // In a grid, clears what this block exchanges with others, who wait for it in wait_for_group.
 DEVICE void arrive_at_grid(const Ring& ring, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier) {
@@ -188,13 +201,13 @@ flashrnn_forward(PARAMETERS) {
   Weights weights;
   load_weights(weights, shared.fragments, params.R, coord);
   LaneCells cells;
-  float s[STATES][CELLS], b[GATES][CELLS];
-  load_cells(cells, s, b, params, coord);
+  CarriedCells carried;
+  load_cells(cells, carried, params, coord);
   store_initial_h(shared.operand, params, coord);
   load_constants(shared.constants, params, coord);
   Results results;
-  results.h.round(s[0]);  // as h of every step
-  results.h.get(s[0]);
+  results.h.round(carried.s[0]);  // as h of every step
+  results.h.get(carried.s[0]);
   InputLoader loader;
   loader.start(shared.inputs, params, coord);
   loader.load_first(steps, params.x_step);
@@ -205,16 +218,12 @@ flashrnn_forward(PARAMETERS) {
                     BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
   Resets of_cells;
   of_cells.start(params, cells, 0, WORD);
-  u32 carried[PAIRS];  // masks of the step
-  of_cells.masks(carried, 0);
+  of_cells.masks(carried.masks, 0);
+  if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // there are registers for them
 
-  float constants[CONSTANTS + 1][PAIR];
-  if (IN_ROWS) read_constants(constants, shared.constants, coord);  // there are registers for them
-  int stage = 0;
+  Loop loop{params, shared, coord, ring, units, weights, cells, of_cells, h_operand, carried, loader, results, steps};
   auto run = [&](int begin, int end) {
-    for (int t = begin; t < end; t++, units.step++)
-      step_forward(t, stage, params, steps, shared, weights, cells, s, b, constants, of_cells, carried, loader, results, h_operand,
-                   ring, units, coord);
+    for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
   if constexpr (RESET) {
     for (int begin = 0, end; begin < steps; begin = end) {
@@ -227,8 +236,8 @@ flashrnn_forward(PARAMETERS) {
   }
 
   // Epilogue: the last results; no block ends while others may still send to it.
-  results.store(s, params, coord);
-  store_states(s, params, cells);
+  results.store(carried.s, params, coord);
+  store_states(carried.s, params, cells);
   if constexpr (CLUSTERED) cluster_sync();
   if (uses_grid_barrier) grid_barrier.reset();
 }
