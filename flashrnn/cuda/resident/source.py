@@ -7,7 +7,6 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.solver import any_sequences
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
@@ -44,8 +43,8 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "UNIT_TILES": tiling.unit_tiles,
         "K_SLICES": tiling.k_slices,
         "BATCH_TILES": tiling.batch_tiles,
-        "SEQUENCES": tiling.columns if any_sequences(cell, tiling) else tiling.sequences,
-        "ANY_SEQUENCES": any_sequences(cell, tiling),
+        "SEQUENCES": tiling.columns if tiling.any_sequences else tiling.sequences,
+        "ANY_SEQUENCES": tiling.any_sequences,
         "BLOCKS": tiling.blocks,
         "GRID": tiling.grid,
         "STAGES": tiling.stages,

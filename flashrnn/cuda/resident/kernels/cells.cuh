@@ -9,7 +9,7 @@ constexpr int PAIRS = CELLS / PAIR;
 
 // Whether new states and gradients are finite in cells that are none, which then need no masks: padding of the batch, and of the
 // head, but for steps that see other units of it.
-constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || SEQUENCES == SEQS)));
+constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !FEWER)));
 
 // Where the lane's cells are: a unit of a sequence each.
 struct LaneCells {

@@ -33,7 +33,7 @@ struct ClusterReductions {
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     if (!coord.has_cells()) return;
-    if (threadIdx.x == 0) barrier_expect(barrier(buffer), BLOCKS * CONTRIBUTIONS * SEQUENCES * part_floats(Part::WORDS) * 4);
+    if (threadIdx.x == 0) barrier_expect(barrier(buffer), BLOCKS * CONTRIBUTIONS * coord.used() * part_floats(Part::WORDS) * 4);
     const u32 before = EXCHANGES > 1 ? received_before(NUMBER) : buffer * received_before(1);
     Part parts[PAIRS];
 #pragma unroll
@@ -94,7 +94,7 @@ struct ClusterReductions {
   // Sends the warp's part of a sequence to every eighth block, from the lane's quad on.
   template <class Part>
   DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
-    if (SEQUENCES < SEQS && sequence >= SEQUENCES) return;
+    if (FEWER && sequence >= coord.used()) return;
     constexpr int FLOATS = part_floats(Part::WORDS);
     const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
     const u32 place = shared_address(received) + before + ((coord.rank * CONTRIBUTIONS + contribution) * SEQUENCES + sequence) * FLOATS * 4;
@@ -114,7 +114,7 @@ struct ClusterReductions {
   template <class Part>
   DEVICE void total_received(Part& total, u32 before, int sequence) const {
     constexpr int FLOATS = part_floats(Part::WORDS), PARTS = BLOCKS * CONTRIBUTIONS;
-    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, SEQUENCES - 1) * FLOATS;
+    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, coord.used() - 1) * FLOATS;
     load(total, parts);  // whose shifts and maxima all lanes take
 #pragma unroll
     for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;

@@ -39,7 +39,7 @@ constexpr i64 ROW = i64(HEADS) * D;                         // units of all head
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
 constexpr bool FEWER = ANY_SEQUENCES || SEQUENCES < SEQS;
-static_assert(!ANY_SEQUENCES || (CLUSTERED && !REDUCES));
+static_assert(!ANY_SEQUENCES || CLUSTERED);
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
 static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
 
