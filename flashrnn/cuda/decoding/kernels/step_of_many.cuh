@@ -31,13 +31,13 @@ template <int K>
 DEVICE void add_parts(Shared& shared, const Sums (&c)[K], float (&results)[K][VALUES]) {
   const int lane = threadIdx.x % 32;
   auto& of_tile = shared.sums[seq_tile()];
-  auto meet = [] { named_barrier<32 * PARTS>(2 + seq_tile()); };
-  meet();  // all have read the previous sums
+  auto barrier = [] { named_barrier<32 * PARTS>(2 + seq_tile()); };
+  barrier();  // all have read the previous sums
 #pragma unroll
   for (int k = 0; k < K; k++)
 #pragma unroll
     for (int i = 0; i < 4; i++) of_tile[part()][k][i][lane] = c[k][0][0][i];
-  meet();
+  barrier();
 #pragma unroll
   for (int k = 0; k < K; k++)
 #pragma unroll
