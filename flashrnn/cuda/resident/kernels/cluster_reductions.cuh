@@ -4,7 +4,12 @@
 // received for its own sequences. No barrier of a block is needed: who receives an exchange knows that all warps of the cluster have
 // read the one before, so that its buffer may be written again.
 #pragma once
-#include "resident/kernels/unit_reductions.cuh"
+#include "kernels/partial.cuh"
+#include "resident/kernels/cells.cuh"
+
+constexpr int HOLDERS = CELLS == 1 ? 2 : 1;          // warps of a unit tile that hold the same sequence's units
+constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
+constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 
 // Return the floats that a part takes: two, or whole vectors of four.
 constexpr int part_floats(int words) { return words <= 2 ? 2 : (words + 3) / 4 * 4; }
@@ -94,7 +99,7 @@ struct ClusterReductions {
   // Sends the warp's part of a sequence to every eighth block, from the lane's quad on.
   template <class Part>
   DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
-    if (FEWER && sequence >= coord.used()) return;
+    if (FEWER && sequence >= (ANY_SEQUENCES ? coord.used() : SEQUENCES)) return;  // a constant for the compiler, at once
     constexpr int FLOATS = part_floats(Part::WORDS);
     const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
     const u32 place = shared_address(received) + before + ((coord.rank * CONTRIBUTIONS + contribution) * SEQUENCES + sequence) * FLOATS * 4;
