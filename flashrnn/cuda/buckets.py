@@ -2,7 +2,7 @@
 
 The solvers find a tiling for one batch size. Asked for every size, they give up to twelve kernels. FEW of these are
 taken, for a slowdown of at most SLOWEST, by the solvers' estimates, over the fastest. If they would be slower, kernels
-that serve any number of sequences are considered as well; if that does not help, more than FEW are taken.
+with `KernelSpec.any_sequences` are considered as well; if that does not help, more than FEW are taken.
 """
 
 import hashlib

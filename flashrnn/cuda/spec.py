@@ -37,7 +37,7 @@ class KernelSpec:
     gpu: Gpu
     variant: Variant = Variant()
     steps: int = 0  # about as many as a short sequence has, for which loading R takes long; 0: no short one
-    any_sequences: bool = False  # as in resident.tiling.Tiling: one kernel serves more batch sizes, a little slower
+    any_sequences: bool = False  # of steps that reduce over units: as in resident.tiling.Tiling
 
     @property
     def splits(self) -> int:

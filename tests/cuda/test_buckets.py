@@ -44,7 +44,6 @@ def _cache(monkeypatch, tmp_path):
         (resident.SOLVER, GRU, 3, 256, 1.02),
         (resident.SOLVER, LAYERNORM_GRU, 3, 256, SLOWEST),  # the number of sequences is a constant
         (resident.SOLVER, LAYERNORM_GRU, 4, 192, SLOWEST),  # and an argument where six would be slower
-        (resident.SOLVER, get_cell("elman"), 2, 384, SLOWEST),
         (streaming.SOLVER, LSTM, 1, 4096, 1.02),
     ],
     ids=[
@@ -54,7 +53,6 @@ def _cache(monkeypatch, tmp_path):
         "gru 3 x 256",
         "layernorm_gru",
         "any sequences",
-        "elman 2 x 384",
         "streaming",
     ],
 )

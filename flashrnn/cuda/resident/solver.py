@@ -47,8 +47,8 @@ def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], 
 def _as_tiling(spec: KernelSpec, solution: Solution, grid: bool) -> Tiling:
     unknowns = {name: value for name, value in solution.items() if name != _BATCH}
     tiling = Tiling(**{"sequences": 8 * solution["batch_tiles"], **unknowns}, grid=grid)
-    fewer = tiling.sequences < tiling.columns and not trace(spec.cell).reduces
-    return replace(tiling, any_sequences=tiling.blocks > 1 and not grid and (fewer or spec.any_sequences))
+    any_sequences = spec.any_sequences if trace(spec.cell).reduces else tiling.sequences < tiling.columns
+    return replace(tiling, any_sequences=any_sequences and tiling.blocks > 1 and not grid)
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
@@ -132,8 +132,7 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
             # With the number of sequences as an argument, small clusters of 12 x 64 took 181 to 191 us for 512 steps,
             # with all columns 165: they take those, whatever the batch.
             right &= (blocks > 4) | (k_slices < 4)
-            if not spec.any_sequences:
-                right |= (blocks <= 4) & (k_slices == 4) & (sequences == 8 * batch_tiles)
+            right |= (blocks <= 4) & (k_slices == 4) & (sequences == 8 * batch_tiles)
         p.add("sequences of a group", right)
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
