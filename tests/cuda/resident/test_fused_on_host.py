@@ -158,14 +158,27 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
             tiled(4, 4, 1, 8, 1),
             tiled(4, 2, 2, 16, 1),
         ),
-        (Case(COMPETING, B=9, T=3, N=1, D=32), torch.float32, tiled(2, 2, 2, 16, 1), tiled(2, 1, 1, 8, 1)),
+        pytest.param(
+            Case(COMPETING, B=9, T=3, N=1, D=32),
+            torch.float32,
+            tiled(2, 2, 2, 16, 1),
+            tiled(2, 1, 1, 8, 1),
+            marks=pytest.mark.slow,
+        ),
         (Case(LAYERNORM_LSTM, B=7, T=3, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 4, 1), tiled(2, 2, 2, 8, 1)),
-        (Case(LAYERNORM_GRU, B=3, T=3, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 8, 1), tiled(2, 1, 1, 8, 1)),
-        (
+        pytest.param(
+            Case(LAYERNORM_GRU, B=3, T=3, N=1, D=32),
+            torch.bfloat16,
+            tiled(2, 1, 1, 8, 1),
+            tiled(2, 1, 1, 8, 1),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             Case(NORMALISED_LSTM, B=7, T=3, N=1, D=64, reset=True),
             torch.bfloat16,
             tiled(4, 2, 1, 8, 1),
             tiled(4, 1, 1, 4, 1),
+            marks=pytest.mark.slow,
         ),
         (
             Case(NORMALISED_STATE, B=3, T=5, N=2, D=16),
@@ -323,7 +336,7 @@ CLUSTER = {
     [
         (None, {"hidden_size": 60, "num_heads": 2}, ONE_BLOCK),
         (4, {"hidden_size": 60, "num_heads": 2}, ONE_BLOCK),
-        (4, {"hidden_size": 32, "bidirectional": True}, ONE_BLOCK),
+        pytest.param(4, {"hidden_size": 32, "bidirectional": True}, ONE_BLOCK, marks=pytest.mark.slow),
         (5, {"hidden_size": 64, "bidirectional": True, "batch_first": True, "function": "gru"}, CLUSTER),
     ],
     ids=["step", "sequence", "both directions", "both directions in clusters"],
