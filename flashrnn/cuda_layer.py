@@ -115,7 +115,7 @@ class _Layer(torch.autograd.Function):
         out, aux, last, gates = _launched(forward, x, W, R, b, initial, reset, aux, gates)
         ctx.save_for_backward(x, W, out, R, b, reset, aux, gates, *states)
         ctx.set_materialize_grads(False)
-        ctx.first = 5
+        ctx.leading = 5  # arguments before x, which have no gradients
         ctx.call = batch_first, both_ways, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
         return out, *apart(last)
 

@@ -169,7 +169,7 @@ class Layer(torch.autograd.Function):
         out, *ends = _results(batch_first, h, last)
         ctx.save_for_backward(x, W, out, inputs.R, inputs.b, reset, aux, gates, *([] if states is None else [states]))
         ctx.set_materialize_grads(False)
-        ctx.first = 4  # the place of x
+        ctx.leading = 4  # arguments before x, which have no gradients
         ctx.call = batch_first, False, cell, backend, taken, dtype, None if b is None else b.dtype
         return out, *ends
 
@@ -192,7 +192,7 @@ class Layer(torch.autograd.Function):
         grads = StateGradients(_by_heads(d_out, R, batch_first), (None,) * len(aux), d_last)
         call = cell, backend, taken, saved, b, b_dtype, grads, both_ways
         of_Wx, of_R, of_b, of_states = recurrence_gradients(*call)
-        x_wanted, W_wanted, _, b_wanted, *states_wanted = ctx.needs_input_grad[ctx.first :]
+        x_wanted, W_wanted, _, b_wanted, *states_wanted = ctx.needs_input_grad[ctx.leading :]
         rows, swapped = _rows(x)
         of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])
         with no_autocast(x):
@@ -205,7 +205,7 @@ class Layer(torch.autograd.Function):
         of_given = [None] * len(states_wanted)
         if any(states_wanted):
             of_given = of_states.view(len(of_given), *given_states[0].shape).unbind()
-        return *(None,) * ctx.first, of_x, of_W, of_R, of_b if b_wanted else None, *of_given
+        return *(None,) * ctx.leading, of_x, of_W, of_R, of_b if b_wanted else None, *of_given
 
 
 def _by_heads(x: Tensor | None, R: Tensor, batch_first: bool) -> Tensor | None:
