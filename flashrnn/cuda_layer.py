@@ -12,14 +12,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from flashrnn._torch_private import autograd_alone
+from flashrnn._torch_private import autograd_alone, transforms_active
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused, Forward
+from flashrnn.cuda.resident.layers import OverlappedLayers, overlapped_layers
 from flashrnn.directions import is_faster
-from flashrnn.dispatch import choose
-from flashrnn.eager import apart, together
-from flashrnn.eager_layer import Layer, last_states
-from flashrnn.problem import PLAIN, KernelUnavailable, Problem, state_dtype, tf32_allowed
+from flashrnn.dispatch import choose, no_autocast
+from flashrnn.eager import apart, recurrence_gradients, residual_of, together
+from flashrnn.eager_layer import Layer, by_heads, last_states, product_gradients
+from flashrnn.problem import PLAIN, KernelUnavailable, Problem, StateGradients, state_dtype, tf32_allowed
 from flashrnn.stepping import without_hooks
 
 Found = tuple[CudaFused, Forward]
@@ -63,14 +64,16 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
             return None
         given_gradients = [w is not None and w.requires_grad for of_direction in weights for w in of_direction]
         wanted = wanted or (torch.is_grad_enabled() and any(given_gradients))
-        bias = weights[0][2] is not None
-        found = _found(recurrent, (B, T, time_major), x, reset is not None, bias, wanted, both_ways)
-        if found is None:
-            return None
-        layers.append((recurrent, weights, found, wanted))
+        layers.append((recurrent, weights, wanted))
+    sizes = B, T, time_major
+    if reset is None and not both_ways and (done := _at_once(network, layers, sizes, x, given)) is not None:
+        return done
+    found_ones = [_found(*layer, sizes, x, reset is not None, both_ways) for layer in layers]
+    if None in found_ones:
+        return None
     reset = reset.unsqueeze(1) if reset is not None and x.dim() == 2 else reset
     ends = []
-    for k, (recurrent, weights, found, training) in enumerate(layers):
+    for k, ((recurrent, weights, training), found) in enumerate(zip(layers, found_ones, strict=True)):
         if k:
             x = nn.functional.dropout(x, network.dropout, network.training)
         joined = _joined(*weights) if both_ways else weights[0]
@@ -86,6 +89,64 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
 
 
 Weights = tuple[Tensor, Tensor, Tensor | None]  # W, R and b
+
+
+def _at_once(
+    network: nn.Module, layers: Sequence[tuple], sizes: tuple[int, int, bool], x: Tensor, given: Sequence | None
+) -> tuple | None:
+    """Run all layers at the same time.
+
+    Args:
+        network: the FlashRNN, whose layers have one direction.
+        layers: of each layer the recurrence, the weights of its direction and whether a backward pass follows.
+        sizes: batch, steps and whether x is time-major.
+        x: the input.
+        given: the caller's states.
+
+    Returns:
+        What `run` returns. None if this does not serve the layers, or is not faster.
+    """
+    recurrent, ((_, _, b),), training = layers[0]
+    if len(layers) == 1 or x.dim() != 3 or (network.dropout and network.training):
+        return None
+    if {(one.backend, wanted) for one, _, wanted in layers} != {(recurrent.backend, training)}:
+        return None
+    shape = recurrent.cell, recurrent.backend, recurrent.num_heads, recurrent.head_dim, len(layers)
+    found = _overlapped(*shape, sizes, x.dtype, x.device, b is not None and x.dtype.itemsize == 2, training)
+    if found is None or _captured(x):
+        return None
+    weights = [of_layer for _, (of_layer,), _ in layers]
+    if training:
+        flat = [weight for of_layer in weights for weight in of_layer]
+        x, *last = _Layers.apply(network.batch_first, recurrent, *found, len(given or ()), x, *(given or ()), *flat)
+    else:
+        results = found[1](x, weights, _initial_of_all(given or (), len(layers)), False)
+        x, last = results[-1].h, apart(torch.cat([one.last for one in results], dim=1))
+    return x, last[0] if len(last) == 1 else tuple(last)
+
+
+@lru_cache(maxsize=4096)
+def _overlapped(
+    cell: Cell,
+    backend: str,
+    heads: int,
+    head_dim: int,
+    layers: int,
+    sizes: tuple[int, int, bool],
+    dtype: torch.dtype,
+    device: torch.device,
+    half_bias: bool,
+    training: bool,
+) -> tuple[CudaFused, OverlappedLayers] | None:
+    """Return the backend and the layers at the same time; None if that is not served, or not faster."""
+    try:
+        chosen = choose(backend, Problem(cell, heads, head_dim, dtype, device, training, reset=False))
+        if not isinstance(chosen, CudaFused):
+            return None
+        found = overlapped_layers(chosen, cell, layers, heads, head_dim, sizes, dtype, device, half_bias, training)
+    except (ValueError, KernelUnavailable):  # in turn, they may run
+        return None
+    return found and (chosen, found)
 
 
 def _joined(forwards: Weights, backwards: Weights) -> Weights:
@@ -131,6 +192,88 @@ def _launched(
     last = x.new_empty((states, 1, forward.batch, H), dtype=state_dtype(x.dtype))
     forward.launch(Wx, R, b, initial, reset, h, aux, last, gates)
     return h, aux, last, gates
+
+
+class _Layers(torch.autograd.Function):
+    """The output, and the last states [layers, B, H], of layers at the same time.
+
+    `others` are the initial states, `count` of them, and W, R and b of each layer.
+    """
+
+    @staticmethod
+    def forward(ctx, batch_first, recurrent, taken, overlapped, count, x, *others):
+        given, flat = others[:count], others[count:]
+        weights = [flat[i : i + 3] for i in range(0, len(flat), 3)]
+        results = overlapped(x, weights, _initial_of_all(given, len(weights)), True)
+        b_dtype = None if flat[2] is None else flat[2].dtype
+        saved = []
+        for (W, R, b), one in zip(weights, results, strict=True):
+            if b is None:
+                b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
+            saved += W, R, b, one.h, one.aux, one.gates
+        ctx.save_for_backward(x, *given, *saved)
+        ctx.set_materialize_grads(False)
+        ctx.call = batch_first, recurrent.cell, recurrent.backend, taken, overlapped, count, x.dtype, b_dtype
+        return results[-1].h, *apart(torch.cat([one.last for one in results], dim=1))
+
+    @staticmethod
+    def backward(ctx, d_out, *d_ends):
+        batch_first, cell, backend, taken, overlapped, count, dtype, b_dtype = ctx.call
+        x, *saved = ctx.saved_tensors
+        given, saved = saved[:count], saved[count:]
+        layers = [saved[i : i + 6] for i in range(0, len(saved), 6)]
+        R = layers[0][1]
+        initial, d_last = _by_layer(given, len(layers), R), _by_layer(d_ends, len(layers), R)
+        d_h = by_heads(d_out, R, batch_first)
+        calls = []
+        for (_, R, b, h, aux, gates), states, d_end in zip(layers, initial, d_last, strict=True):
+            of_residual = R, states, None, by_heads(h, R, batch_first), aux, gates
+            calls.append((of_residual, b, b_dtype, StateGradients(None, (None,) * len(aux), d_end)))
+        at_once = None
+        if not (transforms_active() or torch.is_grad_enabled() or _captured(x)):
+            with no_autocast(x):
+                at_once = overlapped.backward(
+                    d_h, [(residual_of(cell, taken, *call[:3]), call[3]) for call in calls], [W for W, *_ in layers]
+                )
+        inputs = [x, *(h for _, _, _, h, _, _ in layers[:-1])]
+        x_wanted, *wanted = ctx.needs_input_grad[5:]
+        of_states, of_weights = [], []
+        for k in reversed(range(len(layers))):
+            if at_once is None:
+                *of_call, grads = calls[k]
+                gradients = recurrence_gradients(cell, backend, taken, *of_call, grads._replace(h=d_h))
+            else:
+                gradients = at_once[k]
+            W_wanted, _, b_wanted = wanted[count + 3 * k : count + 3 * k + 3]
+            of_x_wanted = x_wanted if k == 0 else at_once is None
+            of_product = gradients.Wx, inputs[k], layers[k][0], of_x_wanted, W_wanted
+            of_x, of_W = product_gradients(batch_first, dtype, *of_product)
+            d_h = by_heads(of_x, R, batch_first) if k else None
+            of_weights = [of_W, gradients.R, gradients.b if b_wanted else None, *of_weights]
+            of_states = [gradients.states, *of_states]
+        of_given = [None] * count
+        if any(wanted[:count]):
+            of_given = torch.stack(of_states, dim=1).flatten(3).unbind()
+        return *(None,) * 5, of_x, *of_given, *of_weights
+
+
+def _initial_of_all(given: Sequence[Tensor], layers: int) -> list[Tensor | int | None]:
+    """Return the caller's states of each layer as `_initial` does; None where there are none."""
+    return [_initial(given, k, False) if given else None for k in range(layers)]
+
+
+def _by_layer(states: Sequence[Tensor | None], layers: int, R: Tensor) -> list[Tensor | None]:
+    """Return states, or their gradients, [layers, B, H] as [S, B, N, D] of each layer; None where there are none."""
+    known = [state for state in states if state is not None]
+    if not known:
+        return [None] * layers
+    whole = torch.stack([torch.zeros_like(known[0]) if state is None else state for state in states], dim=1)
+    return [one.unflatten(-1, R.shape[1:3]) for one in whole.unbind()]
+
+
+def _captured(x: Tensor) -> bool:
+    """Return whether a CUDA graph captures the call: in one, kernels of layers do not run at the same time."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _on_gpu(x: Tensor) -> bool:
@@ -185,15 +328,15 @@ def _weights(product: nn.Module, recurrent: nn.Module, x: Tensor) -> Weights | N
 
 def _found(
     recurrent: nn.Module,
+    weights: Sequence[Weights],
+    training: bool,
     sizes: tuple[int, int, bool],
     x: Tensor,
     reset: bool,
-    bias: bool,
-    training: bool,
     both_ways: bool,
 ) -> Found | None:
     cell, backend, N, D = recurrent.cell, recurrent.backend, recurrent.num_heads, recurrent.head_dim
-    half_bias, tf32 = bias and x.dtype.itemsize == 2, tf32_allowed(x.dtype, x.device)
+    half_bias, tf32 = weights[0][2] is not None and x.dtype.itemsize == 2, tf32_allowed(x.dtype, x.device)
     return _forward(cell, backend, N, D, sizes, x.dtype, x.device, reset, half_bias, training, tf32, both_ways)
 
 

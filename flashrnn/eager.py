@@ -96,16 +96,27 @@ def recurrence_gradients(
     `saved` are the first six fields of its `Residual`, which has `both_ways` too. Those of the gradients are in the
     call's dtypes, that of b perhaps in `b_dtype`.
     """
-    R, states, reset, h, aux, gates = saved
-    h = in_format(h, h)  # hooks of saved tensors may change the memory format
-    gate_format, donated = taken.gate_format(cell, *h.shape[2:], h.dtype), not graph_is_retained()
-    aux = aux_in_format(aux, h)
-    residual = Residual(R, states, reset, h, aux, gates, gate_format, donated, b_dtype, b, both_ways)
+    residual = residual_of(cell, taken, saved, b, b_dtype, both_ways)
     if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
         run = partial(_by_operator, taken.name)
         return by_one_way(run, cell, residual, grads) if both_ways else run(cell, residual, grads)
-    with no_autocast(h):
+    with no_autocast(residual.h):
         return run_backward(backend, cell, residual, grads, taken)
+
+
+def residual_of(
+    cell: Cell,
+    taken: Backend,
+    saved: tuple[Tensor | None, ...],
+    b: Tensor,
+    b_dtype: torch.dtype | None,
+    both_ways: bool = False,
+) -> Residual:
+    """Return the residual of a call, by the arguments of `recurrence_gradients`."""
+    R, states, reset, h, aux, gates = saved
+    h = in_format(h, h)  # hooks of saved tensors may change the memory format
+    gate_format, donated = taken.gate_format(cell, *h.shape[2:], h.dtype), not graph_is_retained()
+    return Residual(R, states, reset, h, aux_in_format(aux, h), gates, gate_format, donated, b_dtype, b, both_ways)
 
 
 def _by_operator(backend: str, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:

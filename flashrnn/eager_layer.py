@@ -183,32 +183,41 @@ class Layer(torch.autograd.Function):
         states = None
         if given_states:
             states = as_dtype(together(given_states), state_dtype(dtype)).view(len(cell.states), -1, *R.shape[1:3])
-        saved = R, states, reset, _by_heads(out, R, batch_first), aux, gates
+        saved = R, states, reset, by_heads(out, R, batch_first), aux, gates
         given = [d for d in d_ends if d is not None]
         d_last = None
         if given:
             d_last = torch.cat([torch.zeros_like(given[0]) if d is None else d for d in d_ends])
             d_last = d_last.view(len(d_ends), -1, *R.shape[1:3])
-        grads = StateGradients(_by_heads(d_out, R, batch_first), (None,) * len(aux), d_last)
+        grads = StateGradients(by_heads(d_out, R, batch_first), (None,) * len(aux), d_last)
         call = cell, backend, taken, saved, b, b_dtype, grads, both_ways
         of_Wx, of_R, of_b, of_states = recurrence_gradients(*call)
         x_wanted, W_wanted, _, b_wanted, *states_wanted = ctx.needs_input_grad[ctx.leading :]
-        rows, swapped = _rows(x)
-        of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])
-        with no_autocast(x):
-            of_x = of_W = None
-            if x_wanted:
-                of_x = torch.mm(of_Wx, as_dtype(W, dtype)).view(rows.shape)
-                of_x = of_x.transpose(0, 1) if swapped else of_x.squeeze(1) if is_step else of_x
-            if W_wanted:
-                of_W = torch.mm(of_Wx.t(), as_dtype(rows, dtype).flatten(0, 1))
+        of_x, of_W = product_gradients(batch_first, dtype, of_Wx, x, W, x_wanted, W_wanted)
+        of_x = of_x.squeeze(1) if is_step and x_wanted else of_x
         of_given = [None] * len(states_wanted)
         if any(states_wanted):
             of_given = of_states.view(len(of_given), *given_states[0].shape).unbind()
         return *(None,) * ctx.leading, of_x, of_W, of_R, of_b if b_wanted else None, *of_given
 
 
-def _by_heads(x: Tensor | None, R: Tensor, batch_first: bool) -> Tensor | None:
+def product_gradients(
+    batch_first: bool, dtype: torch.dtype, of_Wx: Tensor, x: Tensor, W: Tensor, x_wanted: bool, W_wanted: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x, in its layout, and of W from that of the input product [B, T, Gi, N, D]."""
+    rows, swapped = _rows(x)
+    of_Wx = (of_Wx.transpose(0, 1) if batch_first == swapped else of_Wx).reshape(-1, W.shape[0])
+    of_x = of_W = None
+    with no_autocast(x):
+        if x_wanted:
+            of_x = torch.mm(of_Wx, as_dtype(W, dtype)).view(rows.shape)
+            of_x = of_x.transpose(0, 1) if swapped else of_x
+        if W_wanted:
+            of_W = torch.mm(of_Wx.t(), as_dtype(rows, dtype).flatten(0, 1))
+    return of_x, of_W
+
+
+def by_heads(x: Tensor | None, R: Tensor, batch_first: bool) -> Tensor | None:
     """Return x, in the caller's layout, as [B, T, N, D]."""
     if x is None:
         return None

@@ -20,6 +20,7 @@ from flashrnn import (
     torch_networks,
 )
 from flashrnn.cells import Cell, get_cell
+from flashrnn.cuda.resident import layers
 from flashrnn.functional import check_reset, dtype_under_autocast
 from flashrnn.gpu import nvidia_gpu
 from flashrnn.initialization import init_input
@@ -355,12 +356,21 @@ class FlashRNN(nn.Module):
                 "" if taken is None else "\ninstead, PyTorch's own kernel runs batches of whole sequences: it is faster"
             )
         elif not reset:
-            text += cudnn.explain(self, batch, dtype, training)
+            text += cudnn.explain(self, batch, dtype, training) or self._explain_layers(batch, dtype, training)
         if self.bidirectional and not (reset or self.proj_size):
             of_one = directions.problem(self, dtype, training, reset)
             if directions.is_faster(of_one, batch, recurrent.backend):
                 text += "\nboth directions at once, as the heads of one recurrence"
         return text
+
+    def _explain_layers(self, batch: int, dtype: torch.dtype, training: bool) -> str:
+        """Return a line if the layers run at the same time, or nothing."""
+        if self.num_layers == 1 or self.bidirectional or self.proj_size or (self.dropout and training):
+            return ""
+        of_one, recurrent = directions.problem(self, dtype, training, reset=False), self.recurrent_l0
+        if not layers.are_faster(of_one, batch, self.num_layers, recurrent.backend):
+            return ""
+        return f"\nlayers at the same time, where sequences have at least {layers.FEWEST_STEPS} steps"
 
     @classmethod
     def from_torch(cls, module: nn.LSTM | nn.GRU | nn.RNN, *, backend: str = "auto") -> "FlashRNN":

@@ -45,6 +45,8 @@ class Solver:
 
 def bucket(spec: KernelSpec, solver: Solver) -> KernelSpec:
     """Return the spec with the batch size whose tiling serves that of `spec`."""
+    if spec.layers > 1:  # a search for every number of layers would take long
+        return replace(spec, batch=min((size for size in _SOLVED if size >= spec.batch), default=spec.batch))
     ranges = _ranges(replace(spec.of_all_variants, batch=1), solver)
     if spec.batch > LARGEST:
         return _of(spec, _fastest(spec.of_all_variants, solver, ranges))

@@ -150,7 +150,17 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
         of.writes("gates", "gate", B, T, N, head_numbers(spec.cell, D, spec.dtype)),
         Parameter("workspace", "uint4*", torch.uint8),
         Parameter("launch", "u64"),
+        *(_chunks() if spec.layers > 1 else ()),
         *_OF_FUSED,
+    )
+
+
+def _chunks() -> Parameters:
+    """Return the counters of chunks that a kernel waits for, how many blocks count each, and those that it counts."""
+    return (
+        Parameter("arrived", "const u32*", torch.int32),
+        *_numbers("producers"),
+        Parameter("done", "u32*", torch.int32),
     )
 
 
@@ -176,6 +186,7 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
         Parameter("progress", "u32*", torch.int32),
         Parameter("workspace", "u64*", torch.uint8),
         Parameter("launch", "u64"),
+        *(_chunks() if spec.layers > 1 else ()),
         *_OF_FUSED,
     )
 
@@ -252,6 +263,17 @@ def concurrent_gradient(spec: KernelSpec) -> Parameters:
         _Of(spec).writes("d_R", "scalar", GR, N, D, D),
         Parameter("progress", "const u32*", torch.int32),
         *_numbers("producers", "B", "T", "row_t"),
+    )
+
+
+def input_product(dtype: torch.dtype) -> Parameters:
+    """Return those of resident/kernels/input_product.cuh."""
+    return (
+        Parameter("rows", "const scalar*", dtype),
+        Parameter("W", "const scalar* __restrict__", dtype),
+        Parameter("product", "scalar*", dtype),
+        *_chunks(),
+        *_numbers("B", "T", "row_t"),
     )
 
 

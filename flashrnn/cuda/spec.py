@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ class KernelSpec:
     variant: Variant = Variant()
     steps: int = 0  # about as many as a short sequence has, for which loading R takes long; 0: no short one
     any_sequences: bool = False  # of steps that reduce over units: as in resident.tiling.Tiling
+    layers: int = 1  # of a network that run at the same time, a kernel for each
+    product_blocks: int = 0  # with several layers: of the kernel that computes the input product of one
 
     @property
     def splits(self) -> int:
@@ -53,8 +56,19 @@ class KernelSpec:
         sizes = f"{self.heads} x {self.head_dim}, batch {self.batch}"
         short = f", {self.steps} steps" if self.steps else ""
         many = ", any sequences" if self.any_sequences else ""
-        return f"{self.direction} of {self.cell.name} {sizes}{short}{many}, {dtype_name(self.dtype)} on {self.gpu.name}"
+        of = f"{self.layers} layers of {self.cell.name}" if self.layers > 1 else self.cell.name
+        return f"{self.direction} of {of} {sizes}{short}{many}, {dtype_name(self.dtype)} on {self.gpu.name}"
 
+
+class Beside(NamedTuple):
+    """What runs at the same time as the kernel of a layer, on multiprocessors that are left for it."""
+
+    layers: int = 1  # of the network, this one included
+    product_blocks: int = 0  # of each kernel that computes the input product of a layer
+    dependent: bool = False  # the kernel is a programmatic dependent launch, see `LoadedKernel`
+
+
+ALONE = Beside()
 
 SHORT = {8: 4, 32: 24}
 """Numbers of time steps up to which a sequence is short, and what then is `KernelSpec.steps`."""

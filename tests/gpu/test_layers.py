@@ -1,6 +1,7 @@
 """FlashRNN in place of PyTorch's networks on a GPU: every way that a layer can take gives their results."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 from flashrnn import FlashRNN, cuda_layer, cudnn, directions, eager_layer, flat_weights, sequences
+from flashrnn.cuda.resident import layers
 from tests.flashrnn.networks import results
 from tests.tolerances import assert_close
 
@@ -107,6 +109,102 @@ def test_both_directions_at_once_are_those_of_one_after_the_other(kind, size, ba
     monkeypatch.setattr(cuda_layer, "run", lambda *_: None)
     monkeypatch.setattr(directions, "at_once", lambda *_: None)
     assert_close(at_once, found(), torch.bfloat16)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Lets layers run at the same time wherever they fit, unless `at_once.allowed` is False; counts the calls."""
+
+    def count(self, *arguments):
+        found.calls += 1
+        return run(self, *arguments)
+
+    def overlapped(*arguments):
+        return choose(*arguments) if found.allowed else None
+
+    run, choose, found = (
+        layers.OverlappedLayers.__call__,
+        cuda_layer._overlapped,
+        SimpleNamespace(calls=0, allowed=True),
+    )
+    monkeypatch.setattr(layers, "_WORTH", 100)
+    monkeypatch.setattr(layers.OverlappedLayers, "__call__", count)
+    monkeypatch.setattr(cuda_layer, "_overlapped", overlapped)
+    choose.cache_clear()
+    yield found
+    choose.cache_clear()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="no clusters")
+class TestLayersAtTheSameTime:
+    @pytest.mark.parametrize(
+        ("sizes", "options"),
+        [
+            ((16, 100, 512), {"num_layers": 4}),
+            ((33, 64, 128), {"num_layers": 3, "function": "gru", "batch_first": True, "dtype": torch.float16}),
+            ((1, 130, 72), {"num_layers": 2, "function": "elman", "bias": False}),
+            ((5, 81, 256), {"num_layers": 2, "function": "slstm", "num_heads": 4}),
+            ((7, 65, 64), {"num_layers": 6, "function": "layernorm_lstm", "batch_first": True}),
+        ],
+        ids=str,
+    )
+    def test_results_and_gradients_are_those_in_turn(self, sizes, options, at_once):
+        torch.manual_seed(0)
+        B, T, H = sizes
+        network = FlashRNN(H, H, device="cuda", **{"dtype": torch.bfloat16, **options})
+        x = randn(*((B, T) if network.batch_first else (T, B)), H).to(network.input_l0.weight.dtype).cuda()
+        states = tuple(torch.randn(network.num_layers, B, H, device="cuda") for _ in network.cell.states)
+
+        def found() -> dict[str, torch.Tensor]:
+            leaf, given = x.clone().requires_grad_(), [s.clone().requires_grad_() for s in states]
+            with torch.no_grad():
+                alone, _ = network(x)
+            out, last = network(leaf, tuple(given) if len(given) > 1 else given[0])
+            last = last if isinstance(last, tuple) else (last,)
+            loss = out.float().sin().sum() + sum((2 * s).sin().sum() for s in last)
+            gradients = torch.autograd.grad(loss, [leaf, *given, *network.parameters()])
+            return dict(enumerate([alone, out.detach(), *(s.detach() for s in last), *gradients]))
+
+        first, again = found(), found()
+        assert at_once.calls == 4
+        assert all(torch.equal(first[i], again[i]) for i in first)
+        at_once.allowed = False
+        assert_close(first, found(), x.dtype)
+        assert at_once.calls == 4
+
+    def test_on_streams_where_not_all_fit_and_in_turn_in_a_graph(self, at_once):
+        torch.manual_seed(0)
+        network = FlashRNN(512, 512, num_layers=4, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(128, 16, 512, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            expected, _ = network(x)
+            torch.cuda.synchronize()
+            streams, found = [torch.cuda.Stream() for _ in range(3)], []
+            for stream in streams * 4:
+                with torch.cuda.stream(stream):
+                    found.append(network(x)[0])
+            torch.cuda.synchronize()
+            assert all(torch.equal(one, expected) for one in found)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out, _ = network(x)
+            graph.replay()
+            assert at_once.calls == 13
+            at_once.allowed = False
+            assert torch.equal(out, network(x)[0])
+
+    def test_a_graph_of_the_backward_pass(self, at_once):
+        """Its gradients are computed in turn."""
+        torch.manual_seed(0)
+        network = FlashRNN(64, 64, num_layers=2, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(64, 4, 64, device="cuda", dtype=torch.bfloat16)
+        weights = list(network.parameters())
+        loss = network(x)[0].float().sin().sum()
+        in_turn = torch.autograd.grad(loss, weights, create_graph=True)
+        found = torch.autograd.grad(network(x)[0].float().sin().sum(), weights)
+        assert at_once.calls == 2
+        named = [dict(enumerate(t.detach() for t in of)) for of in (found, in_turn)]
+        assert_close(*named, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

@@ -25,7 +25,7 @@ from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import finite_at_zero
-from flashrnn.cuda.spec import KernelSpec, Variant, short_steps, specs_of, variant_of
+from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant, short_steps, specs_of, variant_of
 from flashrnn.cuda.sum_of_partials import KERNEL, sum_of_partials
 from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
 from flashrnn.gpu import device_gpu
@@ -94,35 +94,66 @@ class CudaFused:
         all_states: bool = False,
         training: bool = False,
         both_ways: bool = False,
+        beside: Beside = ALONE,
     ) -> "Forward":
         """Return the forward pass on `device` of calls with a Wx like this one, which is dense. `half_bias`: b is in
         its dtype, and that has 16 bits. `both_ways` as in `Residual`."""
         sizes = Wx.shape, Wx.stride(), Wx.dtype, device
         tf32 = tf32_allowed(Wx.dtype, device)
-        return _forward(self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, both_ways)
+        return _forward(self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, both_ways, beside)
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
+        backward = self.backward_of(cell, residual, grads)
+        backward.launch()
+        return backward.gradients()
+
+    def prepare_backward(
+        self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, beside: Beside
+    ) -> tuple[int, int]:
+        """Compile and load what such a backward pass needs; return its blocks, and how many share a head."""
+        sizes = h.shape, is_time_major(h), h.dtype, variant_of(None, h, aux, training=True)
+        plan = _plan(self._choose, "backward", cell, *sizes, device.index, beside)
+        return producers(plan.spec, plan.tiling), plan.tiling.blocks
+
+    def backward_of(self, cell: Cell, residual: Residual, grads: StateGradients, beside: Beside = ALONE) -> "Backward":
+        """Return the backward pass of these."""
+        gate_format = self.gate_format(cell, *residual.h.shape[2:], residual.h.dtype)
+        return Backward(self._choose, gate_format, cell, residual, grads, beside)
+
+
+class Backward:
+    """A backward pass: `launch`, and right after it `gradients`."""
+
+    def __init__(
+        self,
+        choose: Choose,
+        gate_format: GateFormat,
+        cell: Cell,
+        residual: Residual,
+        grads: StateGradients,
+        beside: Beside,
+    ) -> None:
         R, states, reset, h, aux, *_ = residual
-        gate_format = self.gate_format(cell, *h.shape[2:], h.dtype)
         gates = aligned(residual.gates_in(gate_format, cell))
         B, _, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux, both_ways=residual.both_ways)
-        plan = _plan(self._choose, "backward", cell, h.shape, is_time_major(h), h.dtype, variant, h.device.index)
-        if residual.donated and not plan.tiling.grid and gate_format == "PNDG":  # d_Wx takes their place
-            d_Wx = gates.view(h.dtype).flatten(4)
+        sizes = h.shape, is_time_major(h), h.dtype, variant, h.device.index
+        self.plan, self._residual = _plan(choose, "backward", cell, *sizes, beside), residual
+        if residual.donated and not self.plan.tiling.grid and gate_format == "PNDG":  # d_Wx takes their place
+            self.d_Wx = gates.view(h.dtype).flatten(4)
         else:
-            d_Wx = empty_in_format(h, len(cell.input_gates), N, D)
-        d_u = empty_in_format(h, len(recurrent_only(cell)), N, D)
-        d_h = empty_in_format(h, N, D).zero_() if grads.h is None else aligned(in_format(grads.h, h))
-        d_states = empty_states(cell, h)
-        d_b = d_states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
+            self.d_Wx = empty_in_format(h, len(cell.input_gates), N, D)
+        self._d_u = empty_in_format(h, len(recurrent_only(cell)), N, D)
+        self.d_h = empty_in_format(h, N, D).zero_() if grads.h is None else aligned(in_format(grads.h, h))
+        self._d_states = d_states = empty_states(cell, h)
+        self._d_b = d_states.new_empty(self.plan.tiling.batches(B), len(cell.gates), N, D)
         first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
-        concurrent = None
-        if plan.overlapped:
-            blocks = producers(plan.spec, plan.tiling)
-            concurrent = ConcurrentGradient(plan.spec, plan.overlapped, blocks, h, states, reset)
+        self._concurrent = None
+        if self.plan.overlapped:
+            blocks = producers(self.plan.spec, self.plan.tiling)
+            self._concurrent = ConcurrentGradient(self.plan.spec, self.plan.overlapped, blocks, h, states, reset)
         constants = {"bias": residual.b.to(d_states.dtype).contiguous()} if constant(cell) else {}
-        arguments = {
+        self._arguments = {
             "R": R.contiguous(),
             **constants,
             "initial": _or_zeros(contiguous(states), d_states),
@@ -131,18 +162,28 @@ class CudaFused:
             "aux": aligned(aux),
             "first_aux": _or_zeros(first_aux, d_states),
             "gates": gates,
-            "d_h": d_h,
+            "d_h": self.d_h,
             **(_d_aux(grads, aux, d_states.dtype) if grads.of_aux else {}),
             "d_last": contiguous(grads.last),
-            "d_x": d_Wx,
-            "d_u": d_u,
-            "d_bias": d_b,
+            "d_x": self.d_Wx,
+            "d_u": self._d_u,
+            "d_bias": self._d_b,
             "d_initial": d_states,
-            "progress": concurrent.progress if concurrent else None,
+            "progress": self._concurrent.progress if self._concurrent else None,
         }
-        plan.launch(arguments, h.device)
-        d_R = concurrent(d_Wx, d_u) if concurrent else weight_gradient(plan.spec, d_Wx, d_u, h, states, reset)
-        return Gradients(d_Wx, d_R, sum_of_partials(d_b, residual.b_dtype or d_b.dtype), d_states)
+
+    def launch(self, **chunks: Argument) -> None:
+        """`chunks` as in `Forward.launch`."""
+        self.plan.launch({**self._arguments, **chunks}, self.d_Wx.device)
+
+    def gradients(self) -> Gradients:
+        _, states, reset, h, *_ = residual = self._residual
+        if self._concurrent:
+            d_R = self._concurrent(self.d_Wx, self._d_u)
+        else:
+            d_R = weight_gradient(self.plan.spec, self.d_Wx, self._d_u, h, states, reset)
+        d_b = sum_of_partials(self._d_b, residual.b_dtype or self._d_b.dtype)
+        return Gradients(self.d_Wx, d_R, d_b, self._d_states)
 
 
 class Forward:
@@ -155,6 +196,16 @@ class Forward:
         _, N, D = results.last.shape[1:]
         self.states, self.batch = results.last.shape[:2]
         self._biases = len(cell.gates) * N * D * results.last.element_size()  # bytes
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of blocks of a launch."""
+        return sum(groups for groups, _ in self._plan.launches) * self.cluster
+
+    @property
+    def cluster(self) -> int:
+        """Return the number of blocks that share a head."""
+        return self._plan.tiling.blocks
 
     def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
         """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
@@ -182,10 +233,12 @@ class Forward:
         aux: Tensor | None,
         last: Tensor,
         gates: Tensor | None,
+        **chunks: Argument,
     ) -> None:
-        """Launch a forward pass that writes into the last four. Of these and Wx the memory counts, and not the shape.
+        """Launch a forward pass that writes into these four. Of these and Wx the memory counts, and not the shape.
 
         `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
+        `chunks` are what the kernels of layers at the same time take besides, see layers.py.
         """
         device = Wx.device
         arguments = {
@@ -198,6 +251,7 @@ class Forward:
             "aux": aux,
             "last": last,
             "gates": gates,
+            **chunks,
         }
         self._plan.launch(arguments, device)
 
@@ -216,6 +270,7 @@ def _forward(
     all_states: bool,
     training: bool,
     both_ways: bool,
+    beside: Beside,
 ) -> Forward:
     """Return the forward pass of Wx of that shape and stride."""
     Wx = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
@@ -223,7 +278,7 @@ def _forward(
     gates = empty_gates(cell, Wx, training, gate_format(cell, *shape[3:], dtype))
     kept = aux.dtype if aux.numel() else None
     variant = Variant(reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias, both_ways=both_ways)
-    plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index)
+    plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index, beside)
     return Forward(plan, cell, States(h, aux, last), gates)
 
 
@@ -259,20 +314,22 @@ def _plan(
     dtype: torch.dtype,
     variant: Variant,
     device: int,
+    beside: Beside = ALONE,
 ) -> _Plan:
     """Return the plan of that direction of a call with h of that shape."""
     B, T, N, D = shape
     spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant, short_steps(T))
+    spec = replace(spec, layers=beside.layers, product_blocks=beside.product_blocks)
     overlapped = None
     if direction == "forward":
-        if variant.training:
+        if variant.training and spec.layers == 1:  # others prepare both directions themselves
             sums = partial(KERNEL.compile, dtype if variant.half_bias else state_dtype(dtype), spec.gpu)
             with meanwhile(partial(_chosen, choose, spec), sums):
                 without_bias = replace(variant, half_bias=False)
                 _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
-        kernel, tiling = _kernel(choose, spec, device)
+        kernel, tiling = _kernel(choose, spec, device, beside.dependent)
     else:
-        kernel, tiling, overlapped = _backward_kernel(choose, spec, T, device)
+        kernel, tiling, overlapped = _backward_kernel(choose, spec, T, device, beside.dependent)
     row_b, row_t = (1, B) if time_major else (T, 1)
     sizes = {"B": B, "T": T, "row_b": row_b, "row_t": row_t, **_step_bytes(spec, row_t)}
     launches = [
@@ -309,13 +366,13 @@ def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
 
 
 def _backward_kernel(
-    choose: Choose, spec: KernelSpec, steps: int, device: int
+    choose: Choose, spec: KernelSpec, steps: int, device: int, dependent: bool = False
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
-    overlaps = steps >= FEWEST_STEPS
+    overlaps = steps >= FEWEST_STEPS and spec.layers == 1
     likely = overlaps and concurrent_gradient.overlapped(spec, producers(spec, solver.likely(spec)))
     with meanwhile(partial(concurrent_gradient.compile_kernel, spec, likely)) if likely else nullcontext():
-        kernel, loop = _kernel(choose, spec, device)
+        kernel, loop = _kernel(choose, spec, device, dependent)
     one_wave = loop.batches(spec.batch) * spec.heads <= kernel.at_once
     if overlaps and one_wave and (overlapped := concurrent_gradient.overlapped(spec, producers(spec, loop))):
         return kernel, loop, overlapped
@@ -328,10 +385,10 @@ def producers(spec: KernelSpec, tiling: Tiling) -> int:
     return tiling.batches(spec.batch) * spec.heads * tiling.blocks
 
 
-def _kernel(choose: Choose, spec: KernelSpec, device: int) -> tuple[LoadedKernel, Tiling]:
+def _kernel(choose: Choose, spec: KernelSpec, device: int, dependent: bool = False) -> tuple[LoadedKernel, Tiling]:
     binary, chosen = _chosen(choose, spec)
     shared = tiling.shared_bytes(spec, chosen)
-    return load(binary, fused(spec), device, chosen.threads, shared, chosen.blocks, chosen.grid), chosen
+    return load(binary, fused(spec), device, chosen.threads, shared, chosen.blocks, chosen.grid, dependent), chosen
 
 
 @cache

@@ -51,7 +51,7 @@ _LOAD = 300  # before the loop, a warp of several blocks loads a fragment of R
 def eighths(spec: KernelSpec, tiling: Tiling, at_once: Mapping[int, int], batch: Operand) -> Expression:
     """Return eighths of the clock cycles of a time step of the whole batch."""
     gpu, blocks = spec.gpu, tiling.blocks
-    groups = spec.heads * ceil_div(batch, tiling.sequences)
+    groups = spec.heads * spec.layers * ceil_div(batch, tiling.sequences)
     waves = ceil_div(groups, lookup(blocks, at_once))
     by_registers = gpu.registers // (registers(spec, tiling) * 32 * tiling.warps)
     fit = minimum(by_registers, gpu.shared_per_block // maximum(shared_memory(spec, tiling), 1))
@@ -149,4 +149,4 @@ def _several(spec: KernelSpec, tiling: Tiling) -> Expression | int:
 def idle_multiprocessors(spec: KernelSpec) -> int:
     """Return how many multiprocessors a loop should leave idle: on Hopper, those for d_R, which overlaps with it."""
     hopper = spec.gpu.warpgroup_products and spec.gpu.multiprocessors > _GRADIENT
-    return _GRADIENT if spec.direction == "backward" and hopper else 0
+    return _GRADIENT if spec.direction == "backward" and hopper and spec.layers == 1 else 0

@@ -59,4 +59,5 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     parameters = fused(spec)
     d_aux = [f"params.{one.name}" for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
-    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array))
+    layers = "#define LAYERS" if spec.layers > 1 else ""
+    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, layers))

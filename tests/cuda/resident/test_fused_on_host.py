@@ -76,7 +76,7 @@ def on_host(monkeypatch, other_backends):
 
     def use(tilings: dict[str, Tiling], watched: bool = False) -> None:
         @cache
-        def kernel(choose, spec, device):
+        def kernel(choose, spec, device, dependent=False):
             direction, chosen = spec.direction, tilings[spec.direction]
             shared = tiling.shared_bytes(spec, chosen)
             counts = watched and direction == "backward"

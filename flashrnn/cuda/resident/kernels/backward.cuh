@@ -7,6 +7,7 @@
 #include "resident/kernels/backward_cells.cuh"
 #include "resident/kernels/backward_inputs.cuh"
 #include "resident/kernels/chunks.cuh"
+#include "resident/kernels/layers.cuh"
 #include "resident/kernels/reduce_scatter.cuh"
 
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
@@ -227,6 +228,9 @@ flashrnn_backward(PARAMETERS) {
   StepInputs next_inputs(shared_address(shared.inputs) + coord.unit_tile * (INPUT_BYTES / UNIT_TILES), params, coord);
   Resets of_cells;
   of_cells.start(params, cells, steps - 1, -WORD);
+#ifdef LAYERS
+  await_chunk(params.arrived, 0, params.producers);
+#endif
   next_inputs.load_first(steps);
   wait_for_group(shared, units, grid_barrier);
   StoredCells d_gate[GATES];
@@ -240,14 +244,24 @@ flashrnn_backward(PARAMETERS) {
 
   Loop loop{params,  shared,  coord,       exchange,      units,  weights, cells, of_cells, gate_operand,
             carried, next_inputs, aux_gradients, d_gate, results, steps};
-  for_each_step(steps, params.progress, of_cells, [&](int step) {
+  auto run = [&](int step) {
     loop.step_backward(step);
     ++units.step;
+  };
+#ifdef LAYERS
+  const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, [&](int begin, int end) {
+    for (int step = begin; step < end; step++) run(step);
   });
+#else
+  for_each_step(steps, params.progress, of_cells, run);
+#endif
 
   // Epilogue: the last results, the gradients of the initial states and of the biases; no block ends while others may still send
   // to it.
   results.store(d_gate, params);
+#ifdef LAYERS
+  end_chunks(chunk, steps, params.done);
+#endif
   float d_first[CELLS], c[1][BATCH_TILES][4] = {};
   multiply(c, steps - 1, weights, shared.operand, coord);
   recurrent_gradient(d_first, steps - 1, c, exchange, coord);

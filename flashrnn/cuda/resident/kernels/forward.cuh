@@ -7,6 +7,7 @@
 #pragma once
 #include "resident/kernels/all_gather.cuh"
 #include "resident/kernels/forward_cells.cuh"
+#include "resident/kernels/layers.cuh"
 
 DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, const ThreadCoord& coord) {
   weights.load(fragments, R, coord, [&](int i, int row, int column) {
@@ -185,6 +186,9 @@ DEVICE void begin_at_last_step(Params& params) {
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(PARAMETERS) {
+#ifdef LAYERS
+  launch_dependents();
+#endif
   extern __shared__ __align__(128) char memory[];
   const SharedMemory shared(memory);
   Params params{PARAMETER_NAMES};
@@ -210,6 +214,9 @@ flashrnn_forward(PARAMETERS) {
   results.h.get(carried.s[0]);
   InputLoader loader;
   loader.start(shared.inputs, params, coord);
+#ifdef LAYERS
+  await_chunk(params.arrived, 0, params.producers);
+#endif
   loader.load_first(steps, params.x_step);
   wait_for_group(shared, units, grid_barrier, uses_grid_barrier);
   results.start(params, cells, coord);
@@ -225,6 +232,9 @@ flashrnn_forward(PARAMETERS) {
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
+#ifdef LAYERS
+  const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, run);
+#else
   if constexpr (RESET) {
     for (int begin = 0, end; begin < steps; begin = end) {
       end = min((begin + 1) / WORD * WORD + WORD - 1, steps);  // a step reads the masks of the next one
@@ -234,10 +244,14 @@ flashrnn_forward(PARAMETERS) {
   } else {
     run(0, steps);
   }
+#endif
 
   // Epilogue: the last results; no block ends while others may still send to it.
   results.store(carried.s, params, coord);
   store_states(carried.s, params, cells);
+#ifdef LAYERS
+  end_chunks(chunk, steps, params.done);
+#endif
   if constexpr (CLUSTERED) cluster_sync();
   if (uses_grid_barrier) grid_barrier.reset();
 }

@@ -1,0 +1,173 @@
+// The input product of a layer while the layer below computes its h: h [rows, K] times W^T, W being [WIDTH, K], chunk by chunk of
+// steps. With BACKWARD, the gradient of h of the layer below, while the layer computes the gradients of its gates, [rows, K]: these
+// times W, being [K, WIDTH], from the last step to the first. A block has COLUMNS of the WIDTH columns, whose part of W stays in its
+// shared memory, and all rows, ROWS at a time.
+//
+// A warp multiplies WARP_ROWS rows by WARP_COLUMNS columns. In the products, 32 columns are in such an order that a lane's sums
+// of a row are eight neighbours, which it stores at once: column 2 l + e of tile i is column 8 l + 2 i + e of the 32.
+#pragma once
+#include "kernels/common.cuh"
+#include "resident/kernels/layers.cuh"
+
+constexpr int THREADS = 256, DEPTH = 64;  // DEPTH: of K in a stage of shared memory
+constexpr int WARP_COLUMNS = COLUMNS < 64 ? COLUMNS : 64, ROW_WARPS = THREADS / 32 / (COLUMNS / WARP_COLUMNS);
+constexpr int WARP_ROWS = ROWS / ROW_WARPS, ROW_TILES = WARP_ROWS / 16, COLUMN_TILES = WARP_COLUMNS / 8;
+constexpr int DEPTHS = (K + DEPTH - 1) / DEPTH;
+// Bytes between columns of W, or rows with BACKWARD: eight of them never share a bank.
+constexpr int PITCH = (BACKWARD ? COLUMNS : DEPTHS * DEPTH) * 2 + 16;
+constexpr int WEIGHT_BYTES = (BACKWARD ? DEPTHS * DEPTH : COLUMNS) * PITCH, STAGE = ROWS * DEPTH * 2;
+constexpr int VECTORS = DEPTH / 8, AT_ONCE = THREADS / VECTORS, COPIES = ROWS / AT_ONCE;  // copies of a thread
+static_assert(BYTES == 2 && K % 8 == 0 && WIDTH % 8 == 0 && COLUMNS % 32 == 0 && WARP_ROWS % 16 == 0 && ROWS % AT_ONCE == 0);
+static_assert(WEIGHT_BYTES + STAGES * STAGE == SHARED_BYTES_EXPECTED);
+
+// The rows of a chunk, of CHUNK_UNIT steps of each sequence; at the end of the sequences some do not exist.
+struct Chunk {
+  int first_step, B, T;  // the first step may be negative
+  bool time_major;
+  DEVICE Chunk(const Params& params, int number)
+      : first_step(BACKWARD ? int(params.T) - (number + 1) * CHUNK_UNIT : number * CHUNK_UNIT), B(int(params.B)), T(int(params.T)),
+        time_major(params.row_t != 1) {}
+  DEVICE int rows() const { return B * CHUNK_UNIT; }
+  // Return the index in memory of row r; negative: there is none.
+  DEVICE i64 operator()(int r) const {
+    const int step = first_step + (time_major ? r / B : r % CHUNK_UNIT);
+    if (r >= rows() || step < 0 || step >= T) return -1;
+    return time_major ? i64(first_step) * B + r : i64(r / CHUNK_UNIT) * T + step;
+  }
+};
+
+// Return the column of the products that has column `column` of the block.
+DEVICE int place_of(int column) { return column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2; }
+
+// Starts to copy the block's columns of W.
+DEVICE void copy_weights(u32 to, const scalar* W) {
+  if constexpr (BACKWARD) {
+    for (int i = threadIdx.x; i < DEPTHS * DEPTH * COLUMNS / 2; i += THREADS) {
+      const int row = i / (COLUMNS / 2), column = i % (COLUMNS / 2) * 2, of_all = blockIdx.x * COLUMNS + column;
+      const bool valid = of_all < WIDTH && row < K;
+      copy_async<4>(to + row * PITCH + place_of(column) * 2, valid ? W + i64(row) * WIDTH + of_all : W, valid);
+    }
+    return;
+  }
+  for (int i = threadIdx.x; i < COLUMNS * DEPTHS * VECTORS; i += THREADS) {
+    const int column = i / (DEPTHS * VECTORS), vector = i % (DEPTHS * VECTORS);
+    const int of_all = blockIdx.x * COLUMNS + column;
+    const bool valid = of_all < WIDTH && vector * 8 < K;
+    copy_async<16>(to + place_of(column) * PITCH + vector * 16, valid ? W + i64(of_all) * K + vector * 8 : W, valid);
+  }
+}
+
+// Return the offset of 16 bytes of a stage: vector v of row r is at position v ^ r % 8 of the row.
+DEVICE constexpr u32 in_stage(int row, int vector) { return row * (DEPTH * 2) + (vector ^ row % 8) * 16; }
+
+// The rows of h that a thread copies.
+struct Rows {
+  const scalar* from[COPIES];  // null: zeros
+  DEVICE Rows(const scalar* h, const Chunk& chunk, int first) {
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) {
+      const i64 row = chunk(first + threadIdx.x / VECTORS + i * AT_ONCE);
+      from[i] = row < 0 ? nullptr : h + row * K + threadIdx.x % VECTORS * 8;
+    }
+  }
+  // Starts the copies of stage number `depth` of K.
+  DEVICE void copy(u32 stage, int depth) const {
+    if (depth < DEPTHS) {
+      const bool inside = K % DEPTH == 0 || depth * DEPTH + threadIdx.x % VECTORS * 8 < K;
+#pragma unroll
+      for (int i = 0; i < COPIES; i++) {
+        const int row = threadIdx.x / VECTORS + i * AT_ONCE;
+        const bool valid = from[i] && inside;
+        copy_async<16>(stage + in_stage(row, threadIdx.x % VECTORS), valid ? from[i] + depth * DEPTH : nullptr, valid);
+      }
+    }
+    copy_commit();
+  }
+};
+
+using Sums = float[ROW_TILES][COLUMN_TILES][4];
+
+// Loads two tiles of W, of the columns from n on and of 16 of K. `weights`: what the lane loads of the first ones.
+DEVICE void load_weights(u32 (&b)[4], u32 weights, int n, int k) {
+  if constexpr (BACKWARD) load_four_transposed(b, weights + k * PITCH + n * 2);
+  else load_four_matrices(b, weights + n * PITCH + k * 2);
+}
+
+// Adds the products of a stage of h, which has the part of K from `depth` on.
+DEVICE void add_products(Sums& c, u32 stage, u32 weights, int depth, int first_row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < DEPTH / 16; k++) {
+    u32 a[ROW_TILES][4];
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+      load_four_matrices(a[m], stage + in_stage(first_row + m * 16 + lane % 16, k * 2 + lane / 16));
+#pragma unroll
+    for (int n = 0; n < COLUMN_TILES; n += 2) {
+      u32 b[4];
+      load_weights(b, weights, n * 8, depth + k * 16);
+#pragma unroll
+      for (int m = 0; m < ROW_TILES; m++) mma(c[m][n], a[m], b[0], b[1]), mma(c[m][n + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+DEVICE void store_sums(const Sums& c, scalar* product, const Chunk& chunk, int first_row, int first_column) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const i64 row = chunk(first_row + m * 16 + half * 8 + lane / 4);
+#pragma unroll
+      for (int n = 0; n < COLUMN_TILES; n += 4) {
+        const int column = first_column + n * 8 + lane % 4 * 8;
+        if (row < 0 || column >= WIDTH) continue;
+        u32 pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) pairs[i] = pack(c[m][n + i][2 * half], c[m][n + i][2 * half + 1]);
+        *reinterpret_cast<uint4*>(product + row * WIDTH + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+      }
+    }
+}
+
+// Computes the products of ROWS rows of a chunk, from `first` on.
+DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u32 weights, u32 stages) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int own_row = warp % ROW_WARPS * WARP_ROWS, own_column = warp / ROW_WARPS * WARP_COLUMNS;
+  // Lanes 8 to 15 pass the next eight of K, and lanes 16 to 31 the next eight columns.
+  const int column = own_column + lane / 16 * 8, k = lane / 8 % 2 * 8, row = lane % 8;
+  weights += BACKWARD ? (k + row) * PITCH + column * 2 : (column + row) * PITCH + k * 2;
+  const Rows rows(params.rows, chunk, first);
+  Sums c = {};
+#pragma unroll
+  for (int depth = 0; depth < STAGES - 1; depth++) rows.copy(stages + depth * STAGE, depth);
+  for (int depth = 0, stage = 0; depth < DEPTHS; depth++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    rows.copy(stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE, depth + STAGES - 1);
+    add_products(c, stages + stage * STAGE, weights, depth * DEPTH, own_row);
+  }
+  store_sums(c, params.product, chunk, first + own_row, blockIdx.x * COLUMNS + own_column);
+  __syncthreads();  // before the next rows are copied
+}
+
+// Params: types and shapes are in parameters.py. rows, W -> product. Batch and time of the rows and the product may be swapped in
+// memory: steps are row_t rows apart. Each of `producers` blocks adds one to the word in `arrived` of each chunk of the rows that it
+// has stored, as each block of this kernel does in `done`.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flashrnn_input_product(PARAMETERS) {
+  launch_dependents();
+  extern __shared__ __align__(128) char memory[];
+  const Params params{PARAMETER_NAMES};
+  const u32 weights = shared_address(memory), stages = weights + WEIGHT_BYTES;
+  copy_weights(weights, params.W);
+  copy_commit();
+  for (int number = 0; number * CHUNK_UNIT < params.T; number++) {
+    const Chunk chunk(params, number);
+    await_chunk(params.arrived, number, params.producers);
+    for (int first = 0; first < chunk.rows(); first += ROWS) multiply_rows(params, chunk, first, weights, stages);
+    count_chunk(params.done, number);
+  }
+  wait_for_primary();  // so that all kernels before this one are done when it is
+}

@@ -1,0 +1,339 @@
+"""Layers of a network at the same time: each is a chunk of time steps and its input product after the one below.
+
+A layer of a small batch leaves most of the GPU idle. Each layer is a launch of the forward kernel, and between two of
+them lies the kernel of an input product. Each is the programmatic dependent launch of the one before: it begins when
+all blocks of that one are running, waits for chunks of its results, and counts its own. So a kernel waits for running
+kernels alone, whatever else the GPU runs. The backward goes from the last layer to the first, likewise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from flashrnn.cells import Cell
+from flashrnn.cuda import parameters
+from flashrnn.cuda.ahead import meanwhile
+from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.parameters import Argument, declaration
+from flashrnn.cuda.resident import solver
+from flashrnn.cuda.resident.backend import CudaFused, Forward, producers
+from flashrnn.cuda.resident.source import CHUNK_UNIT
+from flashrnn.cuda.source import definitions
+from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant
+from flashrnn.gpu import device_gpu
+from flashrnn.memory_format import aligned, empty_in_format
+from flashrnn.problem import Gradients, Problem, StateGradients, empty_aux, state_dtype
+from flashrnn.residual import Residual
+
+FEWEST_STEPS = 4 * CHUNK_UNIT
+THREADS = 256
+_STAGES = 3  # of the rows in shared memory
+# Fitted to times on an H200 (docs/dev/log.md), in clock cycles as the solver estimates them:
+_WORTH = 0.87  # largest share of the estimate for one layer after the other: it is up to 8 % too low
+_CHUNK = 3000  # what waiting for a chunk and counting it costs a loop
+_HOP = 9500  # from a loop's last store of a chunk to the next loop's first load of its product, without the product
+_PRODUCTS = 1600  # floating-point operations of a block in a cycle
+
+
+@dataclass(frozen=True)
+class ProductTiling:
+    """How the product between two layers is distributed over blocks; names as in kernels/input_product.cuh."""
+
+    K: int
+    width: int
+    columns: int
+    rows: int
+    backward: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.width // self.columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        depth = -(-self.K // 64) * 64
+        weights = depth * (self.columns * 2 + 16) if self.backward else self.columns * (depth * 2 + 16)
+        return weights + _STAGES * self.rows * 128
+
+    def step_operations(self, batch: int) -> int:
+        """Return the floating-point operations of a block for a time step."""
+        return 2 * batch * self.columns * self.K
+
+    @staticmethod
+    def of(spec: KernelSpec) -> "ProductTiling | None":
+        """Return the tiling with the fewest blocks that takes no longer than the time steps of a layer; None if there
+        is none."""
+        H, backward = spec.heads * spec.head_dim, spec.direction == "backward"
+        gates = len(spec.cell.input_gates) * H
+        K, width = (gates, H) if backward else (H, gates)
+        step = solver.cycles(spec, solver.likely(spec))
+        for columns in (128, 64, 32):
+            for rows in (256, 128, 64) if columns == 128 else (256, 128):
+                tiling = ProductTiling(K, width, columns, rows, backward)
+                idle = rows > 128 and spec.batch * CHUNK_UNIT <= rows // 2
+                fits = tiling.shared_bytes <= spec.gpu.shared_per_block
+                if fits and not idle and tiling.step_operations(spec.batch) <= step * _PRODUCTS:
+                    return tiling
+        return None
+
+
+def compile_product(spec: KernelSpec, tiling: ProductTiling) -> Binary:
+    """Return the compiled kernel of a product; needs no GPU."""
+    header, entry = "resident/kernels/input_product.cuh", "flashrnn_input_product"
+    return build(prelude(spec.dtype, tiling), header, entry, spec.gpu.arch, str(spec))
+
+
+def prelude(dtype: torch.dtype, tiling: ProductTiling) -> str:
+    """Return the source before the header."""
+    constants = {
+        "BACKWARD": tiling.backward,
+        "K": tiling.K,
+        "WIDTH": tiling.width,
+        "COLUMNS": tiling.columns,
+        "ROWS": tiling.rows,
+        "STAGES": _STAGES,
+        "CHUNK_UNIT": CHUNK_UNIT,
+        "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
+    }
+    return "\n".join((definitions(dtype, constants, {}), declaration(parameters.input_product(dtype))))
+
+
+@cache
+def _product_kernel(spec: KernelSpec, tiling: ProductTiling, cluster: int, device: int) -> LoadedKernel:
+    shape = THREADS, tiling.shared_bytes, cluster, False
+    return load(compile_product(spec, tiling), parameters.input_product(spec.dtype), device, *shape, dependent=True)
+
+
+def are_faster(problem: Problem, batch: int, layers: int, backend: str) -> bool:
+    """Return whether that many layers are expected to take less time at once than in turn, in long sequences.
+
+    `problem`: of one layer. `backend`: that of the call.
+    """
+    if backend not in ("auto", CudaFused.name) or problem.gpu is None or CudaFused().unsupported_reason(problem):
+        return False
+    sizes = problem.cell, problem.heads, problem.head_dim, batch, problem.dtype, problem.gpu
+    return _product_tiling(KernelSpec("forward", *sizes), layers, steps=16 * FEWEST_STEPS) is not None
+
+
+def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling | None:
+    """Return the tiling of the products between that many layers at the same time; None if they are not served, or not
+    faster than in turn. `alone`: of one layer. Other GPUs than Hopper's were not measured."""
+    served = alone.gpu.warpgroup_products and alone.dtype.itemsize == 2 and alone.heads * alone.head_dim % 8 == 0
+    if not served or steps < FEWEST_STEPS or (tiling := ProductTiling.of(alone)) is None:
+        return None
+    spec = replace(alone, layers=layers, product_blocks=tiling.blocks)
+    if (layers - 1) * tiling.blocks >= spec.gpu.multiprocessors or solver.infeasible(spec):
+        return None
+    loop = solver.likely(spec)
+    if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
+        return None
+    behind = CHUNK_UNIT + loop.stages  # steps of a layer after the one before it
+    of_chunk = CHUNK_UNIT * tiling.step_operations(spec.batch) / _PRODUCTS
+    expected = (steps + (layers - 1) * behind) * (solver.cycles(spec, loop) + _CHUNK / CHUNK_UNIT)
+    expected += (layers - 1) * (of_chunk + _HOP)
+    in_turn = layers * steps * solver.cycles(alone, solver.likely(alone))
+    return tiling if expected < _WORTH * in_turn else None
+
+
+def _clusters(spec: KernelSpec, loop_blocks: int, cluster: int) -> int:
+    """Return how many clusters of that many blocks the layers of a spec have, with the products between them."""
+    return spec.layers * loop_blocks // cluster + (spec.layers - 1) * -(-spec.product_blocks // cluster)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """Launches of one direction: the loop of the first layer, and of each later one the product before its loop."""
+
+    tiling: ProductTiling
+    product: LoadedKernel
+    loop_blocks: int
+    sizes: tuple[int, int, int]  # B, T, and rows between steps in memory
+
+    def launch(self, loops: Sequence[Callable[..., None]], products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Launch a chain.
+
+        Args:
+            loops: of each layer what launches it, given what the kernel takes for layers at the same time.
+            products: of each product the rows, W, and where the result is written.
+        """
+        B, T, row_t = self.sizes
+        groups = -(-self.tiling.blocks // self.product.blocks)
+        counters = torch.zeros(2 * len(products), -(-T // CHUNK_UNIT), dtype=torch.int32, device=products[0][0].device)
+        written: list[Tensor | None] = [*counters, None]  # chunks of: a loop, the product after it, the next loop, ...
+        before = None
+        for k, loop in enumerate(loops):
+            if k:
+                rows, W, product = products[k - 1]
+                arguments: Mapping[str, Argument] = {
+                    "rows": rows,
+                    "W": W,
+                    "product": product,
+                    "arrived": written[2 * k - 2],
+                    "producers": self.loop_blocks,
+                    "done": written[2 * k - 1],
+                    "B": B,
+                    "T": T,
+                    "row_t": row_t,
+                }
+                self.product.launch(groups, arguments)
+                before = written[2 * k - 1]
+            loop(arrived=before, producers=groups * self.product.blocks, done=written[2 * k])
+
+
+class Results(NamedTuple):
+    """What the forward pass of a layer writes; aux and gates are None without a backward pass."""
+
+    h: Tensor  # in the layout of x
+    aux: Tensor | None
+    last: Tensor  # [S, 1, B, H]
+    gates: Tensor | None
+
+
+class OverlappedLayers:
+    """Calls of layers at the same time, whose inputs differ in nothing but their values."""
+
+    def __init__(
+        self, taken: CudaFused, cell: Cell, forwards: list[Forward], chain: _Chain, back: "tuple[_Chain, Beside] | None"
+    ) -> None:
+        self._taken, self._cell, self._forwards, self._chain, self._back = taken, cell, forwards, chain, back
+
+    def __call__(
+        self, x: Tensor, weights: Sequence[tuple], initial: Sequence[Tensor | int | None], training: bool
+    ) -> list[Results]:
+        """Return the results of each layer.
+
+        Args:
+            x: the input, dense.
+            weights: W, R and b or None of each layer.
+            initial: the initial states of each layer, as `Forward.launch` takes them.
+            training: a backward pass follows.
+        """
+        first, width, H = self._forwards[0], self._chain.tiling.width, self._chain.tiling.K
+        matrices = [_matrix(W) for W, _, _ in weights]
+        results = []
+        for _ in weights:
+            aux, gates = first.empty_residual(x.device) if training else (None, None)
+            last = x.new_empty((first.states, 1, first.batch, H), dtype=state_dtype(x.dtype))
+            results.append(Results(x.new_empty((*x.shape[:-1], H)), aux, last, gates))
+        inputs = [linear(x, matrices[0]), *(x.new_empty((*x.shape[:-1], width)) for _ in weights[1:])]
+
+        def loop(k: int) -> Callable[..., None]:
+            (_, R, b), forward, states = weights[k], self._forwards[min(k, 1)], initial[k]
+            return lambda **chunks: forward.launch(inputs[k], R, b, states, None, *results[k], **chunks)
+
+        products = list(zip((one.h for one in results), matrices[1:], inputs[1:], strict=False))
+        self._chain.launch([loop(k) for k in range(len(weights))], products)
+        return results
+
+    def backward(
+        self, d_h: Tensor | None, calls: Sequence[tuple[Residual, StateGradients]], matrices: Sequence[Tensor]
+    ) -> list[Gradients] | None:
+        """Return the gradients of each layer's recurrence; None where the backward passes are to run in turn.
+
+        Args:
+            d_h: the gradient of the last layer's h [B, T, N, D], or None.
+            calls: of each layer; gradients have no h.
+            matrices: W of each layer.
+        """
+        if self._back is None:
+            return None
+        chain, beside = self._back
+        backwards = []
+        for k, (residual, grads) in reversed(list(enumerate(calls))):
+            top = k == len(calls) - 1
+            d = d_h if top else empty_in_format(residual.h, *residual.h.shape[2:])
+            of_layer = beside._replace(dependent=not top)
+            backwards.append(self._taken.backward_of(self._cell, residual, grads._replace(h=d), of_layer))
+        products = [
+            (upper.d_Wx, _matrix(W), lower.d_h)
+            for upper, lower, W in zip(backwards, backwards[1:], reversed(matrices), strict=False)
+        ]
+        chain.launch([backward.launch for backward in backwards], products)
+        return [backward.gradients() for backward in reversed(backwards)]
+
+
+def _matrix(W: Tensor) -> Tensor:
+    return aligned(W.contiguous())
+
+
+def overlapped_layers(
+    taken: CudaFused,
+    cell: Cell,
+    layers: int,
+    heads: int,
+    head_dim: int,
+    sizes: tuple[int, int, bool],
+    dtype: torch.dtype,
+    device: torch.device,
+    half_bias: bool,
+    training: bool,
+) -> OverlappedLayers | None:
+    """Return layers at the same time; None if they are not served, or not faster than in turn.
+
+    `sizes`: batch, steps, whether time-major.
+    """
+    B, T, time_major = sizes
+    alone = KernelSpec("forward", cell, heads, head_dim, B, dtype, device_gpu(device.index), Variant(training=training))
+    tiling = _product_tiling(alone, layers, T)
+    if tiling is None:
+        return None
+    rows, gates = (T, B) if time_major else (B, T), (len(cell.input_gates), heads, head_dim)
+    Wx = torch.empty(*rows, *gates, dtype=dtype, device="meta")
+    Wx = Wx.transpose(0, 1) if time_major else Wx
+    in_memory = B, T, B if time_major else 1
+
+    def forward(dependent: bool) -> Forward:
+        beside = Beside(layers, tiling.blocks, dependent)
+        return taken.forward_of(cell, Wx, device, False, half_bias, training=training, beside=beside)
+
+    back = None
+    with meanwhile(partial(forward, False), partial(compile_product, alone, tiling)):
+        if training:
+            back = _backward_chain(taken, replace(alone, direction="backward"), layers, Wx, in_memory, device)
+    forwards = [forward(False), forward(True)]
+    chain = _chain(alone, layers, tiling, forwards[1].blocks, forwards[1].cluster, in_memory, device)
+    return chain and OverlappedLayers(taken, cell, forwards, chain, back)
+
+
+def _backward_chain(
+    taken: CudaFused,
+    alone: KernelSpec,
+    layers: int,
+    Wx: Tensor,
+    in_memory: tuple[int, int, int],
+    device: torch.device,
+) -> tuple[_Chain, Beside] | None:
+    """Return the launches of the backward pass and what runs beside its loops; None if layers are to run in turn."""
+    tiling = _product_tiling(alone, layers, in_memory[1])
+    h, aux = empty_in_format(Wx, alone.heads, alone.head_dim), empty_aux(alone.cell, Wx, False, True)
+    if tiling is None:
+        taken.prepare_backward(alone.cell, h, aux, device, ALONE)
+        return None
+    beside = Beside(layers, tiling.blocks)
+    with meanwhile(partial(compile_product, alone, tiling)):
+        of_loop = taken.prepare_backward(alone.cell, h, aux, device, beside)
+    chain = _chain(alone, layers, tiling, *of_loop, in_memory, device)
+    return chain and (chain, beside)
+
+
+def _chain(
+    alone: KernelSpec,
+    layers: int,
+    tiling: ProductTiling,
+    blocks: int,
+    cluster: int,
+    sizes: tuple[int, int, int],
+    device: torch.device,
+) -> _Chain | None:
+    """Return the launches of loops of `blocks` blocks in clusters; None if they do not run at the same time."""
+    product = _product_kernel(alone, tiling, cluster, device.index)
+    spec = replace(alone, layers=layers, product_blocks=tiling.blocks)
+    if _clusters(spec, blocks, cluster) > min(spec.gpu.clusters_at_once(cluster), product.at_once):
+        return None
+    return _Chain(tiling, product, blocks, sizes)

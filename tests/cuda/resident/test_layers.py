@@ -1,0 +1,241 @@
+"""Layers at the same time: their kernels on the processor, without races; where they are used; their binaries."""
+
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+
+from flashrnn import FlashRNN, cuda_layer, get_cell
+from flashrnn.cuda import parameters
+from flashrnn.cuda.parameters import Argument, Parameter, fused
+from flashrnn.cuda.resident import backend, layers, tiling
+from flashrnn.cuda.resident.kernel import SPILLED, compile_best
+from flashrnn.cuda.resident.layers import ProductTiling
+from flashrnn.cuda.resident.source import CHUNK_UNIT, prelude
+from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.gpu import named_gpu
+from flashrnn.problem import Problem
+from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.cuda.resident.test_fused_on_host import on_host, tiled  # noqa: F401
+from tests.tolerances import assert_close
+
+LSTM = get_cell("lstm")
+
+# A thread that writes the chunks of a kernel's input one by one, and reads its results as soon as the blocks of the
+# first group have counted them.
+NEIGHBOURS = """
+void between_neighbours(const scalar* given, PARAMETERS) {
+  const Params params{PARAMETER_NAMES};
+  Thread both;
+  const bool first = blockIdx.x == 0 && threadIdx.x == 0;
+  if (first)
+    start(both, [=] {
+      const i64 B = params.B, T = params.T, row_t = params.row_t;
+      u32 sum = 0;
+      auto each_row = [&](int chunk, auto act) {
+        for (int step = chunk * CHUNK_UNIT; step < T && step < (chunk + 1) * CHUNK_UNIT; step++)
+          for (i64 b = 0; b < B; b++) act(b * (row_t == 1 ? T : 1) + (BACKWARDS ? T - 1 - step : step) * row_t);
+      };
+      auto read = [&](int chunk) {
+        await(params.done + chunk, TOGETHER);
+        each_row(chunk, [&](i64 row) {
+          for (i64 i = 0; i < WRITES; i++) sum += params.OUTPUT[row * WRITES + i].bits;
+        });
+      };
+      int chunk = 0;
+      for (; chunk * CHUNK_UNIT < T; chunk++) {
+        each_row(chunk, [&](i64 row) {
+          std::copy_n(given + row * READS, READS, const_cast<scalar*>(params.INPUT) + row * READS);
+        });
+        signal(const_cast<u32*>(params.arrived + chunk));
+        if (chunk > 0) read(chunk - 1);
+      }
+      read(chunk - 1);
+      CHECK(sum > 0);
+    });
+  KERNEL(PARAMETER_NAMES);
+  if (first) join(both);
+}
+"""
+NAMES = {  # what the thread is to know of a kernel: its input and its results, and the numbers in a row of each
+    "forward": ("x", "GI * ROW", "h", "ROW"),
+    "backward": ("d_h", "ROW", "d_x", "GI * ROW"),
+    "input_product": ("rows", "K", "product", "WIDTH"),
+}
+
+
+@dataclass(frozen=True)
+class BetweenNeighbours(HostKernel):
+    """A kernel that takes its input from, and gives its results to, a thread that runs at the same time."""
+
+    input: str = ""
+
+    def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
+        x, chunks = by_name[self.input], torch.zeros(2, 100, dtype=torch.int32)
+        given = x.clone()
+        x.fill_(torch.nan)
+        between = {"given": given, "arrived": chunks[0], "producers": 1, "done": chunks[1]}
+        super().launch(groups, {**by_name, **between})
+        counted = -(-by_name["T"] // CHUNK_UNIT)
+        assert chunks[1].tolist() == [groups * self.blocks] * counted + [0] * (100 - counted)
+
+
+def between_neighbours(kind: str, text: str, own: parameters.Parameters, *sizes: int, backwards: bool) -> HostKernel:
+    """Return the kernel flashrnn_<kind> of resident/kernels/<kind>.cuh; `sizes`: blocks, threads, shared memory."""
+    name, reads, output, writes = NAMES[kind]
+    of_kind = {
+        "INPUT": name,
+        "READS": reads,
+        "OUTPUT": output,
+        "WRITES": writes,
+        "BACKWARDS": str(int(backwards)),
+        "TOGETHER": str(sizes[0]),
+        "KERNEL": f"flashrnn_{kind}",
+    }
+    thread = re.sub(r"\b[A-Z]+\b", lambda word: of_kind.get(word[0], word[0]), NEIGHBOURS)
+    program = compile_for_host("between_neighbours", text, f"resident/kernels/{kind}.cuh", thread)
+    given = Parameter("given", "const scalar*", torch.bfloat16)
+    return BetweenNeighbours(program, (given, *own), *sizes, input=name)
+
+
+@pytest.fixture
+def overlapped(on_host, monkeypatch):  # noqa: F811
+    """Lets layers run on the processor with these tilings, as if at the same time; returns the names of the kernels."""
+    launched = []
+
+    def use(tilings: dict[str, Tiling], products: dict[str, ProductTiling]) -> list[str]:
+        on_host(tilings)
+
+        def loop(choose, spec, device, dependent):
+            assert spec.layers > 1
+            chosen = tilings[spec.direction]
+            shared = tiling.shared_bytes(spec, chosen)
+            text, sizes = prelude(spec, chosen, shared), (chosen.blocks, chosen.threads, shared)
+            launched.append(spec.direction)
+            backwards = spec.direction == "backward"
+            return between_neighbours(spec.direction, text, fused(spec), *sizes, backwards=backwards), chosen
+
+        def product(spec, tiling, cluster, device):
+            text, sizes = layers.prelude(spec.dtype, tiling), (cluster, layers.THREADS, tiling.shared_bytes)
+            launched.append("product")
+            own = parameters.input_product(spec.dtype)
+            return between_neighbours("input_product", text, own, *sizes, backwards=tiling.backward)
+
+        monkeypatch.setattr(backend, "_kernel", cache(loop))
+        monkeypatch.setattr(layers, "_product_kernel", cache(product))
+        monkeypatch.setattr(layers, "_product_tiling", lambda alone, *_: products[alone.direction])
+        return launched
+
+    monkeypatch.setattr(backend, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(layers, "meanwhile", lambda *_: nullcontext())
+    monkeypatch.setattr(layers, "device_gpu", lambda index: named_gpu("H100"))
+    monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
+    for cached in (cuda_layer._forward, cuda_layer._overlapped):
+        cached.cache_clear()
+    yield use
+    for cached in (cuda_layer._forward, cuda_layer._overlapped):
+        cached.cache_clear()
+
+
+ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)}
+CLUSTER = {"forward": tiled(1, 1, 1, 4, 2), "backward": tiled(1, 2, 1, 4, 2, stages=2, register_fragments=0)}
+
+
+def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTiling]:
+    return {
+        "forward": ProductTiling(H, gates * H, columns, rows),
+        "backward": ProductTiling(gates * H, H, columns, rows, backward=True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "options", "tilings", "products"),
+    [
+        (3, 35, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
+        (
+            5,
+            33,
+            {"hidden_size": 64, "num_heads": 2, "num_layers": 2, "batch_first": True, "function": "gru"},
+            CLUSTER,
+            products(3, 64, 64, 128),
+        ),
+        (
+            9,
+            48,
+            {"hidden_size": 72, "num_layers": 2, "function": "elman", "bias": False},
+            {"forward": tiled(5, 1, 1, 8, 1), "backward": tiled(5, 1, 1, 8, 1)},
+            products(1, 72, 128, 64),
+        ),
+    ],
+    ids=["one block", "clusters", "no whole tiles"],
+)
+def test_layers_at_the_same_time(overlapped, batch, steps, options, tilings, products):
+    launched = overlapped(tilings, products)
+    torch.manual_seed(0)
+    network = FlashRNN(6, dtype=torch.bfloat16, **options)
+    shape = (batch, steps) if network.batch_first else (steps, batch)
+    x = torch.randn(*shape, 6, dtype=torch.bfloat16)
+
+    def results(dtype: torch.dtype, backend: str) -> dict[str, torch.Tensor]:
+        of = FlashRNN(6, backend=backend, dtype=dtype, **options)
+        of.load_state_dict(network.state_dict())
+        given = x.to(dtype).requires_grad_()
+        with torch.no_grad():
+            _, states = of(given)
+            alone, _ = of(given, states)
+        out, last = of(given, states)
+        last = last if isinstance(last, tuple) else (last,)
+        loss = out.double().sin().sum() + sum((i + 2) * state.double().square().sum() for i, state in enumerate(last))
+        names = ["x", *(name for name, _ in of.named_parameters())]
+        gradients = torch.autograd.grad(loss, [given, *of.parameters()])
+        values = [alone, out, *last, *gradients]
+        return dict(zip(["alone", "out", *(f"last {i}" for i in range(len(last))), *names], values, strict=True))
+
+    found = results(torch.bfloat16, "cuda_fused")
+    assert set(launched) == {"forward", "backward", "product"}
+    assert_close(found, results(torch.float64, "vanilla"), torch.bfloat16, results(torch.bfloat16, "vanilla"))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "batch", "number", "faster"),
+    [
+        (512, 16, 2, True),
+        (512, 16, 4, True),
+        (512, 16, 12, False),  # no room
+        (512, 64, 2, False),
+        (256, 16, 4, True),
+        (1024, 16, 2, False),  # grids
+        (64, 1, 2, True),
+    ],
+)
+def test_the_solver_knows_whether_there_is_room(head_dim, batch, number, faster):
+    problem = Problem(LSTM, 1, head_dim, torch.bfloat16, torch.device("cuda"), True, False, named_gpu("H100"))
+    assert layers.are_faster(problem, batch, number, "auto") is faster
+    assert not layers.are_faster(problem, batch, number, "cuda")
+    assert not layers.are_faster(problem._replace(dtype=torch.float32), batch, number, "auto")
+    assert not layers.are_faster(problem._replace(assumed_gpu=named_gpu("A100")), batch, number, "auto")
+
+
+def test_explain_says_so(monkeypatch):
+    monkeypatch.setattr(layers, "are_faster", lambda *_: True)
+    network = FlashRNN(8, 64, num_layers=2, dropout=0.1, device="meta")
+    assert "layers at the same time" in network.explain(16, torch.bfloat16, training=False)
+    assert "layers at the same time" not in network.explain(16, torch.bfloat16)
+    assert "layers at the same time" not in network.explain(16, torch.bfloat16, training=False, reset=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("head_dim", "number"), [(128, 4), (256, 4), (512, 2), (512, 4)])
+def test_nothing_is_spilled_in_their_loops(head_dim, number, direction):
+    variant = Variant(aux=torch.float16, training=True)
+    alone = KernelSpec(direction, LSTM, 1, head_dim, 16, torch.bfloat16, named_gpu("H100"), variant)
+    product = layers._product_tiling(alone, number, 512)
+    assert layers.compile_product(alone, product).spilled == 0
+    spec = replace(alone, layers=number, product_blocks=product.blocks)
+    assert compile_best(spec)[0].spilled <= SPILLED
