@@ -128,7 +128,7 @@ class ModelStep:
             "head": model.head,
             "head_scale": model.head_scale,
             "best": torch.zeros(B, dtype=torch.int64, device=device),
-            "counters": torch.zeros(2, dtype=torch.int32, device=device),
+            "counters": torch.zeros(3, dtype=torch.int32, device=device),
             "B": B,
         }
 
@@ -225,7 +225,7 @@ def add_norm(x: Tensor, update: Tensor, weight: Tensor, head_weight: Tensor | No
     """
     width = x.shape[-1]
     launch = load_add_norm(width // head_dim, head_dim, x.dtype, x.device.index)
-    M, normalized = x.numel() // width, torch.empty_like(x)
-    arguments = {"x": x, "update": update, "head_weight": head_weight, "weight": weight, "normalized": normalized}
-    launch(-(-M // WARPS), arguments | {"M": M})
-    return normalized
+    M, normed = x.numel() // width, torch.empty_like(x)
+    arguments = {"x": x, "update": update, "head_weight": head_weight, "weight": weight, "normalized": normed, "M": M}
+    launch(-(-M // WARPS), arguments)
+    return normed

@@ -254,6 +254,15 @@ inline T shuffled(T x, int from) {
 }
 template <class T>
 inline T __shfl_xor_sync(u32, T x, int mask) { return shuffled(x, threadIdx.x % 32 ^ mask); }
+template <class T>
+inline T __shfl_down_sync(u32, T x, int lanes) { return shuffled(x, std::min(int(threadIdx.x % 32) + lanes, 31)); }
+inline bool __any_sync(u32, u32 x) {
+  show(&x, 1);
+  bool any = false;
+  for (int lane = 0; lane < 32; lane++) any |= of_lane(lane, 0) != 0;
+  seen();
+  return any;
+}
 
 template <class T>
 inline T __shfl_sync(u32, T x, int lane) { return shuffled(x, lane); }
@@ -422,13 +431,35 @@ inline void give_registers() {}
 inline uint4 load_once(const uint4* from) { return *from; }
 inline uint4 load_exchanged(const uint4* from, bool valid) { return valid ? *from : uint4{}; }
 inline void add_to(float* sum, float x) { *sum += x; }
+// What is loaded while it may be stored, by its words: of 16 bytes as a whole the first one tells, stored last.
+inline void store_exchanged(float* to, float v) { dawdle(), shared_word<float>(to).store(v, std::memory_order_relaxed); }
+inline void store_exchanged(float2* to, float2 v) { store_exchanged(&to->x, v.x), store_exchanged(&to->y, v.y); }
+inline void store_whole(uint4* to, uint4 v) {
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
+  for (int i = 3; i >= 0; i--) shared_word<u32>(reinterpret_cast<u32*>(to) + i).store(words[i], std::memory_order_release);
+  dawdle();
+}
+inline uint4 load_whole(const uint4* from) {
+  u32 words[4];
+  dawdle();
+  for (int i = 0; i < 4; i++) words[i] = shared_word<u32>(reinterpret_cast<const u32*>(from) + i).load(std::memory_order_acquire);
+  return {words[0], words[1], words[2], words[3]};
+}
 inline void prefetch(const void*) {}
 inline void signal(u32* counter) {
   shared_word<u32>(counter).fetch_add(1, std::memory_order_release);
   wake(counter);
 }
+inline void count_up(u32* counter) {
+  shared_word<u32>(counter).fetch_add(1, std::memory_order_relaxed);
+  wake(counter);
+}
 inline void await(const u32* counter, u32 count) {
   while (shared_word<u32>(counter).load(std::memory_order_acquire) < count) sleep_until_woken(counter);
+}
+
+inline void await_count(const u32* counter, u32 count) {
+  while (shared_word<u32>(counter).load(std::memory_order_relaxed) < count) sleep_until_woken(counter);
 }
 
 inline void raise_to(u64* number, u64 at_least) {

@@ -39,7 +39,7 @@ def parameters(spec: ModelSpec) -> Parameters:
         Parameter("tokens", "const i64*", torch.int64, ("B",)),
         *exchanged(spec),
         Parameter("best", "u64*", torch.int64, ("B",)),
-        Parameter("counters", "u32*", torch.int32, (2,)),
+        Parameter("counters", "u32*", torch.int32, (3,)),
         Parameter("logits", "scalar*", dtype, ("B", spec.classes)),
         Parameter("chosen", "i64*", torch.int64, ("B",)),
         Parameter("history", "i64*", torch.int64),
@@ -53,7 +53,7 @@ def parameters(spec: ModelSpec) -> Parameters:
 def exchanged(spec: ModelSpec) -> Parameters:
     """Return the parameters through which blocks of threads exchange results."""
     dtype, width, many = spec.kernel.dtype, spec.kernel.heads * spec.kernel.head_dim, tiling(spec).many
-    slices, row = (spec.hidden // width, width + padding(dtype)) if many else (1, spec.hidden)
+    slices, row = (2 * spec.hidden // width, width + padding(dtype)) if many else (1, spec.hidden)
     of_both = (
         Parameter("hidden_state", "float*", torch.float32, ("B", width)),
         Parameter("hidden", "scalar*", dtype, (slices, "B", row)),
@@ -65,8 +65,8 @@ def exchanged(spec: ModelSpec) -> Parameters:
         return *of_both, Parameter("residual", "float*", torch.float32, ("B", width))
     return (
         *of_both,
-        Parameter("normalized", "scalar*", dtype, ("B", row)),
-        Parameter("parts", "float*", torch.float32, (slices, "B", width)),
+        Parameter("normalized", "scalar*", dtype, (2, "B", row)),
+        Parameter("parts", "float*", torch.float32, (slices // 2, "B", width)),
     )
 
 

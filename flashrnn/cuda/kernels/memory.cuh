@@ -18,6 +18,22 @@ DEVICE uint4 load_exchanged(const uint4* from, bool valid) {
   return v;
 }
 
+// Stores what other blocks load by load_exchanged while this may be under way.
+DEVICE void store_exchanged(float* to, float v) { asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory"); }
+DEVICE void store_exchanged(float2* to, float2 v) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory");
+}
+// The same of 16 bytes that are loaded by load_whole, all old or all new.
+DEVICE void store_whole(uint4* to, uint4 v) {
+  const u64 low = u64(v.y) << 32 | v.x, high = u64(v.w) << 32 | v.z;
+  asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v;}" ::"l"(to), "l"(low), "l"(high) : "memory");
+}
+DEVICE uint4 load_whole(const uint4* from) {
+  u64 low, high;
+  asm volatile("{.reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}" : "=l"(low), "=l"(high) : "l"(from) : "memory");
+  return make_uint4(u32(low), u32(low >> 32), u32(high), u32(high >> 32));
+}
+
 // Adds x to a sum in memory that no other thread adds to, without waiting for the old sum.
 DEVICE void add_to(float* sum, float x) { asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory"); }
 
@@ -26,6 +42,9 @@ DEVICE void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];"
 
 // Called by one thread of a block: releases what the block wrote before its last __syncthreads to those who await this.
 DEVICE void signal(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
+
+// The same, without releasing anything.
+DEVICE void count_up(u32* counter) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
 
 DEVICE void await(const u32* counter, u32 count) {
   u32 now;

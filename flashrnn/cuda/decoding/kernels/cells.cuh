@@ -26,9 +26,9 @@ struct UnitReductions {
     float units = UNITS;
     add_lanes(part, units);
     if (publishes && sequence < B) {
-      float4* to = reinterpret_cast<float4*>(place(NUMBER, contribution));
+      uint4* to = reinterpret_cast<uint4*>(place(NUMBER, contribution));
 #pragma unroll
-      for (int i = 0; i < Part::VECTORS; i++) to[i] = reinterpret_cast<const float4*>(part.words)[i];
+      for (int i = 0; i < Part::VECTORS; i++) store_whole(to + i, reinterpret_cast<const uint4*>(part.words)[i]);
     }
     grid.arrive(UNIT_BLOCKS);
     grid.wait();
@@ -75,7 +75,7 @@ struct UnitReductions {
     for (int i = lane; i < OF_HEAD; i += LANES) {
       const uint4* from = reinterpret_cast<const uint4*>(place(number, first + i));
 #pragma unroll
-      for (int k = 0; k < Part::VECTORS; k++) reinterpret_cast<uint4*>(other.words)[k] = load_exchanged(from + k, true);
+      for (int k = 0; k < Part::VECTORS; k++) reinterpret_cast<uint4*>(other.words)[k] = load_whole(from + k);
       if (i == lane) total = other;
       else total.add(other, UNITS * LANES);
       units += UNITS * LANES;

@@ -32,13 +32,26 @@ struct Join {
   }
 };
 
-// Loads a row that other blocks wrote.
+// Loads K rows that other blocks wrote, `stride` apart. Lanes without numbers load those of others.
+template <bool WHOLE, int K>
+DEVICE void load_marked(RowOf<WHOLE> (&rows)[K], const float* from, i64 stride, u32 mark) {
+  constexpr int LOADS = RowOf<WHOLE>::LOADS;
+  uint4 words[K * LOADS];
+  load_marked<true>(words, mark, [&](int k) { return from + k / LOADS * stride + min(rows[0].place(k % LOADS), WIDTH - 4); });
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    int i = 0;
+    rows[k].for_each([&](float (&v)[4], int) {
+      const uint4 four = words[k * LOADS + i++];
+      v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y), v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
+    });
+  }
+}
 template <bool WHOLE>
-DEVICE void load_exchanged(RowOf<WHOLE>& row, const float* from) {
-  row.for_each([&](float (&v)[4], int at) {
-    const uint4 words = load_exchanged(reinterpret_cast<const uint4*>(from + at), true);
-    v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
-  });
+DEVICE void load_marked(RowOf<WHOLE>& row, const float* from, u32 mark) {
+  RowOf<WHOLE> rows[1];
+  load_marked(rows, from, 0, mark);
+  row = rows[0];
 }
 
 // Divides the registers between the warps that multiply and the warpgroup that copies, which needs few.
@@ -79,12 +92,13 @@ DEVICE void add_input(Weights& weights, const Scales<GI>& scales, O operand, Sum
   });
 }
 
-// Copies h [B, WIDTH] of this block's units to their state, when all blocks have read the one before.
+// Copies h [B, WIDTH] of this block's units to their state, when all blocks have read the one before: their results, which have
+// arrived, depend on it.
 DEVICE void store_h(float* state, const float* h, i64 B) {
   for (int tile = first_unit_tile(); tile < UNIT_TILES; tile += GRID)
     for (int cell = threadIdx.x; cell < B * 8; cell += THREADS) {
       const int at = cell / 8 * WIDTH + tile * 8 + cell % 8;
-      state[at] = h[at];
+      store_exchanged(state + at, unmarked(h[at]));
     }
 }
 
@@ -129,6 +143,6 @@ struct Choice {
     }
     sync();
     if (threadIdx.x == 0 && history) ++*cursor;
-    if (threadIdx.x == 0) counters[0] = counters[1] = 0;
+    if (threadIdx.x == 0) counters[0] = counters[1] = 0, counters[2] += BLOCKS;
   }
 };

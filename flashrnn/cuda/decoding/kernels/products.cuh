@@ -1,6 +1,7 @@
 // Products of sequences' vectors and the tiles of a block of threads.
 #pragma once
 #include "decoding/kernels/weights.cuh"
+#include "kernels/memory.cuh"
 
 constexpr int TILES = (STORED + 3) / 4 * 4;     // whose sums are made at a time
 constexpr int OPERAND_STRIDE = WIDTH + VECTOR;  // lets a quarter of a warp, two rows of four lanes, read from all banks
@@ -29,13 +30,11 @@ DEVICE void load_operand(Operand& operand, int vectors, i64 B, F f) {
 
 // Rounds as many floats as there are scalars in 16 bytes.
 DEVICE uint4 rounded(const float* from) {
-  const float4 low = *reinterpret_cast<const float4*>(from);
-  if constexpr (BYTES == 4) {
-    return make_uint4(__float_as_uint(low.x), __float_as_uint(low.y), __float_as_uint(low.z), __float_as_uint(low.w));
-  } else {
-    const float4 high = *reinterpret_cast<const float4*>(from + 4);
-    return make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w));
-  }
+  const uint4 low = load_whole(reinterpret_cast<const uint4*>(from));
+  if constexpr (BYTES == 4) return low;
+  const uint4 high = load_whole(reinterpret_cast<const uint4*>(from + 4));
+  auto two = [](u32 a, u32 b) { return pack(__uint_as_float(a), __uint_as_float(b)); };
+  return make_uint4(two(low.x, low.y), two(low.z, low.w), two(high.x, high.y), two(high.z, high.w));
 }
 
 // Scales of the rows of K tiles from row `first`, `step` apart, of a matrix of `rows` rows: those of the two rows that a lane has sums

@@ -36,7 +36,7 @@ DEVICE float sum_of_warps(const Shared& shared, int tile, int row) {
 }
 
 // Multiplies the operand by this block's tiles of a matrix of ROWS rows, with `scales`, and calls f(row, sum) for each result of the
-// warp's sequence, if there is one; f has to leave out rows beyond the matrix.
+// warp's sequence, if there is one; f, which all lanes call, has to leave out rows beyond the matrix.
 template <int ROWS, class F>
 DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& operand, const float* scales, i64 B, F f) {
   for_tiles<(ROWS + 7) / 8, GRID>(blockIdx.x, [&](auto tiles, int first) {
@@ -48,7 +48,8 @@ DEVICE void multiply_rows(Shared& shared, Weights& weights, const Operand& opera
     for (int k = 0; k < tiles; k++) of_rows.apply(c[k], k), store_sums(shared, k, c[k]);
     sync();
     if (warp_sequence() >= B) return;
-    for (int i = threadIdx.x % 32; i < tiles * 8; i += 32) f((first + i / 8 * GRID) * 8 + i % 8, sum_of_warps(shared, i / 8, i % 8));
+    for (int i = threadIdx.x % 32; i < (tiles * 8 + 31) / 32 * 32; i += 32)
+      f(i < tiles * 8 ? (first + i / 8 * GRID) * 8 + i % 8 : ROWS, sum_of_warps(shared, i / 8, i % 8));
   });
 }
 
@@ -60,6 +61,9 @@ struct Step {
   CountingBarrier& grid;
   const Params params;
   const int unit_tiles;  // of this block
+  const u32 earlier;     // residual blocks of earlier launches
+
+  DEVICE u32 mark(int block) const { return earlier + block + 1 & 1; }
 
   // Calls f(row, sequence, valid), row an empty Row or Part: what the warp normalizes.
   template <class F>
@@ -71,7 +75,7 @@ struct Step {
   template <class R>
   DEVICE void load_stream(R& row, int block, int sequence) const {
     if (block == 0) row.load(params.embedding + params.tokens[sequence] * WIDTH);
-    else load_exchanged(row, params.residual + sequence * WIDTH);
+    else load_marked(row, params.residual + sequence * WIDTH, mark(block - 1));
   }
   DEVICE void load_normalized(Operand& operand) const {
     sync();
@@ -104,7 +108,7 @@ struct Step {
       if (i > 0) sync();
       compute_h_of(i, block, operand);
     }
-    grid.arrive(UNIT_BLOCKS);
+    grid.arrive_marked(UNIT_BLOCKS);
   }
   // Of a tile of units; the first one sets the operand for all.
   DEVICE void compute_h_of(int i, int block, Operand& operand) {
@@ -138,7 +142,7 @@ struct Step {
     }
     compute_cells(g, old, fresh, UnitReductions<1, 8>{grid, params.partials, params.B, lane == 0, unit0 / 8, sequence});
     if (lane >= 8 || sequence >= params.B) return;
-    params.hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0][0]));
+    store_marked(params.hidden_state + sequence * WIDTH + unit, {float(scalar(fresh[0][0]))}, mark(block));
 #pragma unroll
     for (int k = 1; k < STATES; k++) state[(k * params.B + sequence) * WIDTH + unit] = fresh[k][0];
   }
@@ -153,7 +157,7 @@ struct Step {
       if (!valid) return;
       if (unit_tiles > 0) x.load(shared.stream[sequence]);
       else load_stream(x, block, sequence);
-      load_exchanged(h, params.hidden_state + sequence * WIDTH);
+      load_marked(h, params.hidden_state + sequence * WIDTH, mark(block));
       h.template normalize<D>(Join{shared.moments[0]});
       h.multiply_by(head_weight);
       x.add(h);
@@ -167,7 +171,7 @@ struct Step {
     });
     load_normalized(operand);
     multiply_rows<HIDDEN>(shared, weights, operand, model.at<const float>(block, UP_SCALE), params.B, [&](int row, float sum) {
-      if (row < HIDDEN) params.hidden[warp_sequence() * HIDDEN + row] = scalar(gelu(sum));
+      store_together(params.hidden + warp_sequence() * HIDDEN + row, scalar(gelu(sum)), row < HIDDEN, mark(block));
     });
   }
 
@@ -182,12 +186,7 @@ struct Step {
 #pragma unroll
       for (int first = 0; first < SLICES; first += SLICES_AT_ONCE) {
         Operand slices[SLICES_AT_ONCE];
-#pragma unroll
-        for (int k = 0; k < SLICES_AT_ONCE; k++)
-          load_operand(slices[k], VECTORS, params.B, [&](int sequence, int at) {
-            const int slice = min(first + k, SLICES - 1);
-            return load_exchanged(reinterpret_cast<const uint4*>(params.hidden + sequence * HIDDEN + slice * WIDTH + at), true);
-          });
+        load_slices(slices, first, mark(block));
         weights.multiply<SLICES_AT_ONCE>([&](auto k) -> Sums& { return c[k]; },
                                          [&](auto k, int i) -> const Vectors& { return slices[k][i]; }, VECTORS, SLICES - first);
       }
@@ -201,14 +200,31 @@ struct Step {
       sync();
       const int lane = threadIdx.x % 32, sequence = warp_sequence();
       if (lane >= 8 || sequence >= params.B) continue;
-      params.residual[sequence * WIDTH + tile * 8 + lane] = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, lane);
+      const float sum = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, lane);
+      store_marked(params.residual + sequence * WIDTH + tile * 8 + lane, {sum}, mark(block));
     }
-    grid.arrive(UNIT_BLOCKS);
+    grid.arrive_marked(UNIT_BLOCKS);
+  }
+  // Loads slices of the hidden layer from `first` on. Lanes without numbers load those of others.
+  DEVICE void load_slices(Operand (&slices)[SLICES_AT_ONCE], int first, u32 mark) const {
+    const int sequence = threadIdx.x % 32 / 4;
+    auto vector = [](int k) { return k % WARP_VECTORS * PARTS + part(); };
+    uint4 words[SLICES_AT_ONCE * WARP_VECTORS];
+    load_marked<false>(words, mark, [&](int k) {
+      const int at = min(first + k / WARP_VECTORS, SLICES - 1) * WIDTH + min(vector(k), VECTORS - 1) * VECTOR;
+      return params.hidden + min(i64(sequence), params.B - 1) * HIDDEN + at + threadIdx.x % 4 * LANE;
+    });
+#pragma unroll
+    for (int k = 0; k < SLICES_AT_ONCE * WARP_VECTORS; k++) {
+      auto& of = slices[k / WARP_VECTORS][k % WARP_VECTORS].of[0];
+      of[0] = sequence < params.B && vector(k) < VECTORS ? words[k] : make_uint4(0, 0, 0, 0), of[1] = make_uint4(0, 0, 0, 0);
+    }
   }
 };
 
 // Params: types and shapes are in step.py. tokens, at most SEQS of them -> logits and chosen tokens, as `Choice` has them.
-// table: as in `Model`. residual, hidden_state and hidden: as in `Step`. counters are zero before and after.
+// table: as in `Model`. residual, hidden_state and hidden: as in `Step`. The first two counters are zero before and
+// after, the third one is `Step.earlier`.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
 flashrnn_step(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
@@ -222,12 +238,12 @@ flashrnn_step(PARAMETERS) {
   }
   Weights weights(shared.chunks, shared.slots);
   CountingBarrier grid(params.counters);
-  Step step{shared, model, weights, grid, params, tiles_from(first_unit_tile(), UNIT_TILES)};
+  Step step{shared, model, weights, grid, params, tiles_from(first_unit_tile(), UNIT_TILES), params.counters[2]};
 #pragma unroll 1
   for (int block = 0; block < BLOCKS; block++) {
     step.compute_h(block);
     step.compute_hidden(block);
-    grid.arrive();
+    grid.arrive_marked();
     store_h(model.at<float>(block, STATE), params.hidden_state, params.B);
     step.compute_stream(block);
   }

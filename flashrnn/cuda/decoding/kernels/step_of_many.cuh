@@ -61,7 +61,8 @@ struct VectorsOf {
 };
 
 // Multiplies the operand by this block's tiles, begin, begin + STEP, ..., of a matrix of ROWS rows, with `scales`, and calls
-// f(row, v, sum) for each value v of a tile; f has to leave out rows beyond the matrix, and sequences beyond the batch.
+// f(row, sums) for the values that the lane has of a tile, of rows from `row` on; f has to leave out rows beyond the matrix, and
+// sequences beyond the batch.
 template <int ROWS, int STEP, class F>
 DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, const float* scales, F f) {
   for_tiles<(ROWS + 7) / 8, STEP>(begin, [&](auto tiles, int first) {
@@ -73,28 +74,31 @@ DEVICE void multiply_rows(Shared& shared, Weights& weights, int begin, const flo
     float sums[tiles][VALUES];
     add_parts(shared, c, sums);
 #pragma unroll
-    for (int k = 0; k < tiles; k++)
-#pragma unroll
-      for (int v = 0; v < VALUES; v++) f((first + k * STEP) * 8 + column(v), v, sums[k][v]);
+    for (int k = 0; k < tiles; k++) f((first + k * STEP) * 8 + column(0), sums[k]);
   });
 }
 
-// Rows of `normalized` [B, OPERAND_STRIDE] and `hidden` [SLICES, B, OPERAND_STRIDE] are as in shared memory, with WIDTH numbers.
-// These, hidden_state [B, WIDTH] and parts [SLICES, B, WIDTH] are written by some blocks and read by others.
+// Rows of `normalized` [2, B, OPERAND_STRIDE], the operands of gates and of the hidden layer, and of `hidden` [2, SLICES, B,
+// OPERAND_STRIDE], of this residual block and the one before, are as in shared memory, with WIDTH numbers. These, hidden_state [B,
+// WIDTH] and parts [SLICES, B, WIDTH] are written by some blocks and read by others. Marked ones release nothing, so that a row may
+// be overwritten only after another exchange that does: thus two of each.
 struct Step {
   Shared& shared;
   const Model& model;
   Weights& weights;
   CountingBarrier& grid;
   const Params params;
-  u32 parity = 0;  // of the copies of operands
+  const u32 earlier;  // residual blocks of earlier launches
+  u32 parity = 0;     // of the copies of operands
+
+  DEVICE u32 mark(int block) const { return earlier + block + 1 & 1; }
 
   DEVICE static int row_block() { return GRID - 1 - blockIdx.x; }  // blocks without units come first
 
   // Changes the residual stream of each of the block's sequences, number n, by f(stream, sequence, n), and normalizes it as the
-  // operand of the next product.
+  // `operand` of the next product.
   template <class F>
-  DEVICE void normalize_stream(const scalar* norm, F f) {
+  DEVICE void normalize_stream(const scalar* norm, scalar* operand, F f) {
     if (!has_rows()) return grid.pass(ROW_BLOCKS);
     Part weight;
     weight.load(norm);
@@ -108,14 +112,15 @@ struct Step {
       x.store(shared.stream[n]);
       x.normalize<WIDTH>(Join{shared.moments[n % 2][1]});
       x.multiply_by(weight);
-      x.store(params.normalized + row * OPERAND_STRIDE);
+      x.store(operand + row * OPERAND_STRIDE);
     }
     grid.arrive(ROW_BLOCKS);
   }
   DEVICE static bool has_rows() { return row_block() < ROW_BLOCKS; }
 
   DEVICE void begin() {
-    normalize_stream(model.at(0, MIXER_NORM), [&](Part& x, int row, int) { x.load(params.embedding + params.tokens[row] * WIDTH); });
+    auto load_embedding = [&](Part& x, int row, int) { x.load(params.embedding + params.tokens[row] * WIDTH); };
+    normalize_stream(model.at(0, MIXER_NORM), params.normalized, load_embedding);
   }
 
   // Copies rows [B, OPERAND_STRIDE] of the operand, when they are there. Copies to shared memory take a third of the time of
@@ -140,7 +145,7 @@ struct Step {
     if (first_unit_tile() >= UNIT_TILES) return grid.pass(UNIT_BLOCKS * (1 + HEAD_EXCHANGES));
 #pragma unroll 1
     for (int tile = first_unit_tile(); tile < UNIT_TILES; tile += GRID) compute_h_of(tile, block);
-    grid.arrive(UNIT_BLOCKS);
+    grid.arrive_marked(UNIT_BLOCKS);
   }
   // Of a tile of units; the first one loads the operand for all.
   DEVICE void compute_h_of(int tile, int block) {
@@ -174,19 +179,19 @@ struct Step {
     if (row >= params.B) return;
 #pragma unroll
     for (int v = 0; v < VALUES; v++) {
-      const int unit = tile * 8 + column(v);
-      params.hidden_state[row * WIDTH + unit] = float(scalar(fresh[0][v]));
+      fresh[0][v] = float(scalar(fresh[0][v]));
 #pragma unroll
-      for (int k = 1; k < STATES; k++) state[(k * params.B + row) * WIDTH + unit] = fresh[k][v];
+      for (int k = 1; k < STATES; k++) state[(k * params.B + row) * WIDTH + tile * 8 + column(v)] = fresh[k][v];
     }
+    store_marked(params.hidden_state + row * WIDTH + tile * 8 + column(0), fresh[0], mark(block));
   }
 
   DEVICE void add_h(int block) {
     Part head_weight;
     if (has_rows()) head_weight.load(model.at(block, HEAD_NORM));
-    normalize_stream(model.at(block, MLP_NORM), [&](Part& x, int row, int n) {
+    normalize_stream(model.at(block, MLP_NORM), params.normalized + params.B * OPERAND_STRIDE, [&](Part& x, int row, int n) {
       Part h;
-      load_exchanged(h, params.hidden_state + row * WIDTH);
+      load_marked(h, params.hidden_state + row * WIDTH, mark(block));
       x.load(shared.stream[n]);
       h.normalize<D>(Join{shared.moments[n % 2][0]});
       h.multiply_by(head_weight);
@@ -194,33 +199,35 @@ struct Step {
     });
   }
 
+  DEVICE scalar* slice(int block, int of) const { return params.hidden + (block % 2 * SLICES + of) * params.B * OPERAND_STRIDE; }
   DEVICE void compute_hidden(int block) {
     if (blockIdx.x >= HIDDEN_BLOCKS) return grid.pass(HIDDEN_BLOCKS);
-    load(params.normalized);
-    multiply_rows<HIDDEN, GRID>(shared, weights, blockIdx.x, model.at<const float>(block, UP_SCALE), [&](int at, int, float sum) {
+    load(params.normalized + params.B * OPERAND_STRIDE);
+    multiply_rows<HIDDEN, GRID>(shared, weights, blockIdx.x, model.at<const float>(block, UP_SCALE), [&](int at, const float (&sums)[VALUES]) {
       if (at >= HIDDEN || sequence() >= params.B) return;
-      params.hidden[(at / WIDTH * params.B + sequence()) * OPERAND_STRIDE + at % WIDTH] = scalar(gelu(sum));
+      scalar* to = slice(block, at / WIDTH) + sequence() * OPERAND_STRIDE + at % WIDTH;
+      if constexpr (VALUES == 1) *to = scalar(gelu(sums[0]));
+      else *reinterpret_cast<u32*>(to) = pack(gelu(sums[0]), gelu(sums[1]));
     });
     grid.arrive(HIDDEN_BLOCKS);
   }
 
   DEVICE void compute_parts(int block) {
     if (blockIdx.x >= OUTPUT_BLOCKS) return grid.pass(OUTPUT_BLOCKS);
-    load(params.hidden + output_slice() * params.B * OPERAND_STRIDE);
+    load(slice(block, output_slice()));
     const float* scales = model.at<const float>(block, DOWN_SCALE);
     float* part = params.parts + (output_slice() * params.B + sequence()) * WIDTH;
-    multiply_rows<WIDTH, OUTPUT_STEP>(shared, weights, first_output_tile(), scales, [&](int at, int, float sum) {
-      if (at < WIDTH && sequence() < params.B) part[at] = sum;
+    multiply_rows<WIDTH, OUTPUT_STEP>(shared, weights, first_output_tile(), scales, [&](int at, const float (&sums)[VALUES]) {
+      if (at < WIDTH && sequence() < params.B) store_marked(part + at, sums, mark(block));
     });
-    grid.arrive(OUTPUT_BLOCKS);
+    grid.arrive_marked(OUTPUT_BLOCKS);
   }
 
   // norm: of what comes after the block.
-  DEVICE void add_mlp(const scalar* norm) {
-    normalize_stream(norm, [&](Part& x, int row, int n) {
+  DEVICE void add_mlp(int block, const scalar* norm) {
+    normalize_stream(norm, params.normalized, [&](Part& x, int row, int n) {
       Part part[SLICES];
-#pragma unroll
-      for (int k = 0; k < SLICES; k++) load_exchanged(part[k], params.parts + (k * params.B + row) * WIDTH);
+      load_marked(part, params.parts + row * WIDTH, params.B * WIDTH, mark(block));
       x.load(shared.stream[n]);
 #pragma unroll
       for (int k = 0; k < SLICES; k++) x.add(part[k]);
@@ -244,7 +251,7 @@ flashrnn_step_of_many(PARAMETERS) {
   }
   Weights weights(shared.chunks, shared.slots);
   CountingBarrier grid(params.counters);
-  Step step{shared, model, weights, grid, params};
+  Step step{shared, model, weights, grid, params, params.counters[2]};
 
   step.begin();
 #pragma unroll 1
@@ -254,13 +261,15 @@ flashrnn_step_of_many(PARAMETERS) {
     step.compute_hidden(block);
     store_h(model.at<float>(block, STATE), params.hidden_state, params.B);
     step.compute_parts(block);
-    step.add_mlp(block + 1 < BLOCKS ? model.at(block + 1, MIXER_NORM) : params.norm);
+    step.add_mlp(block, block + 1 < BLOCKS ? model.at(block + 1, MIXER_NORM) : params.norm);
   }
   step.load(params.normalized);
   const Choice choice(params);
   u64 largest = 0;
-  multiply_rows<CLASSES, GRID>(shared, weights, blockIdx.x, params.head_scale, [&](int row, int, float sum) {
-    if (row < CLASSES && sequence() < params.B) largest = max(largest, choice.rate(sequence(), row, sum));
+  multiply_rows<CLASSES, GRID>(shared, weights, blockIdx.x, params.head_scale, [&](int row, const float (&sums)[VALUES]) {
+#pragma unroll
+    for (int v = 0; v < VALUES; v++)
+      if (row + v < CLASSES && sequence() < params.B) largest = max(largest, choice.rate(sequence(), row + v, sums[v]));
   });
   choice.raise<4>(sequence(), largest);
   choice.finish(shared.before);
