@@ -214,6 +214,13 @@ class Forward:
         self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
         return States(h, aux, last), gates
 
+    def inference(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return h and the last states, as `__call__` does."""
+        Wx, R, b, states, reset = inputs
+        h, last = self._empty(Wx.device, self._made[:3:2])
+        self.launch(Wx, R, b, contiguous(states), reset, h, None, last, None)
+        return h, last
+
     def empty_residual(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return aux and gates for `launch`."""
         return tuple(self._empty(device, self._made[1::2]))
@@ -405,8 +412,8 @@ def _bits(reset: Tensor | None) -> Tensor | None:
     """Return `reset` [B, T] as the bits of int32 [B, ceil(T / 32)]."""
     if reset is None:
         return None
-    whole = pad(reset, (0, -reset.shape[1] % _WORD)).contiguous().view(torch.int64)
-    return (whole * _EIGHT_BITS >> 56).to(torch.uint8).view(torch.int32)
+    whole = pad(reset, (0, -reset.shape[1] % _WORD)).flatten().view(torch.int64)  # one sequence may have any stride
+    return (whole * _EIGHT_BITS >> 56).to(torch.uint8).view(torch.int32).view(reset.shape[0], -1)
 
 
 def _or_zeros(states: Tensor | int | None, like: Tensor) -> Tensor | int:
