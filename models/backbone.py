@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -168,20 +169,25 @@ class SequenceModel(nn.Module):
         """
         B, T = input_ids.shape
         whole = any(getattr(block.mixer, "reads_whole", False) for block in self.blocks)
-        fused = fused_blocks.serves(self.embedding, self.blocks, self.norm, self.head)
-        hidden_states = self._fused_hidden_states if fused else self.hidden_states
+        plain = fused_blocks.served(self)
+        hidden_states = self.hidden_states if plain is None else partial(self.fused_hidden_states, plain)
         for start in range(0, T, piece := T if whole else _tokens_of_piece(B)):
             part = slice(start, start + piece)
             x, states = hidden_states(input_ids[:, part], states, None if reset is None else reset[:, part])
             x = x[:, -1].clone()  # the rest need not be there when the next piece is read
         return fused_blocks.logits(x, self.head), states
 
-    def _fused_hidden_states(
-        self, input_ids: Tensor, states: States | None, reset: Tensor | None
+    def fused_hidden_states(
+        self,
+        plain: list[fused_blocks.PlainBlock],
+        input_ids: Tensor,
+        states: States | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Tensor, States]:
-        """Return what `hidden_states` does, without gradients, in fewer kernels."""
-        states = [None] * len(self.blocks) if states is None else states
-        return fused_blocks.hidden_states(self.embedding(input_ids), self.blocks, self.norm, states, reset)
+        """Return what `hidden_states` does, without gradients, in fewer kernels. `plain`: what `fused_blocks.served`
+        returns of the model."""
+        states = [None] * len(plain) if states is None else states
+        return fused_blocks.hidden_states(self.embedding(input_ids), plain, self.norm, states, reset)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, states: States, context: StepContext) -> tuple[Tensor, States]:
@@ -192,8 +198,9 @@ class SequenceModel(nn.Module):
             states: as a mixer's `step` takes them (models/mixers).
             context: where each sequence is.
         """
-        if fused_blocks.serves(self.embedding, self.blocks, self.norm, self.head):
-            x, new_states = self._fused_hidden_states(tokens[:, None], states, None)
+        plain = fused_blocks.served(self)
+        if plain is not None:
+            x, new_states = self.fused_hidden_states(plain, tokens[:, None], states)
             return fused_blocks.logits(x[:, 0], self.head), new_states
         x = self.embedding(tokens)
         new_states = []

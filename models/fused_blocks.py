@@ -1,10 +1,12 @@
 """Residual blocks without gradients in few kernels: one between two matrix products, for the addition and the norms."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flashrnn import Recurrence
+from flashrnn import Recurrence, flashrnn
 from flashrnn.decoding import add_norm, unsupported_add_norm
 
 from .block import MLP, Block
@@ -15,56 +17,81 @@ from .walk import is_observed, modules, parameters
 _ALIGNED = 8  # numbers of 16 bits
 
 
-def are_plain(blocks: nn.ModuleList, norm: nn.Module, head: nn.Module) -> bool:
-    """Return whether all blocks are recurrent blocks of this project without convolutions, and no hook or replaced
-    method observes or changes them."""
-    if not (_is_plain_norm(norm) and _is_plain_linear(head) and all(map(_is_plain, blocks))):
-        return False
-    return not any(map(is_observed, modules(blocks)))
+class PlainBlock(NamedTuple):
+    """What `hidden_states` takes of a block."""
+
+    mixer_norm: Tensor
+    gates: nn.Linear | Int8Linear
+    recurrence: Recurrence
+    head_norm: Tensor
+    mlp_norm: Tensor
+    up: nn.Linear | Int8Linear
+    down: nn.Linear | Int8Linear
 
 
-def serves(embedding: nn.Embedding, blocks: nn.ModuleList, norm: nn.Module, head: nn.Module) -> bool:
-    """Return whether `hidden_states` computes what the modules would."""
-    weight = embedding.weight
+def plain_blocks(model: nn.Module, of_model: list[nn.Module]) -> list[PlainBlock] | None:
+    """Return the blocks of a SequenceModel if all are recurrent blocks of this project without convolutions, and no
+    hook or replaced method observes or changes `of_model`, its modules; otherwise None."""
+    if not (_is_plain_norm(model.norm) and _is_plain_linear(model.head)):
+        return None
+    found = [_plain(block) for block in model.blocks]
+    return None if None in found or any(map(is_observed, of_model[1:])) else found
+
+
+def served(model: nn.Module, of_model: list[nn.Module] | None = None) -> list[PlainBlock] | None:
+    """Return the blocks of a SequenceModel if `hidden_states` computes what its modules would; otherwise None.
+
+    Args:
+        model: the model.
+        of_model: what `walk.modules` returns of it, for who has that.
+    """
+    weight = model.embedding.weight
     if weight.device.type != "cuda" or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
-        return False
-    if not are_plain(blocks, norm, head) or any(p.dtype != weight.dtype for p in parameters(blocks)):
-        return False
-    head_dims = {block.mixer.recurrence.head_dim for block in blocks}
-    return all(unsupported_add_norm(weight, D) is None for D in head_dims)
+        return None
+    of_model = modules(model) if of_model is None else of_model
+    if (found := plain_blocks(model, of_model)) is None or {p.dtype for p in parameters(of_model)} != {weight.dtype}:
+        return None
+    head_dims = {block.recurrence.head_dim for block in found}
+    return found if all(unsupported_add_norm(weight, D) is None for D in head_dims) else None
 
 
 def hidden_states(
-    x: Tensor, blocks: nn.ModuleList, norm: nn.LayerNorm, states: list[tuple[Tensor, ...] | None], reset: Tensor | None
+    x: Tensor,
+    blocks: list[PlainBlock],
+    norm: nn.LayerNorm,
+    states: list[tuple[Tensor, ...] | None],
+    reset: Tensor | None,
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Return norm(blocks(x)) and the new states, for blocks that `serves` accepts.
+    """Return norm(blocks(x)) and the new states. It calls no modules: a host can be slower than the kernels of a block.
 
     Args:
         x: [B, T, d], overwritten.
-        blocks: each with a state.
+        blocks: as `served` returns them, each with a state.
         norm: the one after the blocks.
         states: as SequenceModel.forward has them.
         reset: bool [B, T].
     """
     B, T, d = x.shape
-    normed = F.layer_norm(x, (d,), blocks[0].mixer_norm.weight)
-    after = [*(block.mixer_norm for block in blocks[1:]), norm]
+    x = x.view(B * T, d)
+    normed = F.layer_norm(x, (d,), blocks[0].mixer_norm)
+    after = [*(block.mixer_norm for block in blocks[1:]), norm.weight]
     new_states = []
     for block, state, next_norm in zip(blocks, states, after, strict=True):
-        mixer, mlp = block.mixer, block.mlp
-        N, D = mixer.num_heads, mixer.recurrence.head_dim
+        recurrence = block.recurrence
+        N, D, R = recurrence.num_heads, recurrence.head_dim, recurrence.R
         # Nothing holds on to what has been read: gates and hidden layer have several times the size of x.
-        gates = F.linear(normed, mixer.gates.weight).view(B, T, -1, N, D)
-        h, last = mixer.recurrence(gates, None if state is None else state[0].transpose(0, 1), reset)
+        gates = torch.mm(normed, block.gates.weight.t()).view(B, T, -1, N, D)
+        before = None if state is None else state[0].transpose(0, 1)
+        h, last = flashrnn(gates, R, recurrence.b, before, recurrence.cell, recurrence.backend, reset=reset)
         del gates
-        normed = add_norm(x, h.contiguous(), block.mlp_norm.weight, mixer.norm_weight, D)
+        normed = add_norm(x, h.contiguous(), block.mlp_norm, block.head_norm, D)
         del h
-        hidden = torch.ops.aten.gelu_(F.linear(normed, mlp.up.weight))
-        update = F.linear(hidden, mlp.down.weight)
+        hidden = torch.ops.aten.gelu_.default(torch.mm(normed, block.up.weight.t()))
+        update = torch.mm(hidden, block.down.weight.t())
         del hidden
-        normed = add_norm(x, update, next_norm.weight, None, D)
+        normed = add_norm(x, update, next_norm, None, D)
         new_states.append((last.transpose(0, 1),))
-    return normed, new_states
+    return normed.view(B, T, d), new_states
 
 
 def logits(x: Tensor, head: nn.Module) -> Tensor:
@@ -81,19 +108,31 @@ def logits(x: Tensor, head: nn.Module) -> Tensor:
     return rows[:, :C]
 
 
-def _is_plain(block: Block) -> bool:
-    mixer, mlp = block.mixer, block.mlp
-    if type(mixer) is not RNNMixer or type(mlp) is not MLP or type(mixer.recurrence) is not Recurrence:
-        return False
-    if mixer.conv is not None or type(mlp.act) is not nn.GELU or mlp.act.approximate != "none":
-        return False
-    linears, norms = (mixer.gates, mlp.up, mlp.down), (block.mixer_norm, block.mlp_norm)
-    return all(map(_is_plain_linear, linears)) and all(map(_is_plain_norm, norms))
+def _plain(block: Block) -> PlainBlock | None:
+    # Looked up in dictionaries, because `Module.__getattr__` takes most of the time.
+    parts = block._modules
+    mixer, mlp = parts["mixer"], parts.get("mlp")
+    if type(mixer) is not RNNMixer or type(mlp) is not MLP:
+        return None
+    of_mixer, of_mlp, norms = mixer._modules, mlp._modules, (parts["mixer_norm"], parts["mlp_norm"])
+    gates, recurrence, up, act, down = (
+        of_mixer["gates"], of_mixer["recurrence"], of_mlp["up"], of_mlp["act"], of_mlp["down"],
+    )  # fmt: skip
+    if type(recurrence) is not Recurrence or mixer.conv is not None:
+        return None
+    if type(act) is not nn.GELU or act.approximate != "none":
+        return None
+    if not (all(map(_is_plain_linear, (gates, up, down))) and all(map(_is_plain_norm, norms))):
+        return None
+    of_mixer_norm, of_mlp_norm = (one._parameters["weight"] for one in norms)
+    return PlainBlock(of_mixer_norm, gates, recurrence, mixer._parameters["norm_weight"], of_mlp_norm, up, down)
 
 
 def _is_plain_linear(linear: nn.Module) -> bool:
-    return type(linear) is Int8Linear or (type(linear) is nn.Linear and linear.bias is None)
+    return type(linear) is Int8Linear or (type(linear) is nn.Linear and linear._parameters["bias"] is None)
 
 
 def _is_plain_norm(norm: nn.Module) -> bool:
-    return type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is None and norm.eps == 1e-5
+    if type(norm) is not nn.LayerNorm or norm.eps != 1e-5:
+        return False
+    return norm._parameters["weight"] is not None and norm._parameters["bias"] is None

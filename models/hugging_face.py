@@ -5,11 +5,13 @@ loaded, and a config can name only classes of `models.mixers`. In the wheel this
 an exported folder names (`modeling_flashrnn.py`).
 """
 
+import inspect
 import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,12 @@ from .generation import row_random
 from .generation.decoder import unsupported_reason
 from .generation.decoder_cache import DecoderCache
 from .generation.loop import complete
+from .generation.prompt_reader import PromptReader, ReadingPrompt
 from .generation.request import Request, request
 from .hugging_face_config import FlashRNNConfig
 from .quantization import is_quantized
 from .state_cache import StateCache, document_starts
+from .walk import is_observed
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,10 @@ def _without_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     return [[token for token, keep in zip(*pair, strict=True) if keep] for pair in zip(rows, kept, strict=True)]
 
 
+def _is_without_padding(attention_mask: Tensor) -> bool:
+    return bool((attention_mask == 1).all())  # which waits for the device, but not for a prompt that is being read
+
+
 class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     """A SequenceModel with the interface of transformers' causal language models."""
 
@@ -61,7 +69,10 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: FlashRNNConfig) -> None:
         super().__init__(config)
         self.model = config.build()
-        self._decoder_cache = DecoderCache()
+        self._decoder_cache, self._prompt_reader = DecoderCache(), PromptReader()
+        self._ahead: tuple[Tensor, ReadingPrompt] | None = (
+            None  # the prompt of the running `generate`, if it is being read
+        )
         self.post_init()
 
     @classmethod
@@ -159,12 +170,40 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         """Return logits of the positions to keep, the new states and, if asked for, all hidden states."""
         last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1
         if last_alone and not (all_hidden or torch.is_grad_enabled()):
-            logits, states = self.model.read(input_ids, states, reset)
+            logits, states = self._prompt_reader.read(self.model, input_ids, states, reset)
             return logits.unsqueeze(1), states, None
         with self._inputs_of_blocks(all_hidden) as inputs:
             last_hidden, states = self.model.hidden_states(input_ids, states, reset)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return self.model.head(last_hidden[:, kept]), states, (*inputs, last_hidden) if all_hidden else None
+
+    @wraps(GenerationMixin.generate)
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        # A GPU begins to read the prompt now, because transformers prepares its call for a millisecond or more.
+        ids = kwargs.get("input_ids") if inputs is None else inputs
+        reading = self._prompt_reader.begin(self.model, ids) if self._reads_first(ids, args, kwargs) else None
+        if reading is None:
+            return super().generate(inputs, *args, **kwargs)
+        self._ahead = ids, reading
+        try:
+            return super().generate(inputs, *args, **kwargs)
+        finally:
+            self._ahead = None
+            reading.finish()  # the caller may overwrite the prompt
+
+    def _reads_first(self, ids: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Return whether `generate` is likely to read these tokens as they are; `_read_prompt` makes sure of it."""
+        if not isinstance(ids, Tensor) or ids.device != self.device or ids.ndim != 2:
+            return False
+        # The first call compiles kernels: `DecoderCache.prepare` does it in several processes.
+        if kwargs.get("past_key_values") is not None or self._decoder_cache.is_empty or is_observed(self):
+            return False
+        config = (args[0] if args else kwargs.get("generation_config")) or self.generation_config
+        copies = (kwargs.get(name, getattr(config, name)) for name in ("num_beams", "num_return_sequences"))
+        if any(number not in (None, 1) for number in copies) or type(self).forward is not FlashRNNForCausalLM.forward:
+            return False
+        mask = kwargs.get("attention_mask")
+        return mask is None or _is_without_padding(mask)
 
     def _sample(
         self,
@@ -202,9 +241,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             keys = row_random.keys(row_random.new_seed(), _without_padding(input_ids, inputs.get("attention_mask")))
         if asked.max_length > input_ids.shape[1] + 1:
             self._decoder_cache.prepare(self.model, len(input_ids))
-        output = self._prefill(input_ids, config, inputs)
-        cache = output.past_key_values
-        ids, logits = input_ids.to(self.device), output.logits[:, -1]
+        logits, cache = self._read_prompt(input_ids, config, inputs)
+        ids = input_ids.to(self.device)
         length = cache.length + asked.max_length - ids.shape[1]
         decoder = self._decoder_cache.get(self.model, asked.params, cache.states, len(ids), length)
         first = decoder.load(range(len(ids)), logits, cache.states, cache.length, keys, penalized)
@@ -219,6 +257,20 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
             return GenerateDecoderOnlyOutput(sequences=text, past_key_values=cache)
         return text
 
+    def _read_prompt(
+        self, input_ids: Tensor, config: GenerationConfig, inputs: dict[str, Any]
+    ) -> tuple[Tensor, StateCache]:
+        """Return the logits after the prompts, [B, vocab_size], and the cache."""
+        mask, past = inputs.get("attention_mask"), inputs.get("past_key_values")
+        as_begun = self._ahead is not None and self._ahead[0] is input_ids and past is None
+        if not (as_begun and (mask is None or _is_without_padding(mask))):
+            output = self._prefill(input_ids, config, inputs)
+            return output.logits[:, -1], output.past_key_values
+        logits, states = self._ahead[1].result()
+        cache = StateCache()
+        cache.states, cache.length = states, input_ids.shape[1]
+        return logits, cache
+
     @contextmanager
     def _inputs_of_blocks(self, asked: bool) -> Iterator[list[Tensor]]:
         inputs: list[Tensor] = []
@@ -231,6 +283,9 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
                 hook.remove()
 
 
+# transformers asks for these several times in each call of `generate`, and takes a sixth of its time to find them anew.
+for method in (FlashRNNForCausalLM.forward, FlashRNNForCausalLM._sample):
+    method.__signature__ = inspect.signature(method)
 # exist_ok, because one process may have both the clone's package and the wheel's.
 AutoConfig.register(FlashRNNConfig.model_type, FlashRNNConfig, exist_ok=True)
 AutoModelForCausalLM.register(FlashRNNConfig, FlashRNNForCausalLM, exist_ok=True)

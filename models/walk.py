@@ -11,9 +11,9 @@ def modules(root: nn.Module) -> list[nn.Module]:
     return found
 
 
-def parameters(root: nn.Module) -> list[nn.Parameter]:
-    """Return all parameters of a module likewise."""
-    return [p for module in modules(root) for p in module._parameters.values() if p is not None]
+def parameters(found: list[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of these modules."""
+    return [p for module in found for p in module._parameters.values() if p is not None]
 
 
 def is_observed(module: nn.Module) -> bool:

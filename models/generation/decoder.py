@@ -98,6 +98,10 @@ class Decoder:
             the first tokens, int64 [1, B].
         """
         index = to_device(rows, torch.int64, self.device)
+        sampler = self._sampler.blank(len(rows))
+        sampler.begin(keys, seen)
+        tokens = sampler(logits)
+        pending = PendingTokens(tokens[None])  # what the caller waits for comes first
         for mixer, into, state in zip(self._mixers, self._states, states, strict=True):
             load(mixer, into, index, state)
         firsts = (first_visible(mixer, state) for mixer, state in zip(self._mixers, states, strict=True))
@@ -106,12 +110,9 @@ class Decoder:
         self._context.first.index_copy_(0, index, first)
         for row in rows:
             self._leads[row] = length - self._steps
-        sampler = self._sampler.blank(len(rows))
-        sampler.begin(keys, seen)
-        tokens = sampler(logits)
         self._token.index_copy_(0, index, tokens)
         self._sampler.put(index, sampler)
-        return PendingTokens(tokens[None])
+        return pending
 
     def free(self, *rows: int) -> None:
         """Mark these rows as free: their tokens are not read any more."""

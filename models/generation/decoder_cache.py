@@ -2,10 +2,9 @@
 
 from collections import OrderedDict
 
-import torch
-
 from ..backbone import SequenceModel, States
-from ..walk import parameters
+from ..walk import modules
+from .captured import captured
 from .decoder import Decoder, rows_for
 from .fused_step import compile_ahead
 from .sampler import SamplingParams
@@ -26,9 +25,14 @@ class DecoderCache:
     def __reduce__(self) -> tuple:
         return DecoderCache, ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the model has not generated more than one token yet."""
+        return not self._decoders
+
     def prepare(self, model: SequenceModel, batch: int) -> None:
         """Begin to compile the kernels of a model's first step, while it reads its first prompts of `batch` rows."""
-        if not self._decoders:
+        if self.is_empty:
             compile_ahead(model, rows_for(batch))
 
     def get(self, model: SequenceModel, params: SamplingParams, like: States, batch: int, length: int) -> Decoder:
@@ -37,7 +41,7 @@ class DecoderCache:
         device = like[0][0].device
         if device.type == "cpu":  # where nothing is captured, but steps may have copies of weights
             return Decoder(model, params, like, batch, capacity)
-        key = params, rows_for(batch), capacity, _captured(model)
+        key = params, rows_for(batch), capacity, captured(modules(model))
         if key not in self._decoders:
             self._decoders[key] = Decoder(model, params, like, key[1], capacity)
         self._decoders.move_to_end(key)
@@ -46,10 +50,3 @@ class DecoderCache:
         decoder = self._decoders[key]
         decoder.free(*range(decoder.rows))
         return decoder
-
-
-def _captured(model: SequenceModel) -> tuple:
-    """Return what a graph has captured of a model and of PyTorch's settings. Weights may change in place."""
-    autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    weights = tuple((p.data_ptr(), p.dtype) for p in parameters(model))
-    return torch.backends.cuda.matmul.fp32_precision, autocast, weights

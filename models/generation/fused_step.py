@@ -8,9 +8,9 @@ from flashrnn.decoding import ModelStep, ResidualBlock, ResidualModel, unsupport
 from flashrnn.decoding import compile_ahead as compile_step_ahead
 
 from ..backbone import SequenceModel, States
-from ..block import Block
-from ..fused_blocks import are_plain
+from ..fused_blocks import PlainBlock, plain_blocks
 from ..quantization import Int8Linear
+from ..walk import modules
 
 
 def fused_step(model: SequenceModel, states: States) -> ModelStep | None:
@@ -39,30 +39,29 @@ def _residual_model(model: SequenceModel, states: States) -> ResidualModel | Non
     """Return what a ModelStep takes; None if there is none of this model and these states."""
     if torch.is_autocast_enabled("cuda") or states[0][0].device.type != "cuda":
         return None
-    if not are_plain(model.blocks, model.norm, model.head):
+    if (plain := plain_blocks(model, modules(model))) is None:
         return None
-    recurrences = [block.mixer.recurrence for block in model.blocks]
+    recurrences = [block.recurrence for block in plain]
     if len({(one.cell, one.num_heads) for one in recurrences}) > 1:
         return None
     if any(one.b is None or one.backend != "auto" for one in recurrences):
         return None
-    blocks = [_weights(block, state) for block, (state,) in zip(model.blocks, states, strict=True)]
+    blocks = [_weights(block, state) for block, (state,) in zip(plain, states, strict=True)]
     cell = recurrences[0].cell
     head, head_scale = _matrix(model.head)
     found = ResidualModel(cell, model.embedding.weight, blocks, model.norm.weight, head, head_scale)
     return found if unsupported_reason(found) is None else None
 
 
-def _weights(block: Block, state: Tensor) -> ResidualBlock:
-    mixer = block.mixer
-    (gates, gates_scale), (up, up_scale), (down, down_scale) = map(_matrix, (mixer.gates, block.mlp.up, block.mlp.down))
+def _weights(block: PlainBlock, state: Tensor) -> ResidualBlock:
+    (gates, gates_scale), (up, up_scale), (down, down_scale) = map(_matrix, (block.gates, block.up, block.down))
     return ResidualBlock(
-        mixer_norm=block.mixer_norm.weight,
+        mixer_norm=block.mixer_norm,
         gates=gates,
-        R=mixer.recurrence.R,
-        b=mixer.recurrence.b,
-        head_norm=mixer.norm_weight,
-        mlp_norm=block.mlp_norm.weight,
+        R=block.recurrence.R,
+        b=block.recurrence.b,
+        head_norm=block.head_norm,
+        mlp_norm=block.mlp_norm,
         up=up,
         down=down,
         states=state.transpose(0, 1),

@@ -64,7 +64,7 @@ class Sampler:
         self.keys = torch.zeros(rows, 1, dtype=torch.int32, device=device) if params.sample else None
         least = math.log(params.min_p) if params.min_p else -math.inf
         settings = [params.temperature, params.top_p, least, params.repetition_penalty]
-        self._settings = torch.tensor(settings, dtype=torch.float32, device=device)
+        self._settings = to_device(settings, torch.float32, device)
         self._counter = torch.zeros(1, dtype=torch.int32, device=device)
         self.temperature = self._settings[:1]
         self.seen = torch.zeros(rows, vocabulary, dtype=torch.bool, device=device) if params.penalizes else None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def to_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the values as a tensor, while the copy may still be under way."""
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 

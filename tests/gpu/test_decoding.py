@@ -150,12 +150,29 @@ def test_prompts_are_read_as_by_float64(function, heads, dtype):
     ids, reset = torch.randint(1001, (3, 40), device="cuda"), torch.zeros(3, 40, dtype=torch.bool, device="cuda")
     reset[1, 7] = True
     with torch.inference_mode():
-        assert fused_blocks.serves(model.embedding, model.blocks, model.norm, model.head)
+        assert fused_blocks.served(model)
         logits, states = model.read(ids, reset=reset)
         expected, of_exact = exact.read(ids, reset=reset)
     assert relative_error(logits, expected) < BOUNDS[dtype]
     for state, last in zip(states, of_exact, strict=True):
         assert relative_error(state[0], last[0]) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("length", [77, 1024, 1500])
+def test_prompts_are_read_by_graphs_as_by_float64(length):
+    """The first time without a graph, the second time while it is captured; also after other tokens."""
+    model = build("lstm", 4, 256, torch.float32, kind=FlashRNNForCausalLM)
+    exact, ids = copy.deepcopy(model).double().model, torch.randint(1001, (1, length), device="cuda")
+    with torch.no_grad():
+        expected, of_exact = exact.read(ids)
+        for _ in range(3):
+            logits, states = model._prompt_reader.read(model.model, ids, None, None)
+            assert relative_error(logits, expected) < BOUNDS[torch.float32]
+        assert all(model._prompt_reader._graphs.values())
+        expected, _ = exact.read(ids, of_exact)
+        for _ in range(3):
+            logits, _ = model._prompt_reader.read(model.model, ids, states, None)
+            assert relative_error(logits, expected) < BOUNDS[torch.float32]
 
 
 def test_texts_of_a_large_batch_are_those_of_transformers():

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from models import fused_blocks
 from models.backbone import SequenceModel
-from models.fused_blocks import are_plain, hidden_states, logits
+from models.fused_blocks import hidden_states, logits, plain_blocks
 from models.mixers import AttentionMixer, RNNMixer
+from models.walk import modules
 
 
 def by_definition(x, update, weight, head_weight, head_dim):
@@ -39,11 +40,12 @@ def test_blocks_are_those_of_the_modules(monkeypatch, function):
     reset = torch.zeros(2, 7, dtype=torch.bool)
     reset[1, 3] = True
     expected, states = model.hidden_states(ids, None, reset)
-    found, new_states = hidden_states(model.embedding(ids), model.blocks, model.norm, [None] * 3, reset)
+    plain = plain_blocks(model, modules(model))
+    found, new_states = hidden_states(model.embedding(ids), plain, model.norm, [None] * 3, reset)
     torch.testing.assert_close(found, expected)
     ids = torch.randint(11, (2, 1))
     expected, states = model.hidden_states(ids, states, None)
-    found, new_states = hidden_states(model.embedding(ids), model.blocks, model.norm, new_states, None)
+    found, new_states = hidden_states(model.embedding(ids), plain, model.norm, new_states, None)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(new_states, states)
 
@@ -52,7 +54,7 @@ def test_only_blocks_as_they_are_built_are_plain():
     def plain(change):
         model = build()
         change(model)
-        return are_plain(model.blocks, model.norm, model.head)
+        return plain_blocks(model, modules(model)) is not None
 
     block = lambda model: model.blocks[1]  # noqa: E731
     assert plain(lambda model: None)
@@ -63,7 +65,7 @@ def test_only_blocks_as_they_are_built_are_plain():
     assert not plain(lambda model: setattr(model, "norm", nn.LayerNorm(16)))
     assert not plain(lambda model: setattr(model, "head", nn.Linear(16, 11)))
     convolved = build(conv_width=4)
-    assert not are_plain(convolved.blocks, convolved.norm, convolved.head)
+    assert plain_blocks(convolved, modules(convolved)) is None
 
 
 def test_logits_on_the_cpu_are_the_heads():

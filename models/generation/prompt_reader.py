@@ -1,0 +1,207 @@
+"""Reading the prompt of one sequence on a GPU: in pieces, each of which is one CUDA graph from its second use on.
+
+A piece is about 90 kernels, for which some hosts need longer than the GPU. A graph needs one launch, on a stream of its
+own, so that the host can prepare what follows, and wait for other copies, while the GPU reads. Pieces have few sizes:
+the first one is padded on the left, and the states are reset where the prompt begins.
+"""
+
+import warnings
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flashrnn.decoding import copy_each
+
+from .. import fused_blocks
+from ..backbone import SequenceModel, States
+from ..walk import modules
+from .captured import captured
+
+_DEVICE = "cuda"
+_SIZES = (1024, 512, 256, 128)  # tokens of a piece that is captured, each a multiple of those after it
+
+
+class ReadingPrompt:
+    """A prompt that a GPU is reading on another stream."""
+
+    def __init__(self, stream: torch.cuda.Stream, logits: Tensor, states: States) -> None:
+        self._stream, self._logits, self._states = stream, logits, states
+
+    def result(self) -> tuple[Tensor, States]:
+        """Return what `SequenceModel.read` does, for use on the current stream, which waits."""
+        current = self.finish()
+        for tensor in (self._logits, *(part for state in self._states for part in state)):
+            tensor.record_stream(current)
+        return self._logits, self._states
+
+    def finish(self) -> torch.cuda.Stream:
+        """Let the current stream wait until the prompt has been read, and return it."""
+        current = torch.cuda.current_stream(self._stream.device)
+        current.wait_stream(self._stream)
+        return current
+
+
+class PromptReader:
+    """Reads prompts, and keeps the graphs of the model that it has read with last. A copy of it has none."""
+
+    def __init__(self) -> None:
+        self._captured: tuple = ()  # what the graphs depend on
+        self._forget()
+
+    def _forget(self) -> None:
+        # By size and whether there is padding; None for one that has been read once, or cannot be captured.
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
+        self._pool = None
+        self._failed = False
+        # What graphs read and write, made like the results of the first piece.
+        self._ids = self._reset = self._last = self._states = self._zeros = None
+
+    def __deepcopy__(self, memo: dict) -> "PromptReader":
+        return PromptReader()
+
+    def __reduce__(self) -> tuple:
+        return PromptReader, ()
+
+    def read(
+        self, model: SequenceModel, input_ids: Tensor, states: States | None, reset: Tensor | None
+    ) -> tuple[Tensor, States]:
+        """Return what `SequenceModel.read` does."""
+        reading = None if reset is not None else self.begin(model, input_ids, states)
+        return model.read(input_ids, states, reset) if reading is None else reading.result()
+
+    def begin(self, model: SequenceModel, input_ids: Tensor, states: States | None = None) -> ReadingPrompt | None:
+        """Begin to read the tokens of one sequence on a GPU; None for others, for few tokens more of it, and for models
+        of other blocks.
+
+        Args:
+            model: whose device is that of the tokens.
+            input_ids: int64 [1, T].
+            states: those of `SequenceModel.read`.
+        """
+        B, T = input_ids.shape
+        if input_ids.device.type != _DEVICE or B > 1 or torch.cuda.is_current_stream_capturing():
+            return None
+        if states is not None and min(_SIZES) > T:
+            return None
+        of_model = modules(model)
+        if (plain := fused_blocks.served(model, of_model)) is None:
+            return None
+        if (now := captured(of_model)) != self._captured:
+            self._captured = now
+            self._forget()
+        stream = _stream(input_ids.device)
+        stream.wait_stream(torch.cuda.current_stream(input_ids.device))
+        # Tensors that outlive the call must not be those of inference mode.
+        with torch.cuda.stream(stream), torch.inference_mode(False), torch.no_grad():
+            return ReadingPrompt(stream, *self._read(model, plain, input_ids, states))
+
+    def _read(
+        self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], ids: Tensor, states: States | None
+    ) -> tuple[Tensor, States]:
+        # States that there are cannot be reset: then the last piece has the tokens that are left.
+        padding = -ids.shape[1] % min(_SIZES) if states is None else 0
+        end = -padding
+        for size in _sizes(ids.shape[1] + padding):
+            part, padded, end = ids[:, max(end, 0) : end + size], end < 0, end + size
+            if (graph := self._graph(model, plain, size, padded)) is not None:
+                self._load(states, part, size)
+                graph.replay()
+                x, states = self._last, self._states
+                continue
+            x, states = self._read_eagerly(model, plain, part, size, states)
+        if states is self._states:
+            states = [tuple(map(torch.empty_like, state)) for state in states]  # which the next prompt leaves alone
+            copy_each(_parts(states), _parts(self._states))
+        return fused_blocks.logits(x, model.head), states
+
+    def _read_eagerly(
+        self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], part: Tensor, size: int, states: States | None
+    ) -> tuple[Tensor, States]:
+        """Return the last hidden state, and the states, after one piece; the next of its size can be captured."""
+        padding, reset = size - part.shape[1], None
+        if padding:
+            part = F.pad(part, (padding, 0))
+            reset = torch.zeros_like(part, dtype=torch.bool)
+            reset[:, padding] = True
+        x, states = model.fused_hidden_states(plain, part, states, reset)
+        x = x[:, -1].clone()  # the rest need not be there when the next piece is read
+        if size in _SIZES:
+            self._graphs.setdefault((size, padding > 0))
+        if self._states is None:
+            self._ids = part.new_zeros(1, _SIZES[0])
+            self._reset = torch.zeros_like(self._ids, dtype=torch.bool)
+            self._last, self._states, self._zeros = torch.zeros_like(x), _zeros_like(states), _zeros_like(states)
+        return x, states
+
+    def _load(self, states: States | None, part: Tensor, size: int) -> None:
+        """Let the next graph begin with these states, and read these tokens."""
+        padding = size - part.shape[1]
+        self._ids[:, padding:size].copy_(part)
+        if padding:
+            self._reset.zero_()
+            self._reset[:, padding] = True
+        if states is None:
+            copy_each(_parts(self._states), _parts(self._zeros))
+        elif states is not self._states:
+            copy_each(_parts(self._states), _parts(states))
+
+    def _graph(
+        self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], size: int, padded: bool
+    ) -> torch.cuda.CUDAGraph | None:
+        """Return the graph of a piece, captured now if this is its second use; None if there is none."""
+        key = size, padded
+        if self._graphs.get(key) is not None or key not in self._graphs or self._failed:
+            return self._graphs.get(key)
+        try:
+            self._graphs[key] = self._capture(model, plain, size, padded)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"no CUDA graph of reading a prompt, which is slower without: {reason}", stacklevel=2)
+            self._failed = True
+        return self._graphs[key]
+
+    def _capture(
+        self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], size: int, padded: bool
+    ) -> torch.cuda.CUDAGraph:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        # The stream's own, because cuBLAS has a workspace for each. Other threads may go on to allocate memory.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            self._read_piece(model, plain, size, padded)
+        return graph
+
+    def _read_piece(self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], size: int, padded: bool) -> None:
+        reset = self._reset[:, :size] if padded else None  # with it the kernels of the recurrence take 7 % longer
+        x, states = model.fused_hidden_states(plain, self._ids[:, :size], self._states, reset)
+        self._last.copy_(x[:, -1])
+        copy_each(_parts(self._states), _parts(states))
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all prompts: another one would have another workspace of cuBLAS."""
+    return torch.cuda.Stream(device)
+
+
+def _sizes(length: int) -> Iterator[int]:
+    """Yield the sizes of the pieces of a prompt."""
+    for size in _SIZES:
+        while length >= size:
+            yield size
+            length -= size
+    if length:
+        yield length
+
+
+def _parts(states: States) -> list[Tensor]:
+    return [part for state in states for part in state]
+
+
+def _zeros_like(states: States) -> States:
+    return [tuple(map(torch.zeros_like, state)) for state in states]
