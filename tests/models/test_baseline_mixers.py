@@ -1,7 +1,8 @@
-"""Mamba and mLSTM keep the promises of every mixer, as far as transformers lets them, and are what transformers has."""
+"""Mamba and mLSTM keep the promises of every mixer, and are what transformers has."""
 
 import pytest
 import torch
+from torch.func import functional_call, stack_module_state, vmap
 from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMBackend
 
@@ -73,9 +74,32 @@ def test_mamba_refuses_weights_of_half_precision(x):
         MambaMixer(d).bfloat16()(x.bfloat16())
 
 
-def test_mamba_refuses_gradients_through_resets(x, reset):
-    with pytest.raises(ValueError, match=r"with resets.*data\.reset_at_documents=false"):
-        MambaMixer(d)(x, reset=reset)
+def test_gradients_of_documents_add_up(mixer, x):
+    reset = torch.zeros(B, T, dtype=torch.bool)
+    reset[:, 4] = True
+    gradients = []
+    for documents in ([mixer(x, reset=reset)[0]], [mixer(x[:, :4])[0], mixer(x[:, 4:])[0]]):
+        mixer.zero_grad()
+        sum(y.square().sum() for y in documents).backward()
+        gradients.append([parameter.grad for parameter in mixer.parameters()])
+    for ours, expected in zip(*gradients, strict=True):
+        assert (ours - expected).norm() < 1e-4 * expected.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("steps", [1, 40])
+def test_mamba_is_that_of_transformers(x, steps):
+    torch.manual_seed(0)
+    mixer = MambaMixer(d)
+    torch.testing.assert_close(mixer(x[:, :steps])[0], mixer.layer(x[:, :steps]), atol=1e-5, rtol=1e-4)
+
+
+def test_mlstm_is_mapped_over_the_weights_of_several(x):
+    mixers = [MLSTMMixer(d) for _ in range(3)]
+    weights, _ = stack_module_state(mixers)
+    found = vmap(lambda weights: functional_call(mixers[0], weights, (x,))[0])(weights)
+    for mixer, ours in zip(mixers, found, strict=True):
+        torch.testing.assert_close(ours, mixer(x)[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("lengths", [[20, T - 20], [T - 1, 1]])
