@@ -13,14 +13,14 @@ from reproduction.result import Options
 from reproduction.runs import collect, failures, trained_by
 from training.configuration import CONFIGS
 
-OF_FLA = ("mamba2", "gated_deltanet", "deltaproduct") if find_spec("fla") else ()
-MODELS = ("transformer", "mamba", *OF_FLA, "mlstm", "elman", "gru", "lstm", "slstm")
+OF_FLA = ("gated_deltanet", "deltaproduct") if find_spec("fla") else ()
+MODELS = ("transformer", "mamba", "mamba2", *OF_FLA, "mlstm", "elman", "gru", "lstm", "slstm")
 TASKS = tuple(
     task for task in (*data.tasks.TASKS, *data.tasks.FAMILIES) if Path(CONFIGS, "data", f"{task}.yaml").is_file()
 )
 SEEDS = (0, 1, 2)
-_OF_FLA = {"mamba2": "Mamba-2", "gated_deltanet": "Gated DeltaNet", "deltaproduct": "DeltaProduct"}
-_NAMES = _OF_FLA | {"mlstm": "mLSTM", "gru": "GRU", "lstm": "LSTM", "slstm": "sLSTM", "nn_lstm": "nn.LSTM"}
+_LINEAR = {"mamba2": "Mamba-2", "gated_deltanet": "Gated DeltaNet", "deltaproduct": "DeltaProduct"}
+_NAMES = _LINEAR | {"mlstm": "mLSTM", "gru": "GRU", "lstm": "LSTM", "slstm": "sLSTM", "nn_lstm": "nn.LSTM"}
 
 
 def extrapolated(run: dict) -> float:

@@ -45,7 +45,6 @@ SHORTER = 5  # the selection has so many times fewer steps
 SHARED = (f"data.batch_size={BATCH}", "data.eval_batches=16", "matmul_precision=high")
 OWN = {"transformer": ("model.num_heads=4",)}  # as in language models, heads of 32; a cell has one of 128
 MOST_TELLING = ("parity", "flip_flop", "s3", "a5", "group", "s5")
-SLOW = ("mlstm", "mamba")
 FITTED = 0.99  # accuracy at lengths of training
 
 
@@ -62,11 +61,11 @@ def _measure(options: Options) -> list[Path]:
     return [save("state_tracking", options, {"runs": rows}, made_on(rows))]
 
 
-def _telling(place: tuple[str, str]) -> tuple[bool, int]:
-    """Return the key that sorts tasks and models for training: the most telling tasks first, slow models last, so that
-    an interrupted call has done what says most."""
-    task, model = place
-    return model in SLOW, MOST_TELLING.index(task) if task in MOST_TELLING else len(MOST_TELLING)
+def _telling(place: tuple[str, str]) -> int:
+    """Return the key that sorts tasks and models for training: the most telling tasks first, so that an interrupted
+    call has done what says most."""
+    task, _ = place
+    return MOST_TELLING.index(task) if task in MOST_TELLING else len(MOST_TELLING)
 
 
 def _train_each(folder: Path, places: Sequence[tuple[str, str]], options: Options) -> None:
@@ -78,10 +77,10 @@ def _train_each(folder: Path, places: Sequence[tuple[str, str]], options: Option
 
 def _train_together(folder: Path, places: Sequence[tuple[str, str]], options: Options) -> None:
     """Train them on GPUs, the models of `options.jobs` tasks at a time."""
-    models: dict[tuple[bool, str], list[str]] = {}
+    models: dict[str, list[str]] = {}
     for task, model in places:
-        models.setdefault((model in SLOW, task), []).append(model)
-    calls = [partial(_train_task, folder, task, of_task, options) for (_, task), of_task in models.items()]
+        models.setdefault(task, []).append(model)
+    calls = [partial(_train_task, folder, task, of_task, options) for task, of_task in models.items()]
     together.in_processes(calls, options.jobs)
 
 

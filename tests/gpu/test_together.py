@@ -27,7 +27,7 @@ def test_networks_mapped_by_vmap_are_those_alone(function):
             torch.testing.assert_close(weights[name].grad[k], parameter.grad, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("model", ["lstm", "transformer", "mlstm", "mamba"])
+@pytest.mark.parametrize("model", ["lstm", "transformer", "mlstm", "mamba", "mamba2"])
 def test_steps_of_a_graph_are_those_of_eager_calls(model, tmp_path):
     device = torch.device("cuda")
     configs = [
