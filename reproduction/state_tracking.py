@@ -46,6 +46,10 @@ SHARED = (f"data.batch_size={BATCH}", "data.eval_batches=16", "matmul_precision=
 OWN = {"transformer": ("model.num_heads=4",)}  # as in language models, heads of 32; a cell has one of 128
 MOST_TELLING = ("parity", "flip_flop", "s3", "a5", "group", "s5")
 FITTED = 0.99  # accuracy at lengths of training
+REFUSED = (
+    "Gated DeltaNet and DeltaProduct are absent. Their package, flash-linear-attention, refuses their gradients on "
+    "Hopper GPUs by Triton 3.4 to 3.7.0, because they are wrong there (its issue 640); PyTorch 2.11 has Triton 3.6."
+)
 
 
 def _measure(options: Options) -> list[Path]:
@@ -200,7 +204,9 @@ def _notes(contents: list[dict]) -> list[str]:
     )
     guessed = ", ".join(not_learnt(selections, _chance(finished(runs))))
     guess = f"In the selection, no setting of any model had begun to learn {guessed}: there, it is a guess."
-    return [*notes, rule, *([guess] if guessed else []), markdown(_settings_table(finished(runs), selections))]
+    refused = {"gated_deltanet", "deltaproduct"}.isdisjoint(run["model"] for run in runs)
+    added = [text for text, holds in ((guess, guessed), (REFUSED, refused)) if holds]
+    return [*notes, rule, *added, markdown(_settings_table(finished(runs), selections))]
 
 
 def not_learnt(selections: list[dict], chance: dict[str, float]) -> list[str]:
