@@ -47,7 +47,7 @@ class SelectiveScan(torch.autograd.Function):
         u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, first: Tensor, goes_on: Tensor, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return y, the last h, and, for the backward pass, h of every step if they are to be kept."""
-        from models.mixers.selective_scan_kernels import forward
+        from .selective_scan_kernels import forward
 
         u, step, A, B, C, first, goes_on = (x.contiguous() for x in (u, step, A, B, C, first, goes_on))
         rows, T, channels = u.shape
@@ -67,7 +67,7 @@ class SelectiveScan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor, d_last: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        from models.mixers.selective_scan_kernels import backward
+        from .selective_scan_kernels import backward
 
         u, step, A, B, C, first, goes_on, kept = (x.contiguous() for x in ctx.saved_tensors)
         rows, T, channels = u.shape
