@@ -115,7 +115,9 @@ def training_notes(runs: list[dict]) -> list[str]:
         by_setting.setdefault(setting, []).append(run)
     said = "; ".join(_setting(*setting, by_setting[setting]) for setting in sorted(by_setting))
     by, sequences = trained_by(runs), finished(runs)[0]["ranges"][0]["sequences"]
-    return [f"Trained for {said}. By {by}; {sequences} sequences per range and seed.", *failures(runs)]
+    tf32 = all("matmul_precision=high" in run["overrides"] for run in runs)
+    where = f"By {by}{', with products of float32 in TF32' * tf32}; {sequences} sequences per range and seed."
+    return [f"Trained for {said}. {where}", *failures(runs)]
 
 
 def _setting(steps: int, batch: int, low: int, high: int, seeds: int, chosen: str, runs: list[dict]) -> str:
