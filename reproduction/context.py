@@ -139,7 +139,7 @@ def _draw(contents: list[dict], file: Path) -> None:
 
     runs = finished(runs_of(contents))
     contexts = sorted({run["context_length"] for run in runs})
-    figure = Figure(figsize=(max(6.5, 4.5 * len(contexts)), 4.6), layout="constrained")
+    figure = Figure(figsize=(max(8.0, 4.5 * len(contexts)), 4.6), layout="constrained")
     panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
     for context, axes in zip(contexts, panels, strict=True):
         for run in runs:

@@ -256,7 +256,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     chance = accuracies.index.map(_chance(runs)).to_series(accuracies.index)
     above_chance = accuracies.sub(chance, axis=0).div(1 - chance, axis=0).to_numpy()
     rows, columns = accuracies.shape
-    figure = Figure(figsize=(max(7, 1.1 * columns + 3), max(2.6, 0.5 * rows + 1.4)), layout="constrained")
+    figure = Figure(figsize=(max(8.2, 1.1 * columns + 3), max(2.6, 0.5 * rows + 1.4)), layout="constrained")
     learnt = ", ".join(f"{model_name(model)} {number}" for model, number in (accuracies > 0.99).sum().items())
     figure.suptitle(
         f"Tasks with an accuracy above 0.99 beyond the training lengths: {learnt}\n"
