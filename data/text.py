@@ -275,11 +275,6 @@ class Text(StreamingDataModule):
         return int(max(1, min(asked, len(self.train_data) // self._lanes)))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "lanes" not in state_dict and not self.streaming:
-            raise ValueError(
-                "the checkpoint is of an earlier version, which read the blocks of an epoch in another order: "
-                "init_from=... begins a new run with its weights"
-            )
         if (before := state_dict.get("lanes")) != self._lanes:
             raise ValueError(
                 f"the checkpoint is of a run with {before} lanes, this one has {self._lanes} (None: data.stateful="

@@ -67,10 +67,17 @@ def interpreted(other_backends):
 
 
 @pytest.fixture
-def tiny_config(tmp_path, monkeypatch):
-    """tiny_config("parity", "model=gru", run="a"): the config of a tiny run in tmp_path/outputs/parity/a."""
-    from tests.tiny_runs import configs_in  # not for tests of kernels: it loads Hydra
+def tiny_config(request, tmp_path, monkeypatch):
+    """tiny_config("parity", "model=gru", run="a"): the config of a tiny run in tmp_path/outputs/parity/a.
 
+    Only runs of tests with the mark `drawn` draw their results, which takes a third of such a run.
+    """
+    from tests.tiny_runs import configs_in  # not for tests of kernels: it loads Hydra
+    from training import results
+
+    if not request.node.get_closest_marker("drawn"):
+        for name in ("plot", "plot_by_position"):
+            monkeypatch.setattr(results, name, lambda *_: None)
     monkeypatch.chdir(tmp_path)
     return configs_in(tmp_path)
 

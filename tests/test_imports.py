@@ -1,5 +1,6 @@
 """Modules build on each other in one direction, and folders hold what their names say."""
 
+import re
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -29,6 +30,14 @@ def test_no_circle_of_imports():
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert {"flashrnn.constrint.expressions", "flashrnn.cells.trace"} < imports.keys()
     TopologicalSorter(imports).prepare()  # raises CycleError with the circle
+
+
+def test_no_circle_of_includes():
+    kernels = ROOT / "flashrnn" / "cuda"
+    files = {file.relative_to(kernels).as_posix(): file.read_text() for file in kernels.rglob("*.cuh")}
+    includes = {name: re.findall(r'^#include "(.*)"$', text, flags=re.MULTILINE) for name, text in files.items()}
+    assert {included for found in includes.values() for included in found} <= includes.keys()
+    TopologicalSorter(includes).prepare()
 
 
 def test_scripts_are_commands_and_nothing_else():

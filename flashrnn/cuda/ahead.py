@@ -1,4 +1,4 @@
-"""Compilation beside other work, in threads whose kernels are compiled in processes of their own."""
+"""Compilation while other work goes on, in threads whose kernels are compiled in processes of their own."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,8 @@
 """Batch buckets: one kernel for many batch sizes, so that whoever calls with all of them compiles few.
 
 The solvers find a tiling for one batch size. Asked for every size, they give up to twelve kernels. FEW of these are
-taken, or as many more as it needs for a slowdown of at most SLOWEST, by the solvers' estimates, over the fastest.
+taken, for a slowdown of at most SLOWEST, by the solvers' estimates, over the fastest. If they would be slower, kernels
+with `KernelSpec.any_sequences` are considered as well; if that does not help, more than FEW are taken.
 """
 
 import hashlib
@@ -21,8 +22,10 @@ SLOWEST = 1.06
 _SOLVED = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 60, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _JUDGED = (*range(1, 65), *range(66, 257, 2), *range(264, LARGEST + 1, 8))  # sizes between two have the larger's bucket
 
-Ranges = tuple[tuple[int, int], ...]
-"""The first batch size of a range, and the one whose tiling serves all of it."""
+Kernel = tuple[int, bool]
+"""The batch size whose tiling a kernel has, and its `KernelSpec.any_sequences`."""
+Ranges = tuple[tuple[int, Kernel], ...]
+"""The first batch size of a range, and the kernel that serves all of it."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,19 @@ def bucket(spec: KernelSpec, solver: Solver) -> KernelSpec:
     """Return the spec with the batch size whose tiling serves that of `spec`."""
     ranges = _ranges(replace(spec.of_all_variants, batch=1), solver)
     if spec.batch > LARGEST:
-        return replace(spec, batch=_fastest(spec.of_all_variants, solver, ranges))
-    return replace(spec, batch=ranges[bisect_right([first for first, _ in ranges], spec.batch) - 1][1])
+        return _of(spec, _fastest(spec.of_all_variants, solver, ranges))
+    return _of(spec, ranges[bisect_right([first for first, _ in ranges], spec.batch) - 1][1])
+
+
+def _of(spec: KernelSpec, kernel: Kernel) -> KernelSpec:
+    return replace(spec, batch=kernel[0], any_sequences=kernel[1])
 
 
 @cache
-def _fastest(spec: KernelSpec, solver: Solver, ranges: Ranges) -> int:
-    """Return the batch size of the bucket that should be the fastest for a batch larger than all of them."""
-    batches = sorted({batch for _, batch in ranges})
-    return min(batches, key=lambda batch: solver.cycles(spec, solver.best(replace(spec, batch=batch))))
+def _fastest(spec: KernelSpec, solver: Solver, ranges: Ranges) -> Kernel:
+    """Return the kernel that should be the fastest for a batch larger than all of theirs."""
+    kernels = sorted({kernel for _, kernel in ranges})
+    return min(kernels, key=lambda kernel: solver.cycles(spec, solver.best(_of(spec, kernel))))
 
 
 @cache
@@ -76,35 +83,47 @@ def _file(spec: KernelSpec, solver: Solver) -> Path:
 def _read(file: Path) -> Ranges | None:
     """Return the ranges that a file holds; None if it does not hold any."""
     try:
-        found = tuple((first, batch) for first, batch in json.loads(file.read_text())["ranges"])
+        found = tuple((first, (batch, any_)) for first, (batch, any_) in json.loads(file.read_text())["ranges"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    valid = all(type(number) is int and 1 <= number <= LARGEST for pair in found for number in pair)
+    batches = [number for first, (batch, _) in found for number in (first, batch)]
+    valid = all(type(number) is int and 1 <= number <= LARGEST for number in batches)
+    valid = valid and all(type(any_) is bool for _, (_, any_) in found)
     firsts = [first for first, _ in found] if valid else []
     return found if firsts[:1] == [1] and firsts == sorted(firsts) else None
 
 
 def find(spec: KernelSpec, solver: Solver) -> Ranges:
     """Return the ranges for a spec, whatever its batch."""
-    tilings: dict[Hashable, int] = {}
-    for batch in _SOLVED:
-        tilings.setdefault(solver.best(replace(spec, batch=batch)), batch)
-    estimates: dict[tuple[float, ...], int] = {}  # tilings of one kernel have the same
-    for tiling, solved in tilings.items():
-        estimates.setdefault(tuple(solver.cycles(replace(spec, batch=batch), tiling) for batch in _JUDGED), solved)
-    cycles = {solved: row for row, solved in estimates.items()}
+    cycles = _estimates(spec, solver, any_sequences=False)
     taken = _best_few(cycles)
+    if len(taken) > FEW:
+        more = cycles | _estimates(spec, solver, any_sequences=True)
+        if len(fewer := _best_few(more)) < len(taken):
+            cycles, taken = more, fewer
     serving = [min(taken, key=lambda one: cycles[one][i]) for i in range(len(_JUDGED))]
     starts = [1, *(before + 1 for before in _JUDGED[:-1])]
     return tuple((starts[i], one) for i, one in enumerate(serving) if i == 0 or one != serving[i - 1])
 
 
-def _best_few(cycles: dict[int, tuple[float, ...]]) -> list[int]:
+def _estimates(spec: KernelSpec, solver: Solver, any_sequences: bool) -> dict[Kernel, tuple[float, ...]]:
+    """Return the estimates for all _JUDGED batch sizes of the kernels that should be the fastest for some."""
+    tilings: dict[Hashable, Kernel] = {}
+    for batch in _SOLVED:
+        kernel = batch, any_sequences
+        tilings.setdefault(solver.best(_of(spec, kernel)), kernel)
+    found: dict[tuple[float, ...], Kernel] = {}  # tilings of one kernel have the same
+    for tiling, kernel in tilings.items():
+        found.setdefault(tuple(solver.cycles(replace(spec, batch=batch), tiling) for batch in _JUDGED), kernel)
+    return {kernel: estimates for estimates, kernel in found.items()}
+
+
+def _best_few(cycles: dict[Kernel, tuple[float, ...]]) -> list[Kernel]:
     """Return the FEW kernels with the smallest slowdown of any batch size, or more where that is above SLOWEST."""
     fastest = [min(column) for column in zip(*cycles.values(), strict=True)]
     ratios = {one: [a / b for a, b in zip(row, fastest, strict=True)] for one, row in cycles.items()}
 
-    def within(slowdown: float, most: int) -> list[int] | None:
+    def within(slowdown: float, most: int) -> list[Kernel] | None:
         serves = {one: sum(1 << i for i, ratio in enumerate(row) if ratio <= slowdown) for one, row in ratios.items()}
         return _cover(serves, (1 << len(_JUDGED)) - 1, most)
 
@@ -115,7 +134,7 @@ def _best_few(cycles: dict[int, tuple[float, ...]]) -> list[int]:
     )
 
 
-def _cover(serves: dict[int, int], missing: int, most: int) -> list[int] | None:
+def _cover(serves: dict[Kernel, int], missing: int, most: int) -> list[Kernel] | None:
     """Return at most `most` kernels that together serve all that is missing, as bits of batch sizes; None without."""
     if not missing:
         return []

@@ -1,7 +1,8 @@
 """The parameters of kernels, named once: printed for the compiler, checked, and packed for the driver.
 
-They are printed as a list, not as a struct: with a struct the compiler gives out registers differently, and the loops
-of some kernels get up to 39 instructions more (docs/dev/log.md).
+A kernel takes them as a list and makes `Params` of it, whose members its functions read. With the struct itself as the
+parameter, the compiler gives out registers differently, and the loops of some kernels get up to 47 instructions more
+(docs/dev/log.md). Structs that read members later hold a copy: a reference to `Params` costs instructions, too.
 """
 
 import ctypes
@@ -34,8 +35,15 @@ Argument = Tensor | int | None  # a number or an address; None is a null pointer
 
 
 def declaration(parameters: Parameters) -> str:
-    """Return the parameters as kernels' sources take them."""
-    return f"#define PARAMETERS {', '.join(f'{one.type} {one.name}' for one in parameters)}"
+    """Return `Params`, and the two lists by which a kernel makes it: `Params params{PARAMETER_NAMES};`.
+
+    The names that a kernel takes end with _, so that it can read members of `params` alone.
+    """
+    shapes = [f"  // [{', '.join(map(str, one.shape))}]" if one.shape else "" for one in parameters]
+    members = [f"  {one.type} {one.name};{shape}" for one, shape in zip(parameters, shapes, strict=True)]
+    taken = f"#define PARAMETERS {', '.join(f'{one.type} {one.name}_' for one in parameters)}"
+    names = f"#define PARAMETER_NAMES {', '.join(f'{one.name}_' for one in parameters)}"
+    return "\n".join(("struct Params {", *members, "};", taken, names))
 
 
 def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
@@ -103,7 +111,6 @@ class _Of:
             "scalar": spec.dtype,
             "gate": residual_dtype(spec.dtype),
             "aux_number": spec.variant.aux,
-            "bias_number": spec.dtype if spec.variant.half_bias else torch.float32,
             "float": torch.float32,
             "unsigned char": torch.bool,
             "u32": torch.int32,
@@ -134,7 +141,7 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
     return (
         of.reads("x", "scalar", B, T, GI, N, D),
         of.reads("R", "scalar", GR, N, D, D),
-        of.reads("bias", "bias_number", G, N, D),
+        of.reads("bias", "scalar" if spec.variant.half_bias else "float", G, N, D),
         of.reads("initial", "float", S, B, N, D),
         of.reads("resets", "u32"),
         of.writes("h", "scalar", B, T, N, D),
@@ -194,7 +201,9 @@ def _stream_gates(spec: KernelSpec, const: str) -> Parameters:
     """Return the gates that a forward stores and, for steps that reduce over units, what these communicate through."""
     N, D, dtype = spec.heads, spec.head_dim, residual_dtype(spec.dtype)
     if not trace(spec.cell).reduces:
-        return (Parameter("gates", f"{const}UnitGates* __restrict__", dtype, (B, T, N, D, len(spec.cell.gates))),)
+        return (
+            Parameter("gates", f"{const}struct UnitGates* __restrict__", dtype, (B, T, N, D, len(spec.cell.gates))),
+        )
     return (
         Parameter("gates", f"{const}gate* __restrict__", dtype, (B, T, N, head_numbers(spec.cell, D, spec.dtype))),
         Parameter("parts", "uint4*", torch.float32),

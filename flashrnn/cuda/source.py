@@ -73,6 +73,7 @@ def definitions(
     lines += [
         f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()
     ]
+    lines.append('#include "kernels/common.cuh"')
     return "\n".join(lines)
 
 

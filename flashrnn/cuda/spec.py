@@ -37,6 +37,7 @@ class KernelSpec:
     gpu: Gpu
     variant: Variant = Variant()
     steps: int = 0  # about as many as a short sequence has, for which loading R takes long; 0: no short one
+    any_sequences: bool = False  # of steps that reduce over units: as in resident.tiling.Tiling
 
     @property
     def splits(self) -> int:
@@ -51,7 +52,8 @@ class KernelSpec:
     def __str__(self) -> str:
         sizes = f"{self.heads} x {self.head_dim}, batch {self.batch}"
         short = f", {self.steps} steps" if self.steps else ""
-        return f"{self.direction} of {self.cell.name} {sizes}{short}, {dtype_name(self.dtype)} on {self.gpu.name}"
+        many = ", any sequences" if self.any_sequences else ""
+        return f"{self.direction} of {self.cell.name} {sizes}{short}{many}, {dtype_name(self.dtype)} on {self.gpu.name}"
 
 
 SHORT = {8: 4, 32: 24}

@@ -16,7 +16,7 @@ class Constants(NamedTuple):
 
     INPUT_OF: tuple[int, ...]  # every gate's place among the gates with an input, -1 if it is not among them
     RECURRENT_OF: tuple[int, ...]  # the same among the gates with a recurrent part
-    ONLY_OF: tuple[int, ...]  # the same among the gates with a recurrent part alone
+    RECURRENT_ONLY_OF: tuple[int, ...]  # the same among the gates with a recurrent part alone
     GATES: int
     GI: int
     GR: int
@@ -314,8 +314,8 @@ def store_gradients(d_x, d_u, d_gates, tile, step, C: tl.constexpr):
     for j in tl.static_range(C.GATES):
         if C.INPUT_OF[j] >= 0:
             tl.store(in_rows(d_x, tile, step, C.INPUT_OF[j], C.GI, C), d_gates[j], mask=tile.valid)
-        elif C.ONLY_OF[j] >= 0:
-            tl.store(in_rows(d_u, tile, step, C.ONLY_OF[j], C.GU, C), d_gates[j], mask=tile.valid)
+        elif C.RECURRENT_ONLY_OF[j] >= 0:
+            tl.store(in_rows(d_u, tile, step, C.RECURRENT_ONLY_OF[j], C.GU, C), d_gates[j], mask=tile.valid)
 
 
 @triton.jit

@@ -82,7 +82,7 @@ def kernel_constants(
     values = {
         "INPUT_OF": places(cell.gates, cell.input_gates),
         "RECURRENT_OF": places(cell.gates, cell.recurrent_gates),
-        "ONLY_OF": places(cell.gates, only),
+        "RECURRENT_ONLY_OF": places(cell.gates, only),
         "GATES": len(cell.gates),
         "GI": len(cell.input_gates),
         "GR": len(cell.recurrent_gates),

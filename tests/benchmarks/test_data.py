@@ -19,6 +19,7 @@ def _few_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(measured, "BATCH_SIZE", 8)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_few_documents")
 def test_every_row_has_its_rates(tmp_path, monkeypatch):
     rows = list(measured.rows())

@@ -44,7 +44,7 @@ def compile_for_host(entry: str, prelude: str, header: str, more: str = "") -> C
     kernel = _included(header, set(BY_DEFINITION))
     for pattern, replacement in REPLACED.items():
         kernel = re.sub(pattern, replacement, kernel, flags=re.MULTILINE | re.DOTALL)
-    constants = constants.replace('#include "kernels/math.cuh"\n', "")
+    constants = re.sub(r'^#include "kernels/.*$', "", constants, flags=re.MULTILINE)  # by definition, too
     parts = [scalar, '#include "gpu_on_host.h"', AS_MEMBER, HOST, AS_MEMBER, constants, kernel, more, main]
     return partial(_compiled, "\n".join(parts))
 

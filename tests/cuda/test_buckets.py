@@ -18,7 +18,7 @@ from flashrnn.cuda.streaming import tiling as streaming
 from flashrnn.gpu import named_gpu
 
 H100 = named_gpu("H100")
-LSTM, GRU = get_cell("lstm"), get_cell("gru")
+LSTM, GRU, LAYERNORM_GRU = map(get_cell, ("lstm", "gru", "layernorm_gru"))
 SOME = (1, 3, 16, 32, 36, 64, 80, 200)
 
 
@@ -42,10 +42,19 @@ def _cache(monkeypatch, tmp_path):
         (resident.SOLVER, LSTM, 1, 768, 1.02),
         (resident.SOLVER, GRU, 1, 768, 1.02),
         (resident.SOLVER, GRU, 3, 256, 1.02),
-        (resident.SOLVER, get_cell("layernorm_gru"), 3, 256, SLOWEST),  # the number of sequences is a constant
+        (resident.SOLVER, LAYERNORM_GRU, 3, 256, SLOWEST),  # the number of sequences is a constant
+        (resident.SOLVER, LAYERNORM_GRU, 4, 192, SLOWEST),  # and an argument where six would be slower
         (streaming.SOLVER, LSTM, 1, 4096, 1.02),
     ],
-    ids=["lstm 12 x 64", "lstm 1 x 768", "gru 1 x 768", "gru 3 x 256", "layernorm_gru", "streaming"],
+    ids=[
+        "lstm 12 x 64",
+        "lstm 1 x 768",
+        "gru 1 x 768",
+        "gru 3 x 256",
+        "layernorm_gru",
+        "any sequences",
+        "streaming",
+    ],
 )
 def test_six_kernels_serve_all_batch_sizes_nearly_as_fast(solver, cell, heads, head_dim, slowest, direction):
     spec = spec_of(direction, cell, heads, head_dim)
@@ -64,6 +73,14 @@ def test_a_kernel_of_clusters_serves_batches_by_as_many_sequences_as_are_fastest
     assert len({prelude(replace(spec, batch=batch), one, 0) for batch, one in tilings.items()}) == 1
 
 
+def test_a_kernel_that_reduces_over_units_serves_any_number_of_sequences_where_six_would_be_slower():
+    spec = spec_of("backward", LAYERNORM_GRU, 4, 192)
+    tilings = {batch: resident.likely(replace(spec, batch=batch)) for batch in (9, 18)}
+    assert {batch: one.sequences for batch, one in tilings.items()} == {9: 4, 18: 6}
+    assert len({prelude(replace(spec, batch=batch), one, 0) for batch, one in tilings.items()}) == 1
+    assert not resident.best(replace(spec, batch=9)).any_sequences
+
+
 def test_the_estimate_of_a_tiling_for_its_own_batch_is_the_solvers():
     for batch in (3, 40):
         spec = spec_of("backward", GRU, 4, 192, batch)
@@ -73,7 +90,7 @@ def test_the_estimate_of_a_tiling_for_its_own_batch_is_the_solvers():
 
 def test_larger_batches_have_the_fastest_of_the_buckets():
     spec = spec_of("forward", LSTM, 1, 768)
-    batches = {batch for _, batch in buckets._ranges(spec, resident.SOLVER)}
+    batches = {batch for _, (batch, _) in buckets._ranges(spec, resident.SOLVER)}
     large = replace(spec, batch=1000)
     cycles = {one: resident.SOLVER.cycles(large, resident.best(replace(spec, batch=one))) for one in batches}
     assert cycles[bucket(large, resident.SOLVER).batch] == min(cycles.values())
@@ -89,7 +106,10 @@ def test_buckets_are_found_once_and_read_by_later_processes(monkeypatch):
     assert bucket(named_by_its_driver, resident.SOLVER).batch == found.batch
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"ranges": []}', '{"ranges": [[2, 8]]}', '{"ranges": [[1, 8.5]]}'])
+RANGES = ("[]", "[[1, 8]]", "[[2, [8, false]]]", "[[1, [8.5, false]]]", "[[1, [8, 0]]]")
+
+
+@pytest.mark.parametrize("content", ["", "[]", *(f'{{"ranges": {ranges}}}' for ranges in RANGES)])
 def test_a_file_that_holds_no_buckets_is_not_read(tmp_path, content):
     spec = spec_of("forward", LSTM, 2, 32, 20)
     found = bucket(spec, resident.SOLVER)

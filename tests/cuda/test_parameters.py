@@ -69,4 +69,17 @@ def test_gradients_of_other_states_are_parameters_where_there_are_any():
     with_gradients = KernelSpec(**{**vars(spec), "variant": Variant(aux=torch.float32, training=True, d_aux=True)})
     added = [one.name for one in fused(with_gradients) if one not in fused(spec)]
     assert added == ["d_aux_0", "d_aux_1", "d_aux_2"]
-    assert "const float* __restrict__ d_aux_2, const float* __restrict__ d_last" in declaration(fused(with_gradients))
+    assert "const float* __restrict__ d_aux_2_, const float* __restrict__ d_last_" in declaration(fused(with_gradients))
+
+
+def test_a_struct_has_the_parameters_as_members():
+    assert declaration(PARAMETERS).splitlines() == [
+        "struct Params {",
+        "  const float* __restrict__ x;  // [B, 3]",
+        "  float* y;",
+        "  u64 launch;",
+        "  i64 B;",
+        "};",
+        "#define PARAMETERS const float* __restrict__ x_, float* y_, u64 launch_, i64 B_",
+        "#define PARAMETER_NAMES x_, y_, launch_, B_",
+    ]

@@ -19,6 +19,7 @@ from training.build import name_wandb_run
 from training.command_line import one_line_errors
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("model", ["slstm", "transformer"])
 def test_parity_run_leaves_everything(tiny_config, model):
     config = tiny_config("parity", f"model={model}")
@@ -86,8 +87,15 @@ class Positions(Callback):
         self.of_steps.append(trainer.datamodule._position)
 
 
-@pytest.mark.parametrize("experiment", ["parity", "text_tiny"])
-@pytest.mark.parametrize("accumulated", [2, 3])
+@pytest.mark.parametrize(
+    ("experiment", "accumulated"),
+    [
+        ("parity", 2),
+        ("text_tiny", 3),
+        pytest.param("parity", 3, marks=pytest.mark.slow),
+        pytest.param("text_tiny", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_goes_on_may_accumulate(tiny_config, experiment, accumulated):
     """Every step after the checkpoint has as many batches, also across epochs."""
     size, changes = 4, ["data.batch_size=4", "data.context_length=64"] if experiment == "text_tiny" else []
@@ -193,24 +201,6 @@ def test_what_a_run_that_goes_on_has_otherwise_is_printed(tiny_config, capsys):
     ]
     assert "  trainer.max_steps: 8 in the run, 9 now" in printed
     assert not any("run_dir" in line or "dirpath" in line for line in printed)
-
-
-def test_a_checkpoint_of_before_schedules_and_loggers_had_groups_is_resumed(tiny_config):
-    """Its config as versions until November 2026 wrote it; the weights after it are those of this version."""
-    whole = tiny_config("parity", "checkpoint.every_n_train_steps=4", "checkpoint.save_top_k=-1", run="whole")
-    train(whole)
-    file = Path(whole.run_dir, "checkpoints", "step_4.ckpt")
-    content = torch.load(file)
-    schedule = content["config"].pop("schedule")
-    optim = content["config"]["optim"]
-    optim |= {"_target_": "training.optim.adamw_cosine", "final_lr": schedule.pop("final_lr_ratio") * optim["lr"]}
-    optim |= {key: schedule[key] for key in ("total_steps", "warmup_steps")}
-    content["config"]["logger"] = content["config"]["logger"]["csv"]
-    torch.save(content, file)
-    resumed = tiny_config("parity", f"ckpt_path={file}", run="resumed")
-    train(resumed)
-    expected = {step: loss for step, loss in losses(Path(whole.run_dir)).items() if step >= 4}
-    assert losses(Path(resumed.run_dir)) == expected
 
 
 def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, change_texts, tmp_path):

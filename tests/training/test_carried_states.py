@@ -42,7 +42,9 @@ def assert_alike(ours, expected):
         torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.mark.parametrize("model", [name for name in MODELS if name != "hybrid"])
+@pytest.mark.parametrize(
+    "model", ["lstm", "mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slstm", "nn_lstm", "mlstm"))]
+)
 def test_a_lane_is_read_as_one_sequence(model, tiny_config):
     """Validation in windows of 4 has the loss of the whole lanes, however its states go on from window to window."""
     config = tiny_config("text_tiny", *STATEFUL, *MODELS[model])

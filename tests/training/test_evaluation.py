@@ -28,6 +28,7 @@ def test_from_the_checkpoint_alone(tiny_config):
     assert evaluate(str(elsewhere)) == trained
 
 
+@pytest.mark.drawn
 def test_other_lengths_from_a_run_folder(tiny_config):
     config = tiny_config("parity")
     train(config)
@@ -174,6 +175,7 @@ def test_checkpoint_of_something_else(tmp_path, content):
 SLSTM = pytest.param("model=slstm", marks=pytest.mark.slow)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("model", [SLSTM, "model=transformer", "model=hybrid"])
 def test_losses_by_position_are_those_of_whole_documents(model, tiny_config, tmp_path):
     """However many windows they are read in: attention sees them all, too, and a context of its own if asked for."""

@@ -26,6 +26,7 @@ def folder(config):
     return Path(config.run_dir).parent
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_in_its_folder(tiny_config, capsys):
     first, second = jobs(tiny_config, "schedule.total_steps=20")
     sweep.train_job(train, first, folder(first))
@@ -45,6 +46,7 @@ def test_a_sweep_goes_on_in_its_folder(tiny_config, capsys):
     assert all(0 <= float(row["accuracy 9-12"]) <= 1 for row in table)
 
 
+@pytest.mark.slow
 def test_a_job_of_another_sweep_is_left_alone(tiny_config):
     first, _ = jobs(tiny_config)
     sweep.train_job(train, first, folder(first))
@@ -54,6 +56,7 @@ def test_a_job_of_another_sweep_is_left_alone(tiny_config):
         sweep.train_job(train, other, folder(other))
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_has_a_row_without_numbers(tiny_config, capsys):
     first, second = jobs(tiny_config)
 

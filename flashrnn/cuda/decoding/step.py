@@ -23,7 +23,7 @@ from flashrnn.cuda.parameters import Argument, Parameter, Parameters, declaratio
 
 def parameters(spec: ModelSpec) -> Parameters:
     """Return those of kernels/step.cuh or kernels/step_of_many.cuh."""
-    dtype = spec.kernel.dtype
+    dtype, number = spec.kernel.dtype, "signed char" if spec.int8 else "scalar"
     width = spec.kernel.heads * spec.kernel.head_dim
 
     def weight(name: str, *shape: int) -> Parameter:
@@ -34,7 +34,7 @@ def parameters(spec: ModelSpec) -> Parameters:
         Parameter("table", "const i64* __restrict__", torch.int64, (spec.blocks, COLUMNS)),
         Parameter("embedding", "const scalar* __restrict__", dtype),
         weight("norm", width),
-        Parameter("head", "const weight* __restrict__", torch.int8 if spec.int8 else dtype, (spec.classes, width)),
+        Parameter("head", f"const {number}* __restrict__", torch.int8 if spec.int8 else dtype, (spec.classes, width)),
         Parameter("head_scale", "const float* __restrict__", torch.float32, (spec.classes,)),
         Parameter("tokens", "const i64*", torch.int64, ("B",)),
         *exchanged(spec),

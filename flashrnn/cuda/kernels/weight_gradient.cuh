@@ -27,16 +27,15 @@ struct RowSource {
   bool has_columns, backwards;  // backwards: the head goes through time backwards
   u32 offset;  // in a matrix in shared memory
 
-  DEVICE RowSource(const scalar* d_x, const scalar* d_u, const scalar* h, const scalar* initial, const unsigned char* reset, u32 T,
-                u32 row_t, int first_head, int first_gate)
-      : reset(reset), T(T), row_t(row_t), first_gate(first_gate) {
+  DEVICE RowSource(const Params& params, int first_head, int first_gate)
+      : reset(params.reset), T(u32(params.T)), row_t(u32(params.row_t)), first_gate(first_gate) {
     first_row = threadIdx.x / ROW_VECTORS;
     const int column = threadIdx.x % ROW_VECTORS * VECTOR, head = column / D, from = first_head * D + column;
     has_columns = first_row < ROWS_AT_ONCE && first_head + head < HEADS;
     backwards = BOTH_WAYS && first_head + head >= HEADS / 2;
     offset = first_row * PITCH + (head * PADDED + column % D) * BYTES;
-    this->d_x = d_x + from, this->d_u = d_u + from, this->h = h + from;
-    this->initial = initial ? initial + from : nullptr;
+    d_x = params.d_x + from, d_u = params.d_u + from, h = params.h + from;
+    initial = params.initial ? params.initial + from : nullptr;
   }
   // Return h before a row; null for zeros.
   DEVICE const scalar* before(u32 row) const {
@@ -145,16 +144,18 @@ DEVICE void reduce_scatter(u32 shared, int rank, float* partial, u32* d_R, const
   }
 }
 
-// PARAMETERS: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> partial [K splits, GR, N, D, D],
+// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> partial [K splits, GR, N, D, D],
 // or, where it is null because there is one split, d_R. Batch and time may be swapped in memory: steps are row_t rows apart.
 // Clusters are K splits x gate groups x head groups, and each block of a cluster sums `block_rows` rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flashrnn_weight_gradient(PARAMETERS) {
   extern __shared__ __align__(16) char memory[];
+  const Params params{PARAMETER_NAMES};
   const int cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, first_head = cluster % HEAD_GROUPS * HEADS_AT_ONCE;
   const int first_gate = cluster / HEAD_GROUPS % GATE_GROUPS * GATES_AT_ONCE, k_split = cluster / HEAD_GROUPS / GATE_GROUPS;
-  const RowSource source(d_x, d_u, h, initial, reset, u32(T), u32(row_t), first_head, first_gate);
-  const int begin = int((k_split * CLUSTER + rank) * block_rows), end = int(min(B * T, begin + block_rows));
+  const RowSource source(params, first_head, first_gate);
+  const int begin = int((k_split * CLUSTER + rank) * params.block_rows);
+  const int end = int(min(params.B * params.T, begin + params.block_rows));
   if (D < PADDED || GR % GATES_AT_ONCE) {  // no copy writes to the padding, or to gates that do not exist
     for (int i = threadIdx.x; i < STAGES * STAGE / 16; i += THREADS) reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
@@ -181,6 +182,7 @@ flashrnn_weight_gradient(PARAMETERS) {
   }
 
   const ResultIndices index{first_head, first_gate};
+  float* partial = params.partial;
   if (partial) partial += k_split * (i64(GR) * HEADS * D * D);
   if constexpr (CLUSTER == 1) {
     store_sums(c, memory, partial, index);
@@ -189,7 +191,7 @@ flashrnn_weight_gradient(PARAMETERS) {
     __syncthreads();  // results take the memory of inputs
     store_sums(c, memory, partial, index);
     cluster_sync();
-    reduce_scatter(shared, rank, partial, d_R, index);
+    reduce_scatter(shared, rank, partial, params.d_R, index);
     cluster_sync();  // no block ends while others read its memory
   }
 }

@@ -77,15 +77,15 @@ class Tiling:
         """Return how many loads asynchronous copies are ahead: none in float32. None if there is no room for them."""
         pipeline = _pipeline(spec)
         stage = pipeline.splits * 2 * (_UNITS + -(-self.columns // _BLOCK) * _BLOCK) * self.rows
-        room = spec.gpu.shared_per_block - _UNITS * self.columns * 4 * (self.tiles - 1) - pipeline.stages * stage
-        if room < 0:
+        free = spec.gpu.shared_per_block - _UNITS * self.columns * 4 * (self.tiles - 1) - pipeline.stages * stage
+        if free < 0:
             return None
         if not spec.variant.tf32:
             return 0 if spec.dtype == torch.float32 else pipeline.stages - 2
         at_once = 2 ** ((4 * THREADS // self.columns).bit_length() - 1)  # rows of h: H_AT_ONCE in gradient_rows.cuh
         copied = 16 * THREADS * (self.rows * _UNITS // (4 * THREADS) + -(-self.rows // at_once))
         fewest, most = _LOADS_AHEAD
-        return min(room // copied, most) if room >= fewest * copied else None
+        return min(free // copied, most) if free >= fewest * copied else None
 
     @staticmethod
     def of(spec: KernelSpec, idle: int) -> "Tiling | None":

@@ -70,39 +70,59 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     They depend on the tiling alone, because units that are padding take as long as others. So a head is never slower,
     by the estimate, than a larger one, whose tilings hold it too.
     """
-    direction, splits, warps, batch_tiles = spec.direction, spec.splits, tiling.warps, tiling.batch_tiles
-    tiles = tiles_of_warp(spec, tiling)
-    per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
-    alone = lookup(batch_tiles, dict(enumerate(_ALONE, 1)))
-    products = tiles * (splits * (splits + 1) // 2) * maximum(batch_tiles * per_core * _MMA, alone) // 10
-    reads = maximum(splits * tiles - tiling.register_fragments, 0) * warps * _READ // 10
-    step = maximum(products, reads) + minimum(products, reads) * _BOTH // 10
-    cell_warps = tiling.unit_tiles * minimum(tiling.k_slices, lane_cells(spec, tiling))
-    of_scheduler = ceil_div(cell_warps, 4)
-    several = _several(spec, tiling)
-    operation = _OPERATION + several * (_OPERATION_OF_SEVERAL - _OPERATION)
-    cells = _WARP[direction] + cells_of_lane(spec, tiling) * (
-        _CELL[direction] + operation * more_operations(spec.cell, direction)
-    )
-    if trace(spec.cell).reduces:  # its warps wait for reductions, which leaves time for others
-        step += (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
-    else:
-        step += of_scheduler * cells
+    direction, tiles, several = spec.direction, tiles_of_warp(spec, tiling), _several(spec, tiling)
+    step = _product_cycles(spec, tiling) + _cell_cycles(spec, tiling)
     step += _grid_cycles(direction, tiling) if tiling.grid else _cluster_cycles(spec, tiling)
-    for exchange in exchanges(spec.cell, direction):
-        step += _REDUCTION + several * _REDUCTION_OF_BLOCKS[tiling.grid]
-        if not tiling.grid:  # every warp reads the parts of all, 16 bytes of shared memory for each lane in four cycles
-            step += several * (cell_warps * tiling.blocks * contributions(spec, tiling) * exchange.vectors // 2)
+    step += _reduction_cycles(spec, tiling)
     if direction == "forward" and not tiling.grid:
         step += minimum(tiling.k_slices - 1, 1) * tiling.k_slices * _REDUCE
         if not exchanges(spec.cell, direction):
             step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
     if spec.steps:  # more of one block, and its beginning alone, take about as long
-        step += several * splits * tiles * _LOAD // spec.steps
+        step += several * spec.splits * tiles * _LOAD // spec.steps
     if spillable(spec, tiling.grid):
-        available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * warps))
+        available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * tiling.warps))
         step += _SPILLED * maximum(registers(spec, tiling) - available, 0)
     return step
+
+
+def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Return what a step's products and the reads of R for them take."""
+    splits, warps, tiles = spec.splits, tiling.warps, tiles_of_warp(spec, tiling)
+    per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
+    alone = lookup(tiling.batch_tiles, dict(enumerate(_ALONE, 1)))
+    products = tiles * (splits * (splits + 1) // 2) * maximum(tiling.batch_tiles * per_core * _MMA, alone) // 10
+    reads = maximum(splits * tiles - tiling.register_fragments, 0) * warps * _READ // 10
+    return maximum(products, reads) + minimum(products, reads) * _BOTH // 10
+
+
+def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Return what the element-wise step of a scheduler's warps takes."""
+    direction = spec.direction
+    of_scheduler = ceil_div(_cell_warps(spec, tiling), 4)
+    operation = _OPERATION + _several(spec, tiling) * (_OPERATION_OF_SEVERAL - _OPERATION)
+    cells = _WARP[direction] + cells_of_lane(spec, tiling) * (
+        _CELL[direction] + operation * more_operations(spec.cell, direction)
+    )
+    if trace(spec.cell).reduces:  # its warps wait for reductions, which leaves time for others
+        return (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
+    return of_scheduler * cells
+
+
+def _cell_warps(spec: KernelSpec, tiling: Tiling) -> Expression:
+    """Return the warps of a block that compute cells."""
+    return tiling.unit_tiles * minimum(tiling.k_slices, lane_cells(spec, tiling))
+
+
+def _reduction_cycles(spec: KernelSpec, tiling: Tiling) -> Expression | int:
+    """Return what reducing over the units of a head takes."""
+    several, cycles = _several(spec, tiling), 0
+    for exchange in exchanges(spec.cell, spec.direction):
+        cycles += _REDUCTION + several * _REDUCTION_OF_BLOCKS[tiling.grid]
+        if not tiling.grid:  # every warp reads the parts of all, 16 bytes of shared memory for each lane in four cycles
+            parts = tiling.blocks * contributions(spec, tiling) * exchange.vectors
+            cycles += several * (_cell_warps(spec, tiling) * parts // 2)
+    return cycles
 
 
 def _grid_cycles(direction: str, tiling: Tiling) -> Expression:

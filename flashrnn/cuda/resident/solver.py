@@ -12,7 +12,6 @@ from functools import cache
 from math import ceil
 from operator import attrgetter
 
-from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.constrint import ConstraintProblem, Expression, Infeasible, Solution, compile_value, lookup, minimum
 from flashrnn.cuda.buckets import Solver, bucket
@@ -42,12 +41,14 @@ def estimates(spec: KernelSpec) -> Iterator[tuple[float, Tiling]]:
 def _solutions(spec: KernelSpec, grid: bool) -> Iterator[tuple[tuple[int, ...], Tiling]]:
     problem, objective = pose(spec, grid)
     for solution in problem.best(objective):
-        yield tuple(map(solution.value, objective)), _as_tiling(solution, grid)
+        yield tuple(map(solution.value, objective)), _as_tiling(spec, solution, grid)
 
 
-def _as_tiling(solution: Solution, grid: bool) -> Tiling:
+def _as_tiling(spec: KernelSpec, solution: Solution, grid: bool) -> Tiling:
     unknowns = {name: value for name, value in solution.items() if name != _BATCH}
-    return Tiling(**{"sequences": 8 * solution["batch_tiles"], **unknowns}, grid=grid)
+    tiling = Tiling(**{"sequences": 8 * solution["batch_tiles"], **unknowns}, grid=grid)
+    any_sequences = spec.any_sequences if trace(spec.cell).reduces else tiling.sequences < tiling.columns
+    return replace(tiling, any_sequences=any_sequences and tiling.blocks > 1 and not grid)
 
 
 def infeasible(spec: KernelSpec) -> Infeasible | None:
@@ -77,7 +78,7 @@ def is_solution(spec: KernelSpec, tiling: Tiling) -> bool:
         if unknown.name == _BATCH:
             continue
         problem.add(f"given {unknown}", unknown == getattr(tiling, unknown.name))
-    return any(_as_tiling(solution, tiling.grid) == tiling for solution in problem.solutions())
+    return any(_as_tiling(spec, solution, tiling.grid) == tiling for solution in problem.solutions())
 
 
 def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Expression, ...]]:
@@ -135,7 +136,8 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
         p.add("sequences of a group", right)
     stages = p.variable("stages", [2, 3, 4] if grid else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")
     register_fragments = p.variable("register_fragments", range(0, 65, 4), "fragments of R in a thread's registers")
-    return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments)
+    any_sequences = spec.any_sequences or not trace(spec.cell).reduces  # as far as memory is concerned
+    return Tiling(unit_tiles, k_slices, batch_tiles, sequences, blocks, grid, stages, register_fragments, any_sequences)
 
 
 def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
@@ -165,15 +167,9 @@ def best(spec: KernelSpec) -> Tiling:
     return next(tilings(spec))
 
 
-def any_sequences(cell: Cell, tiling: Tiling) -> bool:
-    """Return whether the kernel serves any number of sequences up to the tiling's columns, given at its launch."""
-    clustered = tiling.blocks > 1 and not tiling.grid
-    return clustered and tiling.sequences < tiling.columns and not trace(cell).reduces
-
-
 def for_batch(spec: KernelSpec, tiling: Tiling) -> Tiling:
     """Return the tiling of the same kernel that should be fastest for the spec's batch."""
-    if not any_sequences(spec.cell, tiling):
+    if not tiling.any_sequences:
         return tiling
     choices = [replace(tiling, sequences=number) for number in range(2, tiling.columns + 1, 2)]
     estimate = _estimate(_of_any_batch(spec), tiling.grid)
@@ -203,7 +199,7 @@ def _estimate(spec: KernelSpec, grid: bool) -> Callable[[Tiling, int], float]:
 
 def _kernel_cycles(spec: KernelSpec, tiling: Tiling) -> float:
     """Return the estimate for the kernel of a tiling, a cycle more where the number of sequences is no constant."""
-    return cycles(spec, for_batch(spec, tiling)) + any_sequences(spec.cell, tiling)
+    return cycles(spec, for_batch(spec, tiling)) + tiling.any_sequences
 
 
 SOLVER = Solver((__file__, cost.__file__, resources.__file__), best, _kernel_cycles)

@@ -7,7 +7,6 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.solver import any_sequences
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
@@ -44,14 +43,13 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "UNIT_TILES": tiling.unit_tiles,
         "K_SLICES": tiling.k_slices,
         "BATCH_TILES": tiling.batch_tiles,
-        "SEQUENCES": tiling.columns if any_sequences(cell, tiling) else tiling.sequences,
-        "ANY_SEQUENCES": any_sequences(cell, tiling),
+        "SEQUENCES": tiling.columns if tiling.any_sequences else tiling.sequences,
+        "ANY_SEQUENCES": tiling.any_sequences,
         "BLOCKS": tiling.blocks,
         "GRID": tiling.grid,
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
         "GATES_IN_PIECES": len(cell.gates) > 1 and gate_format(cell, spec.heads, spec.head_dim, spec.dtype) == "PNDG",
-        "HALF_BIAS": variant.half_bias,
         "FINITE_AT_ZERO": finite_at_zero(cell),
         "BOTH_WAYS": variant.both_ways,
         "OVERLAPS": spec.gpu.warpgroup_products,
@@ -59,7 +57,6 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     parameters = fused(spec)
-    d_aux = [one.name for one in parameters if one.name.startswith("d_aux_")]  # of the backward
+    d_aux = [f"params.{one.name}" for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
-    bias = "#define BIAS bias" if any(one.name == "bias" for one in parameters) else ""
-    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, bias))
+    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array))

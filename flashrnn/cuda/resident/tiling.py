@@ -32,6 +32,7 @@ class Tiling:
     grid: bool
     stages: int
     register_fragments: int
+    any_sequences: bool = False  # of a cluster: `sequences`, up to all columns, is an argument of the kernel
 
     @property
     def units(self) -> int:
@@ -104,7 +105,7 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
         operand = splits * gates * units * (seqs + rows) * 2
-        received = tiling.sequences if trace(cell).reduces else seqs  # see any_sequences
+        received = seqs if tiling.any_sequences else tiling.sequences
         stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # as `pitch` in tiles.cuh
         row = stored_gates + (1 + uses_h) * size + others * 4
         exchange = (
@@ -128,7 +129,8 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
     several, alone = (0, 0) if tiling.grid else (minimum(tiling.blocks - 1, 1), 1 - minimum(tiling.blocks - 1, 1))
     of_buffers = found if len(found) > 1 else found * 2
     part = sum(8 if one.words <= 2 else 16 * one.vectors for one in of_buffers)
-    received = tiling.blocks * contributions(spec, tiling) * tiling.sequences * part + ceil(len(of_buffers) / 2) * 16
+    sequences = seqs if tiling.any_sequences else tiling.sequences
+    received = tiling.blocks * contributions(spec, tiling) * sequences * part + ceil(len(of_buffers) / 2) * 16
     partials = seqs * ((1 + alone) * (contributions(spec, tiling) * vectors + 1) + vectors) * 16
     return (1 - several) * (1 - alone * int(in_rows(spec))) * partials + several * received
 

@@ -167,6 +167,7 @@ def check_steps(model: ResidualModel, steps: int = 1) -> None:
         tokens = chosen % len(model.embedding)
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_as_by_a_sampler(on_host):
     """From the same logits by the same keys."""
     on_host(3)

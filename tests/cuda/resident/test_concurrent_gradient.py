@@ -41,9 +41,12 @@ constexpr int PRODUCERS = 3;
 static int begun = primary_blocks += PRODUCERS;
 static std::atomic<int> readers{0};
 void with_loop(const scalar* given, PARAMETERS) {
+  const Params params{PARAMETER_NAMES};
+  const u32* progress = params.progress;
+  const i64 B = params.B, T = params.T;
   if (blockIdx.x >= PRODUCERS) {
     blockIdx.x -= PRODUCERS, readers++;
-    return flashrnn_concurrent_gradient(ARGUMENTS);
+    return flashrnn_concurrent_gradient(PARAMETER_NAMES);
   }
   if (threadIdx.x > 0) return;
   if (blockIdx.x == 0) {  // long enough for who would not wait for it
@@ -56,8 +59,8 @@ void with_loop(const scalar* given, PARAMETERS) {
       end += chunk_steps(done, T - done);
     }
     for (i64 b = blockIdx.x; b < B; b += PRODUCERS) {
-      const i64 row = row_t == 1 ? b * T + T - 1 - done : (T - 1 - done) * B + b, width = GI * HEADS * D;
-      std::copy_n(given + row * width, width, const_cast<scalar*>(d_x) + row * width);
+      const i64 row = params.row_t == 1 ? b * T + T - 1 - done : (T - 1 - done) * B + b, width = GI * HEADS * D;
+      std::copy_n(given + row * width, width, const_cast<scalar*>(params.d_x) + row * width);
     }
   }
   primary_blocks.fetch_sub(1, std::memory_order_release), wake(&primary_blocks);
@@ -72,11 +75,9 @@ def on_host(monkeypatch):
     def use(given: Tensor) -> None:
         @cache
         def kernel(spec, tiling, device):
-            own = parameters.concurrent_gradient(spec)
-            loop = LOOP.replace("ARGUMENTS", ", ".join(one.name for one in own))
             header = "resident/kernels/concurrent_gradient.cuh"
-            program = compile_for_host("with_loop", prelude(spec, tiling), header, loop)
-            with_given = (Parameter("given", "const scalar*", spec.dtype), *own)
+            program = compile_for_host("with_loop", prelude(spec, tiling), header, LOOP)
+            with_given = (Parameter("given", "const scalar*", spec.dtype), *parameters.concurrent_gradient(spec))
             loaded = HostKernel(program, with_given, None, THREADS, H100.shared_per_block)
 
             def launch(blocks, by_name):

@@ -2,25 +2,26 @@
 #pragma once
 #include "decoding/kernels/rows.cuh"
 
-// PARAMETERS: types and shapes are in add_norm.py. The update is normalized by heads before, unless head_weight is null.
+// Params: types and shapes are in add_norm.py. The update is normalized by heads before, unless head_weight is null.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 flashrnn_add_norm(PARAMETERS) {
+  const Params params{PARAMETER_NAMES};
   const i64 first = (i64(blockIdx.x) * WARPS + threadIdx.x / 32) * WIDTH;
-  if (first >= M * WIDTH) return;
+  if (first >= params.M * WIDTH) return;
   Row row, added, norm_weight;
-  row.load(x + first);
-  added.load(update + first);
-  norm_weight.load(weight);
-  if (head_weight) {
+  row.load(params.x + first);
+  added.load(params.update + first);
+  norm_weight.load(params.weight);
+  if (params.head_weight) {
     Row by;
-    by.load(head_weight);
+    by.load(params.head_weight);
     added.normalize<D>();
     added.multiply_by(by);
   }
   row.add(added);
   row.round();
-  row.store(x + first);
+  row.store(params.x + first);
   row.normalize<WIDTH>();
   row.multiply_by(norm_weight);
-  row.store(normalized + first);
+  row.store(params.normalized + first);
 }

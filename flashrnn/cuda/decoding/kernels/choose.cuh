@@ -76,14 +76,16 @@ DEVICE u32 weighty(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight,
   return found;
 }
 
-// PARAMETERS: types and shapes are in choose.py. logits [B, C], rows of `stride` numbers -> chosen; history, unless null: they
+// Params: types and shapes are in choose.py. logits [B, C], rows of `stride` numbers -> chosen; history, unless null: they
 // are its row *cursor, which moves on. seen [B, C], unless null: classes to penalize, of which the chosen one is one from now
 // on. keys, unless null: tokens are drawn by them, and they move on. counter: zero before and after.
 extern "C" __global__ void __launch_bounds__(THREADS, ELEMENTS <= 16 ? 2 : 1)
 flashrnn_choose(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
+  const Params params{PARAMETER_NAMES};
   Cluster cluster{*shared_memory};
   const i64 sequence = blockIdx.x / RANKS, B = gridDim.x / RANKS;
+  const float* const settings = params.settings;
   const float temperature = settings[0], top_p = settings[1], least = settings[2], penalty = settings[3];
   const int rank = cluster_rank();
   auto at = [&](int i) { return (i * RANKS + rank) * THREADS + int(threadIdx.x); };
@@ -93,16 +95,16 @@ flashrnn_choose(PARAMETERS) {
 #pragma unroll
   for (int i = 0; i < ELEMENTS; i++) {
     logit[i] = 0;
-    if (at(i) >= C) continue;
-    float x = float(logits[sequence * stride + at(i)]);
-    if (seen && seen[sequence * C + at(i)]) x = x < 0 ? x * penalty : x / penalty;
+    if (at(i) >= params.C) continue;
+    float x = float(params.logits[sequence * params.stride + at(i)]);
+    if (params.seen && params.seen[sequence * params.C + at(i)]) x = x < 0 ? x * penalty : x / penalty;
     logit[i] = ordered(x), largest = fmaxf(largest, x);
   }
-  const int lowest_bit = seen ? 0 : LOWEST_BIT;
+  const int lowest_bit = params.seen ? 0 : LOWEST_BIT;
   u32 smallest = 1;
-  if (keys) {
+  if (params.keys) {
     largest = cluster.max(largest) / temperature;
-    if (top_k) smallest = weighty(cluster, logit, float(top_k), lowest_bit, [](int) { return 1.0f; });
+    if (params.top_k) smallest = weighty(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
     if (top_p < 1) {
       float weight[ELEMENTS], sum = 0;
 #pragma unroll
@@ -120,24 +122,24 @@ flashrnn_choose(PARAMETERS) {
   for (int i = 0; i < ELEMENTS; i++) {
     if (logit[i] < smallest) continue;
     float score = from_ordered(logit[i]);
-    if (keys) {
+    if (params.keys) {
       score /= temperature;
       if (score < largest + least) continue;
-      score = score_of_draw(score, keys[sequence], at(i));
+      score = score_of_draw(score, params.keys[sequence], at(i));
     }
     best = max(best, ordered(score, at(i)));
   }
   best = cluster.max(best);
   const u32 token = u32(~best);
   if (rank == 0 && threadIdx.x == 0) {
-    chosen[sequence] = token;
-    if (history) history[*cursor * B + sequence] = token;
-    if (keys) keys[sequence] += NEXT_KEY;
-    if (seen) seen[sequence * C + token] = 1;
+    params.chosen[sequence] = token;
+    if (params.history) params.history[*params.cursor * B + sequence] = token;
+    if (params.keys) params.keys[sequence] += NEXT_KEY;
+    if (params.seen) params.seen[sequence * params.C + token] = 1;
   }
   cluster_sync();  // no block ends while others read its memory
-  if (last_of_grid(counter) && threadIdx.x == 0) {
-    *counter = 0;
-    if (history) ++*cursor;
+  if (last_of_grid(params.counter) && threadIdx.x == 0) {
+    *params.counter = 0;
+    if (params.history) ++*params.cursor;
   }
 }

@@ -97,6 +97,11 @@ struct Choice {
   i64 *history, *cursor;  // the chosen tokens are row *cursor of the history; it moves on
   u32* keys;              // they move on
   const float* temperature;
+  u32* counters;
+  i64 B;
+  DEVICE explicit Choice(const Params& params)
+      : logits(params.logits), best(params.best), chosen(params.chosen), history(params.history), cursor(params.cursor),
+        keys(params.keys), temperature(params.temperature), counters(params.counters), B(params.B) {}
 
   // Returns a class's place among those of the sequence: the largest is chosen.
   DEVICE u64 rate(int sequence, int row, float sum) const {
@@ -114,7 +119,7 @@ struct Choice {
     if (threadIdx.x % LANES == 0 && largest) raise_to(best + sequence, largest);  // 0: a sequence beyond the batch
   }
   // Called at the end; the last block of the grid goes on. `before` is in shared memory.
-  DEVICE void finish(i64 B, u32* counters, u32& before) const {
+  DEVICE void finish(u32& before) const {
     if (!CountingBarrier::is_last(counters + 1, before)) return;
     for (int sequence = threadIdx.x; chosen && sequence < B; sequence += THREADS) {
       chosen[sequence] = u32(~best[sequence]);

@@ -58,29 +58,24 @@ struct Step {
   const Model& model;
   Weights& weights;
   CountingBarrier& grid;
-  const scalar* embedding;
-  const i64* tokens;
-  float *residual, *hidden_state;
-  scalar* hidden;
-  float* partials;  // as in `UnitReductions`
-  const i64 B;
+  const Params params;
   const int unit_tiles;  // of this block
 
   // Calls f(row, sequence, valid), row an empty Row or Part: what the warp normalizes.
   template <class F>
   DEVICE void with_row(F f) const {
-    if (B == 1) f(Part(), 0, true);
-    else f(Row(), warp_sequence(), warp_sequence() < B);
+    if (params.B == 1) f(Part(), 0, true);
+    else f(Row(), warp_sequence(), warp_sequence() < params.B);
   }
   // The residual stream before a block.
   template <class R>
   DEVICE void load_stream(R& row, int block, int sequence) const {
-    if (block == 0) row.load(embedding + tokens[sequence] * WIDTH);
-    else load_exchanged(row, residual + sequence * WIDTH);
+    if (block == 0) row.load(params.embedding + params.tokens[sequence] * WIDTH);
+    else load_exchanged(row, params.residual + sequence * WIDTH);
   }
   DEVICE void load_normalized(Operand& operand) const {
     sync();
-    load_operand(operand, VECTORS, B, [&](int sequence, int at) {
+    load_operand(operand, VECTORS, params.B, [&](int sequence, int at) {
       return *reinterpret_cast<const uint4*>(&shared.operand[sequence * OPERAND_STRIDE + at]);
     });
   }
@@ -118,20 +113,20 @@ struct Step {
     const scalar* bias = model.at(block, BIAS);
     const int sequence = warp_sequence();
     float old[STATES][1] = {}, b[GATES];
-    if (sequence < B)
+    if (sequence < params.B)
 #pragma unroll
-      for (int k = 0; k < STATES; k++) old[k][0] = state[(k * B + sequence) * WIDTH + unit];
+      for (int k = 0; k < STATES; k++) old[k][0] = state[(k * params.B + sequence) * WIDTH + unit];
 #pragma unroll
     for (int j = 0; j < GATES; j++) b[j] = float(bias[j * WIDTH + unit]);
     const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), unit0, WIDTH, GI * WIDTH);
     Sums c[STORED] = {};
-    add_recurrent(weights, state, unit0, B, c);  // before the residual stream arrives
+    add_recurrent(weights, state, unit0, params.B, c);  // before the residual stream arrives
     if (i == 0) begin(operand, block, model.at(block, MIXER_NORM));
     add_input(weights, scales, [&](int, int i) -> const Vectors& { return operand[i]; }, c);
 #pragma unroll
     for (int j = 0; j < STORED; j++) store_sums(shared, j, c[j]);
     sync();
-    if (!REDUCES && sequence >= B) return;
+    if (!REDUCES && sequence >= params.B) return;
     // Lane 8 j + r sums product j of unit r; then all lanes of a unit compute the cell.
     float sums[TILES / 4], g[GATES][1], fresh[STATES][1];
 #pragma unroll
@@ -141,11 +136,11 @@ struct Step {
       const int k = STORED_OF[j];
       g[j][0] = b[j] + (k < 0 ? 0 : __shfl_sync(0xffffffffu, sums[max(k, 0) / 4], max(k, 0) % 4 * 8 + lane % 8));
     }
-    compute_cells(g, old, fresh, UnitReductions<1, 8>{grid, partials, B, lane == 0, unit0 / 8, sequence});
-    if (lane >= 8 || sequence >= B) return;
-    hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0][0]));
+    compute_cells(g, old, fresh, UnitReductions<1, 8>{grid, params.partials, params.B, lane == 0, unit0 / 8, sequence});
+    if (lane >= 8 || sequence >= params.B) return;
+    params.hidden_state[sequence * WIDTH + unit] = float(scalar(fresh[0][0]));
 #pragma unroll
-    for (int k = 1; k < STATES; k++) state[(k * B + sequence) * WIDTH + unit] = fresh[k][0];
+    for (int k = 1; k < STATES; k++) state[(k * params.B + sequence) * WIDTH + unit] = fresh[k][0];
   }
 
   // Second phase: x + norm(h), and the hidden layer of the MLP.
@@ -158,7 +153,7 @@ struct Step {
       if (!valid) return;
       if (unit_tiles > 0) x.load(shared.stream[sequence]);
       else load_stream(x, block, sequence);
-      load_exchanged(h, hidden_state + sequence * WIDTH);
+      load_exchanged(h, params.hidden_state + sequence * WIDTH);
       h.template normalize<D>(Join{shared.moments[0]});
       h.multiply_by(head_weight);
       x.add(h);
@@ -171,8 +166,8 @@ struct Step {
       x.store(&shared.operand[sequence * OPERAND_STRIDE]);
     });
     load_normalized(operand);
-    multiply_rows<HIDDEN>(shared, weights, operand, model.at<const float>(block, UP_SCALE), B, [&](int row, float sum) {
-      if (row < HIDDEN) hidden[warp_sequence() * HIDDEN + row] = scalar(gelu(sum));
+    multiply_rows<HIDDEN>(shared, weights, operand, model.at<const float>(block, UP_SCALE), params.B, [&](int row, float sum) {
+      if (row < HIDDEN) params.hidden[warp_sequence() * HIDDEN + row] = scalar(gelu(sum));
     });
   }
 
@@ -189,9 +184,9 @@ struct Step {
         Operand slices[SLICES_AT_ONCE];
 #pragma unroll
         for (int k = 0; k < SLICES_AT_ONCE; k++)
-          load_operand(slices[k], VECTORS, B, [&](int sequence, int at) {
+          load_operand(slices[k], VECTORS, params.B, [&](int sequence, int at) {
             const int slice = min(first + k, SLICES - 1);
-            return load_exchanged(reinterpret_cast<const uint4*>(hidden + sequence * HIDDEN + slice * WIDTH + at), true);
+            return load_exchanged(reinterpret_cast<const uint4*>(params.hidden + sequence * HIDDEN + slice * WIDTH + at), true);
           });
         weights.multiply<SLICES_AT_ONCE>([&](auto k) -> Sums& { return c[k]; },
                                          [&](auto k, int i) -> const Vectors& { return slices[k][i]; }, VECTORS, SLICES - first);
@@ -205,44 +200,44 @@ struct Step {
       store_sums(shared, 0, c[0]);
       sync();
       const int lane = threadIdx.x % 32, sequence = warp_sequence();
-      if (lane >= 8 || sequence >= B) continue;
-      residual[sequence * WIDTH + tile * 8 + lane] = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, lane);
+      if (lane >= 8 || sequence >= params.B) continue;
+      params.residual[sequence * WIDTH + tile * 8 + lane] = shared.residual[sequence][place * 8 + lane] + sum_of_warps(shared, 0, lane);
     }
     grid.arrive(UNIT_BLOCKS);
   }
 };
 
-// PARAMETERS: types and shapes are in step.py. tokens, at most SEQS of them -> logits and chosen tokens, as `Choice` has them.
+// Params: types and shapes are in step.py. tokens, at most SEQS of them -> logits and chosen tokens, as `Choice` has them.
 // table: as in `Model`. residual, hidden_state and hidden: as in `Step`. counters are zero before and after.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
 flashrnn_step(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
   Shared& shared = *shared_memory;
-  begin(shared, table);
-  const Model model{base, shared.table};
+  const Params params{PARAMETER_NAMES};
+  begin(shared, params.table);
+  const Model model{params.base, shared.table};
   if (is_copying()) {
-    if (threadIdx.x < THREADS + 8) Copies(model, head, shared.chunks, shared.slots).run();
+    if (threadIdx.x < THREADS + 8) Copies(model, params.head, shared.chunks, shared.slots).run();
     return;
   }
   Weights weights(shared.chunks, shared.slots);
-  CountingBarrier grid(counters);
-  Step step{shared, model, weights, grid, embedding, tokens, residual, hidden_state, hidden, partials, B,
-            tiles_from(first_unit_tile(), UNIT_TILES)};
+  CountingBarrier grid(params.counters);
+  Step step{shared, model, weights, grid, params, tiles_from(first_unit_tile(), UNIT_TILES)};
 #pragma unroll 1
   for (int block = 0; block < BLOCKS; block++) {
     step.compute_h(block);
     step.compute_hidden(block);
     grid.arrive();
-    store_h(model.at<float>(block, STATE), hidden_state, B);
+    store_h(model.at<float>(block, STATE), params.hidden_state, params.B);
     step.compute_stream(block);
   }
   Operand operand;
-  step.begin(operand, BLOCKS, norm);
-  const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
+  step.begin(operand, BLOCKS, params.norm);
+  const Choice choice(params);
   u64 largest = 0;
-  multiply_rows<CLASSES>(shared, weights, operand, head_scale, B, [&](int row, float sum) {
+  multiply_rows<CLASSES>(shared, weights, operand, params.head_scale, params.B, [&](int row, float sum) {
     if (row < CLASSES) largest = max(largest, choice.rate(warp_sequence(), row, sum));
   });
-  if (warp_sequence() < B) choice.raise<32>(warp_sequence(), largest);
-  choice.finish(B, counters, shared.before);
+  if (warp_sequence() < params.B) choice.raise<32>(warp_sequence(), largest);
+  choice.finish(shared.before);
 }

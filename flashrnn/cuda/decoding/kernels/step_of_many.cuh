@@ -31,13 +31,13 @@ template <int K>
 DEVICE void add_parts(Shared& shared, const Sums (&c)[K], float (&results)[K][VALUES]) {
   const int lane = threadIdx.x % 32;
   auto& of_tile = shared.sums[seq_tile()];
-  auto meet = [] { named_barrier<32 * PARTS>(2 + seq_tile()); };
-  meet();  // all have read the previous sums
+  auto barrier = [] { named_barrier<32 * PARTS>(2 + seq_tile()); };
+  barrier();  // all have read the previous sums
 #pragma unroll
   for (int k = 0; k < K; k++)
 #pragma unroll
     for (int i = 0; i < 4; i++) of_tile[part()][k][i][lane] = c[k][0][0][i];
-  meet();
+  barrier();
 #pragma unroll
   for (int k = 0; k < K; k++)
 #pragma unroll
@@ -86,12 +86,7 @@ struct Step {
   const Model& model;
   Weights& weights;
   CountingBarrier& grid;
-  scalar* normalized;
-  float* hidden_state;
-  scalar* hidden;
-  float* parts;
-  float* partials;  // as in `UnitReductions`
-  const i64 B;
+  const Params params;
   u32 parity = 0;  // of the copies of operands
 
   DEVICE static int row_block() { return GRID - 1 - blockIdx.x; }  // blocks without units come first
@@ -107,20 +102,20 @@ struct Step {
 #pragma unroll 1
     for (int n = 0; n < STREAM_ROWS; n++) {
       const int row = row_block() + n * ROW_BLOCKS;
-      if (row >= B) break;
+      if (row >= params.B) break;
       Part x;
       f(x, row, n);
       x.store(shared.stream[n]);
       x.normalize<WIDTH>(Join{shared.moments[n % 2][1]});
       x.multiply_by(weight);
-      x.store(normalized + row * OPERAND_STRIDE);
+      x.store(params.normalized + row * OPERAND_STRIDE);
     }
     grid.arrive(ROW_BLOCKS);
   }
   DEVICE static bool has_rows() { return row_block() < ROW_BLOCKS; }
 
-  DEVICE void begin(const scalar* embedding, const i64* tokens) {
-    normalize_stream(model.at(0, MIXER_NORM), [&](Part& x, int row, int) { x.load(embedding + tokens[row] * WIDTH); });
+  DEVICE void begin() {
+    normalize_stream(model.at(0, MIXER_NORM), [&](Part& x, int row, int) { x.load(params.embedding + params.tokens[row] * WIDTH); });
   }
 
   // Copies rows [B, OPERAND_STRIDE] of the operand, when they are there. Copies to shared memory take a third of the time of
@@ -131,7 +126,7 @@ struct Step {
       copies_after_stores();
 #pragma unroll
       for (int m = 0; m < SEQ_TILES; m++) {
-        const u32 barrier = shared_address(shared.arrived + m), count = min(max(int(B) - m * 16, 0), 16);
+        const u32 barrier = shared_address(shared.arrived + m), count = min(max(int(params.B) - m * 16, 0), 16);
         barrier_expect(barrier, count * sizeof(shared.operand[0]));
         if (count) copy_bulk(shared_address(shared.operand[m * 16]), rows + m * 16 * OPERAND_STRIDE, count * sizeof(shared.operand[0]), barrier);
       }
@@ -157,14 +152,14 @@ struct Step {
     for (int v = 0; v < VALUES; v++) {
       const int unit = tile * 8 + column(v);
 #pragma unroll
-      for (int k = 0; k < STATES; k++) old[k][v] = row < B ? state[(k * B + row) * WIDTH + unit] : 0;
+      for (int k = 0; k < STATES; k++) old[k][v] = row < params.B ? state[(k * params.B + row) * WIDTH + unit] : 0;
 #pragma unroll
       for (int j = 0; j < GATES; j++) g[j][v] = float(bias[j * WIDTH + unit]);
     }
     const Scales<GI> scales(model.at<const float>(block, GATE_SCALE), tile * 8, WIDTH, GI * WIDTH);
     Sums c[STORED] = {};
-    add_recurrent(weights, state, tile * 8, B, c);  // before the input arrives
-    if (tile == first_unit_tile()) load(normalized);
+    add_recurrent(weights, state, tile * 8, params.B, c);  // before the input arrives
+    if (tile == first_unit_tile()) load(params.normalized);
     add_input(weights, scales, VectorsOf{shared}, c);
     float sums[STORED][VALUES];
     add_parts(shared, c, sums);
@@ -175,14 +170,14 @@ struct Step {
         if (STORED_OF[j] >= 0) g[j][v] += sums[max(STORED_OF[j], 0)][v];
     using Units = UnitReductions<VALUES, 4>;
     const int contribution = tile * Units::OF_TILE + part() % Units::OF_TILE;
-    compute_cells(g, old, fresh, Units{grid, partials, B, threadIdx.x % 4 == 0, contribution, row});
-    if (row >= B) return;
+    compute_cells(g, old, fresh, Units{grid, params.partials, params.B, threadIdx.x % 4 == 0, contribution, row});
+    if (row >= params.B) return;
 #pragma unroll
     for (int v = 0; v < VALUES; v++) {
       const int unit = tile * 8 + column(v);
-      hidden_state[row * WIDTH + unit] = float(scalar(fresh[0][v]));
+      params.hidden_state[row * WIDTH + unit] = float(scalar(fresh[0][v]));
 #pragma unroll
-      for (int k = 1; k < STATES; k++) state[(k * B + row) * WIDTH + unit] = fresh[k][v];
+      for (int k = 1; k < STATES; k++) state[(k * params.B + row) * WIDTH + unit] = fresh[k][v];
     }
   }
 
@@ -191,7 +186,7 @@ struct Step {
     if (has_rows()) head_weight.load(model.at(block, HEAD_NORM));
     normalize_stream(model.at(block, MLP_NORM), [&](Part& x, int row, int n) {
       Part h;
-      load_exchanged(h, hidden_state + row * WIDTH);
+      load_exchanged(h, params.hidden_state + row * WIDTH);
       x.load(shared.stream[n]);
       h.normalize<D>(Join{shared.moments[n % 2][0]});
       h.multiply_by(head_weight);
@@ -201,21 +196,21 @@ struct Step {
 
   DEVICE void compute_hidden(int block) {
     if (blockIdx.x >= HIDDEN_BLOCKS) return grid.pass(HIDDEN_BLOCKS);
-    load(normalized);
+    load(params.normalized);
     multiply_rows<HIDDEN, GRID>(shared, weights, blockIdx.x, model.at<const float>(block, UP_SCALE), [&](int at, int, float sum) {
-      if (at >= HIDDEN || sequence() >= B) return;
-      hidden[(at / WIDTH * B + sequence()) * OPERAND_STRIDE + at % WIDTH] = scalar(gelu(sum));
+      if (at >= HIDDEN || sequence() >= params.B) return;
+      params.hidden[(at / WIDTH * params.B + sequence()) * OPERAND_STRIDE + at % WIDTH] = scalar(gelu(sum));
     });
     grid.arrive(HIDDEN_BLOCKS);
   }
 
   DEVICE void compute_parts(int block) {
     if (blockIdx.x >= OUTPUT_BLOCKS) return grid.pass(OUTPUT_BLOCKS);
-    load(hidden + output_slice() * B * OPERAND_STRIDE);
+    load(params.hidden + output_slice() * params.B * OPERAND_STRIDE);
     const float* scales = model.at<const float>(block, DOWN_SCALE);
-    float* part = parts + (output_slice() * B + sequence()) * WIDTH;
+    float* part = params.parts + (output_slice() * params.B + sequence()) * WIDTH;
     multiply_rows<WIDTH, OUTPUT_STEP>(shared, weights, first_output_tile(), scales, [&](int at, int, float sum) {
-      if (at < WIDTH && sequence() < B) part[at] = sum;
+      if (at < WIDTH && sequence() < params.B) part[at] = sum;
     });
     grid.arrive(OUTPUT_BLOCKS);
   }
@@ -225,7 +220,7 @@ struct Step {
     normalize_stream(norm, [&](Part& x, int row, int n) {
       Part part[SLICES];
 #pragma unroll
-      for (int k = 0; k < SLICES; k++) load_exchanged(part[k], parts + (k * B + row) * WIDTH);
+      for (int k = 0; k < SLICES; k++) load_exchanged(part[k], params.parts + (k * params.B + row) * WIDTH);
       x.load(shared.stream[n]);
 #pragma unroll
       for (int k = 0; k < SLICES; k++) x.add(part[k]);
@@ -233,39 +228,40 @@ struct Step {
   }
 };
 
-// PARAMETERS: as those of step.cuh. normalized, hidden_state, hidden and parts: as in `Step`.
+// Params: as those of step.cuh. normalized, hidden_state, hidden and parts: as in `Step`.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
 flashrnn_step_of_many(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
   Shared& shared = *shared_memory;
   if (threadIdx.x == 0)
     for (int m = 0; m < SEQ_TILES; m++) barrier_init(shared_address(shared.arrived + m));
-  begin(shared, table);
-  const Model model{base, shared.table};
+  const Params params{PARAMETER_NAMES};
+  begin(shared, params.table);
+  const Model model{params.base, shared.table};
   if (is_copying()) {
-    if (threadIdx.x < THREADS + 8) Copies(model, head, shared.chunks, shared.slots).run();
+    if (threadIdx.x < THREADS + 8) Copies(model, params.head, shared.chunks, shared.slots).run();
     return;
   }
   Weights weights(shared.chunks, shared.slots);
-  CountingBarrier grid(counters);
-  Step step{shared, model, weights, grid, normalized, hidden_state, hidden, parts, partials, B};
+  CountingBarrier grid(params.counters);
+  Step step{shared, model, weights, grid, params};
 
-  step.begin(embedding, tokens);
+  step.begin();
 #pragma unroll 1
   for (int block = 0; block < BLOCKS; block++) {
     step.compute_h(block);
     step.add_h(block);
     step.compute_hidden(block);
-    store_h(model.at<float>(block, STATE), hidden_state, B);
+    store_h(model.at<float>(block, STATE), params.hidden_state, params.B);
     step.compute_parts(block);
-    step.add_mlp(block + 1 < BLOCKS ? model.at(block + 1, MIXER_NORM) : norm);
+    step.add_mlp(block + 1 < BLOCKS ? model.at(block + 1, MIXER_NORM) : params.norm);
   }
-  step.load(normalized);
-  const Choice choice{logits, best, chosen, history, cursor, keys, temperature};
+  step.load(params.normalized);
+  const Choice choice(params);
   u64 largest = 0;
-  multiply_rows<CLASSES, GRID>(shared, weights, blockIdx.x, head_scale, [&](int row, int, float sum) {
-    if (row < CLASSES && sequence() < B) largest = max(largest, choice.rate(sequence(), row, sum));
+  multiply_rows<CLASSES, GRID>(shared, weights, blockIdx.x, params.head_scale, [&](int row, int, float sum) {
+    if (row < CLASSES && sequence() < params.B) largest = max(largest, choice.rate(sequence(), row, sum));
   });
   choice.raise<4>(sequence(), largest);
-  choice.finish(B, counters, shared.before);
+  choice.finish(shared.before);
 }

@@ -96,46 +96,61 @@ DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g
   }
 }
 
-// Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
-// gradients of its gates, and their product with R for the step before it. `stage` holds the step's inputs.
-DEVICE void step_backward(int step, int& stage, int steps, const SharedMemory& shared, const Weights& weights,
-                          const LaneCells& cells, CarriedCells& carried, const Resets& resets, StepInputs& inputs,
-                          AuxGradients& aux_gradients,
-                          StoredCells (&d_gate)[GATES], Results& results, const u32 (&gate_operand)[PAIRS],
-                          const Exchange& exchange, const UnitReductions& units, const StepStrides& strides,
-                          const ThreadCoord& coord) {
-  const int t = steps - 1 - step;
-  const char* tile = shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
-  constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether sums are there before the inputs are read
-  float c[1][BATCH_TILES][4] = {}, sums[CELLS];
-  multiply(c, step - 1, weights, shared.operand, coord);
-  if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
-  aux_gradients.load(t - 1, cells.valid);
-  StepCells read;
-  read.read(tile, shared.constants, carried.first_h, t == 0, coord);
-  resets.masks(read.masks, t);
-  results.store(d_gate, strides);
-  inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
-  if constexpr (REDUCES) read.read_statistics(tile, coord);
+// The loop: what its steps work on, which are variables of the kernel.
+struct Loop {
+  const Params params;
+  const SharedMemory& shared;
+  const ThreadCoord& coord;
+  const Exchange& exchange;
+  const UnitReductions& units;
+  const Weights& weights;
+  const LaneCells& cells;
+  const Resets& resets;
+  const u32 (&gate_operand)[PAIRS];  // where the gradients of the lane's gates go in shared memory
+  CarriedCells& carried;
+  StepInputs& inputs;
+  AuxGradients& aux_gradients;
+  StoredCells (&d_gate)[GATES];
+  Results& results;
+  const int steps;
+  int stage = 0;  // that has the step's inputs
 
-  auto from_next = [&](float (&d_h)[CELLS]) {
-    if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
-#pragma unroll
-    for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
-  };
-  float d_g[GATES][CELLS];
-  step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
+  // Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
+  // gradients of its gates, and their product with R for the step before it.
+  DEVICE void step_backward(int step) {
+    const int t = steps - 1 - step;
+    const char* tile = shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
+    constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether sums are there before the inputs are read
+    float c[1][BATCH_TILES][4] = {}, sums[CELLS];
+    multiply(c, step - 1, weights, shared.operand, coord);
+    if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
+    aux_gradients.load(t - 1, cells.valid);
+    StepCells read;
+    read.read(tile, shared.constants, carried.first_h, t == 0, coord);
+    resets.masks(read.masks, t);
+    results.store(d_gate, params);
+    inputs.load(t - (STAGES - 1), stage == 0 ? STAGES - 1 : stage - 1);
+    if constexpr (REDUCES) read.read_statistics(tile, coord);
 
-  if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
-  store_gate_operands(d_gate, d_g, gate_operand, (step & 1) * GATE_BYTES, coord);
+    auto from_next = [&](float (&d_h)[CELLS]) {
+      if constexpr (!EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
 #pragma unroll
-  for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
-  copy_wait<STAGES - 2>();
-  if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used());
-  __syncthreads();
-  if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.operand, exchange, coord);
-  stage = stage + 1 == STAGES ? 0 : stage + 1;
-}
+      for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
+    };
+    float d_g[GATES][CELLS];
+    step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
+
+    if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
+    store_gate_operands(d_gate, d_g, gate_operand, (step & 1) * GATE_BYTES, coord);
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+    copy_wait<STAGES - 2>();
+    if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used());
+    __syncthreads();
+    if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.operand, exchange, coord);
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+};
 
 // In a grid, clears what this block exchanges with others, who wait for it in wait_for_group.
 DEVICE void arrive_at_grid(const Exchange& exchange, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier,
@@ -174,7 +189,15 @@ DEVICE void for_each_step(int steps, u32* progress, Resets& resets, const Step& 
   }
 }
 
-// PARAMETERS as of flashrnn_forward, and: first_aux, the initial states as in aux; d_h and, with HAS_D_AUX, d_aux_0 and so on of
+// Lets a head that goes through time backwards begin with its last step, where the backward ends.
+DEVICE void begin_at_last_step(Params& params) {
+  const i64 last_row = (params.T - 1) * params.row_t;
+  params.gates += last_row * HEADS * HEAD_NUMBERS, params.d_h += last_row * ROW, params.h += last_row * ROW;
+  params.aux += last_row * ROW, params.d_x += last_row * GI * ROW, params.d_u += last_row * GU * ROW;
+  reverse_strides(params);
+}
+
+// Params as of flashrnn_forward, and: first_aux, the initial states as in aux; d_h and, with HAS_D_AUX, d_aux_0 and so on of
 // the other states (null: zero), d_last (null: zero) -> d_x, which with GATES_IN_PIECES, but not GRID, may have the memory of
 // gates; d_u; d_bias [batch tiles, GATES, N, D]; d_initial.
 // With GRID, `workspace` has the partial sums of every group of the launch, and after them the words of their GridBarrier.
@@ -184,61 +207,52 @@ flashrnn_backward(PARAMETERS) {
   if (OVERLAPS) launch_dependents();
   extern __shared__ __align__(128) char memory[];
   const SharedMemory shared(memory);
-  const ThreadCoord coord(first_group, B, used_sequences);
-  const int steps = static_cast<int>(T);
-  StepStrides strides{x_step, h_step, aux_step, gates_step};
-  if (backwards(coord.head)) {
-    const i64 last_row = (T - 1) * row_t;
-    gates += last_row * HEADS * HEAD_NUMBERS, d_h += last_row * ROW, h += last_row * ROW, aux += last_row * ROW;
-    d_x += last_row * GI * ROW, d_u += last_row * GU * ROW;
-    row_t = -row_t, strides = reversed(strides);
-  }
-  const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, launch);
+  Params params{PARAMETER_NAMES};
+  const ThreadCoord coord(params);
+  const int steps = static_cast<int>(params.T);
+  if (backwards(coord.head)) begin_at_last_step(params);
+  const GridBarrier<BLOCKS> grid_barrier(params.workspace + gridDim.x / BLOCKS * GROUP_PARTIALS, params.launch);
   UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
-  const Exchange exchange(shared, workspace + blockIdx.x / BLOCKS * GROUP_PARTIALS);
+  const Exchange exchange(shared, params.workspace + blockIdx.x / BLOCKS * GROUP_PARTIALS);
 
   // Prologue: R, the gradients of the last states and the first inputs are loaded; then all blocks of the group are ready.
   if (GRID) arrive_at_grid(exchange, units, grid_barrier, coord);
   Weights weights;
-  load_weights(weights, shared.fragments, R, coord);
+  load_weights(weights, shared.fragments, params.R, coord);
   LaneCells cells;
   CarriedCells carried;
-  load_cells(cells, carried, initial, d_last, B, coord);
+  load_cells(cells, carried, params, coord);
   clear_operands(shared.operand, exchange.receive_buffer);
-#ifdef BIAS
-  load_constants(shared.constants, BIAS, coord);
-#endif
-  const StepRows step_rows{gates, d_h, h, aux, first_aux, B, T, row_b, row_t, strides};
-  StepInputs next_inputs(shared_address(shared.inputs) + coord.unit_tile * (INPUT_BYTES / UNIT_TILES), step_rows, coord);
+  load_constants(shared.constants, params, coord);
+  StepInputs next_inputs(shared_address(shared.inputs) + coord.unit_tile * (INPUT_BYTES / UNIT_TILES), params, coord);
   Resets of_cells;
-  of_cells.start(resets, T, cells, steps - 1, -WORD);
+  of_cells.start(params, cells, steps - 1, -WORD);
   next_inputs.load_first(steps);
   wait_for_group(shared, units, grid_barrier);
   StoredCells d_gate[GATES];
   Results results;
   u32 gate_operand[PAIRS];
-  results.start(d_x, d_u, row_b, row_t, T, cells);
+  results.start(params, cells);
   operand_addresses(gate_operand, shared_address(shared.operand), coord.rank * UNITS, coord);
-  const float* const d_aux[] = D_AUX_ARRAY;
-  AuxGradients aux_gradients(d_aux, row_b, (T - 1) * row_t, cells.element, cells.sequence, row_t * ROW * 4);
+  AuxGradients aux_gradients(params, cells);
   aux_gradients.load(steps - 1, cells.valid);
-  load_after(carried.after, aux, cells, (T - 1) * row_t, B * T, row_b);
+  load_after(carried.after, params, cells);
 
-  int stage = 0;
-  for_each_step(steps, progress, of_cells, [&](int step) {
-    step_backward(step, stage, steps, shared, weights, cells, carried, of_cells, next_inputs, aux_gradients, d_gate, results,
-                  gate_operand, exchange, units, strides, coord);
+  Loop loop{params,  shared,  coord,       exchange,      units,  weights, cells, of_cells, gate_operand,
+            carried, next_inputs, aux_gradients, d_gate, results, steps};
+  for_each_step(steps, params.progress, of_cells, [&](int step) {
+    loop.step_backward(step);
     ++units.step;
   });
 
   // Epilogue: the last results, the gradients of the initial states and of the biases; no block ends while others may still send
   // to it.
-  results.store(d_gate, strides);
+  results.store(d_gate, params);
   float d_first[CELLS], c[1][BATCH_TILES][4] = {};
   multiply(c, steps - 1, weights, shared.operand, coord);
   recurrent_gradient(d_first, steps - 1, c, exchange, coord);
-  store_d_initial(d_initial, carried, d_first, cells, B);
-  sum_biases(d_bias, carried.d_b, reinterpret_cast<float*>(memory), coord);
+  store_d_initial(params, carried, d_first, cells);
+  sum_biases(params.d_bias, carried.d_b, reinterpret_cast<float*>(memory), coord);
   if constexpr (CLUSTERED) cluster_sync();
   if (GRID) grid_barrier.reset();
 }

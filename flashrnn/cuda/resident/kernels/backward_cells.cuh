@@ -1,6 +1,7 @@
 // The lane's cells in the backward: the gradients of their states after the loop, a step, and its results.
 #pragma once
 #include "resident/kernels/backward_inputs.cuh"
+#include "resident/kernels/grid_reductions.cuh"
 
 // What a lane carries from step to step of its cells.
 struct CarriedCells {
@@ -13,28 +14,29 @@ struct CarriedCells {
 
 // Locates the lane's cells, and loads the gradients of their last states and, where the cell's gradient needs it, h before
 // the first step.
-DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const float* initial, const float* d_last, i64 B,
-                       const ThreadCoord& coord) {
+DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& params, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     cells.sequence[q] = coord.of_batch(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     carried.carry_next[q] = true;
     cells.element[q] = coord.head * D + coord.unit(q);
-    carried.first_h[q] = USES_H && cells.valid[q] ? float(scalar(initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
+    carried.first_h[q] = USES_H && cells.valid[q] ? float(scalar(params.initial[cells.sequence[q] * ROW + cells.element[q]])) : 0;
 #pragma unroll
-    for (int i = 0; i < STATES; i++) carried.d_state[i][q] = cells.valid[q] && d_last ? d_last[cells.state_index(i, q, B)] : 0;
+    for (int i = 0; i < STATES; i++)
+      carried.d_state[i][q] = cells.valid[q] && params.d_last ? params.d_last[cells.state_index(i, q, params.B)] : 0;
   }
 }
 
 // Loads the states after the last step of which the backward takes those after every step.
-DEVICE void load_after(float (&after)[STATES][CELLS], const aux_number* aux, const LaneCells& cells, i64 last_row, i64 rows, i64 row_b) {
+DEVICE void load_after(float (&after)[STATES][CELLS], const Params& params, const LaneCells& cells) {
+  const i64 last_row = (params.T - 1) * params.row_t, rows = params.B * params.T;
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 1; i < STATES; i++)
       if (AFTER_OF[i] >= 0)
-        after[i][q] = cells.valid[q] ? float(aux[((i - 1) * rows + cells.sequence[q] * row_b + last_row) * ROW + cells.element[q]]) : 0;
+        after[i][q] = cells.valid[q] ? float(params.aux[((i - 1) * rows + cells.sequence[q] * params.row_b + last_row) * ROW + cells.element[q]]) : 0;
 }
 
 // Computes the gradients of a step's gates, and from those of the states after it those of the states before it. `from_next`
@@ -125,22 +127,22 @@ DEVICE void step_cells_back(float (&d_g_all)[GATES][CELLS], CarriedCells& carrie
 struct Results {
   scalar *x_to[PAIRS], *u_to[PAIRS];
   bool to_store[CELLS] = {};  // none before the first step
-  DEVICE void start(scalar* d_x, scalar* d_u, i64 row_b, i64 row_t, i64 T, const LaneCells& cells) {
+  DEVICE void start(const Params& params, const LaneCells& cells) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
-      i64 row = cells.sequence[p * PAIR] * row_b + T * row_t;  // one step after the last
-      x_to[p] = d_x + row * GI * ROW + cells.element[p * PAIR], u_to[p] = d_u + row * GU * ROW + cells.element[p * PAIR];
+      i64 row = cells.sequence[p * PAIR] * params.row_b + params.T * params.row_t;  // one step after the last
+      x_to[p] = params.d_x + row * GI * ROW + cells.element[p * PAIR], u_to[p] = params.d_u + row * GU * ROW + cells.element[p * PAIR];
       asm_fence(x_to[p]), asm_fence(u_to[p]);
     }
   }
-  DEVICE void store(const StoredCells (&d_gate)[GATES], const StepStrides& strides) {
+  DEVICE void store(const StoredCells (&d_gate)[GATES], const Params& params) {
 #pragma unroll
     for (int j = 0; j < GATES; j++) {
       if (INPUT_OF[j] >= 0) d_gate[j].store_global(x_to, INPUT_OF[j] * ROW, to_store);
       else if (RECURRENT_OF[j] >= 0) d_gate[j].store_global(u_to, RECURRENT_ONLY_OF[j] * ROW, to_store);
     }
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++) advance(x_to[p], -strides.x), advance(u_to[p], -GU * strides.h);
+    for (int p = 0; p < PAIRS; p++) advance(x_to[p], -params.x_step), advance(u_to[p], -GU * params.h_step);
   }
 };
 
@@ -178,12 +180,12 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
 }
 
 // Stores the gradients of the initial states, after adding to that of h what it gets through R from the first step.
-DEVICE void store_d_initial(float* d_initial, CarriedCells& carried, const float (&d_first)[CELLS], const LaneCells& cells, i64 B) {
+DEVICE void store_d_initial(const Params& params, CarriedCells& carried, const float (&d_first)[CELLS], const LaneCells& cells) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) carried.d_state[0][q] += carried.carry_next[q] ? d_first[q] : 0;
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++)
-      if (cells.valid[q]) d_initial[cells.state_index(i, q, B)] = carried.d_state[i][q];
+      if (cells.valid[q]) params.d_initial[cells.state_index(i, q, params.B)] = carried.d_state[i][q];
 }

@@ -4,15 +4,8 @@
 #include "kernels/memory.cuh"
 #include "resident/kernels/backward_memory.cuh"
 
-// The tensors that are read at every step: row (n, t) of each is n * row_b + t * row_t.
-struct StepRows {
-  const gate* gates;
-  const scalar *d_h, *h;
-  const aux_number *aux, *first_aux;
-  i64 B, T, row_b, row_t;
-  StepStrides step;
-  DEVICE i64 last_row(i64 n, i64 back) const { return n * row_b + (T - 1 - back) * row_t; }
-};
+// Return the row of sequence n in the last step, or `back` steps before.
+DEVICE i64 last_row(const Params& params, i64 n, i64 back) { return n * params.row_b + (params.T - 1 - back) * params.row_t; }
 
 // Copies the statistics of every step that the backward needs, to [SEQS in tile_row order][NEEDED_FLOATS] for each unit tile.
 struct StatisticsLoader {
@@ -46,7 +39,7 @@ struct StatisticsLoader {
 // Copies gates, statistics, d_h, the other states before the step and, where the cell's gradient needs it, h before the step;
 // from the last step to the first.
 struct StepInputs {
-  const StepRows from;
+  const Params params;
   const ThreadCoord& coord;
   const u32 tile;
   const i64 head;
@@ -55,21 +48,23 @@ struct StepInputs {
   TileLoader<sizeof(aux_number), 1, 0> aux[STATES];
   StatisticsLoader statistics;
 
-  DEVICE StepInputs(u32 tile, const StepRows& from, const ThreadCoord& coord)
-      : from(from), coord(coord), tile(tile), head(coord.head * D) {
-    auto of_head = [&](i64 n) { return from.gates + from.last_row(n, 0) * HEADS * HEAD_NUMBERS + (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS); };
+  DEVICE StepInputs(u32 tile, const Params& params, const ThreadCoord& coord)
+      : params(params), coord(coord), tile(tile), head(coord.head * D) {
+    auto of_head = [&](i64 n) {
+      return params.gates + last_row(params, n, 0) * HEADS * HEAD_NUMBERS + (GATES_IN_PIECES ? head : coord.head * HEAD_NUMBERS);
+    };
     gates.start(tile, coord, of_head);
     if constexpr (STATISTICS_NEEDED > 0) statistics.start(tile + STATISTICS_TILE, coord, of_head);
-    d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return from.d_h + from.last_row(n, 0) * ROW + head; });
-    h.start(tile + H_TILE, coord, [&](i64 n) { return from.h + from.last_row(n, 1) * ROW + head; });
-    start_aux(from.T == 1);
+    d_h.start(tile + D_H_TILE, coord, [&](i64 n) { return params.d_h + last_row(params, n, 0) * ROW + head; });
+    h.start(tile + H_TILE, coord, [&](i64 n) { return params.h + last_row(params, n, 1) * ROW + head; });
+    start_aux(params.T == 1);
   }
   DEVICE void start_aux(bool first_step) {
 #pragma unroll
     for (int i = 0; i < STATES - 1; i++)
       aux[i].start(tile + AUX_TILE + i * STATE_ROW_BYTES, coord, [&](i64 n) {
-        const aux_number* before = from.aux + (i * from.B * from.T + from.last_row(n, 1)) * ROW;
-        return head + (first_step ? from.first_aux + (i * from.B + n) * ROW : before);
+        const aux_number* before = params.aux + (i * params.B * params.T + last_row(params, n, 1)) * ROW;
+        return head + (first_step ? params.first_aux + (i * params.B + n) * ROW : before);
       });
   }
   // Loads the first inputs of the loop, those of the last steps.
@@ -85,19 +80,19 @@ struct StepInputs {
   DEVICE void load(int t, int stage) {
     const bool exists = !IN_ROWS || t >= 0;
     if (IN_ROWS || t >= 0) {
-      gates.load(stage * INPUT_BYTES, -from.step.gates, exists);
-      if constexpr (STATISTICS_NEEDED > 0) statistics.load(stage * INPUT_BYTES, -from.step.gates, exists);
-      d_h.load(stage * INPUT_BYTES, -from.step.h, exists);
+      gates.load(stage * INPUT_BYTES, -params.gates_step, exists);
+      if constexpr (STATISTICS_NEEDED > 0) statistics.load(stage * INPUT_BYTES, -params.gates_step, exists);
+      d_h.load(stage * INPUT_BYTES, -params.h_step, exists);
       if (!IN_ROWS) to_first_step(t + 1);
 #pragma unroll
-      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -from.step.aux, exists);
-      if (USES_H && (IN_ROWS || t > 0)) h.load(stage * INPUT_BYTES, -from.step.h, !IN_ROWS || t > 0);
+      for (int i = 0; i < STATES - 1; i++) aux[i].load(stage * INPUT_BYTES, -params.aux_step, exists);
+      if (USES_H && (IN_ROWS || t > 0)) h.load(stage * INPUT_BYTES, -params.h_step, !IN_ROWS || t > 0);
     }
     copy_commit();
   }
   // Lets the copies after those of step t begin at the states before the first step, if they are of that step.
   DEVICE void to_first_step(int t) {
-    if (STATES > 1 && t == 1 && from.T > 1) start_aux(true);
+    if (STATES > 1 && t == 1 && params.T > 1) start_aux(true);
   }
 };
 
@@ -163,15 +158,13 @@ struct AuxGradients {
   const char* from[OTHERS][PAIRS];
   float values[OTHERS][CELLS], next[OTHERS][CELLS];
   i64 step;  // bytes from the step before
-  // d_aux[i]: null for zeros.
-  DEVICE AuxGradients(const float* const (&d_aux)[OTHERS], i64 row_b, i64 last_row, const i64 (&element)[CELLS],
-                     const int (&sequence)[CELLS], i64 step)
-      : step(step) {
+  DEVICE AuxGradients(const Params& params, const LaneCells& cells) : step(params.row_t * ROW * 4) {
+    const float* const d_aux[] = D_AUX_ARRAY;  // null for zeros
 #pragma unroll
     for (int i = 0; i < OTHERS; i++)
 #pragma unroll
       for (int p = 0; p < PAIRS; p++) {
-        const float* first = d_aux[i] + (sequence[p * PAIR] * row_b + last_row) * ROW + element[p * PAIR];
+        const float* first = d_aux[i] + last_row(params, cells.sequence[p * PAIR], 0) * ROW + cells.element[p * PAIR];
         from[i][p] = d_aux[i] ? reinterpret_cast<const char*>(first) : nullptr;
 #pragma unroll
         for (int q = 0; q < PAIR; q++) next[i][p * PAIR + q] = 0;

@@ -9,7 +9,7 @@ constexpr int PAIRS = CELLS / PAIR;
 
 // Whether new states and gradients are finite in cells that are none, which then need no masks: padding of the batch, and of the
 // head, but for steps that see other units of it.
-constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || SEQUENCES == SEQS)));
+constexpr bool FINITE = FINITE_AT_ZERO && (!REDUCES || (PADDED == D && CELL_SLICES == K_SLICES && (BLOCKS == 1 || !FEWER)));
 
 // Where the lane's cells are: a unit of a sequence each.
 struct LaneCells {
@@ -182,14 +182,14 @@ DEVICE void store_statistics(const StatisticCells& statistics, gate* const (&to)
 
 // The biases of gates that have nothing else, and are not stored: [CONSTANTS][UNITS] of the block in shared memory.
 constexpr int CONSTANTS = GATES - STORED, CONSTANT_BYTES = CONSTANTS * UNITS * 4;
-template <class Number>
-DEVICE void load_constants(float* constants, const Number* bias, const ThreadCoord& coord) {
+template <class P>  // Params: a backward without such gates has no biases
+DEVICE void load_constants(float* constants, const P& params, const ThreadCoord& coord) {
+  if constexpr (CONSTANTS > 0)
 #pragma unroll
-  for (int j = 0; j < GATES; j++)
-    if (CONSTANT_OF[j] >= 0)
-      for (int i = threadIdx.x; i < UNITS; i += THREADS) {
+    for (int j = 0; j < GATES; j++)
+      for (int i = threadIdx.x; CONSTANT_OF[j] >= 0 && i < UNITS; i += THREADS) {
         const int unit = coord.rank * UNITS + i;
-        constants[CONSTANT_OF[j] * UNITS + i] = unit < D ? float(bias[j * ROW + coord.head * D + unit]) : 0;
+        constants[CONSTANT_OF[j] * UNITS + i] = unit < D ? float(params.bias[j * ROW + coord.head * D + unit]) : 0;
       }
 }
 // Reads those of the lane's units.
@@ -213,9 +213,9 @@ struct Resets {
   const u32* words;  // [B][ceil(T / WORD)]
   u32 row[PAIRS], now[PAIRS], next[PAIRS];
   int last_word;
-  DEVICE void start(const u32* words_, i64 T, const LaneCells& cells, int t, int step) {
+  DEVICE void start(const Params& params, const LaneCells& cells, int t, int step) {
     if (!RESET) return;
-    words = words_, last_word = static_cast<int>((T - 1) / WORD);
+    words = params.resets, last_word = static_cast<int>((params.T - 1) / WORD);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) row[p] = cells.valid[p * PAIR] ? cells.sequence[p * PAIR] * (last_word + 1) : 0;
     load(t), move_on(t + step);

@@ -4,7 +4,12 @@
 // received for its own sequences. No barrier of a block is needed: who receives an exchange knows that all warps of the cluster have
 // read the one before, so that its buffer may be written again.
 #pragma once
-#include "resident/kernels/unit_reductions.cuh"
+#include "kernels/partial.cuh"
+#include "resident/kernels/cells.cuh"
+
+constexpr int HOLDERS = CELLS == 1 ? 2 : 1;          // warps of a unit tile that hold the same sequence's units
+constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
+constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 
 // Return the floats that a part takes: two, or whole vectors of four.
 constexpr int part_floats(int words) { return words <= 2 ? 2 : (words + 3) / 4 * 4; }
@@ -33,7 +38,7 @@ struct ClusterReductions {
                      float (&result)[SUMS + 2 * MOMENTS + MAXIMA][CELLS]) const {
     using Part = Partial<SUMS, MOMENTS, MAXIMA>;
     if (!coord.has_cells()) return;
-    if (threadIdx.x == 0) barrier_expect(barrier(buffer), BLOCKS * CONTRIBUTIONS * SEQUENCES * part_floats(Part::WORDS) * 4);
+    if (threadIdx.x == 0) barrier_expect(barrier(buffer), BLOCKS * CONTRIBUTIONS * coord.used() * part_floats(Part::WORDS) * 4);
     const u32 before = EXCHANGES > 1 ? received_before(NUMBER) : buffer * received_before(1);
     Part parts[PAIRS];
 #pragma unroll
@@ -94,7 +99,7 @@ struct ClusterReductions {
   // Sends the warp's part of a sequence to every eighth block, from the lane's quad on.
   template <class Part>
   DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
-    if (SEQUENCES < SEQS && sequence >= SEQUENCES) return;
+    if (FEWER && sequence >= (ANY_SEQUENCES ? coord.used() : SEQUENCES)) return;  // a constant for the compiler, at once
     constexpr int FLOATS = part_floats(Part::WORDS);
     const int contribution = coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
     const u32 place = shared_address(received) + before + ((coord.rank * CONTRIBUTIONS + contribution) * SEQUENCES + sequence) * FLOATS * 4;
@@ -114,7 +119,7 @@ struct ClusterReductions {
   template <class Part>
   DEVICE void total_received(Part& total, u32 before, int sequence) const {
     constexpr int FLOATS = part_floats(Part::WORDS), PARTS = BLOCKS * CONTRIBUTIONS;
-    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, SEQUENCES - 1) * FLOATS;
+    const float* parts = reinterpret_cast<const float*>(received + before) + min(sequence, coord.used() - 1) * FLOATS;
     load(total, parts);  // whose shifts and maxima all lanes take
 #pragma unroll
     for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;

@@ -124,14 +124,15 @@ DEVICE void add_rows(Sums& sums, const RowSource& source, Cursor at, int loads, 
   __syncthreads();
 }
 
-// PARAMETERS: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x, d_u
+// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x, d_u
 // and h may be swapped in memory: steps are row_t rows apart. Each of the loop's `producers` blocks adds one to the word in
 // `progress` of each finished chunk except the last.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];
-  const int steps = int(T), sequences = int(B);
-  const Rows rows{d_x, d_u, h, initial, reset, sequences, steps, int(row_t)};
+  const Params params{PARAMETER_NAMES};
+  const Rows rows(params);
+  const int steps = rows.steps;
   const u32 shared = shared_address(memory) + SAVED;
   float4* saved = reinterpret_cast<float4*>(memory);
 
@@ -142,13 +143,13 @@ flashrnn_concurrent_gradient(PARAMETERS) {
   for (int done = 0, chunk = 0, count; done < steps; done += count, chunk++) {
     count = chunk_steps(done, steps - done);
     if (done + count < steps) {
-      if (threadIdx.x == 0) await(progress + chunk, u32(producers));
+      if (threadIdx.x == 0) await(params.progress + chunk, u32(params.producers));
     } else {
       wait_for_primary();
       if (VECTOR * BYTES < 16) forget_cached();  // copies of 16 bytes bypass L1
     }
     __syncthreads();
-    const int loads = (count + CHUNK_UNIT - 1) / CHUNK_UNIT * ((sequences + TOGETHER - 1) / TOGETHER);
+    const int loads = (count + CHUNK_UNIT - 1) / CHUNK_UNIT * ((rows.sequences + TOGETHER - 1) / TOGETHER);
     for (int turn = 1;; turn++) {
       const RowSource source(rows, Tile(blockIdx.x * TILES + held));
       add_rows(sums, source, source.first(steps - done - CHUNK_UNIT), loads, shared);
@@ -158,6 +159,6 @@ flashrnn_concurrent_gradient(PARAMETERS) {
   }
   for (int turn = 0; turn < TILES; turn++) {
     if (turn > 0) sums.swap(saved), held ^= 1;
-    sums.store(d_R, Tile(blockIdx.x * TILES + held));
+    sums.store(params.d_R, Tile(blockIdx.x * TILES + held));
   }
 }

@@ -17,12 +17,12 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
 }
 
 // Stores h before the first step as the product's operand, and zeros into the other buffer, where padding stays zero.
-DEVICE void store_initial_h(char* operand, const float* initial, const u32* resets, i64 T, const ThreadCoord& coord) {
-  const i64 words = (T + WORD - 1) / WORD;
+DEVICE void store_initial_h(char* operand, const Params& params, const ThreadCoord& coord) {
+  const i64 words = (params.T + WORD - 1) / WORD;
   for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
-    const bool inside = k < D && coord.has_sequence(n) && !(RESET && resets[coord.of_batch(n) * words] & 1);
-    PairOf<float> pair{inside ? initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
+    const bool inside = k < D && coord.has_sequence(n) && !(RESET && params.resets[coord.of_batch(n) * words] & 1);
+    PairOf<float> pair{inside ? params.initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
     for (int split = 0; split < SPLITS; split++) {
       char* to = operand + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
       *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_split());
@@ -49,9 +49,10 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
 // Copies of x to shared memory, several steps ahead.
 struct InputLoader {
   TileLoader<BYTES, GI, ROW * BYTES> x;
-  DEVICE void start(const char* shared_inputs, const scalar* from, i64 row_b, const ThreadCoord& coord) {
+  DEVICE void start(const char* shared_inputs, const Params& params, const ThreadCoord& coord) {
     const u32 inputs = shared_address(shared_inputs);
-    x.start(inputs + coord.unit_tile * INPUT_TILE_BYTES, coord, [&](i64 n) { return from + n * row_b * GI * ROW + coord.head * D; });
+    x.start(inputs + coord.unit_tile * INPUT_TILE_BYTES, coord,
+            [&](i64 n) { return params.x + n * params.row_b * GI * ROW + coord.head * D; });
   }
   DEVICE void load_first(int steps, i64 x_step) {
 #pragma unroll
@@ -87,57 +88,70 @@ DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& share
   }
 }
 
-// One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
-// `stage` holds the step's inputs. `h_operand`: where the lane's h goes in shared memory, or in the send buffer.
-DEVICE void step_forward(int t, int& stage, int steps, const SharedMemory& shared, const Weights& weights, const LaneCells& cells,
-                         float (&s)[STATES][CELLS], const float (&b)[GATES][CELLS], float (&constants)[CONSTANTS + 1][PAIR],
-                         const Resets& resets, u32 (&carried)[PAIRS], InputLoader& loader,
-                         Results& results, const u32 (&h_operand)[PAIRS], const Ring& ring, const UnitReductions& units,
-                         const StepStrides& strides, const ThreadCoord& coord) {
-  const int next = t + 1 & 1;
-  const bool exchange = BLOCKS > 1 && t + 1 < steps;
-  if (GRID && exchange) ring.clear(t + 1);
-  if (CLUSTERED && exchange) expect_h(shared.barriers, next, coord);
+// The loop: what its steps work on, which are variables of the kernel.
+struct Loop {
+  const Params params;
+  const SharedMemory& shared;
+  const ThreadCoord& coord;
+  const Ring& ring;
+  const UnitReductions& units;
+  const Weights& weights;
+  const LaneCells& cells;
+  const Resets& resets;
+  const u32 (&h_operand)[PAIRS];  // where the lane's h goes in shared memory, or in the send buffer
+  CarriedCells& carried;
+  InputLoader& loader;
+  Results& results;
+  const int steps;
+  int stage = 0;  // that has the step's inputs
 
-  float c[GR][BATCH_TILES][4] = {};
-  begin_sums(c, b);
-  multiply(c, weights, shared_address(shared.operand), shared.barriers, t, coord);
-  float v[GI][CELLS];
-  u32 next_carried[PAIRS];
-  read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
-  resets.masks(next_carried, t + 1);
-  results.store(s, strides, coord);
-  auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, strides.x); };
-  if (!IN_ROWS) load_inputs();
+  // One time step: the product with h of the step before, the element-wise step, and h to all warps that need it next.
+  DEVICE void step_forward(int t) {
+    const int next = t + 1 & 1;
+    const bool exchange = BLOCKS > 1 && t + 1 < steps;
+    if (GRID && exchange) ring.clear(t + 1);
+    if (CLUSTERED && exchange) expect_h(shared.barriers, next, coord);
+
+    float c[GR][BATCH_TILES][4] = {};
+    begin_sums(c, carried.b);
+    multiply(c, weights, shared_address(shared.operand), shared.barriers, t, coord);
+    float v[GI][CELLS];
+    u32 next_masks[PAIRS];
+    read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
+    resets.masks(next_masks, t + 1);
+    results.store(carried.s, params, coord);
+    auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
+    if (!IN_ROWS) load_inputs();
 #if REDUCES
-  auto u = [&](float (&sums)[GR][CELLS]) {
-    reduce_slices<GR>(sums, c, shared.sums, coord);
-    if (IN_ROWS) load_inputs();  // while the sums arrive
-  };
+    auto u = [&](float (&sums)[GR][CELLS]) {
+      reduce_slices<GR>(sums, c, shared.sums, coord);
+      if (IN_ROWS) load_inputs();  // while the sums arrive
+    };
 #else
-  float u[GR][CELLS];
-  reduce_slices<GR>(u, c, shared.sums, coord);
+    float u[GR][CELLS];
+    reduce_slices<GR>(u, c, shared.sums, coord);
 #endif
-  stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
 
-  if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
-  if (!IN_ROWS) read_constants(constants, shared.constants, coord);
-  if constexpr (REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, results.statistics);
-  if (coord.has_cells()) {
-    if constexpr (!REDUCES) step_cells(s, results.gates, v, u, b, constants, carried, cells.valid, units, results.statistics);
-    results.h.round(s[0]);
-    results.h.get(s[0]);
-    StoredCells operand = results.h;
-    if (RESET) operand.mask(next_carried);  // so the sums of a step that is reset are zero
-    store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
+    if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
+    if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
+    if constexpr (REDUCES) step_cells(carried, results, v, u, cells.valid, units);
+    if (coord.has_cells()) {
+      if constexpr (!REDUCES) step_cells(carried, results, v, u, cells.valid, units);
+      results.h.round(carried.s[0]);
+      results.h.get(carried.s[0]);
+      StoredCells operand = results.h;
+      if (RESET) operand.mask(next_masks);  // so the sums of a step that is reset are zero
+      store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
+    }
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
+    copy_wait<STAGES - 2>();
+    all_gather(t, next, exchange, shared, ring, coord);
   }
-#pragma unroll
-  for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) carried[p] = next_carried[p];
-  copy_wait<STAGES - 2>();
-  all_gather(t, next, exchange, shared, ring, coord);
-}
+};
 
 // In a grid, clears what this block exchanges with others, who wait for it in wait_for_group.
 DEVICE void arrive_at_grid(const Ring& ring, const UnitReductions& units, const GridBarrier<BLOCKS>& grid_barrier) {
@@ -158,58 +172,58 @@ DEVICE void wait_for_group(const SharedMemory& shared, const UnitReductions& uni
   __syncthreads();
 }
 
-// PARAMETERS: types and shapes are in parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see cells.cuh).
+// Lets a head that goes through time backwards begin with its last step.
+DEVICE void begin_at_last_step(Params& params) {
+  const i64 last_row = (params.T - 1) * params.row_t;
+  params.x += last_row * GI * ROW, params.h += last_row * ROW, params.aux += last_row * ROW;
+  params.gates += last_row * HEADS * HEAD_NUMBERS;
+  reverse_strides(params);
+}
+
+// Params: types and shapes are in parameters.py. x, R, bias, initial, resets -> h, aux, last, gates (see cells.cuh).
 // With GRID, `workspace` has a Ring for every group of the launch, and after them the words of their GridBarrier.
 // Row (b, t) of x, h, aux and gates is row b * row_b + t * row_t: batch and time may be swapped in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_forward(PARAMETERS) {
   extern __shared__ __align__(128) char memory[];
   const SharedMemory shared(memory);
-  const ThreadCoord coord(first_group, B, used_sequences);
-  const int steps = static_cast<int>(T);
-  StepStrides strides{x_step, h_step, aux_step, gates_step};
-  if (backwards(coord.head)) {
-    const i64 last_row = (T - 1) * row_t;
-    x += last_row * GI * ROW, h += last_row * ROW, aux += last_row * ROW, gates += last_row * HEADS * HEAD_NUMBERS;
-    row_t = -row_t, strides = reversed(strides);
-  }
-  const Ring ring(workspace, coord);
-  const GridBarrier<BLOCKS> grid_barrier(workspace + gridDim.x / BLOCKS * RING_VECTORS, launch);
+  Params params{PARAMETER_NAMES};
+  const ThreadCoord coord(params);
+  const int steps = static_cast<int>(params.T);
+  if (backwards(coord.head)) begin_at_last_step(params);
+  const Ring ring(params.workspace, coord);
+  const GridBarrier<BLOCKS> grid_barrier(params.workspace + gridDim.x / BLOCKS * RING_VECTORS, params.launch);
 
   // Prologue: R, initial states and the first inputs are loaded; then all blocks of the group are ready.
   UnitReductions units(shared.reductions, grid_barrier.words_of_all + gridDim.x, coord);
   const bool uses_grid_barrier = GRID && (REDUCES || steps > 1);
   if (uses_grid_barrier) arrive_at_grid(ring, units, grid_barrier);
   Weights weights;
-  load_weights(weights, shared.fragments, R, coord);
+  load_weights(weights, shared.fragments, params.R, coord);
   LaneCells cells;
-  float s[STATES][CELLS], b[GATES][CELLS];
-  load_cells(cells, s, b, initial, bias, B, coord);
-  store_initial_h(shared.operand, initial, resets, T, coord);
-  load_constants(shared.constants, bias, coord);
+  CarriedCells carried;
+  load_cells(cells, carried, params, coord);
+  store_initial_h(shared.operand, params, coord);
+  load_constants(shared.constants, params, coord);
   Results results;
-  results.h.round(s[0]);  // as h of every step
-  results.h.get(s[0]);
+  results.h.round(carried.s[0]);  // as h of every step
+  results.h.get(carried.s[0]);
   InputLoader loader;
-  loader.start(shared.inputs, x, row_b, coord);
-  loader.load_first(steps, strides.x);
+  loader.start(shared.inputs, params, coord);
+  loader.load_first(steps, params.x_step);
   wait_for_group(shared, units, grid_barrier, uses_grid_barrier);
-  results.start(h, aux, gates, row_b, row_t, B * T * ROW, cells, coord);
+  results.start(params, cells, coord);
   u32 h_operand[PAIRS];
   operand_addresses(h_operand, shared_address(BLOCKS == 1 ? shared.operand : shared.exchange),
                     BLOCKS == 1 ? 0 : coord.rank * UNITS, coord);
   Resets of_cells;
-  of_cells.start(resets, T, cells, 0, WORD);
-  u32 carried[PAIRS];  // masks of the step
-  of_cells.masks(carried, 0);
+  of_cells.start(params, cells, 0, WORD);
+  of_cells.masks(carried.masks, 0);
+  if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // there are registers for them
 
-  float constants[CONSTANTS + 1][PAIR];
-  if (IN_ROWS) read_constants(constants, shared.constants, coord);  // there are registers for them
-  int stage = 0;
+  Loop loop{params, shared, coord, ring, units, weights, cells, of_cells, h_operand, carried, loader, results, steps};
   auto run = [&](int begin, int end) {
-    for (int t = begin; t < end; t++, units.step++)
-      step_forward(t, stage, steps, shared, weights, cells, s, b, constants, of_cells, carried, loader, results, h_operand, ring, units,
-                   strides, coord);
+    for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
   if constexpr (RESET) {
     for (int begin = 0, end; begin < steps; begin = end) {
@@ -222,8 +236,8 @@ flashrnn_forward(PARAMETERS) {
   }
 
   // Epilogue: the last results; no block ends while others may still send to it.
-  results.store(s, strides, coord);
-  store_states(last, s, cells, B);
+  results.store(carried.s, params, coord);
+  store_states(carried.s, params, cells);
   if constexpr (CLUSTERED) cluster_sync();
   if (uses_grid_barrier) grid_barrier.reset();
 }

@@ -1,7 +1,7 @@
 // The lane's cells in the forward: their states before the loop, a step, and its results.
 #pragma once
 #include "resident/kernels/cells.cuh"
-#include "resident/kernels/unit_reductions.cuh"
+#include "resident/kernels/grid_reductions.cuh"
 
 // A warp whose sums are complete, and those of its cells, initializes them with the biases, which then cost nothing.
 constexpr bool SUM_HAS_BIAS = K_SLICES == 1 && !IN_ROWS;
@@ -15,24 +15,25 @@ DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][C
   }
 }
 
-template <bool>
-struct BiasOf { using type = float; };
-template <>
-struct BiasOf<true> { using type = scalar; };
-using bias_number = BiasOf<HALF_BIAS>::type;
+// What a lane carries from step to step of its cells.
+struct CarriedCells {
+  float s[STATES][CELLS];                // their states
+  float b[GATES][CELLS];                 // their biases
+  float constants[CONSTANTS + 1][PAIR];  // biases of gates that are not stored
+  u32 masks[PAIRS];                      // of the step: see Resets
+};
 
 // Locates the lane's cells, and loads their states before the first step and their biases.
-DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[GATES][CELLS], const float* initial,
-                       const bias_number* bias, i64 B, const ThreadCoord& coord) {
+DEVICE void load_cells(LaneCells& cells, CarriedCells& carried, const Params& params, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) {
     cells.sequence[q] = coord.of_batch(coord.sequence(q));
     cells.valid[q] = coord.has_cells() && coord.unit(q) < D && coord.has_sequence(coord.sequence(q));
     cells.element[q] = coord.head * D + coord.unit(q);
 #pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = cells.valid[q] ? initial[cells.state_index(i, q, B)] : 0;
+    for (int i = 0; i < STATES; i++) carried.s[i][q] = cells.valid[q] ? params.initial[cells.state_index(i, q, params.B)] : 0;
 #pragma unroll
-    for (int j = 0; j < GATES; j++) b[j][q] = cells.valid[q] ? float(bias[j * ROW + cells.element[q]]) : 0;
+    for (int j = 0; j < GATES; j++) carried.b[j][q] = cells.valid[q] ? float(params.bias[j * ROW + cells.element[q]]) : 0;
   }
 }
 
@@ -40,74 +41,6 @@ DEVICE void load_cells(LaneCells& cells, float (&s)[STATES][CELLS], float (&b)[G
 DEVICE float bias_of(int j, float of_stored, const float (&constants)[CONSTANTS + 1][PAIR], int q) {
   return STORED_OF[j] < 0 ? constants[CONSTANT_OF[j] >= 0 ? CONSTANT_OF[j] : 0][q % PAIR] : of_stored;
 }
-
-// One step of the lane's cells, from inputs v, recurrent sums u and biases b: s becomes the new state, `residual` the gates. Where
-// the step reduces over units, `recurrent_sums` computes u, as late as possible.
-#if REDUCES
-template <class RecurrentSums>
-DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
-                       const RecurrentSums& recurrent_sums, const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
-                       const u32 (&carried)[PAIRS], const bool (&valid)[CELLS], const UnitReductions& units,
-                       StatisticCells& statistics) {
-  float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
-  auto assemble = [&](bool recurrent, const float (&u)[GR][CELLS]) {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++)
-#pragma unroll
-      for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
-        if (RECURRENT_OF[j] >= 0 == recurrent)
-          g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, bias_of(j, b[j][q % PAIR], constants, q), true,
-                                                [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
-  };
-#pragma unroll
-  for (int q = 0; q < CELLS; q++)
-#pragma unroll
-    for (int i = 0; i < STATES; i++) old[i][q] = masked(s[i][q], carried[q / PAIR]);
-  float u[GR][CELLS];
-  assemble(false, u);
-  auto recurrent_gates = [&](float (&)[GATES][CELLS]) { recurrent_sums(u), assemble(true, u); };
-  cells_forward(g, old, recurrent_gates, fresh, statistics, stored, units);
-#pragma unroll
-  for (int q = 0; q < CELLS; q++)
-#pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = FINITE || valid[q] ? fresh[i][q] : 0;
-  if (!STORE_GATES) return;
-#pragma unroll
-  for (int p = 0; p < PAIRS; p++) {
-    float all[PAIR_GATES];
-#pragma unroll
-    for (int j = 0; j < GATES; j++)
-#pragma unroll
-      for (int q = 0; q < PAIR; q++)
-        if (STORED_OF[j] >= 0) all[q * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = stored[j][p * PAIR + q];
-    residual[p].round(all);
-  }
-}
-#else
-DEVICE void step_cells(float (&s)[STATES][CELLS], ResidualGates (&residual)[PAIRS], const float (&v)[GI][CELLS],
-                       const float (&u)[GR][CELLS], const float (&b)[GATES][CELLS], const float (&constants)[CONSTANTS + 1][PAIR],
-                       const u32 (&carried)[PAIRS], const bool (&valid)[CELLS], const UnitReductions&, StatisticCells&) {
-  float all_gates[PAIRS][PAIR_GATES];
-#pragma unroll
-  for (int q = 0; q < CELLS; q++) {
-    float gates[GATES], old[STATES], fresh[STATES];
-#pragma unroll
-    for (int i = 0; i < STATES; i++) old[i] = masked(s[i][q], carried[q / PAIR]);
-#pragma unroll
-    for (int j = 0; j < GATES; j++) {
-      gates[j] = assemble_gate<SUM_HAS_BIAS>(
-          j, bias_of(j, b[j][q], constants, q), true, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
-      if (STORED_OF[j] >= 0) all_gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = gates[j];
-    }
-    cell_forward(gates, old, fresh);
-#pragma unroll
-    for (int i = 0; i < STATES; i++) s[i][q] = FINITE || valid[q] ? fresh[i] : 0;
-  }
-  if (STORE_GATES)
-#pragma unroll
-    for (int p = 0; p < PAIRS; p++) residual[p].round(all_gates[p]);
-}
-#endif
 
 // Results of a step. They are stored after the next step has begun its product, which waits for nothing but h.
 struct Results {
@@ -119,24 +52,23 @@ struct Results {
   aux_number* aux_to[PAIRS];
   gate* gates_to[PAIRS];
   i64 aux_stride;  // from state to state
-  DEVICE void start(scalar* h, aux_number* aux, gate* gates, i64 row_b, i64 row_t, i64 aux_stride_, const LaneCells& cells,
-                    const ThreadCoord& coord) {
+  DEVICE void start(const Params& params, const LaneCells& cells, const ThreadCoord& coord) {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
-      i64 at = (cells.sequence[p * PAIR] * row_b - row_t) * ROW + cells.element[p * PAIR];  // one step before the first
-      h_to[p] = h + at, aux_to[p] = aux + at, gates_to[p] = gates + at * STORED;
+      i64 at = (cells.sequence[p * PAIR] * params.row_b - params.row_t) * ROW + cells.element[p * PAIR];  // one step before the first
+      h_to[p] = params.h + at, aux_to[p] = params.aux + at, gates_to[p] = params.gates + at * STORED;
       if constexpr (GATES_IN_PIECES) {
         const int number = coord.unit(p * PAIR) * GATES;
         gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
       }
       if constexpr (STATISTICS > 0)
-        gates_to[p] += ((cells.sequence[p * PAIR] * row_b - row_t) * HEADS + coord.head) * (HEAD_NUMBERS - D * STORED);
+        gates_to[p] += ((cells.sequence[p * PAIR] * params.row_b - params.row_t) * HEADS + coord.head) * (HEAD_NUMBERS - D * STORED);
       asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
     }
-    aux_stride = aux_stride_;
+    aux_stride = params.B * params.T * ROW;
     asm_fence(aux_stride);
   }
-  DEVICE void store(const float (&s)[STATES][CELLS], const StepStrides& strides, const ThreadCoord& coord) {
+  DEVICE void store(const float (&s)[STATES][CELLS], const Params& params, const ThreadCoord& coord) {
     h.store_global(h_to, 0, to_store);
 #pragma unroll
     for (int i = 1; i < STATES; i++)
@@ -147,14 +79,79 @@ struct Results {
     if (STORE_GATES) store_statistics(statistics, gates_to, to_store, coord);
 #pragma unroll
     for (int p = 0; p < PAIRS; p++)
-      advance(h_to[p], strides.h), advance(aux_to[p], strides.aux), advance(gates_to[p], strides.gates);
+      advance(h_to[p], params.h_step), advance(aux_to[p], params.aux_step), advance(gates_to[p], params.gates_step);
   }
 };
 
-DEVICE void store_states(float* last, const float (&s)[STATES][CELLS], const LaneCells& cells, i64 B) {
+// One step of the lane's cells, from inputs v, recurrent sums u and what is carried: `carried` gets the new states, `results` the gates. Where
+// the step reduces over units, `recurrent_sums` computes u, as late as possible.
+#if REDUCES
+template <class RecurrentSums>
+DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS], const RecurrentSums& recurrent_sums,
+                       const bool (&valid)[CELLS], const UnitReductions& units) {
+  float g[GATES][CELLS], old[STATES][CELLS], fresh[STATES][CELLS], stored[GATES][CELLS];
+  auto assemble = [&](bool recurrent, const float (&u)[GR][CELLS]) {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++)
+#pragma unroll
+      for (int j = 0; j < GATES; j++)  // the first pair has the biases of all
+        if (RECURRENT_OF[j] >= 0 == recurrent)
+          g[j][q] = assemble_gate<SUM_HAS_BIAS>(j, bias_of(j, carried.b[j][q % PAIR], carried.constants, q), true,
+                                                [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+  };
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 0; i < STATES; i++) old[i][q] = masked(carried.s[i][q], carried.masks[q / PAIR]);
+  float u[GR][CELLS];
+  assemble(false, u);
+  auto recurrent_gates = [&](float (&)[GATES][CELLS]) { recurrent_sums(u), assemble(true, u); };
+  cells_forward(g, old, recurrent_gates, fresh, results.statistics, stored, units);
+#pragma unroll
+  for (int q = 0; q < CELLS; q++)
+#pragma unroll
+    for (int i = 0; i < STATES; i++) carried.s[i][q] = FINITE || valid[q] ? fresh[i][q] : 0;
+  if (!STORE_GATES) return;
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    float all[PAIR_GATES];
+#pragma unroll
+    for (int j = 0; j < GATES; j++)
+#pragma unroll
+      for (int q = 0; q < PAIR; q++)
+        if (STORED_OF[j] >= 0) all[q * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = stored[j][p * PAIR + q];
+    results.gates[p].round(all);
+  }
+}
+#else
+DEVICE void step_cells(CarriedCells& carried, Results& results, const float (&v)[GI][CELLS], const float (&u)[GR][CELLS],
+                       const bool (&valid)[CELLS], const UnitReductions&) {
+  float all_gates[PAIRS][PAIR_GATES];
+#pragma unroll
+  for (int q = 0; q < CELLS; q++) {
+    float gates[GATES], old[STATES], fresh[STATES];
+#pragma unroll
+    for (int i = 0; i < STATES; i++) old[i] = masked(carried.s[i][q], carried.masks[q / PAIR]);
+#pragma unroll
+    for (int j = 0; j < GATES; j++) {
+      gates[j] = assemble_gate<SUM_HAS_BIAS>(
+          j, bias_of(j, carried.b[j][q], carried.constants, q), true, [&](int k) { return u[k][q]; }, [&](int k) { return v[k][q]; });
+      if (STORED_OF[j] >= 0) all_gates[q / PAIR][q % PAIR * STORED + (STORED_OF[j] >= 0 ? STORED_OF[j] : 0)] = gates[j];
+    }
+    cell_forward(gates, old, fresh);
+#pragma unroll
+    for (int i = 0; i < STATES; i++) carried.s[i][q] = FINITE || valid[q] ? fresh[i] : 0;
+  }
+  if (STORE_GATES)
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) results.gates[p].round(all_gates[p]);
+}
+#endif
+
+DEVICE void store_states(const float (&s)[STATES][CELLS], const Params& params, const LaneCells& cells) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++)
 #pragma unroll
     for (int i = 0; i < STATES; i++)
-      if (cells.valid[q]) last[cells.state_index(i, q, B)] = s[i][q];
+      if (cells.valid[q]) params.last[cells.state_index(i, q, params.B)] = s[i][q];
 }

@@ -47,6 +47,9 @@ struct Rows {
   const scalar *d_x, *d_u, *h, *initial;  // [B, T, GI, N, D], [B, T, GU, N, D], [B, T, N, D], [B, N, D] or null
   const unsigned char* reset;             // [B, T], in this order
   int sequences, steps, row_t;
+  DEVICE explicit Rows(const Params& params)
+      : d_x(params.d_x), d_u(params.d_u), h(params.h), initial(params.initial), reset(params.reset),
+        sequences(int(params.B)), steps(int(params.T)), row_t(int(params.row_t)) {}
   DEVICE bool batch_outside() const { return row_t == 1; }
 };
 

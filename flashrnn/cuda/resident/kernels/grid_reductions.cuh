@@ -2,6 +2,7 @@
 #pragma once
 #include "resident/kernels/unit_reductions.cuh"
 
+#if REDUCES
 template <class Part>
 DEVICE void UnitReductions::publish(int number) const {
   if (threadIdx.x >= SEQS) return;
@@ -50,3 +51,4 @@ DEVICE void UnitReductions::peek_partial(Part& part, const u64* from) const {
     part.words[i] = __uint_as_float(at < Part::PAIRS ? pairs[at].x : pairs[at - Part::PAIRS].y);
   }
 }
+#endif

@@ -39,21 +39,18 @@ constexpr i64 ROW = i64(HEADS) * D;                         // units of all head
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
 constexpr int BARRIER_BYTES = 64;                           // of the mbarriers for a cluster's exchange
 constexpr bool FEWER = ANY_SEQUENCES || SEQUENCES < SEQS;
-static_assert(!ANY_SEQUENCES || (CLUSTERED && !REDUCES));
+static_assert(!ANY_SEQUENCES || CLUSTERED);
 static_assert(SEQUENCES % 2 == 0 && SEQUENCES <= SEQS && D % 2 == 0 && PADDED >= D);
 static_assert(LANE_CELLS % CELL_SLICES == 0 && (CELLS == 1 || CELLS % 2 == 0));
-
-// Bytes from one time step to the next in each tensor. They are arguments of the kernels because the loop does not recompute
-// what is in constant memory.
-struct StepStrides {
-  i64 x, h, aux, gates;
-};
 
 // BOTH_WAYS: the second half of the heads goes through time backwards. For these, a tensor begins with the row of its last step, and
 // all strides of time are negative.
 static_assert(!BOTH_WAYS || (HEADS % 2 == 0 && !RESET && !HAS_D_AUX));
 DEVICE bool backwards(i64 head) { return BOTH_WAYS && head >= HEADS / 2; }
-DEVICE StepStrides reversed(const StepStrides& step) { return {-step.x, -step.h, -step.aux, -step.gates}; }
+DEVICE void reverse_strides(Params& params) {
+  params.row_t = -params.row_t;
+  params.x_step = -params.x_step, params.h_step = -params.h_step, params.aux_step = -params.aux_step, params.gates_step = -params.gates_step;
+}
 
 // Return the tile of eight sequences that a cell is in, and whether it is of the second of the lane's two there.
 DEVICE constexpr int tile_of(int cell) { return cell / (4 / SPREAD); }
@@ -67,14 +64,14 @@ struct ThreadCoord {
   int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
   int tile_unit;                         // first unit of the unit tile, in the head
   int used_sequences;                    // the argument
-  DEVICE ThreadCoord(i64 first_group, i64 B, i64 used_sequences_) {
-    used_sequences = static_cast<int>(used_sequences_);
+  DEVICE explicit ThreadCoord(const Params& params) {
+    used_sequences = static_cast<int>(params.used_sequences);
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, lane_in_quad = lane % 4;
     unit_tile = warp / K_SLICES, k_slice = warp % K_SLICES, tile_thread = threadIdx.x % TILE_THREADS;
-    int group = static_cast<int>(first_group) + blockIdx.x / BLOCKS;
+    int group = static_cast<int>(params.first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
-    sequence0 = batch_tile * used(), sequences = static_cast<int>(B) - sequence0;
+    sequence0 = batch_tile * used(), sequences = static_cast<int>(params.B) - sequence0;
     if (FEWER) sequences = min(sequences, used());
     tile_unit = rank * UNITS + unit_tile * 16;
   }

@@ -14,17 +14,14 @@
 #include "resident/kernels/cells.cuh"
 
 #if REDUCES
+#include "resident/kernels/cluster_reductions.cuh"
 #include "resident/kernels/row_reductions.cuh"
 
-constexpr int HOLDERS = CELLS == 1 ? 2 : 1;          // warps of a unit tile that hold the same sequence's units
-constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
-constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 constexpr int PARTIAL_ROW = CONTRIBUTIONS * 4 * EXCHANGED_VECTORS + 4;  // floats of a sequence, in other banks than the next one's
 constexpr int PARTIAL_BUFFERS = BLOCKS == 1 ? 2 : 1, PARTIAL_BYTES = SEQS * PARTIAL_ROW * 4;
 constexpr bool ADDED_BY_ALL = BLOCKS == 1 && CONTRIBUTIONS <= 4;
 constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
 constexpr i64 PUBLISHED_WORDS = i64(EXCHANGE_BUFFERS) * SEQS * BLOCKS * EXCHANGED_PAIRS;  // of a group, in global memory
-#include "resident/kernels/cluster_reductions.cuh"
 constexpr int REDUCTION_BYTES = IN_ROWS ? 0 : CLUSTERED ? ClusterReductions::SHARED : PARTIAL_BUFFERS * PARTIAL_BYTES + RESULT_BYTES;
 
 // Return how many of `count` units from `first` on are units of the head.
@@ -208,8 +205,6 @@ DEVICE void UnitReductions::store_results(const Part& total, int sequence) const
 #pragma unroll
   for (int i = 0; i < Part::RESULTS; i++) results[i * SEQS + sequence] = total.result(i);
 }
-
-#include "resident/kernels/grid_reductions.cuh"
 #else
 constexpr int REDUCTION_BYTES = 0;
 struct UnitReductions {

@@ -3,64 +3,77 @@
 #include "streaming/kernels/reductions.cuh"
 static_assert(ROWS == GR * UNITS && K == D);
 
-// PARAMETERS as of forward.cuh, and: parts, of UnitReductions; first_item, that of the launch's first block.
+// A step of the thread's cells: what it takes besides the recurrent sums, read before these are there, and its results.
+struct StepCells {
+  float g[GATES][CELLS] = {}, old[STATES][CELLS] = {}, fresh[STATES][CELLS], stored[GATES][CELLS];
+  float statistics[STATISTICS > 0 ? STATISTICS : 1][CELLS];
+  bool carry[CELLS];  // whether the states before the step enter it
+};
+
+// Reads inputs, biases and states of cell number i, and prefetches the inputs of AHEAD steps later.
+DEVICE void read_inputs(StepCells& to, int i, const Params& params, const CellCoord& cell, i64 t) {
+  const scalar* from = params.x + cell.row_at(params, t) * GI * ROW + cell.element;
+  to.carry[i] = !RESET || !params.reset[cell.sequence * params.T + t];
+#pragma unroll
+  for (int j = 0; j < GATES; j++) {
+    to.g[j][i] = params.bias[j * ROW + cell.element];
+    if (INPUT_OF[j] < 0) continue;
+    to.g[j][i] += float(from[INPUT_OF[j] * ROW]);
+    if (t + AHEAD < params.T) prefetch(from + (AHEAD * params.row_t * GI + INPUT_OF[j]) * ROW);
+  }
+#pragma unroll
+  for (int k = 0; k < STATES; k++) to.old[k][i] = to.carry[i] ? params.state[(k * params.B + cell.sequence) * ROW + cell.element] : 0;
+}
+
+// Stores the states of cell number i and what the backward needs.
+DEVICE void store_results(const StepCells& of, int i, const Params& params, const Item& item, const CellCoord& cell, i64 t) {
+  const i64 B = params.B, row = cell.row_at(params, t), at = row * ROW + cell.element;
+  params.h[at] = scalar(of.fresh[0][i]);
+#pragma unroll
+  for (int k = 0; k < STATES; k++) {
+    params.state[(k * B + cell.sequence) * ROW + cell.element] = of.fresh[k][i];
+    if (STORE_AUX && k > 0) to_gate(params.aux[(k - 1) * B * params.T * ROW + at], of.fresh[k][i]);
+  }
+  if (!STORE_GATES) return;
+  gate* of_head = params.gates + (row * HEADS + item.head) * HEAD_NUMBERS;
+  const int unit = item.unit0 + cell.row;
+#pragma unroll
+  for (int j = 0; j < GATES; j++)
+    if (STORED_OF[j] >= 0) to_gate(of_head[unit * STORED + STORED_OF[j]], of.stored[j][i]);
+#pragma unroll
+  for (int k = 0; k < STATISTICS; k++)
+    if (unit == 0) store_statistic(of_head, k, of.statistics[k][i]);
+}
+
+// Params as of forward.cuh, and: parts, of UnitReductions; first_item, that of the launch's first block.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_stream_forward(PARAMETERS) {
   extern __shared__ __align__(16) float sums[];
-  const Item item(first_item + blockIdx.x);
-  Stream stream(R, item);
-  UnitReductions units(sums + SUM_FLOATS, parts, counters, item, B);
-  for (i64 t = 0; t < T; t++, units.step++) {
-    const scalar* before = exchange + (t & 1) * HEADS * B * PADDED_K;
-    scalar* after = exchange + (~t & 1) * HEADS * B * PADDED_K;
-    float g[GATES][CELLS] = {}, old[STATES][CELLS] = {}, fresh[STATES][CELLS], stored[GATES][CELLS];
-    float statistics[STATISTICS > 0 ? STATISTICS : 1][CELLS];
-    bool carry[CELLS];
-    for_each_cell(item, B, [&](int i, const CellCoord& cell) {
-      const scalar* from = x + (cell.sequence * row_b + t * row_t) * GI * ROW + cell.element;
-      carry[i] = !RESET || !reset[cell.sequence * T + t];
-#pragma unroll
-      for (int j = 0; j < GATES; j++) {
-        g[j][i] = bias[j * ROW + cell.element];
-        if (INPUT_OF[j] < 0) continue;
-        g[j][i] += float(from[INPUT_OF[j] * ROW]);
-        if (t + AHEAD < T) prefetch(from + (AHEAD * row_t * GI + INPUT_OF[j]) * ROW);
-      }
-#pragma unroll
-      for (int k = 0; k < STATES; k++) old[k][i] = carry[i] ? state[(k * B + cell.sequence) * ROW + cell.element] : 0;
-    });
+  const Params params{PARAMETER_NAMES};
+  const i64 B = params.B;
+  const Item item(params.first_item + blockIdx.x);
+  Stream stream(params.R, item);
+  UnitReductions units(sums + SUM_FLOATS, params, item);
+  for (i64 t = 0; t < params.T; t++, units.step++) {
+    const scalar* before = params.exchange + (t & 1) * HEADS * B * PADDED_K;
+    scalar* after = params.exchange + (~t & 1) * HEADS * B * PADDED_K;
+    StepCells cells;
+    for_each_cell(item, B, [&](int i, const CellCoord& cell) { read_inputs(cells, i, params, cell, t); });
     auto recurrent_gates = [&](float (&g)[GATES][CELLS]) {
-      step_sums(sums, stream, item, item, before, counters, t, B);
+      step_sums(sums, stream, params, item, item, before, t);
       for_each_cell(item, B, [&](int i, const CellCoord& cell) {
 #pragma unroll
         for (int j = 0; j < GATES; j++)
-          if (RECURRENT_OF[j] >= 0 && carry[i]) g[j][i] += sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row);
+          if (RECURRENT_OF[j] >= 0 && cells.carry[i]) g[j][i] += sum_of(sums, cell, RECURRENT_OF[j] * UNITS + cell.row);
       });
     };
-    cells_forward(g, old, recurrent_gates, fresh, statistics, stored, units);
+    cells_forward(cells.g, cells.old, recurrent_gates, cells.fresh, cells.statistics, cells.stored, units);
     for_each_cell(item, B, [&](int i, const CellCoord& cell) {
-      after[cell.exchanged(item, B, 0)] = scalar(fresh[0][i]);
-      fresh[0][i] = float(scalar(fresh[0][i]));
+      after[cell.exchanged(item, B, 0)] = scalar(cells.fresh[0][i]);
+      cells.fresh[0][i] = float(scalar(cells.fresh[0][i]));
     });
     __syncthreads();
-    if (threadIdx.x == 0) signal(counters + item.counter);
-    for_each_cell(item, B, [&](int i, const CellCoord& cell) {
-      const i64 row = cell.sequence * row_b + t * row_t, at = row * ROW + cell.element;
-      h[at] = scalar(fresh[0][i]);
-#pragma unroll
-      for (int k = 0; k < STATES; k++) {
-        state[(k * B + cell.sequence) * ROW + cell.element] = fresh[k][i];
-        if (STORE_AUX && k > 0) to_gate(aux[(k - 1) * B * T * ROW + at], fresh[k][i]);
-      }
-      if (!STORE_GATES) return;
-      gate* of_head = gates + (row * HEADS + item.head) * HEAD_NUMBERS;
-      const int unit = item.unit0 + cell.row;
-#pragma unroll
-      for (int j = 0; j < GATES; j++)
-        if (STORED_OF[j] >= 0) to_gate(of_head[unit * STORED + STORED_OF[j]], stored[j][i]);
-#pragma unroll
-      for (int k = 0; k < STATISTICS; k++)
-        if (unit == 0) store_statistic(of_head, k, statistics[k][i]);
-    });
+    if (threadIdx.x == 0) signal(params.counters + item.counter);
+    for_each_cell(item, B, [&](int i, const CellCoord& cell) { store_results(cells, i, params, item, cell, t); });
   }
 }

@@ -17,10 +17,10 @@ struct UnitReductions {
   u32 step = 0;
   const Item& item;
   i64 B;
-  DEVICE UnitReductions(float* memory, uint4* parts_of_groups, u32* counters, const Item& item, i64 B)
+  DEVICE UnitReductions(float* memory, const Params& params, const Item& item)
       : numbers(memory), results(memory + PART_FLOATS * SEQS * UNITS),
-        parts(parts_of_groups + item.counter / 32 * i64(EXCHANGES * SEQS * UNIT_BLOCKS * EXCHANGED_VECTORS)),
-        counter(counters + item.counter + REDUCTION_COUNTER), item(item), B(B) {}
+        parts(params.parts + item.counter / 32 * i64(EXCHANGES * SEQS * UNIT_BLOCKS * EXCHANGED_VECTORS)),
+        counter(params.counters + item.counter + REDUCTION_COUNTER), item(item), B(params.B) {}
   DEVICE bool has_sequence(int sequence) const { return item.sequence0 + sequence < B; }
   DEVICE static int units_of(int block) { return min(UNITS, D - block * UNITS); }
   DEVICE uint4* part(int number, int sequence, int block) const {

@@ -57,6 +57,8 @@ struct CellCoord {
     sequence = item.sequence0 + column, element = item.head * D + item.unit0 + row;
     valid = cell < SEQS * UNITS && item.unit0 + row < D && sequence < B;
   }
+  // Return the row of its sequence at step t in tensors [B, T, ...], where batch and time may be swapped in memory.
+  DEVICE i64 row_at(const Params& params, i64 t) const { return sequence * params.row_b + t * params.row_t; }
   // Return the index of the cell's value in part k of the vectors [HEADS, B, PADDED_K] that a group exchanges.
   DEVICE i64 exchanged(const Item& item, i64 B, int k) const {
     return (item.head * B + sequence) * PADDED_K + k * D + item.unit0 + row;
@@ -125,13 +127,13 @@ struct Stream {
 };
 
 // Waits for the group's vectors of the step before, and stores every warp's partial sums of the item to shared memory.
-DEVICE void step_sums(float* sums, Stream& stream, const Item& item, const Item& next, const scalar* vectors,
-                      const u32* counters, u32 step, i64 B) {
+DEVICE void step_sums(float* sums, Stream& stream, const Params& params, const Item& item, const Item& next, const scalar* vectors,
+                      u32 step) {
   const int warp = threadIdx.x / 32, quad = threadIdx.x % 32 / 4, lane_in_quad = threadIdx.x % 4;
-  if (threadIdx.x == 0) await(counters + item.counter, step * UNIT_BLOCKS);
+  if (threadIdx.x == 0) await(params.counters + item.counter, step * UNIT_BLOCKS);
   __syncthreads();  // also: all threads have read the previous sums
   float c[SEQ_TILES][ROW_TILES][4];
-  stream.product(c, item, next, vectors + item.head * B * PADDED_K, B);
+  stream.product(c, item, next, vectors + item.head * params.B * PADDED_K, params.B);
 #pragma unroll
   for (int m = 0; m < SEQ_TILES; m++)
 #pragma unroll
@@ -152,13 +154,14 @@ DEVICE float sum_of(const float* sums, const CellCoord& cell, int row) {
   return sum;
 }
 
-// Stores the gradients of a cell's gates, d_g(j), and adds them to those of the biases. `row`: of the sequence and the step.
-template <class Gradient>
-DEVICE void store_gate_gradients(const Gradient& d_g, i64 row, const CellCoord& cell, scalar* d_x, scalar* d_u, float* d_bias) {
+// Stores the gradients of a cell's gates at step t, d_g(j), and adds them to those of the biases.
+template <class Gradient, class P>  // Params, of a backward
+DEVICE void store_gate_gradients(const Gradient& d_g, const P& params, const CellCoord& cell, i64 t) {
+  const i64 row = cell.row_at(params, t);
 #pragma unroll
   for (int j = 0; j < GATES; j++) {
-    if (INPUT_OF[j] >= 0) d_x[(row * GI + INPUT_OF[j]) * ROW + cell.element] = scalar(d_g(j));
-    else if (RECURRENT_OF[j] >= 0) d_u[(row * GU + RECURRENT_ONLY_OF[j]) * ROW + cell.element] = scalar(d_g(j));
-    add_to(d_bias + (cell.sequence * GATES + j) * ROW + cell.element, d_g(j));
+    if (INPUT_OF[j] >= 0) params.d_x[(row * GI + INPUT_OF[j]) * ROW + cell.element] = scalar(d_g(j));
+    else if (RECURRENT_OF[j] >= 0) params.d_u[(row * GU + RECURRENT_ONLY_OF[j]) * ROW + cell.element] = scalar(d_g(j));
+    add_to(params.d_bias + (cell.sequence * GATES + j) * ROW + cell.element, d_g(j));
   }
 }
