@@ -79,8 +79,9 @@ def _finding(rows: list[dict]) -> str:
         reached = f"{min(pace):,.0f} to {max(pace):,.0f} tokens per second"
         return f"{model}: {reached}\nafter up to {context:,} tokens, {sequences}"
     slowest, *others = sorted(found, key=found.get)
-    ratio, names = found[others[0]] / found[slowest], " and ".join(sorted(others))
-    return f"{names}: at least {ratio:.1f} times as fast as {slowest}\nafter {context:,} tokens, {sequences}"
+    who = " and ".join(sorted(others)) if len(others) < 3 else f"All {len(others)} others"
+    ratio = found[others[0]] / found[slowest]
+    return f"{who}: at least {ratio:.1f} times as fast as {slowest}\nafter {context:,} tokens, {sequences}"
 
 
 def _panel(axes: Axes, rows: list[dict], over: str, models: list[str]) -> None:

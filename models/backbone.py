@@ -164,14 +164,12 @@ class SequenceModel(nn.Module):
         """Return logits of the last position [B, num_classes], and the states: `forward` for prompts, without
         gradients.
 
-        A long prompt is read in pieces, so that it takes the memory of a piece, unless a mixer is slower from a state
-        than without one (`reads_whole`).
+        A long prompt is read in pieces, so that it takes the memory of a piece.
         """
         B, T = input_ids.shape
-        whole = any(getattr(block.mixer, "reads_whole", False) for block in self.blocks)
         plain = fused_blocks.served(self)
         hidden_states = self.hidden_states if plain is None else partial(self.fused_hidden_states, plain)
-        for start in range(0, T, piece := T if whole else _tokens_of_piece(B)):
+        for start in range(0, T, piece := _tokens_of_piece(B)):
             part = slice(start, start + piece)
             x, states = hidden_states(input_ids[:, part], states, None if reset is None else reset[:, part])
             x = x[:, -1].clone()  # the rest need not be there when the next piece is read

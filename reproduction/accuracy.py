@@ -13,14 +13,14 @@ from reproduction.result import Options
 from reproduction.runs import collect, failures, trained_by
 from training.configuration import CONFIGS
 
-OF_FLA = ("mamba2", "gated_deltanet", "deltaproduct") if find_spec("fla") else ()
-MODELS = ("transformer", "mamba", *OF_FLA, "mlstm", "elman", "gru", "lstm", "slstm")
+OF_FLA = ("gated_deltanet", "deltaproduct") if find_spec("fla") else ()
+MODELS = ("transformer", "mamba", "mamba2", *OF_FLA, "mlstm", "elman", "gru", "lstm", "slstm")
 TASKS = tuple(
     task for task in (*data.tasks.TASKS, *data.tasks.FAMILIES) if Path(CONFIGS, "data", f"{task}.yaml").is_file()
 )
 SEEDS = (0, 1, 2)
-_OF_FLA = {"mamba2": "Mamba-2", "gated_deltanet": "Gated DeltaNet", "deltaproduct": "DeltaProduct"}
-_NAMES = _OF_FLA | {"mlstm": "mLSTM", "gru": "GRU", "lstm": "LSTM", "slstm": "sLSTM", "nn_lstm": "nn.LSTM"}
+_LINEAR = {"mamba2": "Mamba-2", "gated_deltanet": "Gated DeltaNet", "deltaproduct": "DeltaProduct"}
+_NAMES = _LINEAR | {"mlstm": "mLSTM", "gru": "GRU", "lstm": "LSTM", "slstm": "sLSTM", "nn_lstm": "nn.LSTM"}
 
 
 def extrapolated(run: dict) -> float:
@@ -115,7 +115,9 @@ def training_notes(runs: list[dict]) -> list[str]:
         by_setting.setdefault(setting, []).append(run)
     said = "; ".join(_setting(*setting, by_setting[setting]) for setting in sorted(by_setting))
     by, sequences = trained_by(runs), finished(runs)[0]["ranges"][0]["sequences"]
-    return [f"Trained for {said}. By {by}; {sequences} sequences per range and seed.", *failures(runs)]
+    tf32 = all("matmul_precision=high" in run["overrides"] for run in runs)
+    where = f"By {by}{', with products of float32 in TF32' * tf32}; {sequences} sequences per range and seed."
+    return [f"Trained for {said}. {where}", *failures(runs)]
 
 
 def _setting(steps: int, batch: int, low: int, high: int, seeds: int, chosen: str, runs: list[dict]) -> str:

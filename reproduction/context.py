@@ -139,7 +139,7 @@ def _draw(contents: list[dict], file: Path) -> None:
 
     runs = finished(runs_of(contents))
     contexts = sorted({run["context_length"] for run in runs})
-    figure = Figure(figsize=(max(6.5, 4.5 * len(contexts)), 4.6), layout="constrained")
+    figure = Figure(figsize=(max(8.0, 4.5 * len(contexts)), 4.6), layout="constrained")
     panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
     for context, axes in zip(contexts, panels, strict=True):
         for run in runs:
@@ -183,15 +183,16 @@ def doubling(run: dict) -> list[tuple[int, float]]:
 def _finding(runs: list[dict]) -> str:
     """Return what the figure shows, as a title."""
     low, high = edges(runs)[-1]
-    told = []
+    told, best = [], set()
     for context in CONTEXTS:
         found = {kind(run): run for run in runs if _is_lstm(run) and run["context_length"] == context}
-        values = [
-            f"{perplexity(found[one], low, high):.2f} {told_of}" for one, told_of in _TOLD.items() if one in found
-        ]
+        values = {one: perplexity(found[one], low, high) for one in _TOLD if one in found}
         if values:
-            told.append(f"context {context}: {', '.join(values)}")
-    return "\n".join([f"Perplexity of LSTMs at positions {low} to {high - 1}", *told])
+            best.add(min(values, key=values.get))
+            told.append(f"context {context}: {', '.join(f'{values[one]:.2f} {_TOLD[one]}' for one in values)}")
+    where = f"at positions {low} to {high - 1}"
+    lowest = f"LSTMs trained {_TOLD[best.pop()]} have the lowest perplexity {where}" if len(best) == 1 else None
+    return "\n".join([lowest or f"Perplexity of LSTMs {where}", *told])
 
 
 CONTEXT = Reproduction(

@@ -124,6 +124,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     ratios = [speed(run) / (TOKENS / row["step"] / GPUS) for run, row in trained if run]
     finding = f"Training is {min(ratios):.1f} to {max(ratios):.1f} times as fast as in the paper"
     axes.set(xlabel="tokens per second and GPU", title=finding)
+    axes.margins(x=0.08)  # room for the numbers at the bars
     axes.xaxis.set_major_formatter("{x:,.0f}")
     figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(file, dpi=150)

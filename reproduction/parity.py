@@ -36,7 +36,8 @@ def _run(folder: Path, model: str, seed: int, quick: bool) -> Run:
     compiled = str(model == "mlstm" and not quick).lower()
     experiment = "parity" if quick else "parity_paper"
     overrides = (f"experiment={experiment}", "data=parity", f"model={model}", f"seed={seed}", f"compile={compiled}")
-    return Run(folder / "parity" / f"{seed}_{model}", overrides)
+    tf32 = () if quick else ("matmul_precision=high",)
+    return Run(folder / "parity" / f"{seed}_{model}", overrides + tf32)
 
 
 def _notes(contents: list[dict]) -> list[str]:

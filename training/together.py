@@ -25,6 +25,7 @@ from data.state_tracking import StateTracking
 from data.task import IGNORE
 from training.build import fit_model_to_data
 from training.config_checks import check
+from training.ensemble_linear import InParts
 from training.evaluation_metrics import last_answers
 from training.results import write
 from training.schedules import schedule_of
@@ -123,7 +124,7 @@ class Ensemble:
 
         if self._maps:
             try:
-                with sdpa_kernel(SDPBackend.MATH):  # the others have no gradients under vmap
+                with sdpa_kernel(SDPBackend.MATH), InParts():  # other attention has no gradients under vmap
                     return vmap(logits, in_dims=(0, 0, own))(self._weights, self._buffers, ids)
             except RuntimeError as error:
                 if "vmap" not in str(error):

@@ -11,8 +11,7 @@ token.
 
 Class variables say what a mixer cannot do. With `trains_with_resets = False` or `trains_with_states = False` it cannot
 be trained with `reset` or `state`. With `carries_state = False` it carries no state from batch to batch, because its
-state is the tokens themselves; zeros need not be a state then. With `reads_whole = True` it is faster without a state
-than from one, so that prompts are not read in pieces.
+state is the tokens themselves; zeros need not be a state then.
 
 Text is generated in CUDA graphs by models whose mixers have a method for one token, without gradients,
 

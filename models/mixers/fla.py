@@ -1,4 +1,4 @@
-"""Layers of flash-linear-attention on a GPU: Gated DeltaNet, Gated DeltaProduct, Mamba-2."""
+"""Layers of flash-linear-attention on a GPU: Gated DeltaNet and Gated DeltaProduct."""
 
 import math
 from typing import Any
@@ -41,7 +41,7 @@ class FLAMixer(nn.Module):
 
     Args:
         d_model: width of input and output.
-        num_heads: given to the layer; None leaves it to the layer, as Mamba-2 wants.
+        num_heads: given to the layer; None leaves it to the layer.
         layer: a class of fla.layers, by name.
         block_index: place in the backbone, part of the mixer interface, unused here.
         num_blocks: number of such places, by which the output map is initialised.
@@ -104,31 +104,3 @@ class FLAMixer(nn.Module):
         with torch.autocast(x.device.type, kept):
             y, *_ = self.layer(x, past_key_values=cache, use_cache=True)
         return y.to(x.dtype), cache.tensors()
-
-
-class Mamba2Mixer(FLAMixer):
-    """Mamba-2 (arXiv 2405.21060). From a state it runs in single steps, without gradients. It is fast only with
-    mamba_ssm.
-
-    Args:
-        d_model: width of input and output.
-        num_heads: part of the mixer interface, unused here: there are expand * d_model / head_dim heads.
-        block_index: as in FLAMixer.
-        num_blocks: as in FLAMixer.
-        options: of fla.layers.Mamba2.
-    """
-
-    trains_with_states = False
-    reads_whole = True
-
-    def __init__(
-        self, d_model: int, num_heads: int | None = None, block_index: int = 0, num_blocks: int = 1, **options: Any
-    ) -> None:
-        super().__init__(d_model, None, "Mamba2", block_index, num_blocks, **options)
-
-    def _call(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
-        if state is None or x.shape[1] == 1:
-            return super()._call(x, state)
-        if torch.is_grad_enabled():
-            raise ValueError("model=mamba2 cannot be trained with states: set data.stateful=false")
-        return stepwise(super()._call, x, state, None)

@@ -1,24 +1,24 @@
-"""Mamba (Gu and Dao, arXiv 2312.00752), the mixer of transformers' MambaModel in its plain PyTorch form."""
+"""Mamba (Gu and Dao, arXiv 2312.00752), the weights of transformers' MambaModel."""
 
 import math
 
 import torch
-from mambapy.pscan import pscan
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import DynamicCache, MambaConfig
+from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer as MambaLayer
 
-from .stepwise import step_by_forward, stepwise
+from .causal_conv import causal_conv
+from .selective_scan import selective_scan
+from .stepwise import step_by_forward
 
 
 class MambaMixer(nn.Module):
     """A selective state-space layer with its own gate, convolution and output map; about 3 expand d² parameters.
 
-    The state is (last inputs of the convolution [B, expand d, conv_width], recurrent state [B, expand d, state_size]).
-    Sequences run in the parallel form, by mambapy's scan. With resets they run in single steps, which transformers
-    computes in place, so that gradients are a ValueError. torch.compile leaves the layer out, because it would take
-    minutes to unroll time.
+    The state is (last inputs of the convolution [B, conv_width - 1, expand d], recurrent state [B, expand d,
+    state_size]). The scan is a fused kernel on a GPU and mambapy's elsewhere. torch.compile leaves the layer out,
+    because it would take minutes to unroll time.
 
     Args:
         d_model: width of input and output.
@@ -30,7 +30,6 @@ class MambaMixer(nn.Module):
         num_blocks: number of such places, by which the output map is initialised.
     """
 
-    trains_with_resets = False
     step = step_by_forward
 
     def __init__(
@@ -53,7 +52,6 @@ class MambaMixer(nn.Module):
             conv_kernel=conv_width,
             expand=expand,
             num_hidden_layers=1,
-            use_mambapy=True,
         )
         self.num_blocks = num_blocks
         self.layer = MambaLayer(self.config, layer_idx=0)
@@ -72,49 +70,20 @@ class MambaMixer(nn.Module):
                 f"model=mamba cannot have weights in {dtype}: its scan is float32. Take trainer.precision=bf16-mixed, "
                 "or generate with dtype=float32"
             )
-        if state is None and reset is None:
-            return self._call(x, DynamicCache(config=self.config))
-        if reset is None and (x.shape[1] > 1 or torch.is_grad_enabled()):
-            return self._from_state(x, state)
-        if torch.is_grad_enabled():
-            raise ValueError(
-                "model=mamba cannot be trained with resets, because transformers' single step has no gradients: set "
-                "data.reset_at_documents=false, or evaluate under torch.no_grad()"
-            )
-        if state is None:
-            B, inner = len(x), self.config.intermediate_size
-            state = x.new_zeros(B, inner, self.config.conv_kernel), x.new_zeros(B, inner, self.config.state_size)
-        return stepwise(self._step, x, state, reset)
+        return self._sequence(x, *(state or (None, None)), reset)
 
     @torch.compiler.disable
-    def _from_state(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute the parallel form from a state; that of transformers has no initial state."""
+    def _sequence(
+        self, x: Tensor, conv_state: Tensor | None, recurrent_state: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         layer, N = self.layer, self.config.state_size
-        conv_state, recurrent_state = state
-        inputs, gate = layer.in_proj(x).transpose(1, 2).chunk(2, dim=1)  # [B, inner, T]
-        inputs = torch.cat((conv_state.to(inputs.dtype), inputs), dim=2)
-        convolved = F.conv1d(inputs[:, :, 1:], layer.conv1d.weight, layer.conv1d.bias, groups=inputs.shape[1])
-        u = F.silu(convolved).transpose(1, 2)  # [B, T, inner]
+        inputs, gate = layer.in_proj(x).chunk(2, dim=-1)  # [B, T, inner]
+        weight, bias = layer.conv1d.weight.squeeze(1), layer.conv1d.bias
+        convolved, conv_state = causal_conv(inputs, weight, bias, conv_state, reset)
+        u = F.silu(convolved)
         of_u = layer.x_proj(u)
         step, B, C = of_u.split([of_u.shape[-1] - 2 * N, N, N], dim=-1)
-        dt = F.softplus(layer.dt_proj(step).float())[..., None]  # [B, T, inner, 1]
-        decay = torch.exp(dt * -layer.A_log.float().exp())  # [B, T, inner, N]
-        added = dt * B[:, :, None] * u[..., None]
-        first = added[:, :1] + decay[:, :1] * recurrent_state[:, None]
-        h = pscan(decay, torch.cat((first, added[:, 1:]), dim=1))
-        y = (h @ C[..., None].to(h.dtype)).squeeze(-1) + layer.D * u
-        y = y * F.silu(gate.transpose(1, 2))
-        return layer.out_proj(y.to(x.dtype)), (inputs[:, :, -self.config.conv_kernel :], h[:, -1])
-
-    def _step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        conv_state, recurrent_state = state
-        cache = DynamicCache(config=self.config)
-        cache.update_conv_state(conv_state, 0, conv_kernel_size=self.config.conv_kernel)
-        cache.update_recurrent_state(recurrent_state, 0)
-        return self._call(x, cache)
-
-    @torch.compiler.disable
-    def _call(self, x: Tensor, cache: DynamicCache) -> tuple[Tensor, tuple[Tensor, ...]]:
-        y = self.layer(x, cache_params=cache)
-        layer = cache.layers[0]
-        return y, (layer.conv_states[0], layer.recurrent_states[0])
+        step = F.softplus(layer.dt_proj(step).float())
+        y, recurrent_state = selective_scan(u, step, -layer.A_log.float().exp(), B, C, recurrent_state, reset)
+        y = (y + layer.D * u) * F.silu(gate)
+        return layer.out_proj(y.to(x.dtype)), (conv_state, recurrent_state)

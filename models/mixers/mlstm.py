@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import xLSTMConfig
-from transformers.models.xlstm.modeling_xlstm import mlstm_chunkwise_native_autograd
+from transformers.models.xlstm.modeling_xlstm import mlstm_chunkwise_parallel_fw_H as outputs_of_chunks
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer as MLSTMLayer
 
 from .stepwise import step_by_forward, stepwise
@@ -17,11 +17,14 @@ CHUNK = 64
 KEEP, ADD_NOTHING = 60.0, -60.0
 
 
+State = tuple[Tensor, Tensor, Tensor]  # c [B, N, D, D], n [B, N, D], m [B, N, 1]
+
+
 class Chunkwise(nn.Module):
     """transformers' chunkwise mLSTM for any T, with the state after the last step.
 
     It replaces xLSTMBackend, which computes the steps after the last full chunk one by one: at T = 40 that is ten times
-    as slow.
+    as slow. It writes nothing in place, so that torch.func.vmap can map it over the weights of several models.
     """
 
     def forward(
@@ -31,23 +34,49 @@ class Chunkwise(nn.Module):
         value: Tensor,
         igate: Tensor,  # [B, N, T]
         fgate: Tensor,
-        **initial: Tensor | None,  # c_initial [B, N, D, D], n_initial [B, N, D], m_initial [B, N, 1]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        T = query.shape[2]
-        chunk = min(T, CHUNK)
-        padding = -T % chunk
-        query, key, value = (F.pad(part, (0, 0, 0, padding)) for part in (query, key, value))
-        h, state = mlstm_chunkwise_native_autograd(
-            query=query.contiguous(),
-            key=key.contiguous(),
-            value=value.contiguous(),
-            igate=F.pad(igate, (0, padding), value=ADD_NOTHING).contiguous(),
-            fgate=F.pad(fgate, (0, padding), value=KEEP).contiguous(),
-            chunk_size=chunk,
-            return_last_states=True,
-            **initial,
+        c_initial: Tensor | None = None,
+        n_initial: Tensor | None = None,
+        m_initial: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        B, N, T, D = query.shape
+        length = min(T, CHUNK)
+        padding = -T % length
+        query, key, value = (F.pad(part, (0, 0, 0, padding)).contiguous() for part in (query, key, value))
+        igate = F.pad(igate, (0, padding), value=ADD_NOTHING).unflatten(2, (-1, length))  # [B, N, chunks, length]
+        kept = F.logsigmoid(F.pad(fgate, (0, padding), value=KEEP)).unflatten(2, (-1, length)).cumsum(-1)
+        if c_initial is None:
+            first = key.new_zeros(B, N, D, D), key.new_zeros(B, N, D), key.new_zeros(B, N, 1)
+        else:
+            first = c_initial, n_initial, m_initial
+        states = states_of_chunks(key.unflatten(2, (-1, length)), value.unflatten(2, (-1, length)), igate, kept, first)
+        c, n, m = (torch.cat(parts, dim=2) for parts in zip(*states[:-1], strict=True))
+        h, _, _ = outputs_of_chunks(
+            query, key, value, c, n, m, igate, kept, D**-0.5, chunk_size=length, num_chunks=len(states) - 1
         )
-        return h[:, :, :T], state
+        return h[:, :, :T], states[-1]
+
+
+def states_of_chunks(key: Tensor, value: Tensor, igate: Tensor, kept: Tensor, state: State) -> list[State]:
+    """Return the states before every chunk and after the last.
+
+    Args:
+        key: [B, N, chunks, length, D].
+        value: [B, N, chunks, length, D].
+        igate: logarithms of the input gates, [B, N, chunks, length].
+        kept: sums of the logarithms of the forget gates from the beginning of each chunk on, [B, N, chunks, length].
+        state: before the first chunk.
+    """
+    states = [state]
+    to_end = kept[..., -1:] - kept + igate  # what each step weighs at the end of its chunk, as a logarithm
+    for k in range(key.shape[2]):
+        c, n, m = states[-1]
+        whole = kept[:, :, k, -1:] + m
+        after = torch.maximum(whole, to_end[:, :, k].amax(-1, keepdim=True))
+        keep = torch.exp(whole - after)
+        weighted = key[:, :, k] * torch.exp(to_end[:, :, k] - after)[..., None]  # [B, N, length, D]
+        added = weighted.transpose(-2, -1) @ value[:, :, k]
+        states.append((keep[..., None] * c + added, keep * n + weighted.sum(-2), after))
+    return states
 
 
 class MLSTMMixer(nn.Module):
@@ -86,9 +115,7 @@ class MLSTMMixer(nn.Module):
         bias.copy_(torch.linspace(3.0, 6.0, self.num_heads, device=bias.device))
         self.layer.out_proj.weight.div_(math.sqrt(2 * self.num_blocks))
 
-    def forward(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None, reset: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, x: Tensor, state: State | None = None, reset: Tensor | None = None) -> tuple[Tensor, State]:
         if reset is None:
             return self.layer(x, state)
         if state is None:

@@ -6,46 +6,12 @@ from torch.nn import functional as F
 
 from flashrnn import Cell, Recurrence, get_cell
 
+from .causal_conv import CausalConv
 from .step_context import StepContext
 
 # The gates that the causal convolution feeds. In xLSTM's sLSTM they are the input and forget gates, but not the values
 # to be stored and read out (z, o); the GRU's counterparts are r and z.
 CONV_GATES = {"slstm": ("i", "f"), "lstm": ("i", "f"), "gru": ("r", "z")}
-
-
-class CausalConv(nn.Module):
-    """Depthwise causal convolution over time, then SiLU. Its state is the last width - 1 inputs, [B, width - 1, d]."""
-
-    def __init__(self, d_model: int, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.weight = nn.Parameter(torch.empty(d_model, width))
-        self.bias = nn.Parameter(torch.zeros(d_model))
-        nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
-
-    def forward(self, x: Tensor, state: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        B, T, d = x.shape
-        past = self.width - 1
-        padded = torch.cat((x.new_zeros(B, past, d) if state is None else state, x), dim=1)
-        if reset is not None:
-            # Steps since the last reset; `past` or more where there was none, so that the state counts in full.
-            step = torch.arange(T, device=x.device)
-            start = torch.where(reset, step, -past).cummax(dim=1).values  # [B, T]
-            age = step - start
-        y = self.bias
-        for lag in range(self.width):
-            term = padded[:, past - lag : past - lag + T] * self.weight[:, past - lag]
-            y = y + (term if reset is None else term * (age >= lag)[..., None])
-        state = padded[:, T:]
-        if reset is not None:  # inputs before the last document do not reach the next call
-            steps_of_state = torch.arange(T - past, T, device=x.device)
-            state = state * (steps_of_state >= start[:, -1:])[..., None]
-        return F.silu(y), state
-
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Map one input x [B, d] to its output [B, d] and the new state."""
-        inputs = torch.cat((state, x[:, None]), dim=1)
-        return F.silu(torch.linalg.vecdot(inputs.mT, self.weight) + self.bias), inputs[:, 1:]
 
 
 class RNNMixer(nn.Module):

@@ -27,11 +27,13 @@ def test_networks_mapped_by_vmap_are_those_alone(function):
             torch.testing.assert_close(weights[name].grad[k], parameter.grad, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("model", ["lstm", "transformer", "mlstm"])
+@pytest.mark.parametrize("model", ["lstm", "transformer", "mlstm", "mamba", "mamba2 model.mixer.head_dim=8"])
 def test_steps_of_a_graph_are_those_of_eager_calls(model, tmp_path):
     device = torch.device("cuda")
     configs = [
-        config(*TINY["parity"], *SHORT, f"model={model}", f"optim.lr={lr}", "logger=none", f"run_dir={tmp_path}")
+        config(
+            *TINY["parity"], *SHORT, *f"model={model}".split(), f"optim.lr={lr}", "logger=none", f"run_dir={tmp_path}"
+        )
         for lr in (1e-3, 3e-3)
     ]
     batches = Batches(configs[0], device)

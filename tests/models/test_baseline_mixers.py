@@ -1,17 +1,25 @@
-"""Mamba and mLSTM keep the promises of every mixer, as far as transformers lets them, and are what transformers has."""
+"""Mamba, Mamba-2 and mLSTM keep the promises of every mixer, and are what transformers has."""
+
+from functools import partial
 
 import pytest
 import torch
+from torch.func import functional_call, stack_module_state, vmap
 from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMBackend
 
 from models.backbone import SequenceModel
 from models.mixers.mamba import MambaMixer
+from models.mixers.mamba2 import Mamba2Mixer
 from models.mixers.mlstm import CHUNK, MLSTMMixer
 from tests.models.test_mixers import in_pieces
 
 B, T, d = 3, CHUNK + 6, 64
-MIXERS = {"mamba": MambaMixer, "mlstm": MLSTMMixer}
+MIXERS = {
+    "mamba": MambaMixer,
+    "mamba2": partial(Mamba2Mixer, head_dim=32, state_size=16, chunk_size=CHUNK),
+    "mlstm": MLSTMMixer,
+}
 
 
 @pytest.fixture(params=MIXERS)
@@ -73,9 +81,34 @@ def test_mamba_refuses_weights_of_half_precision(x):
         MambaMixer(d).bfloat16()(x.bfloat16())
 
 
-def test_mamba_refuses_gradients_through_resets(x, reset):
-    with pytest.raises(ValueError, match=r"with resets.*data\.reset_at_documents=false"):
-        MambaMixer(d)(x, reset=reset)
+def test_gradients_of_documents_add_up(mixer, x):
+    reset = torch.zeros(B, T, dtype=torch.bool)
+    reset[:, 4] = True
+    gradients = []
+    for documents in ([mixer(x, reset=reset)[0]], [mixer(x[:, :4])[0], mixer(x[:, 4:])[0]]):
+        mixer.zero_grad()
+        sum(y.square().sum() for y in documents).backward()
+        gradients.append([parameter.grad for parameter in mixer.parameters()])
+    for ours, expected in zip(*gradients, strict=True):
+        assert (ours - expected).norm() < 1e-4 * expected.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("steps", [1, T])
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_mamba_is_that_of_transformers(x, steps, name):
+    torch.manual_seed(0)
+    mixer = MIXERS[name](d)
+    torch.testing.assert_close(mixer(x[:, :steps])[0], mixer.layer(x[:, :steps]), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "mlstm"])
+def test_is_mapped_over_the_weights_of_several(x, name):
+    mixers = [MIXERS[name](d) for _ in range(3)]
+    weights, _ = stack_module_state(mixers)
+    found = vmap(lambda weights: functional_call(mixers[0], weights, (x,))[0])(weights)
+    for mixer, ours in zip(mixers, found, strict=True):
+        torch.testing.assert_close(ours, mixer(x)[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("lengths", [[20, T - 20], [T - 1, 1]])
@@ -120,3 +153,8 @@ def test_their_own_initialisation_survives_the_backbone():
 def test_mlstm_heads_must_divide_the_width():
     with pytest.raises(ValueError, match=r"num_heads=5 .*d_model=64"):
         MLSTMMixer(64, num_heads=5)
+
+
+def test_mamba_2_heads_must_divide_its_channels():
+    with pytest.raises(ValueError, match=r"head_dim=48 .*expand \* d_model = 128"):
+        Mamba2Mixer(64, head_dim=48)

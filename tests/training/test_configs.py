@@ -20,7 +20,7 @@ from training.config_checks import check, check_buildable, check_trainer
 from training.configuration import CONFIGS, accumulate
 from training.sweep import check_sweep
 
-OF_FLA = ("deltaproduct", "gated_deltanet", "mamba2")
+OF_FLA = ("deltaproduct", "gated_deltanet")
 
 
 def options(group):
