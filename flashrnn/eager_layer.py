@@ -119,9 +119,7 @@ def _wider(units: int, dtype: torch.dtype, x, W, R, b, states) -> tuple[Tensor |
 def _narrower(recurrent: Recurrence, batch_first: bool, out: Tensor, *ends: Tensor) -> tuple[Tensor, ...]:
     """Return the results of a layer without the units that `_wider` has added."""
     out, *ends = (t.unflatten(-1, (recurrent.num_heads, -1)) for t in (out, *ends))
-    h = with_head_size(out if batch_first else out.transpose(0, 1), recurrent.head_dim)
-    out = (h if batch_first else h.transpose(0, 1)).flatten(-2)
-    return out, *(end[..., : recurrent.head_dim].flatten(-2).contiguous() for end in ends)
+    return tuple(t.flatten(-2) for t in with_head_size([out, *ends], recurrent.head_dim))
 
 
 def _of_inputs(batch_first: bool, recurrent: Recurrence, dtype: torch.dtype, reset, *given) -> tuple[Tensor, ...]:

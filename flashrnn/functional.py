@@ -5,7 +5,6 @@ from operator import index
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from flashrnn import eager, loop, op, repeated
 from flashrnn.cells import Cell, get_cell
@@ -122,14 +121,11 @@ def _padded(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Run heads of an odd size with `units` more, which are zero wherever they could meet the others."""
     Wx, R, b, states, reset = inputs
-    D, wider = Wx.shape[-1], (0, units)
-    rows = with_head_size(Wx.to(dtype), D + units)
-    states = None if states is None else pad(states, wider)
-    matrices, biases = pad(R, (0, units, 0, units)), pad(b, wider)
-    outputs = flashrnn(rows, matrices, biases, states, cell, backend, dtype, reset, return_states=return_states)
-    h, last, *every = outputs
-    others = every[0][1:] if every else ()
-    return with_head_size(h, D), last[..., :D].contiguous(), tuple(with_head_size(x, D) for x in others)
+    D = Wx.shape[-1]
+    rows, matrices, biases, states = with_head_size([Wx.to(dtype), R, b, states], D + units, matrices=1)
+    h, last, *every = flashrnn(rows, matrices, biases, states, cell, backend, dtype, reset, return_states=return_states)
+    h, last, *others = with_head_size([h, last, *(every[0][1:] if every else ())], D)
+    return h, last, tuple(others)
 
 
 def _nothing(

@@ -93,7 +93,7 @@ def warmup(
             of_call = problem._replace(heads=2 * heads)
         kernels |= dict(_kernels(chosen.name, of_call, size, both and not reset))
     if units:
-        kernels[f"padding in {dtype}"] = partial(resize_rows.KERNEL.compile, dtype, problem.gpu)
+        kernels["padding"] = partial(resize_rows.KERNEL.compile, resize_rows.DTYPE, problem.gpu)
     _run(kernels, progress)
     return chosen.name
 

@@ -26,7 +26,7 @@ class Parameter:
 
     name: str
     type: str  # in CUDA
-    dtype: torch.dtype | None = None  # of a tensor; None for a number
+    dtype: torch.dtype | None = None  # of a tensor; None for a number, or for a tensor of any
     shape: tuple[int | str, ...] = ()  # of a tensor, with numbers among the parameters by name; (): not checked
 
 
@@ -50,7 +50,7 @@ def check(parameters: Parameters, arguments: Mapping[str, Argument]) -> None:
     """Raise TypeError for a tensor that is not what its parameter says; one of bytes or without elements may be any."""
     for one in parameters:
         x = arguments[one.name]
-        if not isinstance(x, Tensor) or not x.numel() or x.dtype == torch.uint8:
+        if not isinstance(x, Tensor) or not x.numel() or x.dtype == torch.uint8 or one.dtype is None:
             continue
         shape = [arguments[size] if isinstance(size, str) else size for size in one.shape]
         if x.dtype != one.dtype or (shape and x.numel() != prod(shape)):
@@ -298,13 +298,24 @@ def sum_of_partials(dtype: torch.dtype) -> Parameters:
     )
 
 
+AT_ONCE = 4  # tensors that one launch resizes
+
+
 def resize_rows(dtype: torch.dtype) -> Parameters:
     """Return those of kernels/resize_rows.cuh."""
-    return (
-        Parameter("x", "const scalar* __restrict__", dtype, ("rows", "from")),
-        Parameter("resized", "scalar* __restrict__", dtype, ("rows", "to")),
-        *_numbers("rows", "from", "to"),
-    )
+    pointers = "const u16* __restrict__", "u16* __restrict__"
+    found = []
+    for i in range(AT_ONCE):
+        x, resized, *numbers = of_resized(i)
+        found += [Parameter(name, kind) for name, kind in zip((x, resized), pointers, strict=True)]
+        found += _numbers(*numbers)
+    return tuple(found)
+
+
+def of_resized(i: int) -> tuple[str, ...]:
+    """Return the names of those for tensor i, in the order of Resize in the header."""
+    names = "x", "resized", "rows", "from", "to", "of_x", "of_resized", "groups", "at_once", "blocks"
+    return tuple(f"{name}_{i}" for name in names)
 
 
 def _counts(spec: KernelSpec) -> tuple[int, int, int, int, int]:

@@ -1,23 +1,55 @@
-"""Rows of a tensor made longer or shorter by one launch, which is bound by memory.
+"""Heads of several tensors made longer or shorter by one launch, which is bound by memory.
 
-PyTorch's `pad` and copies of slices take up to four times as long, because they copy number by number.
+PyTorch's `pad` and copies of slices take a launch or two for each tensor, and up to four times as long for a large one,
+because they copy number by number.
 """
 
+from collections.abc import Mapping, Sequence
+
+import torch
 from torch import Tensor
 
 from flashrnn.cuda import parameters
 from flashrnn.cuda.dtype_kernel import DtypeKernel
+from flashrnn.cuda.parameters import AT_ONCE, Argument
 
-KERNEL = DtypeKernel("resize_rows", 256, parameters.resize_rows)
+_THREADS = 256  # of a block
+_MOST_THREADS = 2**17  # for groups of rows: about what a GPU runs at a time
+_IN_VECTOR = 8  # numbers
+KERNEL = DtypeKernel("resize_rows", _THREADS, parameters.resize_rows)
+DTYPE = torch.bfloat16  # whatever that of the tensors is: the kernel copies 16 bits at a time
 
 
-def resize_rows(x: Tensor, size: int) -> Tensor:
-    """Return x [..., K], contiguous and of a half type or float32, as [..., size]: cut off, or padded with zeros."""
-    resized = x.new_empty(*x.shape[:-1], size)
-    if not resized.numel():
-        return resized
-    vectors = -(-resized.nbytes // 16)
-    rows = resized.numel() // size
-    arguments = {"x": x, "resized": resized, "rows": rows, "from": x.shape[-1], "to": size}
-    KERNEL.launch(vectors, arguments, x.dtype, x.device.index)
+def resize_rows(tensors: Sequence[Tensor], size: int, axes: Sequence[int]) -> list[Tensor]:
+    """Return each tensor [..., K], contiguous, as [..., size]: cut off, or padded with zeros; [..., K, K], of which 2
+    `axes` are resized, as [..., size, size]."""
+    resized = [x.new_empty(*x.shape[:-count], *(size,) * count) for x, count in zip(tensors, axes, strict=True)]
+    jobs = list(zip(tensors, resized, axes, strict=True))
+    for first in range(0, len(jobs), AT_ONCE):
+        some = [(x, out, count) for x, out, count in jobs[first : first + AT_ONCE] if out.numel()]
+        arguments = {}
+        for i in range(AT_ONCE):
+            arguments |= _arguments(i, *some[i]) if i < len(some) else _no_arguments(i)
+        if some:
+            blocks = sum(arguments[f"blocks_{i}"] for i in range(AT_ONCE))
+            KERNEL.launch(blocks * _THREADS, arguments, DTYPE, resized[0].device.index)
     return resized
+
+
+def _arguments(i: int, x: Tensor, resized: Tensor, axes: int) -> Mapping[str, Argument]:
+    """Return the kernel's arguments for a tensor: how its rows are resized, and by which threads."""
+    before, after, parts = x.shape[-1], resized.shape[-1], x.element_size() // 2
+    rows = resized.numel() // after
+    of_matrix = (before, after) if axes == 2 else (rows, rows)
+    wide, from_, to = axes == 1 and min(before, after) * parts >= 2 * _IN_VECTOR, before * parts, after * parts
+    # not the last one: words are read that begin after the end of a row
+    groups = max(rows // _IN_VECTOR - 1, 0) if wide else 0
+    at_once = min(groups, max(_MOST_THREADS // to, 1))
+    singles = rows * to - groups * to * _IN_VECTOR
+    blocks = -(-at_once * to // _THREADS) + -(-singles // (_IN_VECTOR * _THREADS))
+    values = (x, resized, rows, from_, to, *of_matrix, groups, at_once, blocks)
+    return dict(zip(parameters.of_resized(i), values, strict=True))
+
+
+def _no_arguments(i: int) -> Mapping[str, Argument]:
+    return dict(zip(parameters.of_resized(i), (None, None, 0, 1, 1, 1, 1, 0, 0, 0), strict=True))

@@ -44,6 +44,13 @@ inline To same_bits(From from) {
 inline float __uint_as_float(u32 bits) { return same_bits<float>(bits); }
 inline u32 __float_as_uint(float x) { return same_bits<u32>(x); }
 inline u32 __umulhi(u32 a, u32 b) { return u64(a) * b >> 32; }
+inline u32 __byte_perm(u32 a, u32 b, u32 order) {
+  u32 bytes = 0;
+  for (int i = 0; i < 4; i++) bytes |= u32((u64(b) << 32 | a) >> (order >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return bytes;
+}
+template <class T>
+inline T __ldg(const T* from) { return *from; }
 
 struct __nv_bfloat16 {
   u16 bits;

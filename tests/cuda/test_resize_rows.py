@@ -1,4 +1,4 @@
-"""The kernel that makes rows longer or shorter, on the processor."""
+"""The kernel that makes heads longer or shorter, on the processor."""
 
 import pytest
 import torch
@@ -11,16 +11,38 @@ from tests.cuda.host_kernel import loaded_on_host
 @pytest.fixture
 def on_host(monkeypatch):
     monkeypatch.setattr(dtype_kernel, "loaded", loaded_on_host)
+    monkeypatch.setattr(resize_rows, "_MOST_THREADS", 200)  # so that threads have several groups of rows
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("before", "after"), [(63, 64), (64, 63), (1, 8), (8, 1), (131, 136), (136, 131)])
-def test_rows_are_cut_off_or_padded_with_zeros(on_host, dtype, before, after):
-    x = torch.randn(3, 17, before).to(dtype)
-    out = resize_rows.resize_rows(x, after)
-    assert out.dtype == dtype
-    assert torch.equal(out, pad(x, (0, after - before)))
+def check(tensors: list[torch.Tensor], size: int, axes: list[int]) -> None:
+    out = resize_rows.resize_rows(tensors, size, axes)
+    for resized, x, count in zip(out, tensors, axes, strict=True):
+        assert resized.dtype == x.dtype
+        assert torch.equal(resized, pad(x, (0, size - x.shape[-1]) * count))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("before", "after"), [(63, 64), (64, 63), (1, 8), (8, 1), (131, 136), (136, 131), (3, 8)])
+def test_heads_are_cut_off_or_padded_with_zeros(on_host, dtype, before, after):
+    check([torch.randn(3, 17, before).to(dtype), torch.randn(2, before, before).to(dtype)], after, [1, 2])
+
+
+def test_tensors_of_several_dtypes_and_addresses(on_host):
+    """Also more than one launch takes."""
+    odd = torch.randn(1 + 700 * 63).half()[1:].view(7, 100, 63)
+    tensors = [
+        odd,
+        torch.randn(2, 3, 63, 63).bfloat16(),
+        torch.randn(4, 63),
+        torch.randn(5, 63).half(),
+        torch.randn(63),
+    ]
+    check(tensors, 64, [1, 2, 1, 1, 1])
 
 
 def test_no_rows(on_host):
-    assert resize_rows.resize_rows(torch.randn(0, 63), 64).shape == (0, 64)
+    assert [x.shape for x in resize_rows.resize_rows([torch.randn(0, 63), torch.randn(2, 63)], 64, [1, 1])] == [
+        (0, 64),
+        (2, 64),
+    ]
+    assert resize_rows.resize_rows([torch.randn(0, 63)], 64, [1])[0].shape == (0, 64)

@@ -1,27 +1,88 @@
-// Rows of a tensor made longer or shorter.
+// Rows of several tensors made longer or shorter by one launch, which is bound by memory.
 #pragma once
 #include "kernels/common.cuh"
 
-// Params: types and shapes are in parameters.py. x [rows, from] -> resized [rows, to], with zeros after `from` numbers, or
-// without those after `to`. A thread writes 16 bytes of the result, whose rows may begin anywhere.
+constexpr int IN_VECTOR = 8;  // numbers of 16 bits in a vector of 16 bytes
+
+// One tensor, in numbers of 16 bits, of which larger types have several: x [.., of_x, from] -> resized [.., of_resized, to], `rows` rows
+// in all. Zeros are added to rows and to matrices, or what is too much is left out.
+struct Resize {
+  const u16* x;
+  u16* resized;
+  i64 rows, from, to, of_x, of_resized;
+  i64 groups;   // of eight rows, which are whole vectors: threads write the same vector of every `at_once`-th group
+  i64 at_once;  // the other rows are made of single numbers
+  i64 blocks;
+  DEVICE int blocks_of_groups() const { return int(at_once * to + BLOCK_THREADS - 1) / BLOCK_THREADS; }
+};
+
+// Return the bits of word i of a vector that belong to its first `number` numbers.
+DEVICE u32 bits_of_first(int number, int i) { return number >= 2 * i + 2 ? ~0u : number == 2 * i + 1 ? 0xffffu : 0u; }
+
+// Numbers begin <= k < end of a vector, which are in memory at from[k]: they are in five aligned words, which may have to be shifted.
+struct Part {
+  const u32* words;
+  u32 order, mask[4];
+  DEVICE Part(const u16* from, int begin, int end) {
+    const bool odd = reinterpret_cast<u64>(from) & 2;
+    words = reinterpret_cast<const u32*>(from - odd), order = odd ? 0x5432 : 0x3210;
+#pragma unroll
+    for (int i = 0; i < 4; i++) mask[i] = bits_of_first(end, i) & ~bits_of_first(begin, i);
+  }
+  DEVICE void add_to(u32 (&vector)[4], i64 offset) const {
+    u32 found[5];
+#pragma unroll
+    for (int i = 0; i < 5; i++) found[i] = __ldg(words + offset + i);
+#pragma unroll
+    for (int i = 0; i < 4; i++) vector[i] |= __byte_perm(found[i], found[i + 1], order) & mask[i];
+  }
+};
+
+// Writes the thread's vector of its groups. It may have the end of a row and the beginning of the next one in it.
+DEVICE void resize_groups(const Resize& of, int thread) {
+  const int from = of.from, to = of.to, at_once = of.at_once, first = thread / to, vector = thread - first * to;
+  if (first >= at_once) return;
+  const int row = vector * IN_VECTOR / to, column = vector * IN_VECTOR - row * to, left = to - column;  // left: to the row's end
+  const u16* x = of.x + (i64(first) * IN_VECTOR + row) * from;
+  const Part before(x + column, 0, min(left, from - column)), after(x + from - left, left, left + from);
+  uint4* resized = reinterpret_cast<uint4*>(of.resized) + i64(first) * to + vector;
+  const i64 step = i64(at_once) * (IN_VECTOR / 2) * from, result_step = i64(at_once) * to;
+  const int count = (int(of.groups) - first + at_once - 1) / at_once;
+  auto write = [&](bool ends) {
+#pragma unroll 4
+    for (int i = 0; i < count; i++) {
+      u32 found[4] = {};
+      before.add_to(found, i * step);
+      if (ends) after.add_to(found, i * step);
+      resized[i * result_step] = make_uint4(found[0], found[1], found[2], found[3]);
+    }
+  };
+  if (to % IN_VECTOR) write(true);
+  else write(false);
+}
+
+// Writes eight numbers.
+DEVICE void resize_singles(const Resize& of, i64 first) {
+#pragma unroll 1
+  for (i64 at = first; at < min(first + IN_VECTOR, of.rows * of.to); at++) {
+    const i64 row = at / of.to, column = at - row * of.to, matrix = row / of.of_resized, of_matrix = row - matrix * of.of_resized;
+    const bool exists = column < of.from && of_matrix < of.of_x;
+    of.resized[at] = exists ? of.x[(matrix * of.of_x + of_matrix) * of.from + column] : 0;
+  }
+}
+
+// Params: types and shapes are in parameters.py. The blocks of each tensor follow those of the one before.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 flashrnn_resize_rows(PARAMETERS) {
-  const Params params{PARAMETER_NAMES};
-  constexpr int NUMBERS = 16 / BYTES;
-  const i64 first = (i64(blockIdx.x) * BLOCK_THREADS + threadIdx.x) * NUMBERS, numbers = params.rows * params.to;
-  if (first >= numbers) return;
-  i64 row = first / params.to, column = first - row * params.to;
-  alignas(16) scalar found[NUMBERS];
+  const Resize tensors[] = {PARAMETER_NAMES};
+  Resize of = tensors[0];
+  int block = blockIdx.x;
+  bool found = block < of.blocks;
 #pragma unroll
-  for (int i = 0; i < NUMBERS; i++) {
-    found[i] = column < params.from && row < params.rows ? params.x[row * params.from + column] : scalar(0.0f);
-    if (++column == params.to) column = 0, row++;
+  for (int i = 1; i < sizeof(tensors) / sizeof(Resize); i++) {
+    if (!found) block -= of.blocks, of = tensors[i], found = block < of.blocks;
   }
-  if (first + NUMBERS <= numbers) {
-    *reinterpret_cast<uint4*>(params.resized + first) = *reinterpret_cast<const uint4*>(found);
-  } else {
-#pragma unroll
-    for (int i = 0; i < NUMBERS; i++)
-      if (first + i < numbers) params.resized[first + i] = found[i];
-  }
+  const int of_groups = of.blocks_of_groups();
+  if (block < of_groups) return resize_groups(of, block * BLOCK_THREADS + threadIdx.x);
+  resize_singles(of, (of.groups * of.to + i64(block - of_groups) * BLOCK_THREADS + threadIdx.x) * IN_VECTOR);
 }
