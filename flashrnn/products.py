@@ -68,6 +68,8 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
     """
     only = recurrent_only(cell)
     if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
+        if d_Wx.is_contiguous():
+            return [d_Wx.view(1, -1, d_Wx.shape[2] * d_Wx.shape[4])]
         rows = _flat(d_Wx).squeeze(2)
         return [rows.flatten(1)[None] if rows.stride(1) == rows.shape[2] else rows.transpose(0, 1)]
     with_input, without = (_flat(x).permute(1, 2, 0, 3).unbind() for x in (d_Wx, d_u))
@@ -112,8 +114,11 @@ def weight_gradient_of_states(
 def _one_way(
     cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, initial: Tensor | None, backwards: bool = False
 ) -> Tensor:
-    (B, T), rows, d_gates = h.shape[:2], _flat(h).transpose(0, 1), gate_views(cell, d_Wx, d_u)
+    (B, T), d_gates = h.shape[:2], gate_views(cell, d_Wx, d_u)
     steps_outside = is_time_major(h) or B == 1 or T == 1
+    if T <= _FEW_STEPS and not steps_outside:
+        return _product(d_gates, slice(None), _flat(_one_step_later(h, initial, backwards)).transpose(0, 1))
+    rows = _flat(h).transpose(0, 1)
     step, first = B if steps_outside else 1, T - 1 if backwards else 0
     d_R = None
     if initial is not None:
@@ -128,10 +133,23 @@ def _one_way(
         return _product(d_gates, steps, before, d_R)
 
 
+_FEW_STEPS = 32
+"""Time steps up to which a copy of h costs less than the operations that make one superfluous: the host takes longer to
+call these than the GPU to run them."""
+
+
+def _one_step_later(h: Tensor, initial: Tensor | None, backwards: bool) -> Tensor:
+    """Return h [B, T, N, D] before every step as a contiguous tensor; `backwards`: time goes backwards."""
+    first = torch.zeros_like(h[:, :1]) if initial is None else initial[:, None].to(h.dtype)
+    return torch.cat((h[:, 1:], first) if backwards else (first, h[:, :-1]), dim=1)
+
+
 def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
     """Return the sum over the rows `steps` of d_gates, as `gate_views` returns them, times h [N, rows, D]."""
     number, _, width = d_gates[0].shape  # of heads, or of one head's gates
     N, _, D = h.shape
+    if number == N == len(d_gates) == 1 and add_to is None:
+        return torch.bmm(d_gates[0][:, steps].transpose(1, 2), h).view(-1, 1, D, D)
     d_R = h.new_empty(len(d_gates) * number * width // (N * D), N, D, D) if add_to is None else add_to
     for to, d_gate in zip(d_R.view(len(d_gates), number, width, D), d_gates, strict=True):
         to.baddbmm_(d_gate[:, steps].transpose(1, 2), h.expand(number, -1, -1), beta=int(add_to is not None))
