@@ -1,9 +1,12 @@
 """The kernel that makes heads longer or shorter, on the processor."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.functional import pad
 
+from flashrnn import head_size
 from flashrnn.cuda import dtype_kernel, resize_rows
 from tests.cuda.host_kernel import loaded_on_host
 
@@ -46,3 +49,24 @@ def test_no_rows(on_host):
         (2, 64),
     ]
     assert resize_rows.resize_rows([torch.randn(0, 63)], 64, [1])[0].shape == (0, 64)
+
+
+def test_gradients_and_memory_formats(on_host, monkeypatch):
+    """Of padded inputs, of which not all get a gradient, and of results in time-major memory."""
+    Wx = torch.randn(5, 3, 2, 7).transpose(0, 1).requires_grad_()
+    R, b = torch.randn(4, 2, 7, 7).bfloat16().requires_grad_(), torch.randn(4, 2, 7, requires_grad=True)
+
+    def run(resized) -> list[torch.Tensor]:
+        rows, matrices, biases = resized(8, [1, 2, 1], Wx, R, b)
+        assert rows.stride() == (16, 48, 8, 1)
+        h = resized(7, [1], rows * rows)[0]
+        return [rows, matrices, biases, h, *torch.autograd.grad([h.square().sum(), matrices.sum()], [Wx, R])]
+
+    def by_torch(size, axes, *tensors) -> list[torch.Tensor]:
+        return head_size._in_memory_order(partial(head_size._padded, size, axes), tensors)
+
+    expected = run(by_torch)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    for found, value in zip(run(head_size._Resized.apply), expected, strict=True):
+        assert torch.equal(found, value)
+        assert found.stride() == value.stride()
