@@ -7,7 +7,7 @@ import torch
 from flashrnn.cells import Cell
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.resident.tiling import Tiling, is_dense
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
@@ -47,6 +47,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "ANY_SEQUENCES": tiling.any_sequences,
         "BLOCKS": tiling.blocks,
         "GRID": tiling.grid,
+        "DENSE": is_dense(spec, tiling),
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
         "GATES_IN_PIECES": len(cell.gates) > 1 and gate_format(cell, spec.heads, spec.head_dim, spec.dtype) == "PNDG",

@@ -135,7 +135,11 @@ struct Loop {
 
     if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
     if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
-    if constexpr (REDUCES) step_cells(carried, results, v, u, cells.valid, units);
+#if REDUCES
+    float none[GR][CELLS];
+    if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, cells.valid, units);
+    else u(none);
+#endif
     if (coord.has_cells()) {
       if constexpr (!REDUCES) step_cells(carried, results, v, u, cells.valid, units);
       results.h.round(carried.s[0]);
