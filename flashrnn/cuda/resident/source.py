@@ -5,6 +5,7 @@ from functools import lru_cache
 import torch
 
 from flashrnn.cells import Cell
+from flashrnn.cells.hoisting import LoopCell
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
 from flashrnn.cuda.resident.tiling import Tiling, is_dense
@@ -60,4 +61,5 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     parameters = fused(spec)
     d_aux = [f"params.{one.name}" for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
-    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array))
+    inputs = f"using input_number = {'gate' if isinstance(cell, LoopCell) else 'scalar'};"
+    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, inputs))

@@ -65,7 +65,7 @@ struct InputLoader {
   }
 };
 DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
-  const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
+  const input_number* tile = reinterpret_cast<const input_number*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
 #pragma unroll
   for (int j = 0; j < GI; j++)
     if (coord.has_cells()) read_cells(v[j], tile, j, coord);
