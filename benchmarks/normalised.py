@@ -1,6 +1,6 @@
 """Time of cells that see the other units of their head, over that of an LSTM or of what there is without a kernel."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,20 +63,28 @@ def _layer(job: Job) -> dict:
 def _loop(case: Case, mode: str) -> dict:
     training = mode == TRAINING
     inputs = [x.requires_grad_(training) for x in random_inputs(case.shapes(), getattr(torch, case.dtype))]
-    loop = graphed(compiled(gru_loop, inputs), inputs)
+    loop = graphed(partial(gru_loop, compiled(gru_step, inputs)), inputs)
     return measure(lambda: loop(*inputs), inputs, training, QUICK)
 
 
-def gru_loop(Wx: Tensor, R: Tensor, b: Tensor) -> Tensor:
-    """Return h [B, T, 1, D] of a layernorm_gru of one head, as world models in PyTorch step it."""
-    B, T, _, _, D = Wx.shape
+def gru_loop(step: Callable[..., Tensor], Wx: Tensor, R: Tensor, b: Tensor) -> Tensor:
+    """Return h [B, T, 1, D] of a layernorm_gru of one head, as world models in PyTorch step it.
+
+    `step` is `gru_step`, compiled: to compile all steps of a sequence at once takes minutes.
+    """
+    B, _, _, _, D = Wx.shape
     bias, gain, shift = b.view(3, 3 * D).unbind()
     inputs, weight = Wx.flatten(2) + bias, R.flatten(0, 2).t()
     h, steps = Wx.new_zeros(B, D), []
-    for t in range(T):
-        gates = torch.addmm(inputs[:, t], h, weight)
-        reset, candidate, update = F.layer_norm(gates, (3 * D,), 1 + gain, shift, eps=1e-3).chunk(3, dim=-1)
-        update = torch.sigmoid(update - 1)
-        h = update * torch.tanh(torch.sigmoid(reset) * candidate) + (1 - update) * h
+    for x in inputs.unbind(1):
+        h = step(x, h, weight, gain, shift)
         steps.append(h)
     return torch.stack(steps, dim=1).unsqueeze(2)
+
+
+def gru_step(x: Tensor, h: Tensor, weight: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    """Return h [B, D] after a step."""
+    gates = torch.addmm(x, h, weight)
+    reset, candidate, update = F.layer_norm(gates, gates.shape[1:], 1 + gain, shift, eps=1e-3).chunk(3, dim=-1)
+    update = torch.sigmoid(update - 1)
+    return update * torch.tanh(torch.sigmoid(reset) * candidate) + (1 - update) * h

@@ -6,7 +6,7 @@ from operator import index
 import torch
 from torch import Tensor
 
-from flashrnn import eager, loop, op, repeated
+from flashrnn import eager, hoisting, loop, op, repeated
 from flashrnn.cells import Cell, get_cell
 from flashrnn.dispatch import check_backend, padding
 from flashrnn.head_size import with_head_size
@@ -89,7 +89,8 @@ def flashrnn(
     elif Wx.shape[-1] % 2 and (units := _padding(backend, cell, Wx, dtype)):
         run = partial(_padded, units)
     elif eager.serves(inputs):
-        run = eager.recurrence
+        _, T, _, *sizes = Wx.shape
+        run = hoisting.recurrence if hoisting.serves(cell, backend, dtype, Wx.device, T, *sizes) else eager.recurrence
     else:
         run = loop.recurrence if loop.serves(backend, inputs) else op.recurrence
     h, last, others = run(cell, backend, dtype, return_states, inputs)

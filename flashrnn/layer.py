@@ -14,6 +14,7 @@ from flashrnn import (
     directions,
     eager_layer,
     flat_weights,
+    hoisting,
     onednn,
     plan,
     stepping,
@@ -213,6 +214,9 @@ class FlashRNN(nn.Module):
         for of_pytorch in (onednn.run, cudnn.run) if reset is None else ():
             if (done := of_pytorch(self, x, states)) is not None:
                 return done
+        of_layer = self.cell, self.recurrent_l0.backend, dtype_under_autocast(x), x.device, x.shape[time]
+        if hoisting.serves(*of_layer, self.num_heads, self.recurrent_l0.head_dim):
+            return None
         if (done := cuda_layer.run(self, x, states, reset)) is not None:
             return done
         return eager_layer.run(self, x, states, reset)

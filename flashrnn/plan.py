@@ -11,6 +11,7 @@ from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.dispatch import BACKENDS, UnsupportedProblem, choose, units_to_add
 from flashrnn.gpu import Gpu
+from flashrnn.hoisting import in_parts
 from flashrnn.problem import Problem, dtype_name
 
 
@@ -142,6 +143,11 @@ def explain(
         if reason is None:
             lines.append(f"{candidate.name} runs it" + (f", with heads padded by {units}" if units else ""))
             if candidate.name == CudaFused.name:
+                if parts := in_parts(problem):
+                    lines.append(
+                        f"  {len(parts.gates)} gates are normalised before the time loop, in a kernel of their own"
+                    )
+                    problem = problem._replace(cell=parts.loop)
                 lines += [f"  {way}: {_first_plan(way, problem, batch)}" for way in problem.directions]
             break
         lines.append(f"not {candidate.name}: {reason}")

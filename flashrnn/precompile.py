@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 
 from flashrnn.cells import Cell, get_cell
+from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import Sizes, prepare
-from flashrnn.cuda import resize_rows, sum_of_partials, weight_gradient
+from flashrnn.cuda import hoisted, resize_rows, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.nvrtc import compile_elsewhere
 from flashrnn.cuda.resident import concurrent_gradient, solver
@@ -25,6 +26,7 @@ from flashrnn.cuda.streaming.backend import Cuda, compile_kernel
 from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose, units_to_add
 from flashrnn.gpu import named_gpu, nvidia_gpu
+from flashrnn.hoisting import in_parts
 from flashrnn.problem import Problem, aux_dtype, state_dtype, tf32_allowed
 
 
@@ -92,6 +94,9 @@ def warmup(
         if both:
             of_call = problem._replace(heads=2 * heads)
         kernels |= dict(_kernels(chosen.name, of_call, size, both and not reset))
+        if chosen.name == CudaFused.name and (parts := in_parts(of_call)):
+            of_loop = of_call._replace(cell=parts.loop)
+            kernels |= dict(_resident(of_loop, size, both and not reset, lengths=(0,))) | dict(_first(parts, of_call))
     if units:
         kernels["padding"] = partial(resize_rows.KERNEL.compile, resize_rows.DTYPE, problem.gpu)
     _run(kernels, progress)
@@ -143,8 +148,8 @@ def _spec(direction: str, problem: Problem, batch: int, steps: int = 0, **varian
     return KernelSpec(direction, cell, problem.heads, problem.head_dim, batch, dtype, problem.gpu, variant, steps)
 
 
-def _resident(problem: Problem, batch: int, both_ways: bool) -> Kernels:
-    for steps in (0, *SHORT.values()):
+def _resident(problem: Problem, batch: int, both_ways: bool, lengths: Sequence[int] = (0, *SHORT.values())) -> Kernels:
+    for steps in lengths:
         for half_bias in (False, True) if problem.dtype.itemsize == 2 else (False,):
             spec = _spec("forward", problem, batch, steps, half_bias=half_bias, both_ways=both_ways)
             name = f"{bucket(spec, solver.SOLVER)}{', half biases' if half_bias else ''}"
@@ -158,7 +163,19 @@ def _resident(problem: Problem, batch: int, both_ways: bool) -> Kernels:
     yield from _gradients(problem, spec)
     likely = solver.likely(spec)  # unless another one is tuned or spills less
     if overlapped := concurrent_gradient.overlapped(spec, producers(spec, likely)):
-        yield f"d_R of batch {batch}, overlapped", partial(concurrent_gradient.compile_kernel, spec, overlapped)
+        yield (
+            f"d_R of {problem.cell.name}, batch {batch}, overlapped",
+            partial(concurrent_gradient.compile_kernel, spec, overlapped),
+        )
+
+
+def _first(parts: Hoisted, problem: Problem) -> Kernels:
+    """Yield the kernels of what leaves the loop."""
+    for direction in problem.directions:
+        for bias in sorted({problem.dtype, state_dtype(problem.dtype)}, key=str):
+            sizes = problem.heads, problem.head_dim, problem.dtype, bias
+            name = f"inputs of {parts.cell.name}, {direction}, biases in {bias}"
+            yield name, partial(hoisted.compile_kernel, direction, parts, *sizes, problem.gpu)
 
 
 def _streaming(problem: Problem, batch: int) -> Kernels:

@@ -60,6 +60,13 @@ def _competing(g, a, h):
     return (1 - torch.sigmoid(a)) * h + torch.tanh(shares / sum(shares) * 4)
 
 
+def _normalised_inputs(x, m, r, u, gain, bias, h):
+    """Two input-only gates, one of them used as it is too, and a bias that would leave a sum with a state in it."""
+    x = (1 + gain) * rms_norm(x, eps=1e-3)
+    m = torch.sigmoid(m)
+    return (h + bias) * m + x * torch.tanh(layer_norm(r) + x) - 0.1 * mean(u)
+
+
 NORMALISED_ELMAN = Cell(
     "normalised_elman", _normalised_elman, states=("h",), input_gates=("g",), recurrent_gates=("g",)
 )
@@ -68,9 +75,14 @@ NORMALISED_STATE = Cell(
     "normalised_state", _normalised_state, states=("h", "c"), input_gates=("u",), recurrent_gates=("r",)
 )
 COMPETING = Cell("competing", _competing, states=("h",))
+NORMALISED_INPUTS = Cell(
+    "normalised_inputs", _normalised_inputs, states=("h",), input_gates=("x", "m"), recurrent_gates=("r", "u")
+)
 LAYERNORM = (get_cell("layernorm_lstm"), get_cell("layernorm_gru"))
 NORMALISED = (*LAYERNORM, NORMALISED_ELMAN, NORMALISED_LSTM, NORMALISED_STATE, COMPETING)
 """Cells whose steps see the other units of their head."""
+HOISTED = (get_cell("layernorm_lstm"), NORMALISED_INPUTS)
+"""Those that normalise inputs alone, which leaves the time loop."""
 
 # Without relu alone, whose gradient jumps where rounding changes a sign: held against nn.RNN in float32 and float64.
 BUILT_IN = tuple(

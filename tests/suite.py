@@ -11,7 +11,17 @@ from torch import Tensor
 from flashrnn import Cell, flashrnn, get_cell
 from flashrnn.dispatch import BACKENDS, padding
 from flashrnn.problem import Problem, tf32_allowed
-from tests.problems import CELLS, LAYERNORM, NORMALISED, Inputs, all_states, random_inputs, random_reset, results
+from tests.problems import (
+    CELLS,
+    HOISTED,
+    LAYERNORM,
+    NORMALISED,
+    Inputs,
+    all_states,
+    random_inputs,
+    random_reset,
+    results,
+)
 from tests.tolerances import assert_close
 
 LSTM = get_cell("lstm")
@@ -51,6 +61,10 @@ RESIDENT_NORMALISED_CASES = [  # even sizes off the tiles, over clusters and gri
     *(Case(cell, 9, 33, D=34, reset=True) for cell in NORMALISED),
     *(Case(cell, B=9, T=17, N=1, D=400, reset=True) for cell in NORMALISED if cell not in LAYERNORM),
     *(Case(cell, B=17, T=9, N=1, D=D) for cell in LAYERNORM for D in (256, 768, 1100)),
+]
+HOISTED_CASES = [  # of as many steps as it takes
+    *(Case(cell, 9, 40, D=250, reset=True, time_major=True) for cell in HOISTED),
+    *(Case(cell, B=17, T=33, N=1, D=D) for cell in HOISTED for D in (256, 768, 1100)),
 ]
 ALL_CASES = [
     *CELL_CASES,

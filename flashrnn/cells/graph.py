@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,12 +42,25 @@ class Node:
     value: str | float | None = None
 
 
+class Norm(NamedTuple):
+    """A norm over the units, as `reductions.layer_norm` or, not `centered`, `rms_norm` of several values at once."""
+
+    values: tuple[int, ...]
+    normalised: tuple[int, ...]  # the results
+    eps: float
+    centered: bool
+
+
 @dataclass
 class Graph:
-    """Operations in execution order; equal ones are stored once, constants and neutral operands fold away."""
+    """Operations in execution order; equal ones are stored once, constants and neutral operands fold away.
+
+    A norm's operations are among them. It is also noted as a whole, because its gradient has fewer than a derived one.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
+    norms: list[Norm] = field(default_factory=list)
     _known: dict[Node, int] = field(default_factory=dict, repr=False)
     _uniform: list[bool] = field(default_factory=list, repr=False)
 
@@ -162,6 +176,7 @@ class Graph:
         for index in self.needed(outputs.values(), given=names):
             here[index] = part.input(names[index]) if index in names else part.copied(self.nodes[index], here)
         part.outputs = {name: here[index] for name, index in outputs.items()}
+        part.norms = moved(self.norms, here)
         return part
 
     def needed(self, outputs: Iterable[int], given: Collection[int] = ()) -> list[int]:
@@ -174,6 +189,13 @@ class Graph:
                 todo.extend(() if index in given else self.nodes[index].args)
         return sorted(seen)
 
+    def depending(self, on: Callable[[Node], bool]) -> list[bool]:
+        """Return for every node whether it is, or depends on, one for which `on` is true."""
+        found: list[bool] = []
+        for node in self.nodes:
+            found.append(on(node) or any(found[a] for a in node.args))
+        return found
+
     @property
     def reduces(self) -> bool:
         """Return whether an operator sees other units of the head."""
@@ -184,3 +206,12 @@ class Graph:
         """Return the names of the inputs that the outputs depend on."""
         nodes = (self.nodes[i] for i in self.needed(self.outputs.values()))
         return tuple(node.value for node in nodes if node.op == "input")
+
+
+def moved(norms: Iterable[Norm], here: Mapping[int, int]) -> list[Norm]:
+    """Return the norms of which another graph has all nodes, as that graph's: `here` has them by their nodes."""
+    return [
+        one._replace(values=tuple(here[k] for k in one.values), normalised=tuple(here[k] for k in one.normalised))
+        for one in norms
+        if all(k in here for k in (*one.values, *one.normalised))
+    ]

@@ -33,9 +33,7 @@ class _Linear:
         self._one = self.primal.const(1)
         self._zero = self.primal.const(0)
         self._terms: dict[int, _Term] = {}
-        self._depends: list[bool] = []
-        for node in joint.nodes:
-            self._depends.append(node.value in cotangents or any(self._depends[a] for a in node.args))
+        self._depends = joint.depending(lambda node: node.value in cotangents)
 
     def factor(self, index: int) -> int:
         return self.primal.copy([index], self.joint)[index]

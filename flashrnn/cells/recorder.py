@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashrnn._torch_private import DispatchMode, OpOverload, decompositions
 from flashrnn.cells.definition import Cell
-from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, UntraceableCell
+from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, Norm, UntraceableCell
 from flashrnn.cells.operators import OPERATORS, PARTS
 
 
@@ -109,6 +109,11 @@ class _Recorder(DispatchMode):
             with self:
                 return args[0].copy_(getattr(_aten, name[:-1])(*args, **options))
         result = function(*args, **options)
+        if name == "unit_norm":
+            values, normalised, eps, centered = args
+            nodes = (tuple(map(self.operand, group)) for group in (values, normalised))
+            self.graph.norms.append(Norm(*nodes, eps, centered))
+            return result
         node = self._node(name, args, options, result)
         if node is not None:
             self.record(result, node)

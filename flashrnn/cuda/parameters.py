@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import constant, recurrent_only
@@ -316,6 +317,26 @@ def of_resized(i: int) -> tuple[str, ...]:
     """Return the names of those for tensor i, in the order of Resize in the header."""
     names = "x", "resized", "rows", "from", "to", "of_x", "of_resized", "groups", "at_once", "blocks"
     return tuple(f"{name}_{i}" for name in names)
+
+
+def hoisted(
+    parts: Hoisted, direction: str, heads: int, head_dim: int, dtype: torch.dtype, bias: torch.dtype
+) -> Parameters:
+    """Return those of kernels/hoisted.cuh."""
+    N, D, Gi, V = heads, head_dim, len(parts.cell.input_gates), len(parts.values)
+    given = (
+        Parameter("x", "const scalar* __restrict__", dtype, ("rows", Gi, N, D)),
+        Parameter("bias", "const bias_number* __restrict__", bias),
+    )
+    if direction == "forward":
+        return (*given, Parameter("values", "scalar* __restrict__", dtype, ("rows", V, N, D)), *_numbers("rows"))
+    return (
+        *given,
+        Parameter("d_values", "const scalar* __restrict__", dtype, ("rows", V, N, D)),
+        Parameter("d_x", "scalar* __restrict__", dtype, ("rows", Gi, N, D)),
+        Parameter("d_bias", "float* __restrict__", torch.float32),
+        *_numbers("rows"),
+    )
 
 
 def _counts(spec: KernelSpec) -> tuple[int, int, int, int, int]:

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from flashrnn import backends, flashrnn, get_cell
+from flashrnn import backends, flashrnn, get_cell, hoisting
 from tests.problems import LAYERNORM, NORMALISED, cell_name
 from tests.suite import (
     ALL_CASES,
     CELL_CASES,
+    HOISTED_CASES,
     LAYOUT_CASES,
     RESET_CASES,
     RESIDENT_NORMALISED_CASES,
@@ -56,12 +57,24 @@ def test_other_dtypes_of_normalised_cells(backend, cell, dtype):
     check(backend, Case(cell, N=3, D=64), dtype, "cuda:0", flashrnn)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", HOISTED_CASES, ids=str)
+def test_inputs_that_are_normalised_before_the_loop(case, dtype):
+    assert hoisting.serves(case.cell, "cuda_fused", dtype, torch.device("cuda:0"), case.T, case.N, case.D)
+    check("cuda_fused", case, dtype, "cuda:0")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("D", [64, 256])
 @pytest.mark.parametrize("cell", LAYERNORM, ids=cell_name)
 @pytest.mark.parametrize("backend", ON_GPU)
 def test_units_that_are_all_equal_are_normalised_to_zero(backend, cell, D, dtype):
     check(backend, Case(cell, N=1, D=D), dtype, "cuda:0", change=equal_units)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_inputs_that_are_all_equal_are_normalised_to_zero_before_the_loop(dtype):
+    check("cuda_fused", Case(LAYERNORM[0], T=40, N=1, D=256), dtype, "cuda:0", change=equal_units)
 
 
 @pytest.mark.parametrize("D", [64, 256])

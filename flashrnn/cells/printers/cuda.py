@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from flashrnn.cells.definition import Cell
 from flashrnn.cells.graph import REDUCTIONS, TRUTH, Graph, Node
+from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cells.printers.functions import Function, functions
 from flashrnn.cells.printers.phases import phases
 from flashrnn.cells.printers.printing import EVERYWHERE, operations, write
@@ -64,9 +65,7 @@ class Exchange(NamedTuple):
 @cache
 def exchanges(cell: Cell, direction: str) -> tuple[Exchange, ...]:
     """Return the exchanges of a step "forward" or "backward", in order."""
-    function = _of_head(cell, direction)
-    found = phases(function.graph, function.graph.outputs.values())
-    return tuple(_exchange(function.graph, phase.reductions) for phase in found if phase.reductions)
+    return _exchanges(_of_head(cell, direction).graph)
 
 
 @cache
@@ -98,6 +97,21 @@ def head_functions(cell: Cell) -> str:
     )
 
 
+def hoisted_function(parts: Hoisted, direction: str) -> tuple[str, int]:
+    """Return the text of `hoisted` or, "backward", of `hoisted_gradient`, and the vectors of its largest exchange.
+
+    They are those of `head_functions`, but that all arguments are there, so that `late` is not called.
+    """
+    gradients = {"d_g": tuple(f"d_{gate}" for gate in parts.gates)}
+    if direction == "forward":
+        function = Function("hoisted", parts.forward, {"g": parts.gates}, {"values": parts.values})
+    else:
+        inputs = {"g": parts.gates, "d_values": tuple(f"d_{value}" for value in parts.values)}
+        function = Function("hoisted_gradient", parts.gradient, inputs, gradients)
+    found = _exchanges(function.graph)
+    return _head_function(function, Late("", ())), max((one.vectors for one in found), default=1)
+
+
 def _of_head(cell: Cell, direction: str) -> Function:
     (forward, factors, backward), graphs = functions(cell), trace(cell)
     statistics = graphs.statistics
@@ -116,6 +130,11 @@ def _of_head(cell: Cell, direction: str) -> Function:
     after = tuple(f"after_{state}" for state in statistics.after)
     inputs = {**factors.inputs, "g": stored, "after": after, "statistics": needed, "d_new": backward.inputs["d_new"]}
     return Function("cells_backward", statistics.gradient, inputs, backward.outputs)
+
+
+def _exchanges(graph: Graph) -> tuple[Exchange, ...]:
+    found = phases(graph, graph.outputs.values())
+    return tuple(_exchange(graph, phase.reductions) for phase in found if phase.reductions)
 
 
 def _exchange(graph: Graph, reductions: Sequence[int]) -> Exchange:

@@ -5,9 +5,10 @@ from functools import lru_cache
 import torch
 
 from flashrnn.cells import Cell
+from flashrnn.cells.hoisting import LoopCell
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.resident.tiling import Tiling, is_dense
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
@@ -47,6 +48,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "ANY_SEQUENCES": tiling.any_sequences,
         "BLOCKS": tiling.blocks,
         "GRID": tiling.grid,
+        "DENSE": is_dense(spec, tiling),
         "STAGES": tiling.stages,
         "REGISTER_FRAGMENTS": tiling.register_fragments,
         "GATES_IN_PIECES": len(cell.gates) > 1 and gate_format(cell, spec.heads, spec.head_dim, spec.dtype) == "PNDG",
@@ -60,4 +62,5 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     d_aux = [f"params.{one.name}" for one in parameters if one.name.startswith("d_aux_")]  # of the backward
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
     layers = "#define LAYERS" if spec.layers > 1 else ""
-    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, layers))
+    inputs = f"using input_number = {'gate' if isinstance(cell, LoopCell) else 'scalar'};"
+    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, layers, inputs))

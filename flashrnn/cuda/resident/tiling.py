@@ -137,7 +137,7 @@ def _reduction_bytes(spec: KernelSpec, tiling: Tiling) -> Operand:
 
 def contributions(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return how many warps of a block have units of the same sequence."""
-    return tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1))
+    return tiling.unit_tiles * (1 + minimum(tiling.k_slices // lane_cells(spec, tiling), 1) * (1 - dense(spec, tiling)))
 
 
 def in_rows(spec: KernelSpec) -> bool:
@@ -157,7 +157,27 @@ def lane_cells(spec: KernelSpec, tiling: Tiling) -> Operand:
     if tiling.grid or not trace(spec.cell).reduces:
         return of_tiles
     several = minimum(tiling.blocks - 1, 1)
-    return maximum(several * of_tiles + (1 - several) * (tiling.sequences // 2), 1)
+    of_cluster = of_tiles - 2 * dense(spec, tiling)
+    return maximum(several * of_cluster + (1 - several) * (tiling.sequences // 2), 1)
+
+
+def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return 1 if lanes take cells of others' fragments, else 0: DENSE in tiles.cuh.
+
+    With more than eight warps, registers of further addresses would spill. A backward whose tiles have two warps each
+    was slower.
+    """
+    if tiling.grid or tiling.any_sequences or not trace(spec.cell).reduces:
+        return 0
+    half = minimum(tiling.columns // 2 // tiling.sequences, 1)  # of the columns, or fewer, are used
+    warps = minimum(8 // tiling.warps, 1) * minimum(tiling.k_slices // (2 if spec.direction == "forward" else 4), 1)
+    return half * warps * minimum(tiling.blocks - 1, 1) * (2 - tiling.batch_tiles)
+
+
+def is_dense(spec: KernelSpec, tiling: Tiling) -> bool:
+    """Return whether `dense` is 1 for a tiling whose fields are numbers."""
+    found = dense(spec, tiling)
+    return bool(found if isinstance(found, int) else found.evaluate({}))
 
 
 def cells_of_lane(spec: KernelSpec, tiling: Tiling) -> Expression:

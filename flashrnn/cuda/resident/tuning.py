@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from flashrnn.cells import Cell
+from flashrnn.cells.hoisting import hoisted
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.resident import solver
 from flashrnn.cuda.resident.backend import CudaFused
@@ -39,8 +40,10 @@ class Trial(NamedTuple):
 def tune(cell: Cell, heads: int, head_dim: int, batch: int, dtype: torch.dtype, count: int = 8) -> Iterator[Trial]:
     """Time `count` tilings of each direction on the current GPU, and save the fastest.
 
-    In float32, they are for PyTorch's current setting for TF32.
+    In float32, they are for PyTorch's current setting for TF32. A cell that runs in two parts is tuned by its loop.
     """
+    parts = hoisted(cell)
+    cell = parts.loop if parts else cell
     device = torch.device("cuda", torch.cuda.current_device())
     aux = aux_dtype(cell, dtype, all_states=False) if len(cell.states) > 1 else None
     variant = Variant(aux=aux, training=True, tf32=tf32_allowed(dtype, device))

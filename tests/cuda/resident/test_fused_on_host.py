@@ -201,6 +201,14 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
             marks=pytest.mark.slow,
         ),
         (Case(COMPETING, B=3, T=4, N=1, D=30, reset=True), torch.float32, tiled(1, 2, 1, 8, 2), tiled(1, 1, 1, 2, 2)),
+        (Case(LAYERNORM_LSTM, B=3, T=4, N=1, D=60), torch.bfloat16, tiled(2, 4, 1, 4, 2), tiled(1, 4, 1, 4, 4)),
+        pytest.param(
+            Case(COMPETING, B=3, T=4, N=1, D=62, reset=True),
+            torch.float32,
+            tiled(1, 2, 1, 2, 4),
+            tiled(1, 2, 1, 4, 4),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             Case(NORMALISED_STATE, B=9, T=5, N=1, D=144),
             torch.float16,
@@ -233,6 +241,8 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
         "cluster",
         "cluster of any number of sequences",
         "cluster maximum",
+        "cluster of few sequences",
+        "cluster of few sequences maximum",
         "cluster of nine",
         "grid",
         "grid maximum",

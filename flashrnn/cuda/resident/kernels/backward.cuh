@@ -139,7 +139,7 @@ struct Loop {
       for (int q = 0; q < CELLS; q++) d_h[q] = sums[q];
     };
     float d_g[GATES][CELLS];
-    step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
+    if (!DENSE || coord.has_cells()) step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
 
     if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
     store_gate_operands(d_gate, d_g, gate_operand, (step & 1) * GATE_BYTES, coord);

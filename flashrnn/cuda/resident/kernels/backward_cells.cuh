@@ -167,7 +167,7 @@ DEVICE void sum_biases(float* d_bias, const float (&d_b)[GATES][CELLS], float* t
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int unit = coord.unit_tile * 16 + 2 * coord.quad + odd;
-      if (coord.lane_in_quad == 0 && coord.has_cells()) totals[(coord.k_slice * GATES + j) * UNITS + unit] = sum;
+      if (coord.lane_in_quad == 0 && coord.has_cells()) totals[(coord.cell_slice * GATES + j) * UNITS + unit] = sum;
     }
   __syncthreads();
   for (int i = threadIdx.x; i < GATES * UNITS; i += THREADS) {

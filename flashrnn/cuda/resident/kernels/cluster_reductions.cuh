@@ -7,7 +7,7 @@
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
 
-constexpr int HOLDERS = CELLS == 1 ? 2 : 1;          // warps of a unit tile that hold the same sequence's units
+constexpr int HOLDERS = CELLS == 1 && !DENSE ? 2 : 1;  // warps of a unit tile that hold the same sequence's units
 constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
 constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 
@@ -22,6 +22,7 @@ constexpr int received_before(int buffer) {
 constexpr int RECEIVED_BYTES = received_before(EXCHANGE_BUFFERS);
 
 struct ClusterReductions {
+  static constexpr int LANES = DENSE ? 16 : 8;  // of a sequence
   static constexpr int SHARED = RECEIVED_BYTES + (EXCHANGE_BUFFERS * 8 + 15) / 16 * 16;
   const char* received;  // parts, and a barrier for each buffer
   const ThreadCoord& coord;
@@ -30,6 +31,8 @@ struct ClusterReductions {
     if (threadIdx.x == 0)
       for (int i = 0; i < EXCHANGE_BUFFERS; i++) barrier_init(barrier(i));
   }
+  // Return the lane's number among those of its sequence.
+  DEVICE int lane_of_sequence() const { return DENSE ? 2 * coord.quad + coord.lane_in_quad / 2 : coord.quad; }
   DEVICE bool is_unit(int q) const { return PADDED == D || coord.unit(q) < D; }
 
   // `buffer`: of the exchange, whose number in the step is NUMBER.
@@ -71,7 +74,7 @@ struct ClusterReductions {
     for (int i = 0; i < SUMS; i++) part.words[i] = number(i, first) + (PAIR == 2 ? number(i, last) : 0);
 #pragma unroll
     for (int i = 0; i < MOMENTS; i++) {
-      const float shift = __shfl_sync(~0u, number(SUMS + i, first), coord.lane_in_quad);
+      const float shift = __shfl_sync(~0u, number(SUMS + i, first), coord.lane_in_quad % (32 / LANES));
       const float a = valid[0] ? of[SUMS + i][first] - shift : 0, b = PAIR == 2 && valid[1] ? of[SUMS + i][last] - shift : 0;
       part.words[SUMS + 2 * i] = a + b, part.words[SUMS + 2 * i + 1] = fmaf(a, a, b * b);
       part.words[Part::ADDED + i] = shift;
@@ -82,13 +85,13 @@ struct ClusterReductions {
       if (PAIR == 2 && valid[1]) largest = op_max(largest, of[SUMS + MOMENTS + i][last]);
       part.words[Part::ADDED + MOMENTS + i] = largest;
     }
-    add_quads(part);
+    add_lanes(part);
   }
-  // Adds up what the eight lanes with the same lane_in_quad have, whose shifts are the same.
+  // Adds up what the lanes of a sequence have, whose shifts are the same.
   template <class Part>
-  static DEVICE void add_quads(Part& part) {
+  static DEVICE void add_lanes(Part& part) {
 #pragma unroll
-    for (int mask = 16; mask >= 4; mask /= 2) {
+    for (int mask = 16; mask >= 32 / LANES; mask /= 2) {
 #pragma unroll
       for (int i = 0; i < Part::ADDED; i++) part.words[i] += __shfl_xor_sync(~0u, part.words[i], mask);
 #pragma unroll
@@ -96,7 +99,7 @@ struct ClusterReductions {
         part.words[i] = op_max(part.words[i], __shfl_xor_sync(~0u, part.words[i], mask));
     }
   }
-  // Sends the warp's part of a sequence to every eighth block, from the lane's quad on.
+  // Sends the warp's part of a sequence to every LANES-th block, from the lane's number on.
   template <class Part>
   DEVICE void send_part(const Part& part, u32 before, u32 barrier, int sequence) const {
     if (FEWER && sequence >= (ANY_SEQUENCES ? coord.used() : SEQUENCES)) return;  // a constant for the compiler, at once
@@ -105,9 +108,9 @@ struct ClusterReductions {
     const u32 place = shared_address(received) + before + ((coord.rank * CONTRIBUTIONS + contribution) * SEQUENCES + sequence) * FLOATS * 4;
     auto word = [&](int i) { return __float_as_uint(part.words[i]); };
 #pragma unroll
-    for (int first = 0; first < BLOCKS; first += 8) {
-      const int rank = first + coord.quad;
-      if (first + 8 > BLOCKS && rank >= BLOCKS) continue;
+    for (int first = 0; first < BLOCKS; first += LANES) {
+      const int rank = first + lane_of_sequence();
+      if (first + LANES > BLOCKS && rank >= BLOCKS) continue;
       const u32 to = remote_address(place, rank), signal = remote_address(barrier, rank);
       if constexpr (FLOATS == 2) send(to, make_uint2(word(0), word(1)), signal);
       else
@@ -124,14 +127,14 @@ struct ClusterReductions {
 #pragma unroll
     for (int i = 0; i < Part::ADDED; i++) total.words[i] = 0;
 #pragma unroll
-    for (int first = 0; first < PARTS; first += 8) {
-      const int number = first + coord.quad;
-      if (first + 8 > PARTS && number >= PARTS) continue;
+    for (int first = 0; first < PARTS; first += LANES) {
+      const int number = first + lane_of_sequence();
+      if (first + LANES > PARTS && number >= PARTS) continue;
       Part other;
       load(other, parts + number * SEQUENCES * FLOATS);
       total.add(other, units(number));
     }
-    add_quads(total);
+    add_lanes(total);
   }
   template <class Part>
   static DEVICE void load(Part& part, const float* from) {

@@ -66,7 +66,7 @@ struct InputLoader {
   }
 };
 DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoord& coord) {
-  const scalar* tile = reinterpret_cast<const scalar*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
+  const input_number* tile = reinterpret_cast<const input_number*>(stage + coord.cell_tile() * INPUT_TILE_BYTES);
 #pragma unroll
   for (int j = 0; j < GI; j++)
     if (coord.has_cells()) read_cells(v[j], tile, j, coord);
@@ -136,7 +136,11 @@ struct Loop {
 
     if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
     if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
-    if constexpr (REDUCES) step_cells(carried, results, v, u, cells.valid, units);
+#if REDUCES
+    float none[GR][CELLS];
+    if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, cells.valid, units);
+    else u(none);
+#endif
     if (coord.has_cells()) {
       if constexpr (!REDUCES) step_cells(carried, results, v, u, cells.valid, units);
       results.h.round(carried.s[0]);

@@ -220,8 +220,22 @@ constexpr int SUM_FLOATS = IN_ROWS ? K_SLICES * ROWS * SEQUENCES * SUM_PITCH : K
 template <int ROWS>
 DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
   auto part = [&](int cell, int row) { return c[row][tile_of(cell)][cell % 2 * 2 + second_of(cell)]; };
-  auto slot = [&](int to, int from, int q) {
-    return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + coord.lane) * ROWS;
+  auto slot = [&](int to, int from, int q, int lane) {
+    return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + lane) * ROWS;
+  };
+  auto store_part = [&](float* to, int cell) {
+    if constexpr (ROWS == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(part(cell, 0), part(cell, 1), part(cell, 2), part(cell, 3));
+    } else {
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) to[j] = part(cell, j);
+    }
+  };
+  auto load_part = [&](float (&v)[ROWS], const float* from) {
+    if constexpr (ROWS == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(from);
+    else
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) v[j] = from[j];
   };
   if constexpr (IN_ROWS) {
     auto pair_of = [&](int slice, int row, int sequence, int unit) {
@@ -255,19 +269,26 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
       for (int j = 0; j < ROWS; j++) u[j][q] = part(q, j);
     return;
   }
+  if constexpr (DENSE) {
+    if (coord.lane_in_quad < 2)  // others have columns that are not used
+#pragma unroll
+      for (int cell = 0; cell < 4; cell++) store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+    if (!coord.has_cells()) return;
+#pragma unroll
+    for (int from = 0; from < K_SLICES; from++) {
+      float v[ROWS];
+      load_part(v, slot(coord.cell_slice, from, 0, coord.lane));
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) u[j][0] = from == 0 ? v[j] : u[j][0] + v[j];
+    }
+    return;
+  }
 #pragma unroll
   for (int to = 0; to < CELL_SLICES; to++)
 #pragma unroll
-    for (int q = 0; q < CELLS; q++) {
-      if (to == coord.k_slice) continue;
-      if constexpr (ROWS == 4) {
-        *reinterpret_cast<float4*>(slot(to, coord.k_slice, q)) =
-            make_float4(part(to * CELLS + q, 0), part(to * CELLS + q, 1), part(to * CELLS + q, 2), part(to * CELLS + q, 3));
-      } else {
-#pragma unroll
-        for (int j = 0; j < ROWS; j++) slot(to, coord.k_slice, q)[j] = part(to * CELLS + q, j);
-      }
-    }
+    for (int q = 0; q < CELLS; q++)
+      if (to != coord.k_slice) store_part(slot(to, coord.k_slice, q, coord.lane), to * CELLS + q);
   named_barrier<TILE_THREADS>(1 + coord.unit_tile);
   if (!coord.has_cells()) return;
 #pragma unroll
@@ -285,10 +306,7 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
     for (int other = 1; other < K_SLICES; other++) {
       const int from = (coord.k_slice + other) % K_SLICES;
       float v[ROWS];
-      if constexpr (ROWS == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<float4*>(slot(coord.k_slice, from, q));
-      else
-#pragma unroll
-        for (int j = 0; j < ROWS; j++) v[j] = slot(coord.k_slice, from, q)[j];
+      load_part(v, slot(coord.k_slice, from, q, coord.lane));
 #pragma unroll
       for (int j = 0; j < ROWS; j++) u[j][q] += v[j];
     }

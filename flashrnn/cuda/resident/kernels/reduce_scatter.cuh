@@ -6,11 +6,14 @@
 // of the used sequences are contiguous. In a cluster whose number of sequences is fixed, only these have memory.
 constexpr int PARTIAL_WORDS = BYTES;
 constexpr int RECEIVED_PAIRS = CLUSTERED ? SEQUENCES / 2 : 4 * BATCH_TILES;  // of sequences
-DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
+DEVICE int partial_offset(int rank, int tile, int n, int lane_in_quad, int quad) {
   const int unit_tile = rank * UNIT_TILES + tile % UNIT_TILES;
   if constexpr (RECEIVED_PAIRS < 4 * BATCH_TILES)
-    return ((unit_tile * RECEIVED_PAIRS + min(4 * n + coord.lane_in_quad, RECEIVED_PAIRS - 1)) * 8 + coord.quad) * PARTIAL_WORDS;
-  return ((unit_tile * BATCH_TILES + n) * 32 + coord.lane_in_quad * 8 + coord.quad) * PARTIAL_WORDS;
+    return ((unit_tile * RECEIVED_PAIRS + min(4 * n + lane_in_quad, RECEIVED_PAIRS - 1)) * 8 + quad) * PARTIAL_WORDS;
+  return ((unit_tile * BATCH_TILES + n) * 32 + lane_in_quad * 8 + quad) * PARTIAL_WORDS;
+}
+DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
+  return partial_offset(rank, tile, n, coord.lane_in_quad, coord.quad);
 }
 
 // Scatter: sends every block its tiles of c, this block's partial sums, for tiles from `first` on. In 16 bits a lane's sums are
@@ -41,15 +44,17 @@ DEVICE void reduce_received(float (&sum)[CELLS], const u32* receive_buffer, cons
   for (int q = 0; q < CELLS; q++) sum[q] = 0;
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    int cell = coord.k_slice * CELLS + p * PAIR, odd = cell / 2 % 2;
+    int cell = coord.cell_slice * CELLS + p * PAIR, odd = cell / 2 % 2;
 #pragma unroll
     for (int rank = 0; rank < BLOCKS; rank++) {
-      const u32* from = receive_buffer + partial_offset(rank, coord.unit_tile, cell / 4, coord);
+      const int offset = DENSE ? partial_offset(rank, coord.unit_tile, 0, coord.lane_in_quad % 2, coord.quad)
+                               : partial_offset(rank, coord.unit_tile, cell / 4, coord);
+      const u32* from = receive_buffer + offset;
       float2 pair;
-      if constexpr (BYTES == 2) pair = unpack(from[odd ^ coord.lane_in_quad / 2]);
-      else pair = *reinterpret_cast<const float2*>(from + 2 * odd);
+      if constexpr (BYTES == 2) pair = unpack(from[DENSE ? cell % 2 : odd ^ coord.lane_in_quad / 2]);
+      else pair = *reinterpret_cast<const float2*>(from + 2 * (DENSE ? cell % 2 : odd));
       if constexpr (PAIR == 2) sum[2 * p] += pair.x, sum[2 * p + 1] += pair.y;
-      else sum[p] += cell % 2 ? pair.y : pair.x;
+      else sum[p] += (DENSE ? coord.lane_in_quad / 2 : cell % 2) ? pair.y : pair.x;
     }
   }
 }

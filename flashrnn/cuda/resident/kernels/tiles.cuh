@@ -7,6 +7,10 @@
 // A "cell" is one such unit of one sequence: cell q of a lane is unit 2i + q % 2 of sequence 8 (q / 4) + 2j + q / 2 % 2. If one block
 // has no more than half of SEQS sequences, they are the even ones (SPREAD), so that a lane has half as many cells.
 //
+// DENSE (tiling.py): where a cluster's steps reduce over units and no more than half of the columns are used, lanes that would have
+// no cells take some of others' fragments, which come to them through the shared memory of slice-K. Two warps of a tile then have
+// its cells, each those of every second sequence, and the lane with quad i and lane_in_quad j has unit 2i + j / 2.
+//
 // IN_ROWS: where one block's steps reduce over units, a lane has other cells than those of its fragment, which come to it through
 // shared memory: a row of lanes, at most a warp, has all units of a sequence, so that it reduces over them by shuffles alone. Lane
 // i of a row has units 2i, 2i + 1.
@@ -26,7 +30,8 @@ constexpr int WARPS = UNIT_TILES * K_SLICES;
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILE_THREADS = 32 * K_SLICES;         // threads that work on one unit tile
 constexpr int SPREAD = BLOCKS == 1 && SEQUENCES <= SEQS / 2 ? 2 : 1;
-constexpr int LANE_CELLS = 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment
+static_assert(!DENSE || (REDUCES && CLUSTERED && K_SLICES > 1 && BATCH_TILES == 1 && SEQUENCES <= SEQS / 2));
+constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment, if it shares these with no other
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
 constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
 constexpr int ROW_LANES = PADDED / 2;                                   // IN_ROWS: lanes of a sequence
@@ -59,6 +64,7 @@ DEVICE constexpr int second_of(int cell) { return SPREAD == 1 ? cell / 2 % 2 : 0
 // The coordinates of a thread.
 struct ThreadCoord {
   int warp, lane, quad, lane_in_quad, unit_tile, k_slice, tile_thread;
+  int cell_slice;  // of the warps of a tile, those whose number is less than CELL_SLICES compute its cells
   int rank;  // of the block in its group
   i64 head;
   int batch_tile, sequence0, sequences;  // its first sequence and, in the last tile, how many there are
@@ -68,6 +74,7 @@ struct ThreadCoord {
     used_sequences = static_cast<int>(params.used_sequences);
     warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, lane_in_quad = lane % 4;
     unit_tile = warp / K_SLICES, k_slice = warp % K_SLICES, tile_thread = threadIdx.x % TILE_THREADS;
+    cell_slice = DENSE ? (k_slice + unit_tile * CELL_SLICES) % K_SLICES : k_slice;  // on all schedulers alike
     int group = static_cast<int>(params.first_group) + blockIdx.x / BLOCKS;
     rank = CLUSTERED ? cluster_rank() : blockIdx.x % BLOCKS;
     head = group % HEADS, batch_tile = group / HEADS;
@@ -77,12 +84,16 @@ struct ThreadCoord {
   }
   // Return how many of SEQS columns are used.
   DEVICE int used() const { return ANY_SEQUENCES ? used_sequences : SEQUENCES; }
-  DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || k_slice < CELL_SLICES; }
+  DEVICE bool has_cells() const { return CELL_SLICES == K_SLICES || cell_slice < CELL_SLICES; }
   // Return the unit (in the head) and the sequence (in the tile) of the lane's cell q < CELLS.
-  DEVICE int unit(int q) const { return IN_ROWS ? row_lane() * 2 + q % 2 : tile_unit + 2 * quad + (k_slice * CELLS + q) % 2; }
+  DEVICE int unit(int q) const {
+    if constexpr (IN_ROWS) return row_lane() * 2 + q % 2;
+    return tile_unit + 2 * quad + (DENSE ? lane_in_quad / 2 : (cell_slice * CELLS + q) % 2);
+  }
   DEVICE int sequence(int q) const {
     if constexpr (IN_ROWS) return (static_cast<int>(threadIdx.x) / ROW_LANES + q / 2 * ROWS_AT_ONCE) * SPREAD;
-    int cell = k_slice * CELLS + q;
+    if constexpr (DENSE) return lane_in_quad % 2 * 2 + cell_slice % 2;
+    int cell = cell_slice * CELLS + q;
     return tile_of(cell) * 8 + 2 * lane_in_quad + second_of(cell);
   }
   DEVICE int row_lane() const { return lane % ROW_LANES; }

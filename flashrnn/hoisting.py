@@ -1,0 +1,84 @@
+"""Calls whose cell is run in two parts (`cells.hoisting`): a kernel for what has left the loop, then the loop.
+
+The loop's step gets shorter by what no longer waits for its reductions, and holds fewer gates and biases.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from flashrnn import eager
+from flashrnn.cells import Cell
+from flashrnn.cells.hoisting import Hoisted, hoisted
+from flashrnn.cuda import hoisted as kernels
+from flashrnn.cuda.resident import solver
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.spec import SHORT, specs_of
+from flashrnn.dispatch import choose
+from flashrnn.problem import Inputs, KernelUnavailable, Problem, tf32_allowed
+
+FEWEST_STEPS = max(SHORT) + 1
+"""Time steps from which on a call is run in two parts: for short sequences, a further launch takes longer."""
+
+
+def serves(
+    cell: Cell, backend: str, dtype: torch.dtype, device: torch.device, steps: int, heads: int, head_dim: int
+) -> bool:
+    """Return whether a call without a compiler is run in two parts: on a GPU, by `cuda_fused`."""
+    if device.type != "cuda" or steps < FEWEST_STEPS or backend not in ("auto", CudaFused.name) or not hoisted(cell):
+        return False
+    training, tf32 = torch.is_grad_enabled(), tf32_allowed(dtype, device)
+    return in_parts(Problem(cell, heads, head_dim, dtype, device, training, reset=False, tf32=tf32)) is not None
+
+
+@lru_cache(maxsize=4096)
+def in_parts(problem: Problem) -> Hoisted | None:
+    """Return the parts in which long sequences of a problem are run by `cuda_fused`; None if they are not.
+
+    They are not where one block has a head: its step gains less than what the values take on their way through memory.
+    """
+    parts = None if problem.head_dim % 2 else hoisted(problem.cell)
+    if parts is None or not isinstance(choose("auto", of_loop := problem._replace(cell=parts.loop)), CudaFused):
+        return None
+    return parts if all(solver.likely(spec).blocks > 1 for spec in specs_of(of_loop)) else None
+
+
+def recurrence(
+    cell: Cell, backend: str, dtype: torch.dtype, return_states: bool, inputs: Inputs
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Return what `eager.recurrence` does."""
+    Wx, _, b, *_ = eager.cast(dtype, *inputs)
+    parts = hoisted(cell)
+    try:
+        values, biases = _FirstPart.apply(Wx, b, parts)
+        of_loop = inputs._replace(Wx=values, b=biases)
+        return eager.recurrence(parts.loop, CudaFused.name, dtype, return_states, of_loop)
+    except KernelUnavailable:  # the whole cell's are hardly there: that reports it, or takes the next backend
+        return eager.recurrence(cell, backend, dtype, return_states, inputs)
+
+
+class _FirstPart(torch.autograd.Function):
+    """The inputs, which `cuda_fused` alone can read, and the biases of the loop."""
+
+    @staticmethod
+    def forward(ctx, Wx: Tensor, b: Tensor, parts: Hoisted) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(Wx, b)
+        ctx.parts = parts
+        of_gate = dict(zip(parts.cell.gates, b.unbind(), strict=True))
+        none = torch.zeros_like(b[0])
+        biases = [none] * len(parts.values) + [of_gate[gate] for gate in parts.kept]
+        return kernels.values(parts, Wx, b, any(ctx.needs_input_grad)), torch.stack(biases)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_values: Tensor, d_biases: Tensor) -> tuple[Tensor, Tensor, None]:
+        Wx, b = ctx.saved_tensors
+        parts = ctx.parts
+        d_Wx, d_first = kernels.gradients(parts, Wx, b, d_values)
+        found = dict(zip(parts.kept, d_biases[len(parts.values) :].to(d_first.dtype).unbind(), strict=True))
+        for gate, d in zip(parts.gates, d_first.unbind(), strict=True):
+            found[gate] = found[gate] + d if gate in found else d
+        none = torch.zeros_like(d_first[0])
+        return d_Wx, torch.stack([found.get(gate, none) for gate in parts.cell.gates]).to(b.dtype), None
