@@ -16,7 +16,7 @@ from flashrnn.cells import reductions
 from flashrnn.cells.definition import Cell
 from flashrnn.cells.graph import OPERATORS, REDUCTIONS, Graph, Node, moved
 from flashrnn.cells.recorder import recorded
-from flashrnn.cells.trace import trace, untraceable
+from flashrnn.cells.trace import trace, untraceable, without_modes
 
 
 class LoopCell(Cell):
@@ -77,7 +77,8 @@ def hoisted(cell: Cell) -> Hoisted | None:
     kinds = tuple(values), cell.recurrent_gates, cell.float16_states
     loop = LoopCell(f"{cell.name}_loop", function, cell.states, *kinds)
     gates = tuple(gate for gate in cell.gates if gate in forward.inputs or gate in cell.input_gates)
-    return Hoisted(cell, gates, tuple(values), forward, _gradient(cell, forward, gates), loop)
+    gradient = without_modes(_gradient, cell, forward, gates)
+    return Hoisted(cell, gates, tuple(values), forward, gradient, loop)
 
 
 def _regrouped(step: Graph, of_loop: Callable[[Node], bool]) -> Graph:

@@ -1,9 +1,10 @@
 """Traces: the scalar graphs of a cell, from which kernels are printed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.recorder import recorded
 from flashrnn.cells.statistics import Statistics, statistics_of
 from flashrnn.forking import lock_that_forks_wait_for
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,17 @@ def reduces_states(cell: Cell) -> bool:
 
 @cache
 def _traced(cell: Cell, dtype: torch.dtype) -> Trace:
-    """Trace in a new thread, which does not have the caller's modes.
+    return without_modes(_make_trace, cell, dtype)
 
-    So a trace is the same in inference mode and under autocast, and works within an operator of a compiled model, where
-    PyTorch's tracing modes do not nest.
+
+def without_modes(function: Callable[..., _Result], *arguments: object) -> _Result:
+    """Return what a function that traces returns in a new thread, which does not have the caller's modes.
+
+    So a trace is the same in inference mode, without gradients and under autocast, and works within an operator of a
+    compiled model, where PyTorch's tracing modes do not nest.
     """
     with _TRACING, ThreadPoolExecutor(1) as thread:
-        return thread.submit(_make_trace, cell, dtype).result()
+        return thread.submit(function, *arguments).result()
 
 
 _TRACING = lock_that_forks_wait_for()  # all threads share PyTorch's count of tracing modes

@@ -48,6 +48,13 @@ def test_gradient_of_the_first_part(cell):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_first_call_may_be_without_gradients(mode):
+    hoisted.cache_clear()
+    with mode():
+        assert hoisted(LAYERNORM_LSTM) is not None
+
+
 def test_biases_and_gains_of_inputs_leave_the_loop():
     parts = hoisted(LAYERNORM_LSTM)
     assert len(parts.values) == 4
