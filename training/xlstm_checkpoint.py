@@ -103,5 +103,5 @@ def _arguments(mixer: RNNMixer) -> dict:
         "d_model": mixer.gates.in_features,
         "num_heads": mixer.num_heads,
         "function": "slstm",
-        "conv_width": mixer.conv.width if mixer.conv else 0,
+        "conv_width": mixer.conv.weight.shape[1] if mixer.conv else 0,
     }

@@ -101,6 +101,7 @@ class TestCommand:
         benchmark.main()
         return json.loads((tmp_path / "gpu" / "sweep.json").read_text())
 
+    @pytest.mark.slow
     def test_measures_what_matches_and_is_missing(self, monkeypatch, tmp_path, capsys):
         compiled = []
         monkeypatch.setattr(sweep, "compile_ahead", compiled.append)

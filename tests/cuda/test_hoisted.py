@@ -53,6 +53,7 @@ def test_values_and_gradients(cell, D, dtype, half_bias):
     assert_close(*({name: pair[k] for name, pair in named.items()} for k in (0, 1)), dtype)
 
 
+@pytest.mark.slow
 def test_a_call_in_two_parts(monkeypatch):
     """By the loop of the CPU, with gradients of all inputs."""
 

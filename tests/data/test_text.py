@@ -368,11 +368,6 @@ def test_the_order_of_calls(corpus, tmp_path):
         module.setup()
 
 
-def test_a_checkpoint_of_another_order_of_blocks_is_refused(make):
-    with pytest.raises(ValueError, match=r"init_from=\.\.\."):
-        make().load_state_dict({"position": 64})  # as before data.stateful
-
-
 class TestTokenizer:
     def test_a_local_folder(self, make, folder):
         module = make(tokenizer=str(folder))

@@ -42,7 +42,16 @@ def forget() -> None:
         cached.cache_clear()
 
 
-@pytest.mark.parametrize(("steps", "bidirectional"), [(4, False), (20, False), (1000, False), (4, True), (1000, True)])
+@pytest.mark.parametrize(
+    ("steps", "bidirectional"),
+    [
+        (20, False),
+        (1000, False),
+        (1000, True),
+        pytest.param(4, False, marks=pytest.mark.slow),
+        pytest.param(4, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_call_finds_all_its_kernels(compiled, monkeypatch, steps, bidirectional):
     steps_of = []
     sizes = {"heads": 1, "head_dim": 256, "batch": [16, 40], "bidirectional": bidirectional}

@@ -55,7 +55,7 @@ def test_results_have_the_memory_format_of_the_inputs(launches, time_major, trai
         torch.float32,
         torch.float16,
     )
-    (((*_, variant, _), arguments),) = launches
+    (((*_, variant, _, _), arguments),) = launches
     assert variant == Variant(training=training, aux=torch.float16 if training else None, half_bias=True)
     for name, one in {"x": given.Wx, "bias": given.b, "initial": given.states, "h": h, "last": last}.items():
         assert arguments[name].data_ptr() == one.data_ptr()
@@ -64,6 +64,6 @@ def test_results_have_the_memory_format_of_the_inputs(launches, time_major, trai
 def test_biases_of_none_are_zeros_in_the_states_dtype(launches):
     given = inputs(torch.bfloat16, states=None, reset=None)
     backend.CudaFused().forward_of(LSTM, given.Wx, given.Wx.device, reset=False, half_bias=False)(given)
-    (((*_, variant, _), arguments),) = launches
+    (((*_, variant, _, _), arguments),) = launches
     assert not variant.half_bias
     assert not arguments["bias"].any()

@@ -157,19 +157,21 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
     ("batch", "steps", "options", "tilings", "products"),
     [
         (3, 35, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
-        (
+        pytest.param(
             5,
             33,
             {"hidden_size": 64, "num_heads": 2, "num_layers": 2, "batch_first": True, "function": "gru"},
             CLUSTER,
             products(3, 64, 64, 128),
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             9,
             48,
             {"hidden_size": 72, "num_layers": 2, "function": "elman", "bias": False},
             {"forward": tiled(5, 1, 1, 8, 1), "backward": tiled(5, 1, 1, 8, 1)},
             products(1, 72, 128, 64),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["one block", "clusters", "no whole tiles"],
