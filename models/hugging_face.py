@@ -70,9 +70,8 @@ class FlashRNNForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = config.build()
         self._decoder_cache, self._prompt_reader = DecoderCache(), PromptReader()
-        self._ahead: tuple[Tensor, ReadingPrompt] | None = (
-            None  # the prompt of the running `generate`, if it is being read
-        )
+        # The prompt of the running `generate`, if it is being read.
+        self._ahead: tuple[Tensor, ReadingPrompt] | None = None
         self.post_init()
 
     @classmethod
