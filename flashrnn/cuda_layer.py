@@ -213,6 +213,7 @@ class _Layers(torch.autograd.Function):
             saved += W, R, b, one.h, one.aux, one.gates
         ctx.save_for_backward(x, *given, *saved)
         ctx.set_materialize_grads(False)
+        ctx.leading = 5  # arguments before x, which have no gradients
         ctx.call = batch_first, recurrent.cell, recurrent.backend, taken, overlapped, count, x.dtype, b_dtype
         return results[-1].h, *apart(torch.cat([one.last for one in results], dim=1))
 
@@ -236,7 +237,7 @@ class _Layers(torch.autograd.Function):
                     d_h, [(residual_of(cell, taken, *call[:3]), call[3]) for call in calls], [W for W, *_ in layers]
                 )
         inputs = [x, *(h for _, _, _, h, _, _ in layers[:-1])]
-        x_wanted, *wanted = ctx.needs_input_grad[5:]
+        x_wanted, *wanted = ctx.needs_input_grad[ctx.leading :]
         of_states, of_weights = [], []
         for k in reversed(range(len(layers))):
             if at_once is None:
@@ -254,7 +255,7 @@ class _Layers(torch.autograd.Function):
         of_given = [None] * count
         if any(wanted[:count]):
             of_given = torch.stack(of_states, dim=1).flatten(3).unbind()
-        return *(None,) * 5, of_x, *of_given, *of_weights
+        return *(None,) * ctx.leading, of_x, *of_given, *of_weights
 
 
 def _initial_of_all(given: Sequence[Tensor], layers: int) -> list[Tensor | int | None]:
