@@ -27,7 +27,9 @@ def serves(
     cell: Cell, backend: str, dtype: torch.dtype, device: torch.device, steps: int, heads: int, head_dim: int
 ) -> bool:
     """Return whether a call without a compiler is run in two parts: on a GPU, by `cuda_fused`."""
-    if device.type != "cuda" or steps < FEWEST_STEPS or backend not in ("auto", CudaFused.name) or not hoisted(cell):
+    if device.type != "cuda" or steps < FEWEST_STEPS or backend not in ("auto", CudaFused.name):
+        return False
+    if torch.compiler.is_compiling() or not hoisted(cell):  # a compiler cannot trace how a cell is traced
         return False
     training, tf32 = torch.is_grad_enabled(), tf32_allowed(dtype, device)
     return in_parts(Problem(cell, heads, head_dim, dtype, device, training, reset=False, tf32=tf32)) is not None

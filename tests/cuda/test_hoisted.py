@@ -1,11 +1,12 @@
 """The kernels of what has left a cell's loop, on the processor, and calls in two parts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flashrnn import eager, flashrnn, functional, hoisting
+from flashrnn import eager, flashrnn, functional, get_cell, hoisting
 from flashrnn.cells.hoisting import hoisted as in_two
 from flashrnn.cuda import hoisted, parameters
 from flashrnn.residual import residual_dtype
@@ -67,3 +68,12 @@ def test_a_call_in_two_parts(monkeypatch):
     monkeypatch.undo()
     reference = results(flashrnn, inputs.to(torch.float64), function=LAYERNORM_LSTM, backend="vanilla")
     assert_close(found, reference, torch.float32)
+
+
+def test_a_compiler_meets_no_cell_that_is_not_traced_yet():
+    cell = replace(get_cell("lstm"), name="not_traced")
+
+    def call(x):
+        return x if hoisting.serves(cell, "auto", torch.bfloat16, torch.device("cuda"), 40, 1, 64) else -x
+
+    assert torch.compile(call, backend="eager", fullgraph=True)(torch.ones(1)) == -1
