@@ -50,6 +50,7 @@ CPU_MODELS = {
     "sLSTM": Model(4, {"name": "RNNMixer", "function": "slstm"}),
     "Transformer": Model(4, {"name": "AttentionMixer"}, recurrent=False),
 }
+ATTENTION = frozenset(name for name, model in (GPU_MODELS | CPU_MODELS).items() if not model.recurrent)
 BATCHES = (1, 8, 64, 512, 4096)  # each after 128 tokens
 CONTEXTS = (1024, 16384, 65536, 2**20)  # each of one sequence
 CPU_CONTEXTS = (512, 2048, 8192, 32768)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.figures import name_curves, number_log_axis
-from benchmarks.generation import LLAMA
+from benchmarks.generation import ATTENTION, LLAMA
 from benchmarks.markdown import markdown, write_page
 
 
@@ -63,8 +63,8 @@ def draw(rows: list[dict], device: str, file: Path) -> None:
 
 
 def _finding(rows: list[dict]) -> str:
-    """Return how many times as fast as the slowest model all others are, after the longest context of all; for one
-    model, its speeds over the context."""
+    """Return how many times as fast as the fastest model with attention all recurrent models are, after the longest
+    context of all; without both kinds, the speeds of the first model over the context."""
     speeds: dict[tuple[int, int], dict[str, float]] = {}
     for row in rows:
         if "error" not in row:
@@ -72,16 +72,16 @@ def _finding(rows: list[dict]) -> str:
     most = max(map(len, speeds.values()))
     context, batch = max(place for place, found in speeds.items() if len(found) == most)
     found = speeds[context, batch]
-    sequences = "one sequence" if batch == -1 else f"{-batch} sequences"
-    if len(found) == 1:
-        (model,) = found
-        pace = [speed[model] for (_, rows_of), speed in speeds.items() if rows_of == batch]
-        reached = f"{min(pace):,.0f} to {max(pace):,.0f} tokens per second"
-        return f"{model}: {reached}\nafter up to {context:,} tokens, {sequences}"
-    slowest, *others = sorted(found, key=found.get)
-    who = " and ".join(sorted(others)) if len(others) < 3 else f"All {len(others)} others"
-    ratio = found[others[0]] / found[slowest]
-    return f"{who}: at least {ratio:.1f} times as fast as {slowest}\nafter {context:,} tokens, {sequences}"
+    after = f"after {context:,} tokens, {'one sequence' if batch == -1 else f'{-batch} sequences'}"
+    attention = [model for model in found if model in ATTENTION]
+    recurrent = [model for model in found if model not in ATTENTION]
+    if attention and recurrent:
+        peer = max(attention, key=found.get)
+        ratio = min(found[model] for model in recurrent) / found[peer]
+        return f"All recurrent models: at least {ratio:.1f} times as fast as {peer}\n{after}"
+    model = next(iter(found))
+    pace = [speed[model] for (_, rows_of), speed in speeds.items() if rows_of == batch]
+    return f"{model}: {min(pace):,.0f} to {max(pace):,.0f} tokens per second\n{after.replace('after', 'after up to')}"
 
 
 def _panel(axes: Axes, rows: list[dict], over: str, models: list[str]) -> None:

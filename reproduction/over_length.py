@@ -70,11 +70,11 @@ def _notes(contents: list[dict]) -> list[str]:
 def _draw(contents: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
 
-    from benchmarks.figures import number_log_axis
+    from benchmarks.figures import name_curves, number_log_axis
     from reproduction.axes import over_tokens
 
     runs = _runs(contents)
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    figure = Figure(figsize=(15, 4.2), layout="constrained")
     of_text, of_state, of_speed = figure.subplots(1, 3)
     for run in runs:
         style = {"color": _colour(run["model"]), "linestyle": _STYLES[kind(run)]}
@@ -84,9 +84,11 @@ def _draw(contents: list[dict], file: Path) -> None:
             ends = [(number + 1) * found["window"] for number in range(len(found["losses"]))]
             of_state.plot(ends, found["state_mib"], **style)
     rows = [row for row in _generation(contents) if "error" not in row]
+    ends = {}
     for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
         points = [(row["context"], row["tokens_per_s"]) for row in rows if row["model"] == model]
-        of_speed.plot(*zip(*points, strict=True), "osD^v"[number % 5] + "-", color=_colour(model), label=model)
+        of_speed.plot(*zip(*points, strict=True), "o-", color=f"C{number}")
+        ends[model] = points[-1][1], f"C{number}"
     of_text.set(ylabel="perplexity", xlabel="position in the document", yscale="log")
     number_log_axis(of_text.yaxis)
     of_state.set(ylabel="state of a document, MiB", xlabel="tokens read", yscale="log")
@@ -97,7 +99,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     for axes in (of_text, of_state, of_speed):
         over_tokens(axes)
     of_text.legend(fontsize=7, loc="lower right")
-    of_speed.legend(fontsize=8)
+    name_curves(of_speed, ends)
     figure.suptitle(_finding(runs), fontsize=11)
     figure.savefig(file, dpi=150)
 
