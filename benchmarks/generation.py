@@ -13,6 +13,7 @@ from transformers.generation import BaseStreamer
 
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from models.quantization import quantize
+from training._compat import forget_cublas_workspaces
 
 LLAMA = "Llama of transformers"
 SMALL = {"vocab_size": 2048, "d_model": 256, "num_blocks": 4}
@@ -91,9 +92,10 @@ def rows(models: Sequence[str], contexts: Sequence[int], known: Iterable[dict] =
     to every sequence; tokens_per_s: of all sequences together. first_token_s: reading the context and choosing the
     first token. On a GPU these are medians of five calls, after more than 65,536 tokens of one. first_call_s: of the
     first call of a model, which compiles what its process has not compiled before. peak_mib: of memory beside the
-    weights; cache_mib: of the cache. reading_ms: of reading once the weights that a token needs, at the bandwidth of a
-    copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16, or those of linear layers in 8 bits; on a
-    CPU 4 blocks of width 256 in float32, processor time of one thread."""
+    weights, with cuBLAS's workspaces (32 MiB for each stream on Hopper); cache_mib: of the cache. reading_ms: of
+    reading once the weights that a token needs, at the bandwidth of a copy of 2 GiB. On a GPU 160 M to 190 M parameters
+    in bfloat16, or those of linear layers in 8 bits; on a CPU 4 blocks of width 256 in float32, processor time of one
+    thread."""
     gpu = torch.cuda.is_available()
     if not gpu:
         torch.set_num_threads(1)
@@ -148,6 +150,8 @@ def measure(case: Case, bandwidth: float | None) -> dict:
         case: what is generated.
         bandwidth: of a GPU's memory, in bytes per second; None on a CPU.
     """
+    if bandwidth:
+        forget_cublas_workspaces()
     before = torch.cuda.memory_allocated() if bandwidth else 0
     model = build(case.model, bool(bandwidth))
     clock = TokenClock(time.perf_counter if bandwidth else time.process_time)
