@@ -13,6 +13,7 @@ from transformers.generation import BaseStreamer
 
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from models.quantization import quantize
+from training._compat import forget_cublas_workspaces
 
 LLAMA = "Llama of transformers"
 SMALL = {"vocab_size": 2048, "d_model": 256, "num_blocks": 4}
@@ -90,11 +91,12 @@ class TokenClock(BaseStreamer):
 def rows(models: Sequence[str], contexts: Sequence[int], known: Iterable[dict] = ()) -> Iterator[dict]:
     """Greedy generate() after random tokens by models with random weights. ms_per_token: of a step that appends a token
     to every sequence; tokens_per_s: of all sequences together. first_token_s: reading the context and choosing the
-    first token. On a GPU these are medians of five calls, after more than 65,536 tokens of one. first_call_s: of the
-    first call of a model, which compiles what its process has not compiled before. peak_mib: of memory beside the
-    weights; cache_mib: of the cache. reading_ms: of reading once the weights that a token needs, at the bandwidth of a
-    copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16, or those of linear layers in 8 bits; on a
-    CPU 4 blocks of width 256 in float32, processor time of one thread."""
+    first token. On a GPU these are medians of five calls, after more than 65,536 tokens of one. first_call_s and
+    first_call_token_s: of the first call of a model, which compiles what its process and its cache have not compiled
+    before, and until the first token of that call. peak_mib: of memory beside the weights, with cuBLAS's workspaces (32
+    MiB for each stream on Hopper); cache_mib: of the cache. reading_ms: of reading once the weights that a token needs,
+    at the bandwidth of a copy of 2 GiB. On a GPU 160 M to 190 M parameters in bfloat16, or those of linear layers in 8
+    bits; on a CPU 4 blocks of width 256 in float32, processor time of one thread."""
     gpu = torch.cuda.is_available()
     if not gpu:
         torch.set_num_threads(1)
@@ -149,6 +151,8 @@ def measure(case: Case, bandwidth: float | None) -> dict:
         case: what is generated.
         bandwidth: of a GPU's memory, in bytes per second; None on a CPU.
     """
+    if bandwidth:
+        forget_cublas_workspaces()
     before = torch.cuda.memory_allocated() if bandwidth else 0
     model = build(case.model, bool(bandwidth))
     clock = TokenClock(time.perf_counter if bandwidth else time.process_time)
@@ -159,8 +163,8 @@ def measure(case: Case, bandwidth: float | None) -> dict:
     # The time of a recurrent model depends on no length, so that a short prompt warms it up.
     recurrent = isinstance(model, FlashRNNForCausalLM) and model.config.mixer["name"] == "RNNMixer"
     begin = clock.now()
-    model.generate(prompt[:, :1024] if recurrent else prompt, **options)
-    first_call = clock.now() - begin
+    model.generate(prompt[:, :1024] if recurrent else prompt, streamer=clock, **options)
+    first_call = {"first_call_s": clock.now() - begin, "first_call_token_s": clock.times[1] - begin}
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if bandwidth:
         torch.cuda.synchronize()
@@ -173,7 +177,8 @@ def measure(case: Case, bandwidth: float | None) -> dict:
         steps.append(1000 * (clock.times[-1] - clock.times[1]) / (NEW_TOKENS - 1))
     ms = median(steps)
     row = {"ms_per_token": round(ms, 4), "tokens_per_s": round(1000 * case.batch / ms, 1)}
-    row |= {"first_token_s": round(median(first_tokens), 4), "first_call_s": round(first_call, 2)}
+    row["first_token_s"] = round(median(first_tokens), 4)
+    row |= {name: round(seconds, 2) for name, seconds in first_call.items()}
     if bandwidth:
         embedding = model.get_input_embeddings().weight.nbytes  # of which a token needs a row
         row["peak_mib"] = round((torch.cuda.max_memory_allocated() - before - weights) / 2**20, 1)

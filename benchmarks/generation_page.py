@@ -32,6 +32,7 @@ def _table(rows: list[dict]) -> list[list[str]]:
         "ms_per_token": "ms per step",
         "tokens_per_s": "tokens per s",
         "first_token_s": "first token, s",
+        "first_call_token_s": "of the first call",
         "peak_mib": "memory, MiB",
         "cache_mib": "cache, MiB",
         "reading_ms": "reading weights, ms",

@@ -1,8 +1,7 @@
 """The decoding step of a model on static buffers: on a GPU one CUDA graph that appends a token to every row."""
 
-import warnings
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from ..mixers.step_context import StepContext
 from ..walk import is_observed, modules
 from .fused_step import fused_step
 from .sampler import Sampler, SamplingParams
+from .side_stream import capture, on_side_stream, slower_without_graph
 from .state_buffers import buffers, first_visible, has_kv_cache, load, unload
 from .transfers import PendingTokens, to_device
 
@@ -185,31 +185,21 @@ class Decoder:
 
     def _capture(self, window: int) -> None:
         """Capture a step, after a warm-up that compiles its kernels."""
-        try:
+        with slower_without_graph("a step"):
             if not self._graphs:
                 self._warm_up(window)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads, such as those that load data, may go on to allocate memory.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._step(window)
-            self._graphs[window] = graph
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            warnings.warn(f"no CUDA graph of a step, which is slower without: {reason}", stacklevel=2)
-            self._graphs = None
+            self._graphs[window] = capture(partial(self._step, window), self.device, self._pool)
+            return
+        self._graphs = None
 
     def _warm_up(self, window: int) -> None:
         """Run a step, and restore everything it has changed."""
         self._pool = torch.cuda.graph_pool_handle()
         tensors = self._changing()
         before = [tensor.clone() for tensor in tensors]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with on_side_stream(self.device) as stream:
             self._step(window)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
         copy_each(tensors, before)
 
     def _changing(self) -> list[Tensor]:

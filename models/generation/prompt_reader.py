@@ -1,13 +1,12 @@
 """Reading the prompt of one sequence on a GPU: in pieces, each of which is one CUDA graph from its second use on.
 
-A piece is about 90 kernels, for which some hosts need longer than the GPU. A graph needs one launch, on a stream of its
-own, so that the host can prepare what follows, and wait for other copies, while the GPU reads. Pieces have few sizes:
-the first one is padded on the left, and the states are reset where the prompt begins.
+A piece is about 90 kernels, for which some hosts need longer than the GPU. A graph needs one launch, on another
+stream, so that the host can prepare what follows, and wait for other copies, while the GPU reads. Pieces have few
+sizes: the first one is padded on the left, and the states are reset where the prompt begins.
 """
 
-import warnings
 from collections.abc import Iterator
-from functools import cache
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from .. import fused_blocks
 from ..backbone import SequenceModel, States
 from ..walk import modules
 from .captured import captured
+from .side_stream import capture, on_side_stream, slower_without_graph
 
 _DEVICE = "cuda"
 _SIZES = (1024, 512, 256, 128)  # tokens of a piece that is captured, each a multiple of those after it
@@ -92,10 +92,8 @@ class PromptReader:
         if (now := captured(of_model)) != self._captured:
             self._captured = now
             self._forget()
-        stream = _stream(input_ids.device)
-        stream.wait_stream(torch.cuda.current_stream(input_ids.device))
         # Tensors that outlive the call must not be those of inference mode.
-        with torch.cuda.stream(stream), torch.inference_mode(False), torch.no_grad():
+        with on_side_stream(input_ids.device) as stream, torch.inference_mode(False), torch.no_grad():
             return ReadingPrompt(stream, *self._read(model, plain, input_ids, states))
 
     def _read(
@@ -155,14 +153,9 @@ class PromptReader:
         key = size, padded
         if self._graphs.get(key) is not None or key not in self._graphs or self._failed:
             return self._graphs.get(key)
-        try:
+        with slower_without_graph("reading a prompt"):
             self._graphs[key] = self._capture(model, plain, size, padded)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            warnings.warn(f"no CUDA graph of reading a prompt, which is slower without: {reason}", stacklevel=2)
-            self._failed = True
+        self._failed = self._graphs[key] is None
         return self._graphs[key]
 
     def _capture(
@@ -170,23 +163,13 @@ class PromptReader:
     ) -> torch.cuda.CUDAGraph:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        # The stream's own, because cuBLAS has a workspace for each. Other threads may go on to allocate memory.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            self._read_piece(model, plain, size, padded)
-        return graph
+        return capture(partial(self._read_piece, model, plain, size, padded), self._ids.device, self._pool)
 
     def _read_piece(self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], size: int, padded: bool) -> None:
         reset = self._reset[:, :size] if padded else None  # with it the kernels of the recurrence take 7 % longer
         x, states = model.fused_hidden_states(plain, self._ids[:, :size], self._states, reset)
         self._last.copy_(x[:, -1])
         copy_each(_parts(self._states), _parts(states))
-
-
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all prompts: another one would have another workspace of cuBLAS."""
-    return torch.cuda.Stream(device)
 
 
 def _sizes(length: int) -> Iterator[int]:

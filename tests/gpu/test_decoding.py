@@ -15,6 +15,7 @@ from models.generation.fused_step import compile_ahead, fused_step
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from models.mixers import RNNMixer
 from models.quantization import quantize
+from training._compat import forget_cublas_workspaces
 
 pytestmark = pytest.mark.gpu
 
@@ -196,3 +197,15 @@ def test_memory_does_not_grow_with_the_prompt():
         model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0)
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[2] < 1.3 * peaks[1] + 8 * ids.nbytes  # masks, and copies of the prompt
+
+
+@pytest.mark.parametrize(("batches", "streams"), [((1, 1, 1), 1), ((70, 1, 130, 200), 2)])
+def test_streams_share_workspaces_of_cublas(batches, streams):
+    """One stream computes products beside the caller's: the workspace of another one would be kept for good."""
+    model = build("lstm", 4, 256, torch.bfloat16, kind=FlashRNNForCausalLM)
+    forget_cublas_workspaces()
+    before = torch.cuda.memory_allocated()
+    for batch in batches:
+        ids = torch.randint(1, 1001, (batch, 128), device="cuda")
+        model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0)
+    assert torch.cuda.memory_allocated() - before < (streams + 0.5) * 2**25  # 32 MiB each on Hopper

@@ -35,10 +35,9 @@ def captured_sizes(monkeypatch):
 
     stream = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda _: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(prompt_reader, "_stream", lambda _: stream)
+    monkeypatch.setattr(prompt_reader, "on_side_stream", lambda _: nullcontext(stream))
     monkeypatch.setattr(prompt_reader, "_DEVICE", "cpu")
     monkeypatch.setattr(prompt_reader, "_SIZES", (8, 4, 2))
     monkeypatch.setattr(PromptReader, "_capture", capture)
@@ -86,6 +85,36 @@ def test_graphs_are_captured_again_for_other_weights(captured_sizes):
         torch.testing.assert_close(found, model(ids)[:, -1])
     assert captured_sizes == [(8, False)] * 2
     assert not copy.deepcopy(reader)._graphs
+
+
+@torch.no_grad()
+def test_a_piece_that_cannot_be_captured_is_read_without_a_graph(captured_sizes, monkeypatch):
+    model, reader, ids = build().model, PromptReader(), torch.randint(29, (1, 8))
+
+    def capture(*_):
+        tried.append(1)
+        raise RuntimeError("no such thing\nat all")
+
+    tried = []
+    monkeypatch.setattr(PromptReader, "_capture", capture)
+    reader.read(model, ids, None, None)
+    with pytest.warns(UserWarning, match=r"no CUDA graph of reading a prompt, .*: no such thing$"):
+        found, _ = reader.read(model, ids, None, None)
+    torch.testing.assert_close(found, model(ids)[:, -1])
+    reader.read(model, ids, None, None)
+    assert len(tried) == 1
+
+
+@torch.no_grad()
+def test_lack_of_memory_for_a_graph_is_an_error(captured_sizes, monkeypatch):
+    def capture(*_):
+        raise torch.OutOfMemoryError
+
+    model, reader, ids = build().model, PromptReader(), torch.randint(29, (1, 8))
+    monkeypatch.setattr(PromptReader, "_capture", capture)
+    reader.read(model, ids, None, None)
+    with pytest.raises(torch.OutOfMemoryError):
+        reader.read(model, ids, None, None)
 
 
 @torch.no_grad()
