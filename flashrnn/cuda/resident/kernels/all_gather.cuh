@@ -60,7 +60,7 @@ struct Ring {
   }
   // Copies h of step t to shared memory as it arrives.
   DEVICE void receive(char* state, int t) const {
-    constexpr int VECTORS = SPLITS * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS, TOGETHER = ALL < 12 ? ALL : 12;
+    constexpr int VECTORS = SPLITS * HEAD_VECTORS, ALL = (VECTORS + THREADS - 1) / THREADS, TOGETHER = ALL < 8 ? ALL : 8;
     for (int first = threadIdx.x; first < VECTORS; first += TOGETHER * THREADS) {
       const uint4* from = slot(t) + first;
       uint4 vectors[TOGETHER];

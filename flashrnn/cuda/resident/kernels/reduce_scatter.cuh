@@ -16,11 +16,12 @@ DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
   return partial_offset(rank, tile, n, coord.lane_in_quad, coord.quad);
 }
 
-// Return the words in another order: word i at i ^ lane_in_quad. So the receivers, which need the same word of every lane, read from
-// different banks.
-DEVICE uint4 spread_over_banks(uint4 v, int lane_in_quad) {
-  if (lane_in_quad & 1) v = make_uint4(v.y, v.x, v.w, v.z);
-  if (lane_in_quad & 2) v = make_uint4(v.z, v.w, v.x, v.y);
+// In float32, word i of a lane's sums is at i ^ bank_key, so that the receivers, which need the same word of every lane, read from
+// different banks. DENSE, these lanes need two words of each of half as many.
+DEVICE int bank_key(int lane_in_quad) { return DENSE ? 2 * lane_in_quad : lane_in_quad; }
+DEVICE uint4 spread_over_banks(uint4 v, int key) {
+  if (key & 1) v = make_uint4(v.y, v.x, v.w, v.z);
+  if (key & 2) v = make_uint4(v.z, v.w, v.x, v.y);
   return v;
 }
 
@@ -40,7 +41,7 @@ DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, 
         send(to, coord.lane_in_quad < 2 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
       } else {
         const uint4 words = make_uint4(__float_as_uint(part[0]), __float_as_uint(part[2]), __float_as_uint(part[1]), __float_as_uint(part[3]));
-        send(to, spread_over_banks(words, coord.lane_in_quad), signal);
+        send(to, spread_over_banks(words, bank_key(coord.lane_in_quad)), signal);
       }
     }
   }
@@ -64,7 +65,7 @@ DEVICE void reduce_received(float (&sum)[CELLS], const u32* receive_buffer, cons
         else sum[p] += unit ? pair.y : pair.x;
       } else {
 #pragma unroll
-        for (int i = 0; i < PAIR; i++) sum[p * PAIR + i] += __uint_as_float(from[(2 * second + unit + i) ^ sender]);
+        for (int i = 0; i < PAIR; i++) sum[p * PAIR + i] += __uint_as_float(from[(2 * second + unit + i) ^ bank_key(sender)]);
       }
     }
   }
