@@ -17,8 +17,8 @@ DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
 }
 
 // In float32, word i of a lane's sums is at i ^ bank_key, so that the receivers, which need the same word of every lane, read from
-// different banks. DENSE, these lanes need two words of each of half as many.
-DEVICE int bank_key(int lane_in_quad) { return DENSE ? 2 * lane_in_quad : lane_in_quad; }
+// different banks. DENSE, they need two words each of half as many lanes.
+DEVICE int bank_key(int lane_in_quad) { return DENSE ? 0 : lane_in_quad; }
 DEVICE uint4 spread_over_banks(uint4 v, int key) {
   if (key & 1) v = make_uint4(v.y, v.x, v.w, v.z);
   if (key & 2) v = make_uint4(v.z, v.w, v.x, v.y);
