@@ -510,6 +510,20 @@ inline void peek_phase(uint2& v, const u64* from) {
   v = {u32(whole), u32(whole >> 32)};
 }
 inline bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
+template <int COUNT>
+void publish_phase(u64* to, const uint2 (&v)[COUNT], u32 phase) {
+  for (int i = 0; i < COUNT; i++) publish_phase(to + i, v[i], phase);
+}
+template <int COUNT>
+void peek_phase(uint2 (&v)[COUNT], const u64* from) {
+  for (int i = 0; i < COUNT; i++) peek_phase(v[i], from + i);
+}
+template <int COUNT>
+bool in_phase(const uint2 (&v)[COUNT], u32 phase) {
+  for (const uint2& one : v)
+    if (!in_phase(one, phase)) return false;
+  return true;
+}
 template <int BLOCKS>
 struct GridBarrier {
   u64 *words_of_all, *words, launch;

@@ -272,9 +272,10 @@ def test_a_state_is_normalised_as_exactly_as_it_is_computed(on_host):
     [
         (Case(LSTM, B=3, T=6, N=2, D=30), tiled(2, 1, 1, 8, 1, stages=8), tiled(2, 1, 1, 8, 1)),
         (Case(SLSTM, B=9, T=5, N=1, D=32, reset=True), tiled(1, 2, 1, 2, 2), tiled(1, 2, 2, 16, 2)),
-        (Case(GRU, B=9, T=8, N=1, D=64), tiled(1, 2, 1, 8, 4, grid=True), tiled(1, 4, 2, 16, 4, grid=True)),
+        (Case(LSTM, B=6, T=5, N=1, D=62), tiled(1, 4, 1, 4, 4), tiled(1, 4, 1, 4, 4)),
+        (Case(GRU, B=9, T=8, N=1, D=110), tiled(1, 1, 1, 8, 7, grid=True), tiled(1, 1, 2, 16, 7, grid=True)),
     ],
-    ids=["one block", "cluster", "grid"],
+    ids=["one block", "cluster", "cluster in slices", "grid"],
 )
 def test_kernels_with_tf32_on_the_processor(on_host, case, forward, backward):
     on_host({"forward": forward, "backward": backward})

@@ -16,17 +16,31 @@ DEVICE void peek(uint4& v, const uint4* from) {
 DEVICE bool arrived(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
 
 // Eight bytes, stored and loaded in one access, whose lowest bit is the phase: the parity of how often their buffer has been
-// used. So data of the previous use are recognised.
+// used. So data of the previous use are recognised. Two of them in one access have a phase each, because only eight bytes are
+// sure to arrive at once.
 DEVICE void publish_phase(u64* to, uint2 v, u32 phase) {
   u64 whole = u64(v.y) << 32 | (v.x & ~1u) | phase;
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(whole) : "memory");
+}
+DEVICE void publish_phase(u64* to, const uint2 (&v)[1], u32 phase) { publish_phase(to, v[0], phase); }
+DEVICE void publish_phase(u64* to, const uint2 (&v)[2], u32 phase) {
+  const u64 first = u64(v[0].y) << 32 | (v[0].x & ~1u) | phase, second = u64(v[1].y) << 32 | (v[1].x & ~1u) | phase;
+  asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
 }
 DEVICE void peek_phase(uint2& v, const u64* from) {
   u64 whole;
   asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(whole) : "l"(from) : "memory");
   v = make_uint2(u32(whole), u32(whole >> 32));
 }
+DEVICE void peek_phase(uint2 (&v)[1], const u64* from) { peek_phase(v[0], from); }
+DEVICE void peek_phase(uint2 (&v)[2], const u64* from) {
+  u64 first, second;
+  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
+  v[0] = make_uint2(u32(first), u32(first >> 32)), v[1] = make_uint2(u32(second), u32(second >> 32));
+}
 DEVICE bool in_phase(uint2 v, u32 phase) { return (v.x & 1u) == phase; }
+DEVICE bool in_phase(const uint2 (&v)[1], u32 phase) { return in_phase(v[0], phase); }
+DEVICE bool in_phase(const uint2 (&v)[2], u32 phase) { return in_phase(v[0], phase) && in_phase(v[1], phase); }
 
 // A barrier of the blocks of a group, for one use per launch, in memory that needs no initialization: each block writes the
 // unique number of the launch into its word.

@@ -16,9 +16,17 @@ DEVICE int partial_offset(int rank, int tile, int n, const ThreadCoord& coord) {
   return partial_offset(rank, tile, n, coord.lane_in_quad, coord.quad);
 }
 
+// In float32, word i of a lane's sums is at i ^ bank_key, so that the receivers, which need the same word of every lane, read from
+// different banks. DENSE, they need two words each of half as many lanes.
+DEVICE int bank_key(int lane_in_quad) { return DENSE ? 0 : lane_in_quad; }
+DEVICE uint4 spread_over_banks(uint4 v, int key) {
+  if (key & 1) v = make_uint4(v.y, v.x, v.w, v.z);
+  if (key & 2) v = make_uint4(v.z, v.w, v.x, v.y);
+  return v;
+}
+
 // Scatter: sends every block its tiles of c, this block's partial sums, for tiles from `first` on. In 16 bits a lane's sums are
-// two words, each of two units for one sequence. Half of the lanes swap them, so that the receivers, which need the same word
-// of every lane, read from different banks.
+// two words, each of two units for one sequence, which half of the lanes swap, for the same reason.
 DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, u32 receive_buffer, u32 barrier, const ThreadCoord& coord) {
 #pragma unroll
   for (int n = 0; n < BATCH_TILES; n++) {
@@ -32,7 +40,8 @@ DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, 
         u32 even = pack(part[0], part[2]), odd = pack(part[1], part[3]);
         send(to, coord.lane_in_quad < 2 ? make_uint2(even, odd) : make_uint2(odd, even), signal);
       } else {
-        send(to, make_uint4(__float_as_uint(part[0]), __float_as_uint(part[2]), __float_as_uint(part[1]), __float_as_uint(part[3])), signal);
+        const uint4 words = make_uint4(__float_as_uint(part[0]), __float_as_uint(part[2]), __float_as_uint(part[1]), __float_as_uint(part[3]));
+        send(to, spread_over_banks(words, bank_key(coord.lane_in_quad)), signal);
       }
     }
   }
@@ -42,19 +51,22 @@ DEVICE void send_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int first, 
 DEVICE void reduce_received(float (&sum)[CELLS], const u32* receive_buffer, const ThreadCoord& coord) {
 #pragma unroll
   for (int q = 0; q < CELLS; q++) sum[q] = 0;
+  const int sender = DENSE ? coord.lane_in_quad % 2 : coord.lane_in_quad;  // the lane of the quad that has sent them
 #pragma unroll
   for (int p = 0; p < PAIRS; p++) {
-    int cell = coord.cell_slice * CELLS + p * PAIR, odd = cell / 2 % 2;
+    const int cell = coord.cell_slice * CELLS + p * PAIR, second = DENSE ? cell % 2 : cell / 2 % 2;  // of the sender's sequences
+    const int unit = DENSE ? coord.lane_in_quad / 2 : cell % 2;                                     // of its two
 #pragma unroll
     for (int rank = 0; rank < BLOCKS; rank++) {
-      const int offset = DENSE ? partial_offset(rank, coord.unit_tile, 0, coord.lane_in_quad % 2, coord.quad)
-                               : partial_offset(rank, coord.unit_tile, cell / 4, coord);
-      const u32* from = receive_buffer + offset;
-      float2 pair;
-      if constexpr (BYTES == 2) pair = unpack(from[DENSE ? cell % 2 : odd ^ coord.lane_in_quad / 2]);
-      else pair = *reinterpret_cast<const float2*>(from + 2 * (DENSE ? cell % 2 : odd));
-      if constexpr (PAIR == 2) sum[2 * p] += pair.x, sum[2 * p + 1] += pair.y;
-      else sum[p] += (DENSE ? coord.lane_in_quad / 2 : cell % 2) ? pair.y : pair.x;
+      const u32* from = receive_buffer + partial_offset(rank, coord.unit_tile, DENSE ? 0 : cell / 4, sender, coord.quad);
+      if constexpr (BYTES == 2) {
+        const float2 pair = unpack(from[second ^ sender / 2]);
+        if constexpr (PAIR == 2) sum[2 * p] += pair.x, sum[2 * p + 1] += pair.y;
+        else sum[p] += unit ? pair.y : pair.x;
+      } else {
+#pragma unroll
+        for (int i = 0; i < PAIR; i++) sum[p * PAIR + i] += __uint_as_float(from[(2 * second + unit + i) ^ bank_key(sender)]);
+      }
     }
   }
 }
@@ -64,6 +76,7 @@ constexpr i64 BLOCK_PARTIALS = PADDED * SEQS / 4 * PARTIAL_WORDS / 2;
 constexpr i64 GROUP_PARTIALS = 2 * BLOCKS * BLOCK_PARTIALS;
 DEVICE u64* partials_to(u64* partials, int step, int to) { return partials + ((step & 1) * BLOCKS + to) * BLOCK_PARTIALS; }
 DEVICE u32 phase_of(int step) { return (step >> 1 & 1) ^ 1; }
+constexpr int POLLED_WORDS = 32;  // at most, of a thread: they are in registers
 
 // Clears the buffers of this block's sums for the first two steps.
 DEVICE void clear_partials(u64* partials, const ThreadCoord& coord) {
@@ -82,48 +95,53 @@ DEVICE void publish_partials(const float (&c)[M_CHUNK][BATCH_TILES][4], int firs
       if constexpr (BYTES == 2) {
         publish_phase(to, make_uint2(pack(part[0], part[2]), pack(part[1], part[3])), phase_of(step));
       } else {
-        publish_phase(to, make_uint2(__float_as_uint(part[0]), __float_as_uint(part[2])), phase_of(step));
-        publish_phase(to + 1, make_uint2(__float_as_uint(part[1]), __float_as_uint(part[3])), phase_of(step));
+        const uint2 words[] = {make_uint2(__float_as_uint(part[0]), __float_as_uint(part[2])),
+                               make_uint2(__float_as_uint(part[1]), __float_as_uint(part[3]))};
+        publish_phase(to, words, phase_of(step));
       }
     }
 }
 
-// Every warp of a unit tile adds up the sums of M_TILES of the blocks, in an order that does not depend on their arrival.
+// Every warp of a unit tile adds up the sums of M_TILES of the blocks, in an order that does not depend on their arrival. It polls
+// what is missing of TOGETHER blocks at once: that takes as long as polling one.
 DEVICE void reduce_published(float (&c)[1][BATCH_TILES][4], u64* partials, int step, const ThreadCoord& coord) {
-  constexpr int TOGETHER = M_TILES < 16 / PARTIAL_WORDS ? M_TILES : 16 / PARTIAL_WORDS, HALVES = PARTIAL_WORDS / 2;
+  constexpr int MOST = POLLED_WORDS / (PARTIAL_WORDS * BATCH_TILES), ROUNDS = (M_TILES + MOST - 1) / MOST;
+  constexpr int TOGETHER = (M_TILES + ROUNDS - 1) / ROUNDS;
   const u64* own = partials_to(partials, step, coord.rank);
 #pragma unroll
-  for (int n = 0; n < BATCH_TILES; n++) {
-    float(&sum)[4] = c[0][n];
-    sum[0] = sum[1] = sum[2] = sum[3] = 0;
+  for (int n = 0; n < BATCH_TILES; n++)
+#pragma unroll
+    for (int r = 0; r < 4; r++) c[0][n][r] = 0;
 #pragma unroll 1
-    for (int k = 0; k < M_TILES; k += TOGETHER) {
-      uint2 part[TOGETHER][HALVES];
-      bool here[TOGETHER][HALVES], all = false;
+  for (int k = 0; k < M_TILES; k += TOGETHER) {
+    uint2 part[TOGETHER][BATCH_TILES][PARTIAL_WORDS / 2];
+    bool here[TOGETHER][BATCH_TILES], all = false;
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+#pragma unroll
+      for (int n = 0; n < BATCH_TILES; n++) here[i][n] = k + i >= M_TILES;
+    while (!all) {
+      all = true;
 #pragma unroll
       for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
-        for (int half = 0; half < HALVES; half++) part[i][half] = make_uint2(0, 0), here[i][half] = k + i >= M_TILES;
-      while (!all) {  // polls all that is missing at once: that takes as long as polling one
-        all = true;
+        for (int n = 0; n < BATCH_TILES; n++)
+          if (!here[i][n]) peek_phase(part[i][n], own + partial_offset((k + i) * K_SLICES + coord.k_slice, coord.unit_tile, n, coord) / 2);
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-          const u64* from = own + partial_offset((k + i) * K_SLICES + coord.k_slice, coord.unit_tile, n, coord) / 2;
+      for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
-          for (int half = 0; half < HALVES; half++)
-            if (!here[i][half]) peek_phase(part[i][half], from + half);
+        for (int n = 0; n < BATCH_TILES; n++) {
+          here[i][n] |= in_phase(part[i][n], phase_of(step));
+          all &= here[i][n];
         }
+    }
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++)
+    for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
-          for (int half = 0; half < HALVES; half++) {
-            here[i][half] |= in_phase(part[i][half], phase_of(step));
-            all &= here[i][half];
-          }
-      }
-#pragma unroll
-      for (int i = 0; i < TOGETHER; i++) {
-        const uint2 first = part[i][0], second = part[i][HALVES - 1];
+      for (int n = 0; n < BATCH_TILES; n++) {
+        if (k + i >= M_TILES) continue;
+        float(&sum)[4] = c[0][n];
+        const uint2 first = part[i][n][0], second = part[i][n][PARTIAL_WORDS / 2 - 1];
         if constexpr (BYTES == 2) {
           float2 even = unpack(first.x), odd = unpack(first.y);
           sum[0] += even.x, sum[2] += even.y, sum[1] += odd.x, sum[3] += odd.y;
@@ -132,6 +150,5 @@ DEVICE void reduce_published(float (&c)[1][BATCH_TILES][4], u64* partials, int s
           sum[1] += __uint_as_float(second.x), sum[3] += __uint_as_float(second.y);
         }
       }
-    }
   }
 }
