@@ -115,7 +115,10 @@ def _one_way(
     cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, initial: Tensor | None, backwards: bool = False
 ) -> Tensor:
     (B, T), d_gates = h.shape[:2], gate_views(cell, d_Wx, d_u)
-    steps_outside = is_time_major(h) or B == 1 or T == 1
+    if T == 1:
+        rows = torch.zeros_like(h[:, 0]) if initial is None else initial.to(h.dtype)
+        return _product(d_gates, slice(None), rows.transpose(0, 1))
+    steps_outside = is_time_major(h) or B == 1
     if T <= _FEW_STEPS and not steps_outside:
         return _product(d_gates, slice(None), _flat(_one_step_later(h, initial, backwards)).transpose(0, 1))
     rows = _flat(h).transpose(0, 1)
