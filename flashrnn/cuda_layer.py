@@ -18,10 +18,10 @@ from flashrnn.cuda.resident.backend import CudaFused, Forward
 from flashrnn.cuda.resident.layers import OverlappedLayers, overlapped_layers
 from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose, no_autocast
-from flashrnn.eager import apart, recurrence_gradients, residual_of, together
+from flashrnn.eager import apart, recurrence_gradients, residual_of
 from flashrnn.eager_layer import Layer, by_heads, last_states, product_gradients
 from flashrnn.problem import PLAIN, KernelUnavailable, Problem, StateGradients, state_dtype, tf32_allowed
-from flashrnn.stepping import without_hooks
+from flashrnn.stepping import weights_of
 
 Found = tuple[CudaFused, Forward]
 
@@ -45,25 +45,27 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     if torch.is_autocast_enabled("cuda") or network.proj_size or (both_ways and reset is not None):
         return None
     time_major = x.dim() == 3 and not network.batch_first
-    T, B = x.shape[:2] if time_major else (1, len(x)) if x.dim() == 2 else x.shape[1::-1]
+    T, B = x.shape[:2] if time_major else (1, x.shape[0]) if x.dim() == 2 else x.shape[1::-1]
     if x.shape[-1] != network.input_size or not (reset is None or _is_mask(reset, x, B, T)):
         return None
     given = None if states is None else states if isinstance(states, tuple | list) else (states,)
     if given is not None and not _are_states(given, network, x, B):
         return None
-    wanted = torch.is_grad_enabled() and (x.requires_grad or any([s.requires_grad for s in given or ()]))
+    with_gradients = torch.is_grad_enabled()
+    wanted = with_gradients and (x.requires_grad or any([s.requires_grad for s in given or ()]))
     layers = []
     for k in range(network.num_layers):
         weights = []
         for suffix in network._directions:
-            recurrent = network._modules[f"recurrent_l{k}{suffix}"]
-            if (of_direction := _weights(network._modules[f"input_l{k}{suffix}"], recurrent, x)) is None:
+            modules = network._modules[f"input_l{k}{suffix}"], network._modules[f"recurrent_l{k}{suffix}"]
+            if (of_direction := weights_of(*modules, x.dtype, x.device)) is None:
                 return None
             weights.append(of_direction)
+        recurrent = modules[1]
         if both_ways and recurrent.backend != network._modules[f"recurrent_l{k}"].backend:
             return None
-        given_gradients = [w is not None and w.requires_grad for of_direction in weights for w in of_direction]
-        wanted = wanted or (torch.is_grad_enabled() and any(given_gradients))
+        if with_gradients and not wanted:
+            wanted = any([w is not None and w.requires_grad for of_direction in weights for w in of_direction])
         layers.append((recurrent, weights, wanted))
     sizes = B, T, time_major
     if reset is None and not both_ways and (done := _at_once(network, layers, sizes, x, given)) is not None:
@@ -172,7 +174,7 @@ class _Layer(torch.autograd.Function):
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
         aux, gates = forward.empty_residual(x.device)
-        initial = together(states) if states else None
+        initial = _initial(states, 0, False) if states else None
         out, aux, last, gates = _launched(forward, x, W, R, b, initial, reset, aux, gates)
         ctx.save_for_backward(x, W, out, R, b, reset, aux, gates, *states)
         ctx.set_materialize_grads(False)
@@ -302,29 +304,16 @@ def _of_layer(states: Sequence[Tensor], layer: int, both_ways: bool) -> Sequence
     """Return the states of a layer [1, B, H of all directions]."""
     if both_ways:
         return [torch.cat([*state[2 * layer : 2 * layer + 2]], dim=1).unsqueeze(0) for state in states]
-    return states if len(states[0]) == 1 else [state[layer : layer + 1] for state in states]
+    return states if states[0].shape[0] == 1 else [state[layer : layer + 1] for state in states]
 
 
 def _initial(states: Sequence[Tensor], layer: int, both_ways: bool) -> Tensor | int:
     """Return the states of a layer as one tensor, or, if they already follow each other in memory, their address."""
-    if len(states[0]) == 1:
+    if states[0].shape[0] == 1:  # its length is found by a function in Python
         first, size = states[0].data_ptr(), states[0].nbytes
         if all([state.data_ptr() == first + i * size for i, state in enumerate(states)]):
             return first
     return torch.cat(_of_layer(states, layer, both_ways))
-
-
-def _weights(product: nn.Module, recurrent: nn.Module, x: Tensor) -> Weights | None:
-    """Return the weights of a layer in one direction; None if its modules do more than they say, or are not in the
-    dtype of x."""
-    if not without_hooks(product, recurrent):
-        return None
-    weights = product.weight, recurrent.R, recurrent.b
-    dtype, device = x.dtype, x.device
-    for weight in weights:
-        if weight is not None and (type(weight) not in PLAIN or weight.dtype != dtype or weight.device != device):
-            return None
-    return weights
 
 
 def _found(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn import flat_weights
-from flashrnn._torch_private import CudnnRnn, autograd_alone, graph_is_retained
+from flashrnn._torch_private import CudnnRnn, autograd_alone, copy_each, graph_is_retained
 from flashrnn.cells import GRU, LSTM, Cell
 from flashrnn.eager import as_dtype
 from flashrnn.forking import lock_that_forks_wait_for
@@ -138,8 +138,17 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
     weights = [w for name in network.directions() for w in flat_weights.parameters(network, name) if w is not None]
     given = cudnn, flat_weights.of(network), x, initial[0], initial[1] if len(initial) > 1 else None
     out, *last = _Rnn.apply(*given, *weights) if training else _run(*given, weights, training=False)[:-1]
-    last = tuple(as_dtype(state, state_dtype(x.dtype)) for state in last[: len(network.cell.states)])
+    last = _in_state_dtype(last[: len(network.cell.states)], training)
     return out, last if len(last) > 1 else last[0]
+
+
+def _in_state_dtype(states: Sequence[Tensor], training: bool) -> tuple[Tensor, ...]:
+    dtype = state_dtype(states[0].dtype)
+    if training or states[0].dtype == dtype:
+        return tuple(as_dtype(state, dtype) for state in states)
+    found = tuple(torch.empty_like(state, dtype=dtype) for state in states)
+    copy_each(found, states)
+    return found
 
 
 def _run(cudnn: CudnnRnn, flat: Tensor, x: Tensor, h: Tensor, c: Tensor | None, weights, training: bool):

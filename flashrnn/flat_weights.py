@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flashrnn.cells import GRU, LSTM
-from flashrnn.cuda.launch import zeros
+from flashrnn.cuda.launch import read_only_zeros
 
 _DEVICE = "cuda"
 
@@ -60,18 +60,11 @@ def _copy(network: nn.Module) -> Tensor:
         size = R.shape[2]
         if network.cell is GRU:  # ours: g, r, z
             matrices += [W, R[1:], R[:1]]
-            biases += [_zeros(R, 6 * size)] if b is None else [b[1:], _zeros(b, 2 * size), b[:1]]
+            biases += [read_only_zeros(R, 6 * size)] if b is None else [b[1:], read_only_zeros(b, 2 * size), b[:1]]
         else:
             matrices += [W, R]
-            biases += [_zeros(R, 8 * size)] if b is None else [b, _zeros(b, 4 * size)]
+            biases += [read_only_zeros(R, 8 * size)] if b is None else [b, read_only_zeros(b, 4 * size)]
     return torch.cat([part.flatten() for part in (*matrices, *biases)])
-
-
-def _zeros(like: Tensor, size: int) -> Tensor:
-    """Return zeros that nobody may change. On a GPU, filling them would take as long as a narrow copy."""
-    if not like.is_cuda:
-        return like.new_zeros(size)
-    return zeros(like.device.index, size * like.itemsize)[: size * like.itemsize].view(like.dtype)
 
 
 def _are_flat(network: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def write_previous(out: Tensor, state: Tensor, initial: Tensor | float, reset: T
 def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
     """Return views of the gradients of the recurrent gates: [N, B*T, D] for each gate.
 
-    For one head the result may be a single view: [1, B*T, Gr*D] if the gates are adjacent in memory, or [Gr, B*T, D].
+    For one head a view has all gates that are adjacent in memory, [1, B*T, gates*D], or is [Gr, B*T, D].
     """
     only = recurrent_only(cell)
     if d_Wx.shape[3] == 1 and cell.recurrent_gates == cell.input_gates:
@@ -72,11 +73,29 @@ def gate_views(cell: Cell, d_Wx: Tensor, d_u: Tensor) -> list[Tensor]:
             return [d_Wx.view(1, -1, d_Wx.shape[2] * d_Wx.shape[4])]
         rows = _flat(d_Wx).squeeze(2)
         return [rows.flatten(1)[None] if rows.stride(1) == rows.shape[2] else rows.transpose(0, 1)]
+    if d_Wx.shape[3] == 1 and all(x.shape[2] < 2 or x.stride(2) == x.shape[4] for x in (d_Wx, d_u)):
+        rows = _flat(d_Wx), _flat(d_u)
+        return [rows[of][:, first:stop].flatten(1)[None] for of, first, stop in _adjacent(cell)]
     with_input, without = (_flat(x).permute(1, 2, 0, 3).unbind() for x in (d_Wx, d_u))
     return [
         without[only.index(gate)] if gate in only else with_input[cell.input_gates.index(gate)]
         for gate in cell.recurrent_gates
     ]
+
+
+@cache
+def _adjacent(cell: Cell) -> list[tuple[int, int, int]]:
+    """Return where the gradients of the recurrent gates are: whether in d_u, and the first of the gates there that
+    follow each other, and the one after the last."""
+    only, found = recurrent_only(cell), []
+    for gate in cell.recurrent_gates:
+        in_u = gate in only
+        place = (only if in_u else cell.input_gates).index(gate)
+        if found and found[-1][0] == in_u and found[-1][2] == place:
+            found[-1] = in_u, found[-1][1], place + 1
+        else:
+            found.append((in_u, place, place + 1))
+    return found
 
 
 def weight_gradient(cell: Cell, d_Wx: Tensor, d_u: Tensor, h_before: Tensor) -> Tensor:
@@ -115,7 +134,10 @@ def _one_way(
     cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, initial: Tensor | None, backwards: bool = False
 ) -> Tensor:
     (B, T), d_gates = h.shape[:2], gate_views(cell, d_Wx, d_u)
-    steps_outside = is_time_major(h) or B == 1 or T == 1
+    if T == 1:
+        rows = torch.zeros_like(h[:, 0]) if initial is None else initial.to(h.dtype)
+        return _product(d_gates, slice(None), rows.transpose(0, 1))
+    steps_outside = is_time_major(h) or B == 1
     if T <= _FEW_STEPS and not steps_outside:
         return _product(d_gates, slice(None), _flat(_one_step_later(h, initial, backwards)).transpose(0, 1))
     rows = _flat(h).transpose(0, 1)
@@ -148,10 +170,12 @@ def _product(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | No
     """Return the sum over the rows `steps` of d_gates, as `gate_views` returns them, times h [N, rows, D]."""
     number, _, width = d_gates[0].shape  # of heads, or of one head's gates
     N, _, D = h.shape
+    widths = [d_gate.shape[2] for d_gate in d_gates]
     if number == N == len(d_gates) == 1 and add_to is None:
         return torch.bmm(d_gates[0][:, steps].transpose(1, 2), h).view(-1, 1, D, D)
-    d_R = h.new_empty(len(d_gates) * number * width // (N * D), N, D, D) if add_to is None else add_to
-    for to, d_gate in zip(d_R.view(len(d_gates), number, width, D), d_gates, strict=True):
+    d_R = h.new_empty(number * sum(widths) // (N * D), N, D, D) if add_to is None else add_to
+    of_each = d_R.view(1, -1, D).split(widths, dim=1) if number == 1 else d_R.view(len(d_gates), number, width, D)
+    for to, d_gate in zip(of_each, d_gates, strict=True):
         to.baddbmm_(d_gate[:, steps].transpose(1, 2), h.expand(number, -1, -1), beta=int(add_to is not None))
     return d_R
 

@@ -82,22 +82,35 @@ def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
     return not (hooks or product._backward_hooks or recurrent._backward_hooks)
 
 
+def weights_of(
+    product: nn.Module, recurrent: nn.Module, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Return W, R and b of a layer; None unless its modules are `without_hooks` and all are parameters of that dtype on
+    that device. Attributes of modules are not read by name, which takes ten times as long."""
+    if not without_hooks(product, recurrent):
+        return None
+    of_recurrent = recurrent._parameters
+    W, R, b = product._parameters.get("weight"), of_recurrent.get("R"), of_recurrent.get("b", _MISSING)
+    for weight in (W, R) if b is None else (W, R, b):
+        if type(weight) not in PLAIN or weight.dtype != dtype or weight.device != device:
+            return None
+    return W, R, b
+
+
+_MISSING = object()  # a tensor that is no parameter has taken its place
+
+
 def as_made(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> bool:
     """Return whether a layer's modules are `without_hooks` and their weights are of that dtype on the CPU."""
-    if not without_hooks(product, recurrent):
-        return False
-    W, R, b = product._parameters.get("weight"), recurrent._parameters.get("R"), recurrent._parameters.get("b")
-    return is_plain(W, dtype) and is_plain(R, dtype) and (b is None or is_plain(b, dtype))
+    return weights_of(product, recurrent, dtype, _CPU) is not None
 
 
 def _layer(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> Layer | None:
-    if not as_made(product, recurrent, dtype):
+    if (weights := weights_of(product, recurrent, dtype, _CPU)) is None:
         return None
-    of_recurrent = recurrent._parameters
-    R = of_recurrent["R"]
-    if not _is_for_the_kernel(recurrent.cell, recurrent.backend, *R.shape[1:3], dtype):
+    if not _is_for_the_kernel(recurrent.cell, recurrent.backend, *weights[1].shape[1:3], dtype):
         return None
-    return Layer(recurrent, product._parameters["weight"], R, of_recurrent["b"])
+    return Layer(recurrent, *weights)
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from flashrnn.cuda.launch import read_only_zeros
 from flashrnn.eager import as_dtype
 from flashrnn.problem import PLAIN
 
@@ -129,7 +130,7 @@ def initial_states(layer, x: Tensor, states: Tensor | Sequence[Tensor] | None) -
     size = len(layer.directions()), x.shape[0 if layer.batch_first else 1], layer.hidden_size
     count = len(layer.cell.states)
     if states is None:
-        return [x.new_zeros(size)] * count
+        return [read_only_zeros(x, *size)] * count
     given = states if isinstance(states, tuple | list) else (states,)
     if len(given) != count:
         return None

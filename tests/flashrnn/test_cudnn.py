@@ -111,6 +111,17 @@ def test_results_are_those_of_pytorch(kind, options, given, taken, monkeypatch):
         assert_close(ours(x, states), expected)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_last_states_of_half_types_are_float32(kind, taken):
+    ours, x = FlashRNN.from_torch(kind(5, 6)).half(), torch.randn(4, 3, 5).half()
+    with torch.no_grad():
+        out, last = ours(x)
+    trained, states = ours(x)
+    assert taken == [True, True]
+    assert_close((out, last), (trained, states), rtol=0, atol=0)
+    assert {state.dtype for state in (last if kind is nn.LSTM else [last])} == {torch.float32}
+
+
 CHANGES = {
     "backend": {"backend": "cpu_fused"},
     "cell": {"function": "elman"},

@@ -106,6 +106,15 @@ def test_the_long_way_is_taken_where_others_look_at_a_layer(change):
     assert len(seen) == (change == "hook")
 
 
+@pytest.mark.parametrize("name", ["b", "R"])
+def test_a_tensor_in_place_of_a_parameter_is_the_weight(name):
+    rnn, x = network(), torch.randn(3, 5, dtype=torch.float64)
+    weight = getattr(rnn.recurrent_l0, name).detach() + 1
+    delattr(rnn.recurrent_l0, name)
+    setattr(rnn.recurrent_l0, name, weight)
+    assert_close(rnn.step(x)[0], rnn(x.expand(2, 3, 5))[0][0])
+
+
 def test_batched_gradients_and_a_graph_of_the_backward():
     rnn, x = network(), torch.randn(3, 5, dtype=torch.float64)
     out = rnn.step(x)[0]
