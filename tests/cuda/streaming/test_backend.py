@@ -106,7 +106,8 @@ def tilings(cell, D: int, dtype: torch.dtype, units: int, seq_tiles: int, warps:
 def test_kernels_on_the_processor(on_host, case, dtype, tiling, at_once):
     on_host(tilings(case.cell, case.D, dtype, *tiling), at_once)
     check("cuda", case, dtype, "cpu")
-    check("cuda", case, dtype, "cpu", flashrnn)
+    if len(case.cell.states) > 1:  # of which h alone may get a gradient
+        check("cuda", case, dtype, "cpu", flashrnn)
 
 
 @pytest.mark.slow
