@@ -263,10 +263,10 @@ def test_cells_of_one_name_have_keys_of_their_own():
 @pytest.fixture(scope="module")
 def another_process() -> list[str]:
     """What a process prints that finds pickles of two cells twice, and then makes two of its own."""
-    cell = Cell("registered", step, states=("h",))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flashrnn.cells.registry._REGISTRY", dict(_REGISTRY))
-        pickled = pickle.dumps([Cell("pickled", step, states=("h",), float16_states=True), register(cell)])
+        registered = register(Cell("registered_here", step, states=("h",)))
+        pickled = pickle.dumps([Cell("pickled", step, states=("h",), float16_states=True), registered])
     code = (
         "import pickle, sys; (a, c), (b, _) = (pickle.loads(bytes.fromhex(sys.argv[1])) for _ in 'ab'); "
         "print(a.name, a.float16_states, c.name, a is b); "
@@ -316,8 +316,8 @@ def test_pickles_of_users_cells_carry_their_definition(monkeypatch, another_proc
     monkeypatch.setattr("flashrnn.cells.registry._REGISTRY", dict(_REGISTRY))
     cell = register(Cell("registered", step, states=("h",)))
     assert pickle.loads(pickle.dumps(cell)) is cell
-    printed = "pickled True registered True"  # of copies with keys of their own, each would be compiled
-    assert another_process[0] == printed
+    found = "pickled True registered_here True"  # of copies with keys of their own, each would be compiled
+    assert another_process[0] == found
     unnamed = register(Cell("of_a_lambda", lambda g, h: torch.tanh(g), states=("h",)))
     assert pickle.loads(pickle.dumps(unnamed)) is unnamed
 

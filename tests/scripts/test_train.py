@@ -177,14 +177,15 @@ def test_resuming_with_the_data_of_another_experiment_is_refused(tiny_config):
 
 
 @pytest.mark.parametrize(
-    ("experiment", "change"),
-    [("parity", "data.task=even_pairs"), ("text_tiny", "data.context_length=4"), ("text_tiny", "data.max_bytes=99")],
+    ("experiment", "changes"),
+    [("parity", ["data.task=even_pairs"]), ("text_tiny", ["data.context_length=4", "data.max_bytes=99"])],
 )
-def test_resuming_with_data_in_which_the_place_of_the_run_means_nothing_is_refused(tiny_config, experiment, change):
+def test_resuming_with_data_in_which_the_place_of_the_run_means_nothing_is_refused(tiny_config, experiment, changes):
     config = tiny_config(experiment)
     train(config)
-    with pytest.raises(ValueError, match=rf"{change}: .*trained with"):
-        train(tiny_config(experiment, change, f"ckpt_path={config.run_dir}", run="second"))
+    for change in changes:
+        with pytest.raises(ValueError, match=rf"{change}: .*trained with"):
+            train(tiny_config(experiment, change, f"ckpt_path={config.run_dir}", run="second"))
 
 
 def test_what_a_run_that_goes_on_has_otherwise_is_printed(tiny_config, capsys):
