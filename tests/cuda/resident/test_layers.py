@@ -156,7 +156,7 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
 @pytest.mark.parametrize(
     ("batch", "steps", "options", "tilings", "products"),
     [
-        (3, 35, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
+        (3, 19, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
         pytest.param(
             5,
             33,
