@@ -82,6 +82,30 @@ def tiny_config(request, tmp_path, monkeypatch):
     return configs_in(tmp_path)
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Config and result of a tiny run on text, which tests read and do not change. Its schedule has 20 steps."""
+    return _trained(tmp_path_factory.mktemp("trained"), "text_tiny")
+
+
+@pytest.fixture(scope="session")
+def trained_parity(tmp_path_factory):
+    """As `trained`, on parity."""
+    return _trained(tmp_path_factory.mktemp("trained_parity"), "parity")
+
+
+def _trained(folder, experiment):
+    from scripts.train import train
+    from tests.tiny_runs import configs_in
+    from training import results
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "plot", lambda *_: None)
+        patch.chdir(folder)
+        config = configs_in(folder)(experiment, "schedule.total_steps=20")
+        return config, train(config)
+
+
 @pytest.fixture
 def change_texts(tmp_path):
     """change_texts(): the texts of tiny_config("text_tiny") become other ones, and what was prepared is gone."""
@@ -89,6 +113,6 @@ def change_texts(tmp_path):
     def change():
         for file in tmp_path.glob("texts/*.txt"):
             file.write_text(f"{file.stem} quite other words about something else, {file.stem * 3}. " * 9)
-        shutil.rmtree(tmp_path / "corpora")
+        shutil.rmtree(tmp_path / "corpora", ignore_errors=True)
 
     return change

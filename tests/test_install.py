@@ -24,28 +24,24 @@ IMPORT = """
 import time
 import torch
 start = time.process_time()
-import flashrnn
+from flashrnn import FlashRNN
 print(time.process_time() - start)
 """
 
-TRAIN = """
+TRAIN = f"""{IMPORT}
 import importlib.util
 import sys
-import torch
-from flashrnn import FlashRNN
 
 assert importlib.util.find_spec("flashrnn").origin.startswith(sys.prefix)
 assert not any(importlib.util.find_spec(name) for name in ("models", "data", "scripts", "tests", "lightning"))
 torch.manual_seed(0)
 rnn = FlashRNN(4, 16, num_heads=2, function="lstm")
-optimizer = torch.optim.Adam(rnn.parameters(), lr=1e-2)
-x = torch.randn(12, 8, 4)
+x, parameters = torch.randn(12, 8, 4), list(rnn.parameters())
 losses = []
 for _ in range(20):
     loss = (rnn(x)[0] - x.mean(-1, keepdim=True)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+        parameter.data -= gradient
     losses.append(loss.item())
 assert losses[-1] < 0.8 * losses[0], losses
 """
@@ -141,13 +137,10 @@ def test_the_wheel_holds_kernels_and_models_alone(wheel):
     assert names == {"/".join((folders[folder], *rest)) for folder, *rest in parts}
 
 
-def test_flashrnn_is_imported_soon_after_torch(python, tmp_path):
+def test_a_layer_trains_with_what_the_wheel_requires_soon_after_torch_is_there(python, tmp_path):
     """Seconds of processor time, which other programs do not lengthen; the second time, files are cached."""
-    assert any(float(run(python, "-c", IMPORT, cwd=tmp_path)) < 1.5 for _ in range(2))
-
-
-def test_a_layer_trains_with_what_the_wheel_requires(python, tmp_path):
-    run(python, "-c", TRAIN, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)})
+    imported = float(run(python, "-c", TRAIN, cwd=tmp_path, env={"FLASHRNN_CACHE": str(tmp_path)}))
+    assert imported < 1.5 or float(run(python, "-c", IMPORT, cwd=tmp_path)) < 1.5
 
 
 @pytest.mark.slow

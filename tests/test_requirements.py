@@ -26,6 +26,9 @@ NOT_REQUIRED = {
 }
 
 
+DISTRIBUTIONS = packages_distributions()
+
+
 def imported(package):
     """Top-level names that are imported anywhere in a package, with one file that does so."""
     names = {}
@@ -50,11 +53,10 @@ def required(extras):
 
 @pytest.mark.parametrize("package", EXTRAS)
 def test_imports_are_required(package):
-    distributions = packages_distributions()
     found = imported(package)
     assert found
     for name in found.keys() - NOT_REQUIRED:
-        of_name = {canonicalize_name(distribution) for distribution in distributions.get(name, [name])}
+        of_name = {canonicalize_name(distribution) for distribution in DISTRIBUTIONS.get(name, [name])}
         assert of_name & required(EXTRAS[package]), (
             f"{found[name]} imports {name}: which extra of pyproject.toml has it?"
         )

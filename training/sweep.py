@@ -99,10 +99,10 @@ def _numbers(result: dict) -> dict[str, float]:
 
 def show() -> None:
     """Print the table of the jobs that have ended, if any, and write it to results.csv in the folder of the sweep."""
-    from pandas import DataFrame
-
     if not _rows or int(os.environ.get("RANK", 0)):
         return
+    from pandas import DataFrame  # which --help and errors need not wait for
+
     table = DataFrame(_rows)
     table.to_csv(_folder / "results.csv", index=False)
     print(f"\n{table.to_string(index=False, float_format='{:.4f}'.format, na_rep='')}")

@@ -40,7 +40,7 @@ class TestNormalised:
     def test_the_loop_is_that_of_the_built_in_cell(self):
         inputs = timing.random_inputs(Case("layernorm_gru", 1, 6, 3, T=5).shapes(), torch.float64, "cpu")
         found = normalised.gru_loop(normalised.gru_step, *inputs)
-        torch.testing.assert_close(found, flashrnn(*inputs, function="layernorm_gru")[0])
+        torch.testing.assert_close(found, flashrnn(*inputs, None, "layernorm_gru", "vanilla")[0])
 
     def test_rows_are_over_what_they_are_compared_with(self, monkeypatch):
         def run(job, effort, backend):

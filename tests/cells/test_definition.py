@@ -260,11 +260,23 @@ def test_cells_of_one_name_have_keys_of_their_own():
     assert first.key != second.key
 
 
-def test_an_operator_finds_a_cell_by_its_definition_in_another_process():
+@pytest.fixture(scope="module")
+def another_process() -> list[str]:
+    """What a process prints that finds pickles of two cells twice, and then makes two of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flashrnn.cells.registry._REGISTRY", dict(_REGISTRY))
+        registered = register(Cell("registered_here", step, states=("h",)))
+        pickled = pickle.dumps([Cell("pickled", step, states=("h",), float16_states=True), registered])
     code = (
+        "import pickle, sys; (a, c), (b, _) = (pickle.loads(bytes.fromhex(sys.argv[1])) for _ in 'ab'); "
+        "print(a.name, a.float16_states, c.name, a is b); "
         "from tests.cells.test_definition import Cell, step; print(*(Cell(n, step, states=('h',)).key for n in 'ab'))"
     )
-    keys = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    return subprocess.check_output([sys.executable, "-c", code, pickled.hex()], text=True).splitlines()
+
+
+def test_an_operator_finds_a_cell_by_its_definition_in_another_process(another_process):
+    keys = another_process[1].split()
     here = Cell("a", step, states=("h",))
     assert cell_of_key(keys[0]).name == "a"
     assert here.key.partition("#")[0] == keys[0]
@@ -299,16 +311,13 @@ def test_pickle_of_a_partial_step_is_its_cell(weight):
     assert [pickle.loads(pickle.dumps(one)) for one in (cell, other)] == [cell, other]
 
 
-def test_pickles_of_users_cells_carry_their_definition(monkeypatch):
+def test_pickles_of_users_cells_carry_their_definition(monkeypatch, another_process):
     """A name alone would be that of another cell elsewhere, or of none, also where the cell is registered."""
     monkeypatch.setattr("flashrnn.cells.registry._REGISTRY", dict(_REGISTRY))
     cell = register(Cell("registered", step, states=("h",)))
     assert pickle.loads(pickle.dumps(cell)) is cell
-    pickled = pickle.dumps([Cell("pickled", step, states=("h",), float16_states=True), cell])
-    code = "import pickle, sys; (a, c), (b, _) = (pickle.loads(bytes.fromhex(sys.argv[1])) for _ in 'ab'); "
-    code += "print(a.name, a.float16_states, c.name, a is b)"
-    printed = subprocess.check_output([sys.executable, "-c", code, pickled.hex()], text=True)
-    assert printed == "pickled True registered True\n"  # of copies with keys of their own, each would be compiled
+    found = "pickled True registered_here True"  # of copies with keys of their own, each would be compiled
+    assert another_process[0] == found
     unnamed = register(Cell("of_a_lambda", lambda g, h: torch.tanh(g), states=("h",)))
     assert pickle.loads(pickle.dumps(unnamed)) is unnamed
 

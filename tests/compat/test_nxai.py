@@ -52,8 +52,7 @@ def time_loop(Wx, R, b, states, function):
     return torch.stack(steps, dim=2), steps[-1].unsqueeze(2)
 
 
-@pytest.mark.parametrize("initial", [False, True], ids=["from zero", "from states"])
-@pytest.mark.parametrize("T", [1, 7])
+@pytest.mark.parametrize(("T", "initial"), [(1, False), (7, True)], ids=["from zero", "from states"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_states_and_gradients_are_those_of_the_time_loop(function, T, initial):
     call = random_call(function, torch.float64, T, initial)

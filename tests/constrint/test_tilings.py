@@ -25,7 +25,7 @@ FEASIBLE = [
     ("grid", 2048, 16, 1),
 ]
 INFEASIBLE = [("cta", 512, 16, 1), ("cluster", 2048, 16, 1), ("grid", 1536, 64, 1), ("grid", 4096, 16, 1)]
-RUNS = 7
+RUNS = 3
 
 
 def optimum(case: Tiling) -> tuple[int, ...] | None:

@@ -40,7 +40,6 @@ def _cache(monkeypatch, tmp_path):
     [
         (resident.SOLVER, LSTM, 12, 64, 1.02),
         (resident.SOLVER, LSTM, 1, 768, 1.02),
-        (resident.SOLVER, GRU, 1, 768, 1.02),
         (resident.SOLVER, GRU, 3, 256, 1.02),
         (resident.SOLVER, LAYERNORM_GRU, 3, 256, SLOWEST),  # the number of sequences is a constant
         (resident.SOLVER, LAYERNORM_GRU, 4, 192, SLOWEST),  # and an argument where six would be slower
@@ -49,7 +48,6 @@ def _cache(monkeypatch, tmp_path):
     ids=[
         "lstm 12 x 64",
         "lstm 1 x 768",
-        "gru 1 x 768",
         "gru 3 x 256",
         "layernorm_gru",
         "any sequences",

@@ -76,9 +76,8 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, gp
     agrees(case, dtype, states, on_host(gpu, split))
 
 
-@pytest.mark.parametrize("time_major", [False, True])
-def test_half_of_the_heads_backwards(on_host, time_major):
-    agrees(Case(GRU, B=3, T=40, N=2, D=10, time_major=time_major), torch.bfloat16, True, on_host("H100", False), True)
+def test_half_of_the_heads_backwards(on_host):
+    agrees(Case(GRU, B=3, T=40, N=2, D=10, time_major=True), torch.bfloat16, True, on_host("H100", False), True)
 
 
 def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bool = False) -> None:
@@ -104,8 +103,10 @@ def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("head_dim", [4, 8, 16, 32, 48, 62, 64, 96, 100, 126, 128])
-@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+@pytest.mark.parametrize(
+    ("cell", "head_dim"),
+    [("gru", 4), ("lstm", 16), ("elman", 32), ("gru", 62), ("lstm", 64), ("lstm", 96), ("gru", 100), ("lstm", 128)],
+)
 def test_nothing_is_spilled(cell, head_dim, gpu):
     sizes = 768 // head_dim, head_dim, 16, torch.bfloat16
     spec = KernelSpec("backward", get_cell(cell), *sizes, named_gpu(gpu), Variant(reset=True))

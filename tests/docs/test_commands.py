@@ -40,13 +40,17 @@ WITHIN_SENTENCES = [
 
 
 def steps_of_readers():
-    """Return commands that a reader gives one after the other; each is tested once, though several pages may have it.
-    Only those of the first pages are no slow tests."""
-    found = []
+    """Return commands that a reader gives one after the other; each is tested once, though several pages may have it,
+    and trainings by the same keys too: that their values exist is tested in test_pages.py. Only those of the first
+    pages are no slow tests."""
+    found, known = [], set()
     for page in pages.PAGES:
         for command in pages.commands(page):
-            if any(command in step for step, _ in found):
+            (module, *arguments), _ = command
+            keys = [argument.partition("=")[0] for argument in arguments] if module == "scripts.train" else arguments
+            if (module, *keys) in known:
                 continue
+            known.add((module, *keys))
             if any(argument.startswith(("runs=", "ckpt=last")) for argument in command[0]):  # of the command before
                 found[-1][0].append(command)
             else:
@@ -71,6 +75,8 @@ def reduced(arguments, needs_many):
             of_its_own = experiment == "parity" and goes_on
             other_data = not {"data=successors", "data=instructions"}.isdisjoint(rest)
             small = [o for o in SMALL[experiment] if not (other_data and o.startswith("data."))]
+            rest = [re.sub(r"^([\w./]+=[^,\[]+,[^,]+),.*", r"\1", argument) for argument in rest]  # two jobs of a sweep
+            rest = [re.sub(r"(n_trials=)\d+", r"\g<1>2", argument) for argument in rest]
             return [module, *rest, *([] if of_its_own else [*small, *STEPS]), *(GOES_ON if goes_on else [])]
         case "scripts.evaluate":
             return [module, *(re.sub(r"(eval_length|eval_context)=\d+", r"\1=128", argument) for argument in rest)]

@@ -4,13 +4,20 @@ import pytest
 import torch
 
 from flashrnn import get_cell
-from tests.problems import MINIMAL_GATED
+from tests.problems import (
+    COMPETING,
+    LAYERNORM,
+    MINIMAL_GATED,
+    NORMALISED_ELMAN,
+    NORMALISED_LSTM,
+    NORMALISED_STATE,
+    PEEPHOLE_LSTM,
+)
 from tests.suite import (
     CELL_CASES,
     HEADS_CASES,
     LAYOUT_CASES,
     LENGTH_CASES,
-    NORMALISED_CASES,
     RESET_CASES,
     SIZE_CASES,
     Case,
@@ -18,17 +25,27 @@ from tests.suite import (
     check_no_states,
 )
 
+
+def slow(case: Case):
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
 WIDTHS = (1, 20, 33, 64, 100, 512)  # head sizes that fill a width of the kernels, and such that do not
-# Kernels of cells that reduce over units are compiled for each head size: one of each cell, and the others are slow.
-NORMALISED = [
-    case if (case.D, case.reset) == (33, True) else pytest.param(case, marks=pytest.mark.slow)
-    for case in NORMALISED_CASES
+# Kernels of cells that reduce over units are compiled for each head size, in 1 to 7 s.
+LAYERNORM_LSTM, LAYERNORM_GRU = LAYERNORM
+NORMALISED_FLOAT32 = [
+    *(Case(cell, 9, 33, D=33, reset=True) for cell in (LAYERNORM_GRU, NORMALISED_STATE, COMPETING)),
+    *(slow(Case(cell, 9, 33, D=33, reset=True)) for cell in (LAYERNORM_LSTM, NORMALISED_ELMAN, NORMALISED_LSTM)),
+    *(slow(Case(cell, N=3, D=64)) for cell in (LAYERNORM_LSTM, COMPETING)),
+    *(slow(Case(LAYERNORM_GRU, B=B, T=T, N=1, D=D)) for B, T, D in ((1, 1, 1), (17, 2, 256), (3, 257, 20))),
 ]
-SLOW_NORMALISED = [pytest.param(case, marks=pytest.mark.slow) for case in NORMALISED_CASES]
+NORMALISED_OTHERS = [slow(Case(cell, N=3, D=64)) for cell in (LAYERNORM_LSTM, LAYERNORM_GRU, COMPETING)]
+# What a dtype changes is not the cell's: an exponential and a logarithm, a gate of every kind.
+OF_SOME_CELLS = [Case(cell, N=3, D=64) for cell in (get_cell("slstm"), MINIMAL_GATED, PEEPHOLE_LSTM)]
 LARGE_CASES = [Case(get_cell("gru"), 11, 9, 2, 387, reset=True), Case(MINIMAL_GATED, 6, 9, 1, 400, time_major=True)]
 CASES = [
     *CELL_CASES,
-    *NORMALISED,
+    *NORMALISED_FLOAT32,
     *(case for case in RESET_CASES if case.D == 32),
     *(case for case in LENGTH_CASES if case.T <= 63 or (case.B == 3 and case.T == 257)),
     *(case for case in SIZE_CASES if case.D in WIDTHS),
@@ -43,20 +60,17 @@ def test_cpu_fused_float32(case):
     check("cpu_fused", case, torch.float32, "cpu")
 
 
-OF_BFLOAT16 = [*CELL_CASES, *SLOW_NORMALISED, *LAYOUT_CASES, *LARGE_CASES]
-
-
-@pytest.mark.parametrize("case", [*OF_BFLOAT16, *(case for case in RESET_CASES if case.D == 32)], ids=str)
+@pytest.mark.parametrize("case", [*OF_SOME_CELLS, *NORMALISED_OTHERS, *LAYOUT_CASES, *LARGE_CASES], ids=str)
 def test_cpu_fused_bfloat16(case):
     check("cpu_fused", case, torch.bfloat16, "cpu")
 
 
 @pytest.mark.parametrize("backend", ["cpu_fused", "vanilla"])
-@pytest.mark.parametrize("case", CELL_CASES, ids=str)
+@pytest.mark.parametrize("case", OF_SOME_CELLS, ids=str)
 def test_no_states(case, backend):
     check_no_states(backend, case, torch.float64, "cpu")
 
 
-@pytest.mark.parametrize("case", [*CELL_CASES, *LAYOUT_CASES, *SLOW_NORMALISED[:6]], ids=str)
+@pytest.mark.parametrize("case", [*OF_SOME_CELLS, *LAYOUT_CASES, *NORMALISED_OTHERS], ids=str)
 def test_cpu_fused_float64(case):
     check("cpu_fused", case, torch.float64, "cpu")

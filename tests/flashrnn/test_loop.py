@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flashrnn import FlashRNN, flashrnn, get_cell
-from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, cell_name, random_inputs
+from tests.problems import LEAKY_ELMAN, MINIMAL_GATED, random_inputs
 from tests.tolerances import assert_close
 
 
@@ -18,9 +18,13 @@ def recurrence(function, reset=None, return_states=False):
     return run
 
 
-@pytest.mark.parametrize("cell", [get_cell("lstm"), get_cell("gru"), MINIMAL_GATED, LEAKY_ELMAN], ids=cell_name)
-def test_second_derivatives_and_forward_mode(cell):
-    inputs, reset = random_inputs(cell, 1, 3, 2, 2), torch.tensor([[False, True, False]])
+@pytest.mark.parametrize(
+    ("cell", "heads", "head_dim"),
+    [(get_cell("lstm"), 1, 2), (get_cell("gru"), 2, 1), (MINIMAL_GATED, 1, 2), (LEAKY_ELMAN, 2, 2)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_second_derivatives_and_forward_mode(cell, heads, head_dim):
+    inputs, reset = random_inputs(cell, 1, 3, heads, head_dim), torch.tensor([[False, True, False]])
     run = recurrence(cell, reset, return_states=len(cell.states) > 1)
     assert torch.autograd.gradcheck(run, tuple(inputs), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(run, tuple(inputs))

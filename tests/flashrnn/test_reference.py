@@ -11,7 +11,9 @@ from flashrnn import Cell, flashrnn, get_cell, reference
 from tests.problems import (
     BUILT_IN,
     CELLS,
+    MINIMAL_GATED,
     NORMALISED,
+    NORMALISED_LSTM,
     PEEPHOLE_LSTM,
     Inputs,
     all_states,
@@ -34,12 +36,11 @@ def check_against_plain_loop(cell: Cell, inputs: Inputs, reset: torch.Tensor | N
     assert_close(out, results(plain_loop, inputs, function=cell, reset=reset), torch.float64)
 
 
-@pytest.mark.parametrize("with_reset", [False, True], ids=["", "reset"])
 @pytest.mark.parametrize("cell", [*CELLS, *NORMALISED], ids=cell_name)
-def test_gradcheck(cell, with_reset):
-    """Outputs: all states and last states; inputs: Wx, R, b and the initial states."""
-    reset = torch.tensor([[False, True, False], [False, False, True]]) if with_reset else None
-    inputs = tuple(random_inputs(cell, 2, 3, 2, 3 if cell in NORMALISED else 2))
+def test_gradcheck(cell):
+    """Outputs: all states and last states; inputs: Wx, R, b and the initial states. One sequence is never reset."""
+    reset = torch.tensor([[False, True, False], [False, False, False]])
+    inputs = tuple(random_inputs(cell, 2, 3, *((1, 3) if cell in NORMALISED else (2, 2))))
 
     def outputs(*x):
         h, last, states = all_states(*x, function=cell, reset=reset, backend="vanilla")
@@ -49,15 +50,14 @@ def test_gradcheck(cell, with_reset):
 
 
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
-@pytest.mark.parametrize("D", [1, 4, 17])
-@pytest.mark.parametrize("N", [1, 3])
-@pytest.mark.parametrize("B", [1, 3])
-@pytest.mark.parametrize("T", [1, 2, 63])
+@pytest.mark.parametrize(
+    ("T", "B", "N", "D"), [(1, 1, 1, 1), (1, 3, 3, 4), (2, 3, 1, 17), (63, 1, 3, 17), (63, 3, 1, 4)]
+)
 def test_equals_autograd_through_a_plain_loop(cell, T, B, N, D):
     check_against_plain_loop(cell, random_inputs(cell, B, T, N, D))
 
 
-@pytest.mark.parametrize("cell", [*CELLS, *NORMALISED, LINEAR], ids=cell_name)
+@pytest.mark.parametrize("cell", [get_cell("slstm"), MINIMAL_GATED, NORMALISED_LSTM, LINEAR], ids=cell_name)
 @pytest.mark.parametrize("steps", [1, 2, 7, 8])
 def test_chunks_of_the_backward(cell, steps, monkeypatch):
     monkeypatch.setattr(reference, "_CHUNK", steps * 2 * 2 * 3)
@@ -190,7 +190,7 @@ def test_lower_precision_is_within_its_bound(cell, dtype):
     assert_close(results(all_states, inputs, function=cell), reference_results(inputs, cell), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("cell", BUILT_IN, ids=cell_name)
 def test_continuing_from_the_last_states_equals_the_uncut_sequence(cell, dtype):
     Wx, R, b, states = random_inputs(cell, 2, 7, 2, 3, dtype)

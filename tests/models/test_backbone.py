@@ -93,7 +93,7 @@ def test_recurrent_state_does_not_grow():
 
 
 def test_compiles_without_graph_breaks():
-    model = tiny("slstm_conv")
+    model = tiny("slstm_conv", num_blocks=1)
     input_ids = torch.randint(11, (3, 9))
     compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(input_ids, input_ids), model.loss(input_ids, input_ids))

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import RESULTS
 from reproduction import ENTRIES, record
 from scripts import benchmark, reproduce, results
-from training.configuration import composed
+from tests.tiny_runs import config
 
 
 def leave(folder, name, commit):
@@ -32,10 +32,10 @@ INDEX = re.findall(r"\| `((?:benchmark|reproduce) .*)` \|$", (RESULTS / "README.
 def test_commands_of_results_have_names_and_keys_that_exist(command):
     module, *words = shlex.split(command)
     arguments = {"benchmark": benchmark, "reproduce": reproduce}[module].arguments(words)
-    config = composed(arguments, module)
+    asked = config(*arguments, name=module)
     if module == "reproduce":
-        assert config.name in ENTRIES
-        composed(config.overrides)
+        assert asked.name in ENTRIES
+        config(*asked.overrides)
 
 
 def test_commands_run_in_order_until_the_time_is_over(monkeypatch):

@@ -161,38 +161,34 @@ def test_resumes_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_pa
     assert {file.read_text() for file in tmp_path.glob("corpora/*/tokenizer/tokenizer.json")} == {first.read_text()}
 
 
-def test_a_run_that_goes_on_keeps_its_tokenizer(tiny_config):
-    first = tiny_config("text_tiny", "schedule.total_steps=20", run="first")
-    train(first)
-    other = ["schedule.total_steps=20", "data.tokenizer=bpe:333", "trainer.max_steps=12", f"ckpt_path={first.run_dir}"]
+def test_a_run_that_goes_on_keeps_its_tokenizer(trained, tiny_config):
+    other = ["data.tokenizer=bpe:333", "trainer.max_steps=12", f"ckpt_path={trained[0].run_dir}"]
     with pytest.raises(ValueError, match=r"data\.tokenizer=bpe:333: .*bpe:300"):
-        train(tiny_config("text_tiny", *other, run="second"))
+        train(tiny_config("text_tiny", f"data.source={trained[0].data.source}", "schedule.total_steps=20", *other))
 
 
-def test_resuming_with_the_data_of_another_experiment_is_refused(tiny_config):
-    config = tiny_config("text_tiny")
-    train(config)
+def test_resuming_with_the_data_of_another_experiment_is_refused(trained, tiny_config):
     with pytest.raises(ValueError, match=r"data\._target_=data\.state_.*data\.text\.Text"):
-        train(tiny_config("parity", f"ckpt_path={config.run_dir}"))
+        train(tiny_config("parity", f"ckpt_path={trained[0].run_dir}"))
 
 
 @pytest.mark.parametrize(
     ("experiment", "change"),
     [("parity", "data.task=even_pairs"), ("text_tiny", "data.context_length=4"), ("text_tiny", "data.max_bytes=99")],
 )
-def test_resuming_with_data_in_which_the_place_of_the_run_means_nothing_is_refused(tiny_config, experiment, change):
-    config = tiny_config(experiment)
-    train(config)
+def test_resuming_with_data_in_which_the_place_of_the_run_means_nothing_is_refused(
+    trained, trained_parity, tiny_config, experiment, change
+):
+    config, _ = trained if experiment == "text_tiny" else trained_parity
     with pytest.raises(ValueError, match=rf"{change}: .*trained with"):
-        train(tiny_config(experiment, change, f"ckpt_path={config.run_dir}", run="second"))
+        train(tiny_config(experiment, change, f"ckpt_path={config.run_dir}"))
 
 
-def test_what_a_run_that_goes_on_has_otherwise_is_printed(tiny_config, capsys):
-    config = tiny_config("parity", "schedule.total_steps=20", run="first")
-    train(config)
+def test_what_a_run_that_goes_on_has_otherwise_is_printed(trained_parity, tiny_config, capsys):
+    config, _ = trained_parity
     capsys.readouterr()
     changes = ["trainer.max_steps=9", "data.batch_size=8", "logger=none", f"ckpt_path={config.run_dir}"]
-    train(tiny_config("parity", "schedule.total_steps=20", *changes, run="second"))
+    train(tiny_config("parity", "schedule.total_steps=20", *changes))
     resuming, *printed = capsys.readouterr().out.splitlines()
     assert resuming == f"resuming from {config.run_dir}/checkpoints/last.ckpt"
     assert printed[:2] == [
@@ -215,11 +211,10 @@ def test_a_new_run_in_the_folder_of_another_has_its_own_tokenizer(tiny_config, c
     assert texts[0] != texts[1]
 
 
-def test_a_run_that_goes_on_has_the_optimizer_it_asks_for(tiny_config):
-    train(tiny_config("parity", "schedule.total_steps=20", run="first"))
+def test_a_run_that_goes_on_has_the_optimizer_it_asks_for(trained_parity, tiny_config):
     changed = ["optim.lr=1e-4", "schedule.final_lr_ratio=1", "optim.weight_decay=0.5", "optim.betas=[0.5,0.6]"]
-    longer = ["schedule.total_steps=20", "trainer.max_steps=12", "ckpt_path=last", *changed]
-    config = tiny_config("parity", *longer, run="second")
+    before = f"ckpt_path={trained_parity[0].run_dir}"
+    config = tiny_config("parity", "schedule.total_steps=20", "trainer.max_steps=12", before, *changed)
     train(config)
     rates = [float(row["train/lr"]) for row in metrics(Path(config.run_dir)) if row["train/lr"]]
     assert rates == pytest.approx([1e-4] * 4)
@@ -284,26 +279,22 @@ def test_the_folder_of_another_run_is_left_alone(tiny_config):
     assert list(losses(Path(config.run_dir))) == list(range(12))
 
 
-def test_a_run_goes_on_by_another_backend(tiny_config):
-    first = tiny_config("parity", "schedule.total_steps=20", run="first")
-    train(first)
-    more = [f"ckpt_path={first.run_dir}", "trainer.max_steps=9", "model.mixer.backend=vanilla"]
-    train(tiny_config("parity", "schedule.total_steps=20", *more, run="second"))
+def test_a_run_goes_on_by_another_backend(trained_parity, tiny_config):
+    more = [f"ckpt_path={trained_parity[0].run_dir}", "trainer.max_steps=9", "model.mixer.backend=vanilla"]
+    train(tiny_config("parity", "schedule.total_steps=20", *more))
 
 
-def test_resuming_another_model_is_refused(tiny_config):
-    train(tiny_config("parity", run="first"))
+def test_resuming_another_model_is_refused(trained_parity, tiny_config):
     with pytest.raises(ValueError, match=r"\n  model\.d_model: 8 .*16 "):
-        train(tiny_config("parity", "ckpt_path=last", "model.d_model=16", run="second"))
+        train(tiny_config("parity", f"ckpt_path={trained_parity[0].run_dir}", "model.d_model=16"))
 
 
-def test_resuming_with_text_held_out_that_was_trained_on_is_refused(tiny_config):
-    train(tiny_config("text_tiny"))
-    prepared = sorted(Path("corpora").iterdir())
-    longer = ["trainer.max_steps=12", "ckpt_path=last", "data.val_fraction=0.5"]
+def test_resuming_with_text_held_out_that_was_trained_on_is_refused(trained, tiny_config):
+    config, _ = trained
+    longer = [f"data.source={config.data.source}", "trainer.max_steps=12", f"ckpt_path={config.run_dir}"]
     with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5"):
-        train(tiny_config("text_tiny", *longer, run="next"))
-    assert sorted(Path("corpora").iterdir()) == prepared  # nobody waits for data first
+        train(tiny_config("text_tiny", "schedule.total_steps=20", *longer, "data.val_fraction=0.5"))
+    assert not Path("corpora").exists()  # nobody waits for data first
 
 
 def test_a_finished_run_is_not_resumed(tiny_config):
@@ -415,10 +406,12 @@ def _without_wandb_key(monkeypatch):
 
 
 @pytest.mark.usefixtures("_without_wandb_key")
-def test_wandb_without_a_key_is_offline(tiny_config):
-    config = tiny_config("parity", "logger=wandb", "logger.wandb.id=mine", "+logger.wandb.tags=[a,b]")
+def test_wandb_without_a_key_is_offline_and_checkpoints_remember_the_run(tiny_config):
+    config = tiny_config("parity", "logger=wandb", "+logger.wandb.tags=[a,b]")
     train(config)
-    assert list(Path(config.run_dir).glob("wandb/offline-run-*-mine/*.wandb"))
+    (file,) = Path(config.run_dir).glob("wandb/offline-run-*/*.wandb")
+    saved = checkpoint.load(checkpoint.find(config.run_dir))["config"]
+    assert saved["logger"]["wandb"]["id"] == file.parent.name.rpartition("-")[2]
 
 
 def test_a_resumed_run_goes_on_with_its_run_of_wandb(tiny_config):
@@ -431,15 +424,6 @@ def test_a_resumed_run_goes_on_with_its_run_of_wandb(tiny_config):
     name_wandb_run(other.logger, OmegaConf.to_container(first.logger))
     assert other.logger.wandb.id == "mine"
     name_wandb_run(tiny_config("parity").logger, OmegaConf.to_container(first.logger))
-
-
-@pytest.mark.usefixtures("_without_wandb_key")
-def test_checkpoints_remember_the_run_of_wandb(tiny_config):
-    config = tiny_config("parity", "logger=wandb")
-    train(config)
-    (folder,) = Path(config.run_dir).glob("wandb/offline-run-*")
-    saved = checkpoint.load(checkpoint.find(config.run_dir))["config"]
-    assert saved["logger"]["wandb"]["id"] == folder.name.rpartition("-")[2]
 
 
 def test_a_tokenizer_that_has_changed_is_not_that_of_the_run(tiny_config, tmp_path):
@@ -470,22 +454,20 @@ def test_a_run_that_goes_on_prepares_its_tokens_once(tiny_config, tmp_path):
         shutil.rmtree(prepared.parents[1])
 
 
-def test_an_option_of_the_optimizer(tiny_config):
-    config = tiny_config("parity", "+optim.fused=false")
+def test_options_of_pytorch_and_lightning(tiny_config):
+    """An option of the optimizer, callbacks, another progress bar, a profiler."""
+    callbacks = "lightning.pytorch.callbacks"
+    profiler = {"_target_": "lightning.pytorch.profilers.SimpleProfiler", "dirpath": "profiles", "filename": "simple"}
+    options = [f"+callbacks.bar._target_={callbacks}.RichProgressBar", "trainer.enable_progress_bar=true"]
+    options += [f"+callbacks.rate._target_={callbacks}.LearningRateMonitor", "+optim.fused=false"]
+    config = tiny_config("parity", *options, *(f"+trainer.profiler.{key}={value}" for key, value in profiler.items()))
     train(config)
     groups = checkpoint.load(checkpoint.find(config.run_dir))["optimizer_states"][0]["param_groups"]
     assert not any(group["fused"] for group in groups)
-
-
-def test_another_progress_bar(tiny_config):
-    bar = "+callbacks.bar._target_=lightning.pytorch.callbacks.RichProgressBar"
-    train(tiny_config("parity", bar, "trainer.enable_progress_bar=true"))
-
-
-def test_a_callback_of_lightning(tiny_config):
-    config = tiny_config("parity", "+callbacks.rate._target_=lightning.pytorch.callbacks.LearningRateMonitor")
-    train(config)
-    assert any(row.get("lr-AdamW/pg1") for row in metrics(Path(config.run_dir)))
+    rows = metrics(Path(config.run_dir))
+    assert any(row.get("lr-AdamW/pg1") for row in rows)
+    assert "train_dataloader_next" in Path("profiles", "fit-simple.txt").read_text()
+    assert any(float(row["train/data_wait"] or 0) > 0 for row in rows)
 
 
 def test_a_callback_that_waits_for_what_is_not_logged(tiny_config, monkeypatch):
@@ -505,14 +487,6 @@ def test_wandb_without_an_account(tiny_config, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "too-short")
     with pytest.raises(SystemExit, match=r"WANDB_API_KEY .*WANDB_MODE=offline"), one_line_errors():
         train(tiny_config("parity", "logger=wandb"))
-
-
-def test_a_profiler_of_lightning(tiny_config):
-    options = {"_target_": "lightning.pytorch.profilers.SimpleProfiler", "dirpath": "profiles", "filename": "simple"}
-    config = tiny_config("parity", *(f"+trainer.profiler.{key}={value}" for key, value in options.items()))
-    train(config)
-    assert "train_dataloader_next" in Path("profiles", "fit-simple.txt").read_text()
-    assert any(float(row["train/data_wait"] or 0) > 0 for row in metrics(Path(config.run_dir)))
 
 
 def test_no_logger(tiny_config):

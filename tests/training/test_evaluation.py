@@ -41,13 +41,12 @@ def test_other_lengths_from_a_run_folder(tiny_config):
     assert (folder / "accuracy.png").is_file()
 
 
-def test_text(tiny_config):
-    config = tiny_config("text_tiny")
-    trained = train(config)
-    assert evaluate(config.run_dir) == pytest.approx(trained)
+def test_text(trained):
+    config, result = trained
+    assert evaluate(config.run_dir) == pytest.approx(result)
     rounded = evaluation.evaluate(config.run_dir, {}, "int8")
-    assert rounded != pytest.approx(trained)
-    assert rounded == pytest.approx(trained, rel=1e-2)
+    assert rounded != pytest.approx(result)
+    assert rounded == pytest.approx(result, rel=1e-2)
 
 
 def test_text_is_read_with_the_tokenizer_of_the_run(tiny_config, change_texts, tmp_path):
@@ -108,15 +107,12 @@ def test_folder_above_the_runs(tmp_path):
         evaluate(str(tmp_path))
 
 
-def test_weights_of_another_model(tiny_config):
-    config = tiny_config("parity")
-    train(config)
-    file = checkpoint.find(config.run_dir)
-    content = torch.load(file)
+def test_weights_of_another_model(trained_parity, tmp_path):
+    content = torch.load(checkpoint.find(trained_parity[0].run_dir))
     content["config"]["model"]["d_model"] = 16
-    torch.save(content, file)
-    with pytest.raises(ValueError, match=r"last\.ckpt [\s\S]*size mismatch"):
-        evaluate(config.run_dir)
+    torch.save(content, tmp_path / "wider.ckpt")
+    with pytest.raises(ValueError, match=r"wider\.ckpt [\s\S]*size mismatch"):
+        evaluate(tmp_path / "wider.ckpt")
 
 
 def test_another_model_is_refused():
@@ -124,20 +120,17 @@ def test_another_model_is_refused():
         evaluate("anything", "model.num_heads=1")
 
 
-@pytest.mark.parametrize(("fraction", "allowed"), [(0.2, True), (0.3, True), (0.5, False)])
-def test_text_that_was_trained_on_is_refused(fraction, allowed, tiny_config):
-    config = tiny_config("text_tiny", "trainer.max_steps=1", "schedule.warmup_steps=0")
-    train(config)
-    if allowed:
+def test_text_that_was_trained_on_is_refused(trained):
+    config, _ = trained
+    for fraction in (0.2, 0.3):
         assert evaluate(config.run_dir, f"data.val_fraction={fraction}")["perplexity"] > 1
-    else:
-        with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5"):
-            evaluate(config.run_dir, f"data.val_fraction={fraction}")
+    with pytest.raises(ValueError, match=r"data\.val_fraction=0\.5"):
+        evaluate(config.run_dir, "data.val_fraction=0.5")
 
 
-def test_part_of_a_text_is_not_compared_with_all_of_it(tiny_config):
-    config = tiny_config("text_tiny")
-    assert train(config)["unigram_perplexity"] > 1
+def test_part_of_a_text_is_not_compared_with_all_of_it(trained):
+    config, result = trained
+    assert result["unigram_perplexity"] > 1
     assert evaluate(config.run_dir, "trainer.limit_val_batches=1")["unigram_perplexity"] is None
 
 
@@ -156,12 +149,10 @@ def test_damaged_checkpoint(tmp_path, content):
         evaluate(str(file))
 
 
-def test_truncated_checkpoint(tiny_config):
-    config = tiny_config("parity")
-    train(config)
-    file = checkpoint.find(config.run_dir)
-    file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"last\.ckpt .*damaged"):
+def test_truncated_checkpoint(trained_parity, tmp_path):
+    file = tmp_path / "truncated.ckpt"
+    file.write_bytes(checkpoint.find(trained_parity[0].run_dir).read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"truncated\.ckpt .*damaged"):
         evaluate(str(file))
 
 
@@ -172,11 +163,8 @@ def test_checkpoint_of_something_else(tmp_path, content):
         evaluate(str(tmp_path / "other.ckpt"))
 
 
-SLSTM = pytest.param("model=slstm", marks=pytest.mark.slow)
-
-
 @pytest.mark.drawn
-@pytest.mark.parametrize("model", [SLSTM, "model=transformer", "model=hybrid"])
+@pytest.mark.parametrize("model", [pytest.param("model=slstm", marks=pytest.mark.slow), "model=hybrid"])
 def test_losses_by_position_are_those_of_whole_documents(model, tiny_config, tmp_path):
     """However many windows they are read in: attention sees them all, too, and a context of its own if asked for."""
     blocks = ["model.num_blocks=3"] if model == "model=hybrid" else []

@@ -45,11 +45,12 @@ def test_logits_and_tokenizer_are_those_of_the_run(run, tmp_path):
     assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_evaluates_as_the_run_did_with_the_tokens_of_the_run(run, tmp_path):
-    folder, result, _ = run
-    export(folder, tmp_path / "out")
+def test_evaluates_as_the_run_did_with_the_tokens_of_the_run(trained, tmp_path, monkeypatch):
+    config, result = trained
+    export(config.run_dir, tmp_path / "out")
+    monkeypatch.chdir(Path(config.run_dir).parents[2])
     assert evaluate(str(tmp_path / "out"))["perplexity"] == pytest.approx(result["perplexity"])
-    assert len(list(tmp_path.glob("corpora/*/"))) == 1
+    assert len(list(Path("corpora").glob("*/"))) == 1
 
 
 def test_its_tokenizer_outlives_the_corpus_it_was_trained_on(run, change_texts, tmp_path):
@@ -99,17 +100,15 @@ def test_model_card_has_the_evaluation_of_the_run(run, tmp_path):
 
 def test_results_of_another_step_are_not_the_model_s(run, tmp_path):
     folder, _, _ = run
-    file = tmp_path / "outputs/text_tiny/run/eval.json"
+    file = Path(folder, "eval.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 4}))
     export(folder, tmp_path / "out")
     assert "Not evaluated" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_a_model_of_state_tracking_is_refused(tiny_config, tmp_path):
-    config = tiny_config("parity")
-    train(config)
+def test_a_model_of_state_tracking_is_refused(trained_parity, tmp_path):
     with pytest.raises(ValueError, match=r"data\.state_tracking\.StateTracking.* tokenizer"):
-        export(config.run_dir, tmp_path / "out")
+        export(trained_parity[0].run_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

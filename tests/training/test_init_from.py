@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,16 +17,9 @@ def weights(path):
     return checkpoint.load(checkpoint.find(str(path)))["state_dict"]
 
 
-@pytest.fixture
-def before(tiny_config):
-    """Folder of a run."""
-    config = tiny_config("text_tiny")
-    train(config)
-    return config.run_dir
-
-
 @pytest.mark.parametrize("exported", [False, True])
-def test_weights_and_tokenizer_are_those_of_the_run(before, exported, tiny_config, tmp_path, change_texts):
+def test_weights_and_tokenizer_are_those_of_the_run(trained, exported, tiny_config, tmp_path, change_texts):
+    before = trained[0].run_dir
     start = str(export(before, tmp_path / "out")) if exported else before
     change_texts()  # on which a tokenizer would be another one
     config = tiny_config("text_tiny", f"init_from={start}", run="after")
@@ -33,7 +27,7 @@ def test_weights_and_tokenizer_are_those_of_the_run(before, exported, tiny_confi
     assert all(torch.equal(run.module.state_dict()[name], weight) for name, weight in weights(before).items())
     train(config)
     kept = (tmp_path / "outputs/text_tiny/after/tokenizer/tokenizer.json").read_text()
-    assert kept == (tmp_path / "outputs/text_tiny/run/tokenizer/tokenizer.json").read_text()
+    assert kept == Path(before, "tokenizer", "tokenizer.json").read_text()
     assert any(not torch.equal(weights(before)[name], weight) for name, weight in weights(config.run_dir).items())
 
 
@@ -43,7 +37,8 @@ def test_an_export_cannot_be_resumed(trained, tiny_config, tmp_path):
         train(tiny_config("text_tiny", f"ckpt_path={start}", "trainer.max_steps=20", run="after"))
 
 
-def test_a_run_that_goes_on_has_its_own_weights(before, tiny_config):
+def test_a_run_that_goes_on_has_its_own_weights(trained, tiny_config, tmp_path):
+    before = shutil.copytree(trained[0].run_dir, tmp_path / "before")
     config = tiny_config("text_tiny", f"init_from={before}", run="after")
     train(config)
     shutil.rmtree(before)  # is not asked for again

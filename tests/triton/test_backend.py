@@ -15,7 +15,7 @@ from flashrnn.gpu import named_gpu
 from flashrnn.problem import KernelUnavailable, Problem
 from flashrnn.triton import backend, launch
 from flashrnn.triton.backend import TritonFused
-from tests.problems import BUILT_IN, CELLS, NORMALISED, random_inputs, results
+from tests.problems import CELLS, NORMALISED, random_inputs, results
 from tests.suite import Case, check, check_numbers_beyond_float16
 from tests.tolerances import assert_close
 
@@ -31,10 +31,10 @@ def reason(**changes) -> str | None:
 # The interpreter takes 5 to 10 ms a step: few steps, and all that differs from step to step.
 CASES = [
     *(Case(cell, B=3, T=6, D=20, reset=True) for cell in CELLS),
-    *(Case(cell, B=3, T=3, N=1, D=64) for cell in BUILT_IN),
+    Case(get_cell("slstm"), B=3, T=3, N=1, D=64),
     *(Case(cell, B=2, T=3, N=1, D=20, reset=True) for cell in NORMALISED),  # with padding among the units
     *(Case(LAYERNORM_GRU, B=B, T=2, N=N, D=D) for B, N, D in ((17, 1, 16), (1, 2, 1))),
-    *(Case(B=B, T=T, N=1, D=16) for B, T in ((1, 1), (16, 2), (17, 1), (33, 3))),
+    *(Case(B=B, T=T, N=1, D=16) for B, T in ((1, 1), (16, 2), (33, 3))),
     *(Case(B=2, T=3, N=2, D=D) for D in (1, 33)),
     Case(get_cell("gru"), B=9, T=3, time_major=True),
 ]
@@ -47,7 +47,7 @@ def test_float32(case):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("case", [*(Case(cell, B=3, T=5) for cell in BUILT_IN), Case(B=3, T=3, N=1, D=128)], ids=str)
+@pytest.mark.parametrize("case", [Case(get_cell("slstm"), B=3, T=3), Case(B=3, T=3, N=1, D=128)], ids=str)
 def test_float16(case):
     check("triton_fused", case, torch.float16, "cpu")
     check("triton_fused", case, torch.float16, "cpu", flashrnn)

@@ -151,7 +151,13 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
 @pytest.mark.parametrize(
     ("case", "dtype", "forward", "backward"),
     [
-        (Case(LAYERNORM_LSTM, B=3, T=3, N=2, D=30), torch.float32, tiled(2, 1, 1, 8, 1), tiled(2, 1, 1, 8, 1)),
+        pytest.param(
+            Case(LAYERNORM_LSTM, B=3, T=3, N=2, D=30),
+            torch.float32,
+            tiled(2, 1, 1, 8, 1),
+            tiled(2, 1, 1, 8, 1),
+            marks=pytest.mark.slow,
+        ),
         (
             Case(NORMALISED_LSTM, B=3, T=3, N=1, D=58, reset=True),
             torch.bfloat16,
@@ -165,7 +171,13 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
             tiled(2, 1, 1, 8, 1),
             marks=pytest.mark.slow,
         ),
-        (Case(LAYERNORM_LSTM, B=7, T=3, N=1, D=32), torch.bfloat16, tiled(2, 1, 1, 4, 1), tiled(2, 2, 2, 8, 1)),
+        pytest.param(
+            Case(LAYERNORM_LSTM, B=7, T=3, N=1, D=32),
+            torch.bfloat16,
+            tiled(2, 1, 1, 4, 1),
+            tiled(2, 2, 2, 8, 1),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             Case(LAYERNORM_GRU, B=3, T=3, N=1, D=32),
             torch.bfloat16,
@@ -200,7 +212,13 @@ def test_kernels_on_the_processor(on_host, case, dtype, forward, backward):
             tiled(1, 2, 1, 6, 4),
             marks=pytest.mark.slow,
         ),
-        (Case(COMPETING, B=3, T=4, N=1, D=30, reset=True), torch.float32, tiled(1, 2, 1, 8, 2), tiled(1, 1, 1, 2, 2)),
+        pytest.param(
+            Case(COMPETING, B=3, T=4, N=1, D=30, reset=True),
+            torch.float32,
+            tiled(1, 2, 1, 8, 2),
+            tiled(1, 1, 1, 2, 2),
+            marks=pytest.mark.slow,
+        ),
         (Case(LAYERNORM_LSTM, B=3, T=4, N=1, D=60), torch.bfloat16, tiled(2, 4, 1, 4, 2), tiled(1, 4, 1, 4, 4)),
         pytest.param(
             Case(COMPETING, B=3, T=4, N=1, D=62, reset=True),
@@ -253,7 +271,9 @@ def test_cells_that_reduce_over_units(on_host, case, dtype, forward, backward):
     check("cuda_fused", case, dtype, "cpu")
 
 
-@pytest.mark.parametrize("run", [all_states, flashrnn], ids=["all states", "h alone"])
+@pytest.mark.parametrize(
+    "run", [pytest.param(all_states, marks=pytest.mark.slow), flashrnn], ids=["all states", "h alone"]
+)
 def test_units_that_are_all_equal_are_normalised_to_zero(on_host, run):
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(1, 1, 1, 8, 2)})
     check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", run, equal_units)
@@ -347,8 +367,13 @@ CLUSTER = {
     [
         (None, {"hidden_size": 60, "num_heads": 2}, ONE_BLOCK),
         (4, {"hidden_size": 60, "num_heads": 2}, ONE_BLOCK),
-        pytest.param(4, {"hidden_size": 32, "bidirectional": True}, ONE_BLOCK, marks=pytest.mark.slow),
-        (5, {"hidden_size": 64, "bidirectional": True, "batch_first": True, "function": "gru"}, CLUSTER),
+        (4, {"hidden_size": 32, "bidirectional": True}, ONE_BLOCK),
+        pytest.param(
+            5,
+            {"hidden_size": 64, "bidirectional": True, "batch_first": True, "function": "gru"},
+            CLUSTER,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["step", "sequence", "both directions", "both directions in clusters"],
 )

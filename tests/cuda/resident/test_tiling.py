@@ -21,8 +21,9 @@ HEAD_DIMS = (16, 22, 64, 96, 128, 256, 512, 768, 1024, 2048)
 HEADS_AND_BATCH = ((12, 16), (1, 1), (12, 64), (1, 65), (48, 16))
 CELLS = ("elman", "gru", "lstm", "slstm")
 GPUS = ("H100", "A100", "RTX 4090")
+FAST = (("H100", "lstm"), ("H100", "gru"), ("RTX 4090", "lstm"))
 LIMIT_MS = 20
-RUNS = 5
+RUNS = 3
 BF16 = torch.bfloat16
 
 Posed = tuple[ConstraintProblem, tuple[Expression, ...]]
@@ -35,8 +36,9 @@ def spec_of(
 
 
 def cases() -> list[tuple]:
-    """All cells, directions and GPUs at every head size, the heads and batch sizes in turn."""
-    sizes = itertools.product(GPUS, CELLS, ("forward", "backward"), HEAD_DIMS)
+    """All cells, directions and GPUs at every third head size, so that all pairs are there; heads and batches in
+    turn."""
+    sizes = itertools.islice(itertools.product(GPUS, CELLS, ("forward", "backward"), HEAD_DIMS), 0, None, 3)
     return [(*size, *rest) for size, rest in zip(sizes, itertools.cycle(HEADS_AND_BATCH))]
 
 
@@ -86,11 +88,7 @@ def largest_head_dim(gpu: str, cell: str, direction: str) -> int:
 
 @pytest.mark.parametrize(
     ("gpu", "cell"),
-    [
-        pytest.param(gpu, cell, marks=[] if gpu == "H100" or cell == "lstm" else pytest.mark.slow)
-        for gpu in GPUS
-        for cell in CELLS
-    ],
+    [pytest.param(gpu, cell, marks=[] if (gpu, cell) in FAST else pytest.mark.slow) for gpu in GPUS for cell in CELLS],
 )
 def test_every_head_size_up_to_the_largest_fits(gpu, cell):
     largest = {direction: largest_head_dim(gpu, cell, direction) for direction in ("forward", "backward")}
@@ -177,7 +175,7 @@ def test_no_batch_is_slower_than_a_larger_one(direction, heads, head_dim):
     assert cycles == sorted(cycles)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_with_tf32_R_takes_two_thirds_of_the_room(cell):
     """Two splits of a float in place of three: heads that did not fit do, and a step takes less of the tensor cores."""
     for direction in ("forward", "backward"):
