@@ -15,7 +15,7 @@ from benchmarks.markdown import Table, filled, markdown
 from benchmarks.ours import NAME as OURS
 from benchmarks.results import by_job, case_of, milliseconds
 from benchmarks.table import FLASHRNN, times
-from reproduction.accuracy import finished, mean_extrapolated, rounded_down, seeds_without_mistake
+from reproduction.accuracy import finished, mean_extrapolated
 from reproduction.language_model import ours
 from reproduction.result import paper
 
@@ -27,8 +27,10 @@ LOOP = H200 / "kernels_heads.json"
 OWN_CELL = H200 / "options.json"
 STEPS = H200 / "language_model.json"
 TRAINED = H200 / "loss_curves.json"
+GENERATION = H200 / "generation.json"
 
 _CUDNN = "cudnn_fp16"
+_LLAMA = "Llama of transformers"
 _HEADS = Case("lstm", 12, 64, 16)
 _ONE_HEAD = Case("lstm", 1, HIDDEN, 16)
 
@@ -58,17 +60,14 @@ def results() -> Table:
     """Return the README's table: each measurement of this project and of the peer that it is compared with."""
     table = [["measurement", "this project", "compared with", "speed-up"]]
     tracked = finished(_read(STATE_TRACKING)["runs"])
-    table += [
-        _solved_tasks(tracked),
-        _accuracy(tracked, "s3", "one of them, products of permutations of three things (S3)"),
-    ]
+    table.append(_solved_tasks(tracked))
     jobs = by_job(_read(KERNELS)["rows"])
     for case, peer, name in ((_HEADS, FLASHRNN, "FlashRNN 1.0.8"), (_ONE_HEAD, _CUDNN, "nn.LSTM, float16")):
         rows = jobs[Job(case, TRAINING)]
         mine, others = milliseconds(rows[OURS]), milliseconds(rows[peer])
         what = f"LSTM, {case.N} head{'s' * (case.N > 1)} of {case.D}, batch {case.B}"
         table.append([what, f"{mine:.2f} ms", f"{name}: {others:.2f} ms", f"{others / mine:.1f}"])
-    table += [_step(), _perplexity()]
+    table += [_step(), _perplexity(), _token()]
     return table
 
 
@@ -83,16 +82,6 @@ def _solved_tasks(runs: list[dict]) -> list[str]:
 
     what = "state-tracking tasks with an accuracy above 0.99 at lengths of 40 to 512, trained on up to 40"
     return [what, f"LSTM: {said('lstm')}", f"Transformer: {said('transformer')}", ""]
-
-
-def _accuracy(runs: list[dict], task: str, what: str) -> list[str]:
-    """Return the mean accuracy of the LSTM and of the Transformer, and how many of their seeds made no mistake."""
-
-    def said(model: str) -> str:
-        mean = rounded_down(mean_extrapolated(runs, data=task, model=model))
-        return f"{mean} ({seeds_without_mistake(runs, data=task, model=model)} seeds make no mistake)"
-
-    return [f"accuracy, {what}", f"LSTM: {said('lstm')}", f"Transformer: {said('transformer')}", ""]
 
 
 def _step() -> list[str]:
@@ -111,6 +100,16 @@ def _perplexity() -> list[str]:
     found = [ours(trained["runs"], row)["perplexity"] for row in (slstm, lstm, attention)]
     what = "perplexity of such a model after 30 M tokens of Python source code, one seed"
     return [what, f"sLSTM: {found[0]:.1f}, LSTM: {found[1]:.1f}", f"Transformer: {found[2]:.1f}", ""]
+
+
+def _token() -> list[str]:
+    """Return how long a token takes after the longest text that Llama was measured with."""
+    alone = [row for row in _read(GENERATION)["rows"] if row["batch"] == 1]
+    ms = {(row["model"], row["context"]): row["ms_per_token"] for row in alone if "ms_per_token" in row}
+    context = max(context for model, context in ms if model == _LLAMA)
+    lstm, llama = ms["LSTM, 12 heads", context], ms[_LLAMA, context]
+    what = f"generated token after {context:,} others, language model of 160 M parameters"
+    return [what, f"LSTM: {lstm:.2f} ms", f"Llama, compiled: {llama:.2f} ms", f"{llama / lstm:.1f}"]
 
 
 def page() -> str:
