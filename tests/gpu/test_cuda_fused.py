@@ -110,6 +110,7 @@ def test_a_thread_that_has_not_used_the_gpu():
 def test_a_cuda_graph_captures_forward_and_backward(backend, D):
     inputs = on_gpu(backend, 8, 50, 1, D)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         h, _ = flashrnn(*inputs, function=LSTM, backend=backend)
         d_h = torch.randn_like(h)
@@ -130,6 +131,7 @@ def test_a_cuda_graph_captures_forward_and_backward(backend, D):
 def test_a_cuda_graph_captures_a_call_without_states_whose_zeros_nobody_has_made():
     Wx, R, b, states = on_gpu("cuda_fused", 64, 20, 1, 768)
     stream, zero = torch.cuda.Stream(), torch.zeros_like(states)
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         h, _ = flashrnn(Wx, R, b, zero, LSTM, "cuda_fused")
         d_h = torch.randn_like(h)
@@ -247,6 +249,7 @@ def test_two_streams_overlap_d_R_with_their_loops_for_a_long_time():
 def test_a_cuda_graph_captures_overlapped_d_R(N, D):
     inputs = on_gpu("cuda_fused", 16, 256, N, D)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         h, _ = flashrnn(*inputs, function=LSTM, backend="cuda_fused")
         d_h = torch.randn_like(h)
