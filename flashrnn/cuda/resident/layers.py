@@ -24,6 +24,7 @@ from flashrnn.cuda.parameters import Argument, declaration
 from flashrnn.cuda.resident import solver
 from flashrnn.cuda.resident.backend import CudaFused, Forward, producers
 from flashrnn.cuda.resident.source import CHUNK_UNIT
+from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant
 from flashrnn.gpu import device_gpu
@@ -152,7 +153,7 @@ class _Chain:
 
     tiling: ProductTiling
     product: LoadedKernel
-    loop_blocks: int
+    counts: int  # of a chunk, by a loop
     sizes: tuple[int, int, int]  # B, T, and rows between steps in memory
 
     def launch(self, loops: Sequence[Callable[..., None]], products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
@@ -175,7 +176,7 @@ class _Chain:
                     "W": W,
                     "product": product,
                     "arrived": written[2 * k - 2],
-                    "producers": self.loop_blocks,
+                    "producers": self.counts,
                     "done": written[2 * k - 1],
                     "B": B,
                     "T": T,
@@ -297,7 +298,7 @@ def overlapped_layers(
         if training:
             back = _backward_chain(taken, replace(alone, direction="backward"), layers, Wx, in_memory, device)
     forwards = [forward(False), forward(True)]
-    chain = _chain(alone, layers, tiling, forwards[1].blocks, forwards[1].cluster, in_memory, device)
+    chain = _chain(alone, layers, tiling, forwards[1].tiling, in_memory, device)
     return chain and OverlappedLayers(taken, cell, forwards, chain, back)
 
 
@@ -317,8 +318,8 @@ def _backward_chain(
         return None
     beside = Beside(layers, tiling.blocks)
     with meanwhile(partial(compile_product, alone, tiling)):
-        of_loop = taken.prepare_backward(alone.cell, h, aux, device, beside)
-    chain = _chain(alone, layers, tiling, *of_loop, in_memory, device)
+        loop = taken.prepare_backward(alone.cell, h, aux, device, beside)
+    chain = _chain(alone, layers, tiling, loop, in_memory, device)
     return chain and (chain, beside)
 
 
@@ -326,14 +327,14 @@ def _chain(
     alone: KernelSpec,
     layers: int,
     tiling: ProductTiling,
-    blocks: int,
-    cluster: int,
+    loop: Tiling,
     sizes: tuple[int, int, int],
     device: torch.device,
 ) -> _Chain | None:
-    """Return the launches of loops of `blocks` blocks in clusters; None if they do not run at the same time."""
-    product = _product_kernel(alone, tiling, cluster, device.index)
+    """Return the launches of loops of that tiling; None if they do not run at the same time."""
+    product = _product_kernel(alone, tiling, loop.blocks, device.index)
     spec = replace(alone, layers=layers, product_blocks=tiling.blocks)
-    if _clusters(spec, blocks, cluster) > min(spec.gpu.clusters_at_once(cluster), product.at_once):
+    blocks = producers(spec, loop)
+    if _clusters(spec, blocks, loop.blocks) > min(spec.gpu.clusters_at_once(loop.blocks), product.at_once):
         return None
-    return _Chain(tiling, product, blocks, sizes)
+    return _Chain(tiling, product, blocks * loop.unit_tiles, sizes)

@@ -42,7 +42,7 @@ void between_neighbours(const scalar* given, PARAMETERS) {
           for (i64 b = 0; b < B; b++) act(b * (row_t == 1 ? T : 1) + (BACKWARDS ? T - 1 - step : step) * row_t);
       };
       auto read = [&](int chunk) {
-        await(params.done + chunk, TOGETHER);
+        await(params.done + chunk, COUNTED);
         each_row(chunk, [&](i64 row) {
           for (i64 i = 0; i < WRITES; i++) sum += params.OUTPUT[row * WRITES + i].bits;
         });
@@ -74,6 +74,7 @@ class BetweenNeighbours(HostKernel):
     """A kernel that takes its input from, and gives its results to, a thread that runs at the same time."""
 
     input: str = ""
+    counts: int = 1  # of a chunk, by a block
 
     def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
         x, chunks = by_name[self.input], torch.zeros(2, 100, dtype=torch.int32)
@@ -82,11 +83,16 @@ class BetweenNeighbours(HostKernel):
         between = {"given": given, "arrived": chunks[0], "producers": 1, "done": chunks[1]}
         super().launch(groups, {**by_name, **between})
         counted = -(-by_name["T"] // CHUNK_UNIT)
-        assert chunks[1].tolist() == [groups * self.blocks] * counted + [0] * (100 - counted)
+        assert chunks[1].tolist() == [groups * self.blocks * self.counts] * counted + [0] * (100 - counted)
 
 
-def between_neighbours(kind: str, text: str, own: parameters.Parameters, *sizes: int, backwards: bool) -> HostKernel:
-    """Return the kernel flashrnn_<kind> of resident/kernels/<kind>.cuh; `sizes`: blocks, threads, shared memory."""
+def between_neighbours(
+    kind: str, text: str, own: parameters.Parameters, *sizes: int, backwards: bool, counts: int = 1
+) -> HostKernel:
+    """Return the kernel flashrnn_<kind> of resident/kernels/<kind>.cuh, whose blocks count a chunk so many times.
+
+    `sizes`: blocks, threads, shared memory.
+    """
     name, reads, output, writes = NAMES[kind]
     of_kind = {
         "INPUT": name,
@@ -94,13 +100,13 @@ def between_neighbours(kind: str, text: str, own: parameters.Parameters, *sizes:
         "OUTPUT": output,
         "WRITES": writes,
         "BACKWARDS": str(int(backwards)),
-        "TOGETHER": str(sizes[0]),
+        "COUNTED": str(sizes[0] * counts),
         "KERNEL": f"flashrnn_{kind}",
     }
     thread = re.sub(r"\b[A-Z]+\b", lambda word: of_kind.get(word[0], word[0]), NEIGHBOURS)
     program = compile_for_host("between_neighbours", text, f"resident/kernels/{kind}.cuh", thread)
     given = Parameter("given", "const scalar*", torch.bfloat16)
-    return BetweenNeighbours(program, (given, *own), *sizes, input=name)
+    return BetweenNeighbours(program, (given, *own), *sizes, input=name, counts=counts)
 
 
 @pytest.fixture
@@ -117,8 +123,8 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
             shared = tiling.shared_bytes(spec, chosen)
             text, sizes = prelude(spec, chosen, shared), (chosen.blocks, chosen.threads, shared)
             launched.append(spec.direction)
-            backwards = spec.direction == "backward"
-            return between_neighbours(spec.direction, text, fused(spec), *sizes, backwards=backwards), chosen
+            of_kind = {"backwards": spec.direction == "backward", "counts": chosen.unit_tiles}
+            return between_neighbours(spec.direction, text, fused(spec), *sizes, **of_kind), chosen
 
         def product(spec, tiling, cluster, device):
             text, sizes = layers.prelude(spec.dtype, tiling), (cluster, layers.THREADS, tiling.shared_bytes)

@@ -167,7 +167,7 @@ flashrnn_input_product(PARAMETERS) {
     const Chunk chunk(params, number);
     await_chunk(params.arrived, number, params.producers);
     for (int first = 0; first < chunk.rows(); first += ROWS) multiply_rows(params, chunk, first, weights, stages);
-    count_chunk(params.done, number);
+    count_chunk(params.done, number, threadIdx.x == 0);
   }
   wait_for_primary();  // so that all kernels before this one are done when it is
 }
