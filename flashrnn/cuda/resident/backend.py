@@ -107,9 +107,7 @@ class CudaFused:
         backward.launch()
         return backward.gradients()
 
-    def prepare_backward(
-        self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, beside: Beside
-    ) -> Tiling:
+    def prepare_backward(self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, beside: Beside) -> Tiling:
         """Compile and load what such a backward pass needs; return the tiling of its loop."""
         sizes = h.shape, is_time_major(h), h.dtype, variant_of(None, h, aux, training=True)
         return _plan(self._choose, "backward", cell, *sizes, device.index, beside).tiling

@@ -153,6 +153,7 @@ class _Chain:
 
     tiling: ProductTiling
     product: LoadedKernel
+    last_product: LoadedKernel | None  # after the last loop; None if there is no room for it
     counts: int  # of a chunk, by a loop
     sizes: tuple[int, int, int]  # B, T, and rows between steps in memory
 
@@ -161,30 +162,37 @@ class _Chain:
 
         Args:
             loops: of each layer what launches it, given what the kernel takes for layers at the same time.
-            products: of each product the rows, W, and where the result is written.
+            products: of each product the rows, W, and where the result is written: those between loops, and perhaps one
+                after the last loop.
         """
-        B, T, row_t = self.sizes
-        groups = -(-self.tiling.blocks // self.product.blocks)
-        counters = torch.zeros(2 * len(products), -(-T // CHUNK_UNIT), dtype=torch.int32, device=products[0][0].device)
-        written: list[Tensor | None] = [*counters, None]  # chunks of: a loop, the product after it, the next loop, ...
-        before = None
+        chunks, device = -(-self.sizes[1] // CHUNK_UNIT), products[0][0].device
+        written = torch.zeros(2 * len(products), chunks, dtype=torch.int32, device=device)
+        of_loops, of_products = [*written[::2], None], [*written[1::2], None]
+        producers, arrived = -(-self.tiling.blocks // self.product.blocks) * self.product.blocks, None
         for k, loop in enumerate(loops):
-            if k:
-                rows, W, product = products[k - 1]
-                arguments: Mapping[str, Argument] = {
-                    "rows": rows,
-                    "W": W,
-                    "product": product,
-                    "arrived": written[2 * k - 2],
-                    "producers": self.counts,
-                    "done": written[2 * k - 1],
-                    "B": B,
-                    "T": T,
-                    "row_t": row_t,
-                }
-                self.product.launch(groups, arguments)
-                before = written[2 * k - 1]
-            loop(arrived=before, producers=groups * self.product.blocks, done=written[2 * k])
+            loop(arrived=arrived, producers=producers, done=of_loops[k])
+            if k < len(loops) - 1:
+                arrived = of_products[k]
+                self._multiply(self.product, *products[k], of_loops[k], arrived)
+        if len(products) == len(loops):
+            self._multiply(self.last_product, *products[-1], of_loops[len(loops) - 1], None)
+
+    def _multiply(
+        self, kernel: LoadedKernel, rows: Tensor, W: Tensor, product: Tensor, arrived: Tensor, done: Tensor | None
+    ) -> None:
+        B, T, row_t = self.sizes
+        arguments: Mapping[str, Argument] = {
+            "rows": rows,
+            "W": W,
+            "product": product,
+            "arrived": arrived,
+            "producers": self.counts,
+            "done": done,
+            "B": B,
+            "T": T,
+            "row_t": row_t,
+        }
+        kernel.launch(-(-self.tiling.blocks // kernel.blocks), arguments)
 
 
 class Results(NamedTuple):
@@ -233,14 +241,19 @@ class OverlappedLayers:
         return results
 
     def backward(
-        self, d_h: Tensor | None, calls: Sequence[tuple[Residual, StateGradients]], matrices: Sequence[Tensor]
-    ) -> list[Gradients] | None:
-        """Return the gradients of each layer's recurrence; None where the backward passes are to run in turn.
+        self,
+        d_h: Tensor | None,
+        calls: Sequence[tuple[Residual, StateGradients]],
+        matrices: Sequence[Tensor],
+        x: Tensor | None,
+    ) -> tuple[list[Gradients], Tensor | None] | None:
+        """Return the gradients of each layer's recurrence, and that of x; None where layers are to run in turn.
 
         Args:
             d_h: the gradient of the last layer's h [B, T, N, D], or None.
             calls: of each layer; gradients have no h.
             matrices: W of each layer.
+            x: the input, if its gradient is wanted. That is None if it is not computed here.
         """
         if self._back is None:
             return None
@@ -255,8 +268,12 @@ class OverlappedLayers:
             (upper.d_Wx, _matrix(W), lower.d_h)
             for upper, lower, W in zip(backwards, backwards[1:], reversed(matrices), strict=False)
         ]
+        of_x = None
+        if x is not None and chain.last_product and x.shape[-1] == chain.tiling.width:
+            of_x = torch.empty_like(x)
+            products.append((backwards[-1].d_Wx, _matrix(matrices[0]), of_x))
         chain.launch([backward.launch for backward in backwards], products)
-        return [backward.gradients() for backward in reversed(backwards)]
+        return [backward.gradients() for backward in reversed(backwards)], of_x
 
 
 def _matrix(W: Tensor) -> Tensor:
@@ -337,4 +354,6 @@ def _chain(
     blocks = producers(spec, loop)
     if _clusters(spec, blocks, loop.blocks) > min(spec.gpu.clusters_at_once(loop.blocks), product.at_once):
         return None
-    return _Chain(tiling, product, blocks * loop.unit_tiles, sizes)
+    idle = spec.gpu.multiprocessors - layers * blocks - (layers - 1) * -(-tiling.blocks // loop.blocks) * loop.blocks
+    last = _product_kernel(alone, tiling, 1, device.index) if tiling.backward and tiling.blocks <= idle else None
+    return _Chain(tiling, product, last, blocks * loop.unit_tiles, sizes)

@@ -111,8 +111,9 @@ def between_neighbours(
 
 @pytest.fixture
 def overlapped(on_host, monkeypatch):  # noqa: F811
-    """Lets layers run on the processor with these tilings, as if at the same time; returns the names of the kernels."""
-    launched = []
+    """Lets layers run on the processor with these tilings, as if at the same time; returns the names of the inputs of
+    the kernels that have run."""
+    launched, run = [], BetweenNeighbours.launch
 
     def use(tilings: dict[str, Tiling], products: dict[str, ProductTiling]) -> list[str]:
         on_host(tilings)
@@ -122,13 +123,11 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
             chosen = tilings[spec.direction]
             shared = tiling.shared_bytes(spec, chosen)
             text, sizes = prelude(spec, chosen, shared), (chosen.blocks, chosen.threads, shared)
-            launched.append(spec.direction)
             of_kind = {"backwards": spec.direction == "backward", "counts": chosen.unit_tiles}
             return between_neighbours(spec.direction, text, fused(spec), *sizes, **of_kind), chosen
 
         def product(spec, tiling, cluster, device):
             text, sizes = layers.prelude(spec.dtype, tiling), (cluster, layers.THREADS, tiling.shared_bytes)
-            launched.append("product")
             own = parameters.input_product(spec.dtype)
             return between_neighbours("input_product", text, own, *sizes, backwards=tiling.backward)
 
@@ -137,6 +136,9 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
         monkeypatch.setattr(layers, "_product_tiling", lambda alone, *_: products[alone.direction])
         return launched
 
+    monkeypatch.setattr(
+        BetweenNeighbours, "launch", lambda self, *given: launched.append(self.input) or run(self, *given)
+    )
     monkeypatch.setattr(backend, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(layers, "meanwhile", lambda *_: nullcontext())
     monkeypatch.setattr(layers, "device_gpu", lambda index: named_gpu("H100"))
@@ -160,12 +162,13 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
 
 
 @pytest.mark.parametrize(
-    ("batch", "steps", "options", "tilings", "products"),
+    ("batch", "steps", "features", "options", "tilings", "products"),
     [
-        (3, 19, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
+        (3, 19, 32, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
         pytest.param(
             5,
             33,
+            64,
             {"hidden_size": 64, "num_heads": 2, "num_layers": 2, "batch_first": True, "function": "gru"},
             CLUSTER,
             products(3, 64, 64, 128),
@@ -174,6 +177,7 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
         pytest.param(
             9,
             48,
+            6,
             {"hidden_size": 72, "num_layers": 2, "function": "elman", "bias": False},
             {"forward": tiled(5, 1, 1, 8, 1), "backward": tiled(5, 1, 1, 8, 1)},
             products(1, 72, 128, 64),
@@ -182,16 +186,16 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
     ],
     ids=["one block", "clusters", "no whole tiles"],
 )
-def test_layers_at_the_same_time(overlapped, batch, steps, options, tilings, products):
+def test_layers_at_the_same_time(overlapped, batch, steps, features, options, tilings, products):
     launched = overlapped(tilings, products)
     torch.manual_seed(0)
-    network = FlashRNN(6, dtype=torch.bfloat16, **options)
+    network = FlashRNN(features, dtype=torch.bfloat16, **options)
     shape = (batch, steps) if network.batch_first else (steps, batch)
-    x = torch.randn(*shape, 6, dtype=torch.bfloat16)
+    x = torch.randn(*shape, features, dtype=torch.bfloat16)
     states = torch.randn(len(network.cell.states), network.num_layers, batch, network.hidden_size).bfloat16().float()
 
     def results(dtype: torch.dtype, backend: str) -> dict[str, torch.Tensor]:
-        of = FlashRNN(6, backend=backend, dtype=dtype, **options)
+        of = FlashRNN(features, backend=backend, dtype=dtype, **options)
         of.load_state_dict(network.state_dict())
         given, before = x.to(dtype).requires_grad_(), tuple(states) if len(states) > 1 else states[0]
         with torch.no_grad():
@@ -205,7 +209,9 @@ def test_layers_at_the_same_time(overlapped, batch, steps, options, tilings, pro
         return dict(zip(["alone", "out", *(f"last {i}" for i in range(len(last))), *names], values, strict=True))
 
     found = results(torch.bfloat16, "cuda_fused")
-    assert set(launched) == {"forward", "backward", "product"}
+    loops, has_last = network.num_layers, features == network.hidden_size  # a product after the loops: of x
+    ran = {kind: launched.count(kind) for kind in ("x", "d_h", "rows")}
+    assert ran == {"x": 2 * loops, "d_h": loops, "rows": 3 * (loops - 1) + has_last}
     assert_close(found, results(torch.float64, "vanilla"), torch.bfloat16, results(torch.bfloat16, "vanilla"))
 
 
