@@ -9,6 +9,7 @@ kernels alone, whatever else the GPU runs. The backward goes from the last layer
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import Argument, declaration
 from flashrnn.cuda.resident import solver
 from flashrnn.cuda.resident.backend import CudaFused, Forward, producers
-from flashrnn.cuda.resident.source import CHUNK_UNIT
+from flashrnn.cuda.resident.source import LAYER_CHUNKS
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant
@@ -32,12 +33,12 @@ from flashrnn.memory_format import aligned, empty_in_format
 from flashrnn.problem import Gradients, Problem, StateGradients, empty_aux, state_dtype
 from flashrnn.residual import Residual
 
-FEWEST_STEPS = 4 * CHUNK_UNIT
+FEWEST_STEPS = 64
 THREADS = 256
-_STAGES = 3  # of the rows in shared memory
+_STAGES = 6, 5, 4, 3  # of the rows in shared memory: as many of these as fit
 # Fitted to times on an H200 (docs/dev/log.md), in clock cycles as the solver estimates them:
 _WORTH = 0.87  # largest share of the estimate for one layer after the other: it is up to 8 % too low
-_CHUNK = 3000  # what waiting for a chunk and counting it costs a loop
+_CHUNK = 1500  # what waiting for a chunk and counting it costs a loop
 _HOP = 9500  # from a loop's last store of a chunk to the next loop's first load of its product, without the product
 _PRODUCTS = 1600  # floating-point operations of a block in a cycle
 
@@ -51,16 +52,22 @@ class ProductTiling:
     columns: int
     rows: int
     backward: bool = False
+    stages: int = min(_STAGES)
 
     @property
     def blocks(self) -> int:
         return -(-self.width // self.columns)
 
     @property
+    def chunk(self) -> int:
+        """Return the steps of a chunk."""
+        return LAYER_CHUNKS["backward" if self.backward else "forward"]
+
+    @property
     def shared_bytes(self) -> int:
         depth = -(-self.K // 64) * 64
-        weights = depth * (self.columns * 2 + 16) if self.backward else self.columns * (depth * 2 + 16)
-        return weights + _STAGES * self.rows * 128
+        weights = depth * self.columns * 2 if self.backward else self.columns * (depth * 2 + 16)
+        return weights + self.stages * self.rows * 128
 
     def step_operations(self, batch: int) -> int:
         """Return the floating-point operations of a block for a time step."""
@@ -74,13 +81,13 @@ class ProductTiling:
         gates = len(spec.cell.input_gates) * H
         K, width = (gates, H) if backward else (H, gates)
         step = solver.cycles(spec, solver.likely(spec))
-        for columns in (128, 64, 32):
-            for rows in (256, 128, 64) if columns == 128 else (256, 128):
-                tiling = ProductTiling(K, width, columns, rows, backward)
-                idle = rows > 128 and spec.batch * CHUNK_UNIT <= rows // 2
-                fits = tiling.shared_bytes <= spec.gpu.shared_per_block
-                if fits and not idle and tiling.step_operations(spec.batch) <= step * _PRODUCTS:
-                    return tiling
+        sizes = [(columns, rows) for columns in (128, 64, 32) for rows in (256, 128, 64) if rows > 64 or columns == 128]
+        for (columns, rows), stages in product(sizes, _STAGES):
+            tiling = ProductTiling(K, width, columns, rows, backward, stages)
+            idle = rows > 128 and spec.batch * tiling.chunk <= rows // 2
+            fits = tiling.shared_bytes <= spec.gpu.shared_per_block
+            if fits and not idle and tiling.step_operations(spec.batch) <= step * _PRODUCTS:
+                return tiling
         return None
 
 
@@ -98,8 +105,8 @@ def prelude(dtype: torch.dtype, tiling: ProductTiling) -> str:
         "WIDTH": tiling.width,
         "COLUMNS": tiling.columns,
         "ROWS": tiling.rows,
-        "STAGES": _STAGES,
-        "CHUNK_UNIT": CHUNK_UNIT,
+        "STAGES": tiling.stages,
+        "LAYER_CHUNK": tiling.chunk,
         "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
     }
     return "\n".join((definitions(dtype, constants, {}), declaration(parameters.input_product(dtype))))
@@ -134,9 +141,9 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
     loop = solver.likely(spec)
     if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
         return None
-    behind = CHUNK_UNIT + loop.stages  # steps of a layer after the one before it
-    of_chunk = CHUNK_UNIT * tiling.step_operations(spec.batch) / _PRODUCTS
-    expected = (steps + (layers - 1) * behind) * (solver.cycles(spec, loop) + _CHUNK / CHUNK_UNIT)
+    behind = tiling.chunk + loop.stages  # steps of a layer after the one before it
+    of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / _PRODUCTS
+    expected = (steps + (layers - 1) * behind) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
     expected += (layers - 1) * (of_chunk + _HOP)
     in_turn = layers * steps * solver.cycles(alone, solver.likely(alone))
     return tiling if expected < _WORTH * in_turn else None
@@ -165,7 +172,7 @@ class _Chain:
             products: of each product the rows, W, and where the result is written: those between loops, and perhaps one
                 after the last loop.
         """
-        chunks, device = -(-self.sizes[1] // CHUNK_UNIT), products[0][0].device
+        chunks, device = -(-self.sizes[1] // self.tiling.chunk), products[0][0].device
         written = torch.zeros(2 * len(products), chunks, dtype=torch.int32, device=device)
         of_loops, of_products = [*written[::2], None], [*written[1::2], None]
         producers, arrived = -(-self.tiling.blocks // self.product.blocks) * self.product.blocks, None
@@ -356,4 +363,5 @@ def _chain(
         return None
     idle = spec.gpu.multiprocessors - layers * blocks - (layers - 1) * -(-tiling.blocks // loop.blocks) * loop.blocks
     last = _product_kernel(alone, tiling, 1, device.index) if tiling.backward and tiling.blocks <= idle else None
-    return _Chain(tiling, product, last, blocks * loop.unit_tiles, sizes)
+    counts = blocks if tiling.backward else blocks * loop.unit_tiles  # as for_each_chunk of the loop counts
+    return _Chain(tiling, product, last, counts, sizes)

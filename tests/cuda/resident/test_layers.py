@@ -15,7 +15,7 @@ from flashrnn.cuda.parameters import Argument, Parameter, fused
 from flashrnn.cuda.resident import backend, layers, tiling
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.resident.layers import ProductTiling
-from flashrnn.cuda.resident.source import CHUNK_UNIT, prelude
+from flashrnn.cuda.resident.source import LAYER_CHUNKS, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
@@ -38,7 +38,7 @@ void between_neighbours(const scalar* given, PARAMETERS) {
       const i64 B = params.B, T = params.T, row_t = params.row_t;
       u32 sum = 0;
       auto each_row = [&](int chunk, auto act) {
-        for (int step = chunk * CHUNK_UNIT; step < T && step < (chunk + 1) * CHUNK_UNIT; step++)
+        for (int step = chunk * LAYER_CHUNK; step < T && step < (chunk + 1) * LAYER_CHUNK; step++)
           for (i64 b = 0; b < B; b++) act(b * (row_t == 1 ? T : 1) + (BACKWARDS ? T - 1 - step : step) * row_t);
       };
       auto read = [&](int chunk) {
@@ -48,7 +48,7 @@ void between_neighbours(const scalar* given, PARAMETERS) {
         });
       };
       int chunk = 0;
-      for (; chunk * CHUNK_UNIT < T; chunk++) {
+      for (; chunk * LAYER_CHUNK < T; chunk++) {
         each_row(chunk, [&](i64 row) {
           std::copy_n(given + row * READS, READS, const_cast<scalar*>(params.INPUT) + row * READS);
         });
@@ -75,6 +75,7 @@ class BetweenNeighbours(HostKernel):
 
     input: str = ""
     counts: int = 1  # of a chunk, by a block
+    chunk: int = 0  # steps
 
     def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
         x, chunks = by_name[self.input], torch.zeros(2, 100, dtype=torch.int32)
@@ -82,7 +83,7 @@ class BetweenNeighbours(HostKernel):
         x.fill_(torch.nan)
         between = {"given": given, "arrived": chunks[0], "producers": 1, "done": chunks[1]}
         super().launch(groups, {**by_name, **between})
-        counted = -(-by_name["T"] // CHUNK_UNIT)
+        counted = -(-by_name["T"] // self.chunk)
         assert chunks[1].tolist() == [groups * self.blocks * self.counts] * counted + [0] * (100 - counted)
 
 
@@ -104,9 +105,10 @@ def between_neighbours(
         "KERNEL": f"flashrnn_{kind}",
     }
     thread = re.sub(r"\b[A-Z]+\b", lambda word: of_kind.get(word[0], word[0]), NEIGHBOURS)
+    chunk = LAYER_CHUNKS["backward" if backwards else "forward"]
     program = compile_for_host("between_neighbours", text, f"resident/kernels/{kind}.cuh", thread)
     given = Parameter("given", "const scalar*", torch.bfloat16)
-    return BetweenNeighbours(program, (given, *own), *sizes, input=name, counts=counts)
+    return BetweenNeighbours(program, (given, *own), *sizes, input=name, counts=counts, chunk=chunk)
 
 
 @pytest.fixture
@@ -123,7 +125,10 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
             chosen = tilings[spec.direction]
             shared = tiling.shared_bytes(spec, chosen)
             text, sizes = prelude(spec, chosen, shared), (chosen.blocks, chosen.threads, shared)
-            of_kind = {"backwards": spec.direction == "backward", "counts": chosen.unit_tiles}
+            of_kind = {
+                "backwards": spec.direction == "backward",
+                "counts": 1 if spec.direction == "backward" else chosen.unit_tiles,
+            }
             return between_neighbours(spec.direction, text, fused(spec), *sizes, **of_kind), chosen
 
         def product(spec, tiling, cluster, device):
@@ -150,7 +155,7 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
         cached.cache_clear()
 
 
-ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)}
+ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=6), "backward": tiled(2, 1, 1, 8, 1)}
 CLUSTER = {"forward": tiled(1, 1, 1, 4, 2), "backward": tiled(1, 2, 1, 4, 2, stages=2, register_fragments=0)}
 
 

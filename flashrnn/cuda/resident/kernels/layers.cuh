@@ -1,4 +1,4 @@
-// Layers of a network that run at the same time, each a chunk of CHUNK_UNIT steps and its input product after the one below. A
+// Layers of a network that run at the same time, each a chunk of LAYER_CHUNK steps and its input product after the one below. A
 // kernel waits for kernels that were launched before it alone: it is the programmatic dependent launch of the one before, whose
 // blocks are all running by then.
 #pragma once
@@ -25,18 +25,18 @@ DEVICE void count_chunk(u32* counters, int chunk, bool counts) {
 // its warp would wait for other blocks. Returns the first chunk that is not counted yet.
 template <class Run>
 DEVICE int for_each_chunk(int steps, const u32* arrived, i64 producers, u32* done, bool leads, const Run& run) {
-  static_assert(STAGES <= CHUNK_UNIT);
+  static_assert(STAGES < LAYER_CHUNK);
   int chunk = 0;  // of the results
   for (int begin = 0, end, next = 1; begin < steps; begin = end) {  // next: chunk of the inputs
     const bool stores = next > chunk + 1;
-    end = min(stores ? (chunk + 1) * CHUNK_UNIT + 1 : next * CHUNK_UNIT - STAGES, steps);
+    end = min(stores ? (chunk + 1) * LAYER_CHUNK + 1 : next * LAYER_CHUNK - STAGES, steps);
     run(begin, end);
     if (end == steps) break;
     if (stores) {
       if (leads && done) signal(done + chunk);
       chunk++;
     } else {
-      if (leads && arrived && next * CHUNK_UNIT < steps) await(arrived + next, u32(producers));
+      if (leads && arrived && next * LAYER_CHUNK < steps) await(arrived + next, u32(producers));
       next++;
     }
   }
@@ -45,6 +45,6 @@ DEVICE int for_each_chunk(int steps, const u32* arrived, i64 producers, u32* don
 
 // Counts the last chunks, whose results are stored, and waits for the end of the kernel before: so all before it are done as well.
 DEVICE void end_chunks(int chunk, int steps, u32* done, bool leads) {
-  for (; chunk * CHUNK_UNIT < steps; chunk++) count_chunk(done, chunk, leads);
+  for (; chunk * LAYER_CHUNK < steps; chunk++) count_chunk(done, chunk, leads);
   wait_for_primary();
 }
