@@ -232,23 +232,23 @@ class _Layers(torch.autograd.Function):
         for (_, R, b, h, aux, gates), states, d_end in zip(layers, initial, d_last, strict=True):
             of_residual = R, states, None, by_heads(h, R, batch_first), aux, gates
             calls.append((of_residual, b, b_dtype, StateGradients(None, (None,) * len(aux), d_end)))
+        x_wanted, *wanted = ctx.needs_input_grad[ctx.leading :]
         at_once = None
         if not (transforms_active() or torch.is_grad_enabled() or _captured(x)):
             with no_autocast(x):
-                at_once = overlapped.backward(
-                    d_h, [(residual_of(cell, taken, *call[:3]), call[3]) for call in calls], [W for W, *_ in layers]
-                )
+                of_calls = [(residual_of(cell, taken, *call[:3]), call[3]) for call in calls]
+                at_once = overlapped.backward(d_h, of_calls, [W for W, *_ in layers], x if x_wanted else None)
+        found, d_x = at_once or (None, None)
         inputs = [x, *(h for _, _, _, h, _, _ in layers[:-1])]
-        x_wanted, *wanted = ctx.needs_input_grad[ctx.leading :]
         of_states, of_weights = [], []
         for k in reversed(range(len(layers))):
-            if at_once is None:
+            if found is None:
                 *of_call, grads = calls[k]
                 gradients = recurrence_gradients(cell, backend, taken, *of_call, grads._replace(h=d_h))
             else:
-                gradients = at_once[k]
+                gradients = found[k]
             W_wanted, _, b_wanted = wanted[count + 3 * k : count + 3 * k + 3]
-            of_x_wanted = x_wanted if k == 0 else at_once is None
+            of_x_wanted = x_wanted and d_x is None if k == 0 else found is None
             of_product = gradients.Wx, inputs[k], layers[k][0], of_x_wanted, W_wanted
             of_x, of_W = product_gradients(batch_first, dtype, *of_product)
             d_h = by_heads(of_x, R, batch_first) if k else None
@@ -257,7 +257,7 @@ class _Layers(torch.autograd.Function):
         of_given = [None] * count
         if any(wanted[:count]):
             of_given = torch.stack(of_states, dim=1).flatten(3).unbind()
-        return *(None,) * ctx.leading, of_x, *of_given, *of_weights
+        return *(None,) * ctx.leading, of_x if d_x is None else d_x, *of_given, *of_weights
 
 
 def _initial_of_all(given: Sequence[Tensor], layers: int) -> list[Tensor | int | None]:

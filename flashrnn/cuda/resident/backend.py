@@ -107,13 +107,10 @@ class CudaFused:
         backward.launch()
         return backward.gradients()
 
-    def prepare_backward(
-        self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, beside: Beside
-    ) -> tuple[int, int]:
-        """Compile and load what such a backward pass needs; return its blocks, and how many share a head."""
+    def prepare_backward(self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, beside: Beside) -> Tiling:
+        """Compile and load what such a backward pass needs; return the tiling of its loop."""
         sizes = h.shape, is_time_major(h), h.dtype, variant_of(None, h, aux, training=True)
-        plan = _plan(self._choose, "backward", cell, *sizes, device.index, beside)
-        return producers(plan.spec, plan.tiling), plan.tiling.blocks
+        return _plan(self._choose, "backward", cell, *sizes, device.index, beside).tiling
 
     def backward_of(self, cell: Cell, residual: Residual, grads: StateGradients, beside: Beside = ALONE) -> "Backward":
         """Return the backward pass of these."""
@@ -198,14 +195,8 @@ class Forward:
         self._biases = len(cell.gates) * N * D * results.last.element_size()  # bytes
 
     @property
-    def blocks(self) -> int:
-        """Return the number of blocks of a launch."""
-        return sum(groups for groups, _ in self._plan.launches) * self.cluster
-
-    @property
-    def cluster(self) -> int:
-        """Return the number of blocks that share a head."""
-        return self._plan.tiling.blocks
+    def tiling(self) -> Tiling:
+        return self._plan.tiling
 
     def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
         """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""

@@ -9,6 +9,7 @@ kernels alone, whatever else the GPU runs. The backward goes from the last layer
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import Argument, declaration
 from flashrnn.cuda.resident import solver
 from flashrnn.cuda.resident.backend import CudaFused, Forward, producers
-from flashrnn.cuda.resident.source import CHUNK_UNIT
+from flashrnn.cuda.resident.source import LAYER_CHUNKS
+from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant
 from flashrnn.gpu import device_gpu
@@ -31,12 +33,12 @@ from flashrnn.memory_format import aligned, empty_in_format
 from flashrnn.problem import Gradients, Problem, StateGradients, empty_aux, state_dtype
 from flashrnn.residual import Residual
 
-FEWEST_STEPS = 4 * CHUNK_UNIT
+FEWEST_STEPS = 64
 THREADS = 256
-_STAGES = 3  # of the rows in shared memory
+_STAGES = 6, 5, 4, 3  # of the rows in shared memory: as many of these as fit
 # Fitted to times on an H200 (docs/dev/log.md), in clock cycles as the solver estimates them:
 _WORTH = 0.87  # largest share of the estimate for one layer after the other: it is up to 8 % too low
-_CHUNK = 3000  # what waiting for a chunk and counting it costs a loop
+_CHUNK = 1500  # what waiting for a chunk and counting it costs a loop
 _HOP = 9500  # from a loop's last store of a chunk to the next loop's first load of its product, without the product
 _PRODUCTS = 1600  # floating-point operations of a block in a cycle
 
@@ -50,16 +52,22 @@ class ProductTiling:
     columns: int
     rows: int
     backward: bool = False
+    stages: int = min(_STAGES)
 
     @property
     def blocks(self) -> int:
         return -(-self.width // self.columns)
 
     @property
+    def chunk(self) -> int:
+        """Return the steps of a chunk."""
+        return LAYER_CHUNKS["backward" if self.backward else "forward"]
+
+    @property
     def shared_bytes(self) -> int:
         depth = -(-self.K // 64) * 64
-        weights = depth * (self.columns * 2 + 16) if self.backward else self.columns * (depth * 2 + 16)
-        return weights + _STAGES * self.rows * 128
+        weights = depth * self.columns * 2 if self.backward else self.columns * (depth * 2 + 16)
+        return weights + self.stages * self.rows * 128
 
     def step_operations(self, batch: int) -> int:
         """Return the floating-point operations of a block for a time step."""
@@ -73,13 +81,13 @@ class ProductTiling:
         gates = len(spec.cell.input_gates) * H
         K, width = (gates, H) if backward else (H, gates)
         step = solver.cycles(spec, solver.likely(spec))
-        for columns in (128, 64, 32):
-            for rows in (256, 128, 64) if columns == 128 else (256, 128):
-                tiling = ProductTiling(K, width, columns, rows, backward)
-                idle = rows > 128 and spec.batch * CHUNK_UNIT <= rows // 2
-                fits = tiling.shared_bytes <= spec.gpu.shared_per_block
-                if fits and not idle and tiling.step_operations(spec.batch) <= step * _PRODUCTS:
-                    return tiling
+        sizes = [(columns, rows) for columns in (128, 64, 32) for rows in (256, 128, 64) if rows > 64 or columns == 128]
+        for (columns, rows), stages in product(sizes, _STAGES):
+            tiling = ProductTiling(K, width, columns, rows, backward, stages)
+            idle = rows > 128 and spec.batch * tiling.chunk <= rows // 2
+            fits = tiling.shared_bytes <= spec.gpu.shared_per_block
+            if fits and not idle and tiling.step_operations(spec.batch) <= step * _PRODUCTS:
+                return tiling
         return None
 
 
@@ -97,8 +105,8 @@ def prelude(dtype: torch.dtype, tiling: ProductTiling) -> str:
         "WIDTH": tiling.width,
         "COLUMNS": tiling.columns,
         "ROWS": tiling.rows,
-        "STAGES": _STAGES,
-        "CHUNK_UNIT": CHUNK_UNIT,
+        "STAGES": tiling.stages,
+        "LAYER_CHUNK": tiling.chunk,
         "SHARED_BYTES_EXPECTED": tiling.shared_bytes,
     }
     return "\n".join((definitions(dtype, constants, {}), declaration(parameters.input_product(dtype))))
@@ -133,9 +141,9 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
     loop = solver.likely(spec)
     if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
         return None
-    behind = CHUNK_UNIT + loop.stages  # steps of a layer after the one before it
-    of_chunk = CHUNK_UNIT * tiling.step_operations(spec.batch) / _PRODUCTS
-    expected = (steps + (layers - 1) * behind) * (solver.cycles(spec, loop) + _CHUNK / CHUNK_UNIT)
+    behind = tiling.chunk + loop.stages  # steps of a layer after the one before it
+    of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / _PRODUCTS
+    expected = (steps + (layers - 1) * behind) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
     expected += (layers - 1) * (of_chunk + _HOP)
     in_turn = layers * steps * solver.cycles(alone, solver.likely(alone))
     return tiling if expected < _WORTH * in_turn else None
@@ -152,7 +160,8 @@ class _Chain:
 
     tiling: ProductTiling
     product: LoadedKernel
-    loop_blocks: int
+    last_product: LoadedKernel | None  # after the last loop; None if there is no room for it
+    counts: int  # of a chunk, by a loop
     sizes: tuple[int, int, int]  # B, T, and rows between steps in memory
 
     def launch(self, loops: Sequence[Callable[..., None]], products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
@@ -160,30 +169,37 @@ class _Chain:
 
         Args:
             loops: of each layer what launches it, given what the kernel takes for layers at the same time.
-            products: of each product the rows, W, and where the result is written.
+            products: of each product the rows, W, and where the result is written: those between loops, and perhaps one
+                after the last loop.
         """
-        B, T, row_t = self.sizes
-        groups = -(-self.tiling.blocks // self.product.blocks)
-        counters = torch.zeros(2 * len(products), -(-T // CHUNK_UNIT), dtype=torch.int32, device=products[0][0].device)
-        written: list[Tensor | None] = [*counters, None]  # chunks of: a loop, the product after it, the next loop, ...
-        before = None
+        chunks, device = -(-self.sizes[1] // self.tiling.chunk), products[0][0].device
+        written = torch.zeros(2 * len(products), chunks, dtype=torch.int32, device=device)
+        of_loops, of_products = [*written[::2], None], [*written[1::2], None]
+        producers, arrived = -(-self.tiling.blocks // self.product.blocks) * self.product.blocks, None
         for k, loop in enumerate(loops):
-            if k:
-                rows, W, product = products[k - 1]
-                arguments: Mapping[str, Argument] = {
-                    "rows": rows,
-                    "W": W,
-                    "product": product,
-                    "arrived": written[2 * k - 2],
-                    "producers": self.loop_blocks,
-                    "done": written[2 * k - 1],
-                    "B": B,
-                    "T": T,
-                    "row_t": row_t,
-                }
-                self.product.launch(groups, arguments)
-                before = written[2 * k - 1]
-            loop(arrived=before, producers=groups * self.product.blocks, done=written[2 * k])
+            loop(arrived=arrived, producers=producers, done=of_loops[k])
+            if k < len(loops) - 1:
+                arrived = of_products[k]
+                self._multiply(self.product, *products[k], of_loops[k], arrived)
+        if len(products) == len(loops):
+            self._multiply(self.last_product, *products[-1], of_loops[len(loops) - 1], None)
+
+    def _multiply(
+        self, kernel: LoadedKernel, rows: Tensor, W: Tensor, product: Tensor, arrived: Tensor, done: Tensor | None
+    ) -> None:
+        B, T, row_t = self.sizes
+        arguments: Mapping[str, Argument] = {
+            "rows": rows,
+            "W": W,
+            "product": product,
+            "arrived": arrived,
+            "producers": self.counts,
+            "done": done,
+            "B": B,
+            "T": T,
+            "row_t": row_t,
+        }
+        kernel.launch(-(-self.tiling.blocks // kernel.blocks), arguments)
 
 
 class Results(NamedTuple):
@@ -232,14 +248,19 @@ class OverlappedLayers:
         return results
 
     def backward(
-        self, d_h: Tensor | None, calls: Sequence[tuple[Residual, StateGradients]], matrices: Sequence[Tensor]
-    ) -> list[Gradients] | None:
-        """Return the gradients of each layer's recurrence; None where the backward passes are to run in turn.
+        self,
+        d_h: Tensor | None,
+        calls: Sequence[tuple[Residual, StateGradients]],
+        matrices: Sequence[Tensor],
+        x: Tensor | None,
+    ) -> tuple[list[Gradients], Tensor | None] | None:
+        """Return the gradients of each layer's recurrence, and that of x; None where layers are to run in turn.
 
         Args:
             d_h: the gradient of the last layer's h [B, T, N, D], or None.
             calls: of each layer; gradients have no h.
             matrices: W of each layer.
+            x: the input, if its gradient is wanted. That is None if it is not computed here.
         """
         if self._back is None:
             return None
@@ -254,8 +275,12 @@ class OverlappedLayers:
             (upper.d_Wx, _matrix(W), lower.d_h)
             for upper, lower, W in zip(backwards, backwards[1:], reversed(matrices), strict=False)
         ]
+        of_x = None
+        if x is not None and chain.last_product and x.shape[-1] == chain.tiling.width:
+            of_x = torch.empty_like(x)
+            products.append((backwards[-1].d_Wx, _matrix(matrices[0]), of_x))
         chain.launch([backward.launch for backward in backwards], products)
-        return [backward.gradients() for backward in reversed(backwards)]
+        return [backward.gradients() for backward in reversed(backwards)], of_x
 
 
 def _matrix(W: Tensor) -> Tensor:
@@ -297,7 +322,7 @@ def overlapped_layers(
         if training:
             back = _backward_chain(taken, replace(alone, direction="backward"), layers, Wx, in_memory, device)
     forwards = [forward(False), forward(True)]
-    chain = _chain(alone, layers, tiling, forwards[1].blocks, forwards[1].cluster, in_memory, device)
+    chain = _chain(alone, layers, tiling, forwards[1].tiling, in_memory, device)
     return chain and OverlappedLayers(taken, cell, forwards, chain, back)
 
 
@@ -317,8 +342,8 @@ def _backward_chain(
         return None
     beside = Beside(layers, tiling.blocks)
     with meanwhile(partial(compile_product, alone, tiling)):
-        of_loop = taken.prepare_backward(alone.cell, h, aux, device, beside)
-    chain = _chain(alone, layers, tiling, *of_loop, in_memory, device)
+        loop = taken.prepare_backward(alone.cell, h, aux, device, beside)
+    chain = _chain(alone, layers, tiling, loop, in_memory, device)
     return chain and (chain, beside)
 
 
@@ -326,14 +351,17 @@ def _chain(
     alone: KernelSpec,
     layers: int,
     tiling: ProductTiling,
-    blocks: int,
-    cluster: int,
+    loop: Tiling,
     sizes: tuple[int, int, int],
     device: torch.device,
 ) -> _Chain | None:
-    """Return the launches of loops of `blocks` blocks in clusters; None if they do not run at the same time."""
-    product = _product_kernel(alone, tiling, cluster, device.index)
+    """Return the launches of loops of that tiling; None if they do not run at the same time."""
+    product = _product_kernel(alone, tiling, loop.blocks, device.index)
     spec = replace(alone, layers=layers, product_blocks=tiling.blocks)
-    if _clusters(spec, blocks, cluster) > min(spec.gpu.clusters_at_once(cluster), product.at_once):
+    blocks = producers(spec, loop)
+    if _clusters(spec, blocks, loop.blocks) > min(spec.gpu.clusters_at_once(loop.blocks), product.at_once):
         return None
-    return _Chain(tiling, product, blocks, sizes)
+    idle = spec.gpu.multiprocessors - layers * blocks - (layers - 1) * -(-tiling.blocks // loop.blocks) * loop.blocks
+    last = _product_kernel(alone, tiling, 1, device.index) if tiling.backward and tiling.blocks <= idle else None
+    counts = blocks if tiling.backward else blocks * loop.unit_tiles  # as for_each_chunk of the loop counts
+    return _Chain(tiling, product, last, counts, sizes)

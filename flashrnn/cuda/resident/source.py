@@ -15,6 +15,9 @@ from flashrnn.products import varying
 from flashrnn.residual import GateFormat
 
 CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of that many
+LAYER_CHUNKS = {"forward": 8, "backward": 16}
+"""Steps of a chunk of layers at the same time (kernels/layers.cuh). The products of the backward take less time for 16
+steps at once than for twice 8, and would hold the loops up."""
 
 
 @lru_cache(maxsize=4096)
@@ -56,6 +59,7 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
         "BOTH_WAYS": variant.both_ways,
         "OVERLAPS": spec.gpu.warpgroup_products,
         "CHUNK_UNIT": CHUNK_UNIT,
+        "LAYER_CHUNK": LAYER_CHUNKS[spec.direction],
         "SHARED_BYTES_EXPECTED": shared_bytes,
     }
     parameters = fused(spec)

@@ -15,7 +15,7 @@ from flashrnn.cuda.parameters import Argument, Parameter, fused
 from flashrnn.cuda.resident import backend, layers, tiling
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.resident.layers import ProductTiling
-from flashrnn.cuda.resident.source import CHUNK_UNIT, prelude
+from flashrnn.cuda.resident.source import LAYER_CHUNKS, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
@@ -38,17 +38,17 @@ void between_neighbours(const scalar* given, PARAMETERS) {
       const i64 B = params.B, T = params.T, row_t = params.row_t;
       u32 sum = 0;
       auto each_row = [&](int chunk, auto act) {
-        for (int step = chunk * CHUNK_UNIT; step < T && step < (chunk + 1) * CHUNK_UNIT; step++)
+        for (int step = chunk * LAYER_CHUNK; step < T && step < (chunk + 1) * LAYER_CHUNK; step++)
           for (i64 b = 0; b < B; b++) act(b * (row_t == 1 ? T : 1) + (BACKWARDS ? T - 1 - step : step) * row_t);
       };
       auto read = [&](int chunk) {
-        await(params.done + chunk, TOGETHER);
+        await(params.done + chunk, COUNTED);
         each_row(chunk, [&](i64 row) {
           for (i64 i = 0; i < WRITES; i++) sum += params.OUTPUT[row * WRITES + i].bits;
         });
       };
       int chunk = 0;
-      for (; chunk * CHUNK_UNIT < T; chunk++) {
+      for (; chunk * LAYER_CHUNK < T; chunk++) {
         each_row(chunk, [&](i64 row) {
           std::copy_n(given + row * READS, READS, const_cast<scalar*>(params.INPUT) + row * READS);
         });
@@ -74,6 +74,8 @@ class BetweenNeighbours(HostKernel):
     """A kernel that takes its input from, and gives its results to, a thread that runs at the same time."""
 
     input: str = ""
+    counts: int = 1  # of a chunk, by a block
+    chunk: int = 0  # steps
 
     def launch(self, groups: int, by_name: Mapping[str, Argument]) -> None:
         x, chunks = by_name[self.input], torch.zeros(2, 100, dtype=torch.int32)
@@ -81,12 +83,17 @@ class BetweenNeighbours(HostKernel):
         x.fill_(torch.nan)
         between = {"given": given, "arrived": chunks[0], "producers": 1, "done": chunks[1]}
         super().launch(groups, {**by_name, **between})
-        counted = -(-by_name["T"] // CHUNK_UNIT)
-        assert chunks[1].tolist() == [groups * self.blocks] * counted + [0] * (100 - counted)
+        counted = -(-by_name["T"] // self.chunk)
+        assert chunks[1].tolist() == [groups * self.blocks * self.counts] * counted + [0] * (100 - counted)
 
 
-def between_neighbours(kind: str, text: str, own: parameters.Parameters, *sizes: int, backwards: bool) -> HostKernel:
-    """Return the kernel flashrnn_<kind> of resident/kernels/<kind>.cuh; `sizes`: blocks, threads, shared memory."""
+def between_neighbours(
+    kind: str, text: str, own: parameters.Parameters, *sizes: int, backwards: bool, counts: int = 1
+) -> HostKernel:
+    """Return the kernel flashrnn_<kind> of resident/kernels/<kind>.cuh, whose blocks count a chunk so many times.
+
+    `sizes`: blocks, threads, shared memory.
+    """
     name, reads, output, writes = NAMES[kind]
     of_kind = {
         "INPUT": name,
@@ -94,19 +101,21 @@ def between_neighbours(kind: str, text: str, own: parameters.Parameters, *sizes:
         "OUTPUT": output,
         "WRITES": writes,
         "BACKWARDS": str(int(backwards)),
-        "TOGETHER": str(sizes[0]),
+        "COUNTED": str(sizes[0] * counts),
         "KERNEL": f"flashrnn_{kind}",
     }
     thread = re.sub(r"\b[A-Z]+\b", lambda word: of_kind.get(word[0], word[0]), NEIGHBOURS)
+    chunk = LAYER_CHUNKS["backward" if backwards else "forward"]
     program = compile_for_host("between_neighbours", text, f"resident/kernels/{kind}.cuh", thread)
     given = Parameter("given", "const scalar*", torch.bfloat16)
-    return BetweenNeighbours(program, (given, *own), *sizes, input=name)
+    return BetweenNeighbours(program, (given, *own), *sizes, input=name, counts=counts, chunk=chunk)
 
 
 @pytest.fixture
 def overlapped(on_host, monkeypatch):  # noqa: F811
-    """Lets layers run on the processor with these tilings, as if at the same time; returns the names of the kernels."""
-    launched = []
+    """Lets layers run on the processor with these tilings, as if at the same time; returns the names of the inputs of
+    the kernels that have run."""
+    launched, run = [], BetweenNeighbours.launch
 
     def use(tilings: dict[str, Tiling], products: dict[str, ProductTiling]) -> list[str]:
         on_host(tilings)
@@ -116,13 +125,14 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
             chosen = tilings[spec.direction]
             shared = tiling.shared_bytes(spec, chosen)
             text, sizes = prelude(spec, chosen, shared), (chosen.blocks, chosen.threads, shared)
-            launched.append(spec.direction)
-            backwards = spec.direction == "backward"
-            return between_neighbours(spec.direction, text, fused(spec), *sizes, backwards=backwards), chosen
+            of_kind = {
+                "backwards": spec.direction == "backward",
+                "counts": 1 if spec.direction == "backward" else chosen.unit_tiles,
+            }
+            return between_neighbours(spec.direction, text, fused(spec), *sizes, **of_kind), chosen
 
         def product(spec, tiling, cluster, device):
             text, sizes = layers.prelude(spec.dtype, tiling), (cluster, layers.THREADS, tiling.shared_bytes)
-            launched.append("product")
             own = parameters.input_product(spec.dtype)
             return between_neighbours("input_product", text, own, *sizes, backwards=tiling.backward)
 
@@ -131,6 +141,9 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
         monkeypatch.setattr(layers, "_product_tiling", lambda alone, *_: products[alone.direction])
         return launched
 
+    monkeypatch.setattr(
+        BetweenNeighbours, "launch", lambda self, *given: launched.append(self.input) or run(self, *given)
+    )
     monkeypatch.setattr(backend, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(layers, "meanwhile", lambda *_: nullcontext())
     monkeypatch.setattr(layers, "device_gpu", lambda index: named_gpu("H100"))
@@ -142,7 +155,7 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
         cached.cache_clear()
 
 
-ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)}
+ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=6), "backward": tiled(2, 1, 1, 8, 1)}
 CLUSTER = {"forward": tiled(1, 1, 1, 4, 2), "backward": tiled(1, 2, 1, 4, 2, stages=2, register_fragments=0)}
 
 
@@ -154,12 +167,13 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
 
 
 @pytest.mark.parametrize(
-    ("batch", "steps", "options", "tilings", "products"),
+    ("batch", "steps", "features", "options", "tilings", "products"),
     [
-        (3, 19, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
+        (3, 19, 32, {"hidden_size": 32, "num_layers": 3}, ONE_BLOCK, products(4, 32, 32, 128)),
         pytest.param(
             5,
             33,
+            64,
             {"hidden_size": 64, "num_heads": 2, "num_layers": 2, "batch_first": True, "function": "gru"},
             CLUSTER,
             products(3, 64, 64, 128),
@@ -168,6 +182,7 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
         pytest.param(
             9,
             48,
+            6,
             {"hidden_size": 72, "num_layers": 2, "function": "elman", "bias": False},
             {"forward": tiled(5, 1, 1, 8, 1), "backward": tiled(5, 1, 1, 8, 1)},
             products(1, 72, 128, 64),
@@ -176,16 +191,16 @@ def products(gates: int, H: int, columns: int, rows: int) -> dict[str, ProductTi
     ],
     ids=["one block", "clusters", "no whole tiles"],
 )
-def test_layers_at_the_same_time(overlapped, batch, steps, options, tilings, products):
+def test_layers_at_the_same_time(overlapped, batch, steps, features, options, tilings, products):
     launched = overlapped(tilings, products)
     torch.manual_seed(0)
-    network = FlashRNN(6, dtype=torch.bfloat16, **options)
+    network = FlashRNN(features, dtype=torch.bfloat16, **options)
     shape = (batch, steps) if network.batch_first else (steps, batch)
-    x = torch.randn(*shape, 6, dtype=torch.bfloat16)
+    x = torch.randn(*shape, features, dtype=torch.bfloat16)
     states = torch.randn(len(network.cell.states), network.num_layers, batch, network.hidden_size).bfloat16().float()
 
     def results(dtype: torch.dtype, backend: str) -> dict[str, torch.Tensor]:
-        of = FlashRNN(6, backend=backend, dtype=dtype, **options)
+        of = FlashRNN(features, backend=backend, dtype=dtype, **options)
         of.load_state_dict(network.state_dict())
         given, before = x.to(dtype).requires_grad_(), tuple(states) if len(states) > 1 else states[0]
         with torch.no_grad():
@@ -199,7 +214,9 @@ def test_layers_at_the_same_time(overlapped, batch, steps, options, tilings, pro
         return dict(zip(["alone", "out", *(f"last {i}" for i in range(len(last))), *names], values, strict=True))
 
     found = results(torch.bfloat16, "cuda_fused")
-    assert set(launched) == {"forward", "backward", "product"}
+    loops, has_last = network.num_layers, features == network.hidden_size  # a product after the loops: of x
+    ran = {kind: launched.count(kind) for kind in ("x", "d_h", "rows")}
+    assert ran == {"x": 2 * loops, "d_h": loops, "rows": 3 * (loops - 1) + has_last}
     assert_close(found, results(torch.float64, "vanilla"), torch.bfloat16, results(torch.bfloat16, "vanilla"))
 
 

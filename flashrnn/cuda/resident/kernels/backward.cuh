@@ -249,7 +249,7 @@ flashrnn_backward(PARAMETERS) {
     ++units.step;
   };
 #ifdef LAYERS
-  const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, [&](int begin, int end) {
+  const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, threadIdx.x == 0, [&](int begin, int end) {
     for (int step = begin; step < end; step++) run(step);
   });
 #else
@@ -260,7 +260,7 @@ flashrnn_backward(PARAMETERS) {
   // to it.
   results.store(d_gate, params);
 #ifdef LAYERS
-  end_chunks(chunk, steps, params.done);
+  end_chunks(chunk, steps, params.done, threadIdx.x == 0);
 #endif
   float d_first[CELLS], c[1][BATCH_TILES][4] = {};
   multiply(c, steps - 1, weights, shared.operand, coord);

@@ -237,7 +237,7 @@ flashrnn_forward(PARAMETERS) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };
 #ifdef LAYERS
-  const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, run);
+  const int chunk = for_each_chunk(steps, params.arrived, params.producers, params.done, coord.tile_thread == 0, run);
 #else
   if constexpr (RESET) {
     for (int begin = 0, end; begin < steps; begin = end) {
@@ -254,7 +254,7 @@ flashrnn_forward(PARAMETERS) {
   results.store(carried.s, params, coord);
   store_states(carried.s, params, cells);
 #ifdef LAYERS
-  end_chunks(chunk, steps, params.done);
+  end_chunks(chunk, steps, params.done, coord.tile_thread == 0);
 #endif
   if constexpr (CLUSTERED) cluster_sync();
   if (uses_grid_barrier) grid_barrier.reset();

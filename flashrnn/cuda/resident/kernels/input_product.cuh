@@ -13,31 +13,38 @@ constexpr int THREADS = 256, DEPTH = 64;  // DEPTH: of K in a stage of shared me
 constexpr int WARP_COLUMNS = COLUMNS < 64 ? COLUMNS : 64, ROW_WARPS = THREADS / 32 / (COLUMNS / WARP_COLUMNS);
 constexpr int WARP_ROWS = ROWS / ROW_WARPS, ROW_TILES = WARP_ROWS / 16, COLUMN_TILES = WARP_COLUMNS / 8;
 constexpr int DEPTHS = (K + DEPTH - 1) / DEPTH;
-// Bytes between columns of W, or rows with BACKWARD: eight of them never share a bank.
-constexpr int PITCH = (BACKWARD ? COLUMNS : DEPTHS * DEPTH) * 2 + 16;
+// Bytes between columns of W, eight of which never share a bank; with BACKWARD, between rows.
+constexpr int PITCH = BACKWARD ? COLUMNS * 2 : DEPTHS * DEPTH * 2 + 16;
 constexpr int WEIGHT_BYTES = (BACKWARD ? DEPTHS * DEPTH : COLUMNS) * PITCH, STAGE = ROWS * DEPTH * 2;
 constexpr int VECTORS = DEPTH / 8, AT_ONCE = THREADS / VECTORS, COPIES = ROWS / AT_ONCE;  // copies of a thread
 static_assert(BYTES == 2 && K % 8 == 0 && WIDTH % 8 == 0 && COLUMNS % 32 == 0 && WARP_ROWS % 16 == 0 && ROWS % AT_ONCE == 0);
 static_assert(WEIGHT_BYTES + STAGES * STAGE == SHARED_BYTES_EXPECTED);
 
-// The rows of a chunk, of CHUNK_UNIT steps of each sequence; at the end of the sequences some do not exist.
+// The rows of a chunk, of LAYER_CHUNK steps of each sequence; at the end of the sequences some do not exist.
 struct Chunk {
   int first_step, B, T;  // the first step may be negative
   bool time_major;
   DEVICE Chunk(const Params& params, int number)
-      : first_step(BACKWARD ? int(params.T) - (number + 1) * CHUNK_UNIT : number * CHUNK_UNIT), B(int(params.B)), T(int(params.T)),
+      : first_step(BACKWARD ? int(params.T) - (number + 1) * LAYER_CHUNK : number * LAYER_CHUNK), B(int(params.B)), T(int(params.T)),
         time_major(params.row_t != 1) {}
-  DEVICE int rows() const { return B * CHUNK_UNIT; }
+  DEVICE int rows() const { return B * LAYER_CHUNK; }
   // Return the index in memory of row r; negative: there is none.
   DEVICE i64 operator()(int r) const {
-    const int step = first_step + (time_major ? r / B : r % CHUNK_UNIT);
+    const int step = first_step + (time_major ? r / B : r % LAYER_CHUNK);
     if (r >= rows() || step < 0 || step >= T) return -1;
-    return time_major ? i64(first_step) * B + r : i64(r / CHUNK_UNIT) * T + step;
+    return time_major ? i64(first_step) * B + r : i64(r / LAYER_CHUNK) * T + step;
   }
 };
 
 // Return the column of the products that has column `column` of the block.
 DEVICE int place_of(int column) { return column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2; }
+
+// Return which 16 bytes of row k of W, with BACKWARD, are the first ones there: vector v is at position v ^ first_vector(k), so that
+// the same vector of eight rows never shares a bank.
+DEVICE constexpr int first_vector(int k) {
+  constexpr int IN_ROW = COLUMNS / 8;
+  return IN_ROW < 8 ? k / (8 / IN_ROW) % IN_ROW : k % 8;
+}
 
 // Starts to copy the block's columns of W.
 DEVICE void copy_weights(u32 to, const scalar* W) {
@@ -45,7 +52,8 @@ DEVICE void copy_weights(u32 to, const scalar* W) {
     for (int i = threadIdx.x; i < DEPTHS * DEPTH * COLUMNS / 2; i += THREADS) {
       const int row = i / (COLUMNS / 2), column = i % (COLUMNS / 2) * 2, of_all = blockIdx.x * COLUMNS + column;
       const bool valid = of_all < WIDTH && row < K;
-      copy_async<4>(to + row * PITCH + place_of(column) * 2, valid ? W + i64(row) * WIDTH + of_all : W, valid);
+      const int place = place_of(column);
+      copy_async<4>(to + row * PITCH + (place / 8 ^ first_vector(row)) * 16 + place % 8 * 2, valid ? W + i64(row) * WIDTH + of_all : W, valid);
     }
     return;
   }
@@ -87,14 +95,24 @@ struct Rows {
 
 using Sums = float[ROW_TILES][COLUMN_TILES][4];
 
-// Loads two tiles of W, of the columns from n on and of 16 of K. `weights`: what the lane loads of the first ones.
-DEVICE void load_weights(u32 (&b)[4], u32 weights, int n, int k) {
-  if constexpr (BACKWARD) load_four_transposed(b, weights + k * PITCH + n * 2);
-  else load_four_matrices(b, weights + n * PITCH + k * 2);
-}
+// What a lane loads of W: two tiles at once, of the columns from n on and of 16 of K.
+struct Weights {
+  u32 first;   // of the lane's column, or with BACKWARD its row
+  u32 vector;  // with BACKWARD: offset in the row
+  DEVICE Weights(u32 shared, int own_column, int lane) {
+    // Lanes 8 to 15 pass the next eight of K, and lanes 16 to 31 the next eight columns.
+    const int column = own_column + lane / 16 * 8, k = lane / 8 % 2 * 8, row = lane % 8;
+    first = shared + (BACKWARD ? (k + row) * PITCH : (column + row) * PITCH + k * 2);
+    vector = (column / 8 ^ first_vector(row)) * 16;
+  }
+  DEVICE void load(u32 (&b)[4], int n, int k) const {
+    if constexpr (BACKWARD) load_four_transposed(b, first + k * PITCH + (vector ^ n * 2));
+    else load_four_matrices(b, first + n * PITCH + k * 2);
+  }
+};
 
 // Adds the products of a stage of h, which has the part of K from `depth` on.
-DEVICE void add_products(Sums& c, u32 stage, u32 weights, int depth, int first_row) {
+DEVICE void add_products(Sums& c, u32 stage, const Weights& weights, int depth, int first_row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < DEPTH / 16; k++) {
@@ -105,7 +123,7 @@ DEVICE void add_products(Sums& c, u32 stage, u32 weights, int depth, int first_r
 #pragma unroll
     for (int n = 0; n < COLUMN_TILES; n += 2) {
       u32 b[4];
-      load_weights(b, weights, n * 8, depth + k * 16);
+      weights.load(b, n * 8, depth + k * 16);
 #pragma unroll
       for (int m = 0; m < ROW_TILES; m++) mma(c[m][n], a[m], b[0], b[1]), mma(c[m][n + 1], a[m], b[2], b[3]);
     }
@@ -132,12 +150,10 @@ DEVICE void store_sums(const Sums& c, scalar* product, const Chunk& chunk, int f
 }
 
 // Computes the products of ROWS rows of a chunk, from `first` on.
-DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u32 weights, u32 stages) {
+DEVICE void multiply_rows(const Params& params, const Chunk& chunk, int first, u32 shared_weights, u32 stages) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int own_row = warp % ROW_WARPS * WARP_ROWS, own_column = warp / ROW_WARPS * WARP_COLUMNS;
-  // Lanes 8 to 15 pass the next eight of K, and lanes 16 to 31 the next eight columns.
-  const int column = own_column + lane / 16 * 8, k = lane / 8 % 2 * 8, row = lane % 8;
-  weights += BACKWARD ? (k + row) * PITCH + column * 2 : (column + row) * PITCH + k * 2;
+  const Weights weights(shared_weights, own_column, lane);
   const Rows rows(params.rows, chunk, first);
   Sums c = {};
 #pragma unroll
@@ -163,11 +179,11 @@ flashrnn_input_product(PARAMETERS) {
   const u32 weights = shared_address(memory), stages = weights + WEIGHT_BYTES;
   copy_weights(weights, params.W);
   copy_commit();
-  for (int number = 0; number * CHUNK_UNIT < params.T; number++) {
+  for (int number = 0; number * LAYER_CHUNK < params.T; number++) {
     const Chunk chunk(params, number);
     await_chunk(params.arrived, number, params.producers);
     for (int first = 0; first < chunk.rows(); first += ROWS) multiply_rows(params, chunk, first, weights, stages);
-    count_chunk(params.done, number);
+    count_chunk(params.done, number, threadIdx.x == 0);
   }
   wait_for_primary();  // so that all kernels before this one are done when it is
 }
