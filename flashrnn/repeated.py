@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flashrnn._torch_private import autograd_alone
 from flashrnn.cells import Cell
-from flashrnn.cuda.resident.backend import CudaFused, Forward
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.calls import Forward
 from flashrnn.dispatch import backend_without_gradients
 from flashrnn.memory_format import in_format
 from flashrnn.problem import PLAIN, Inputs, state_dtype, tf32_allowed

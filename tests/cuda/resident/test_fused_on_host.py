@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell
-from flashrnn.cuda import spec
+from flashrnn.cuda import spec, weight_gradient
 from flashrnn.cuda.parameters import Argument, fused
-from flashrnn.cuda.resident import backend, tiling
+from flashrnn.cuda.resident import backend, calls, tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu
-from flashrnn.products import weight_gradient_of_states
 from flashrnn.residual import converted
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE, all_states
@@ -91,19 +90,14 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(backend, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
-        monkeypatch.setattr(
-            backend,
-            "weight_gradient",
-            lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors, spec.variant.both_ways),
-        )
-        monkeypatch.setattr(backend, "prepare_weight_gradient", lambda *_: None)
-        monkeypatch.setattr(backend, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
+        monkeypatch.setattr(weight_gradient, "has_kernel", lambda spec: False)
+        monkeypatch.setattr(calls, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
 
-    for cached in (backend._forward, backend._plan):  # of the same sizes with other tilings
+    for cached in (backend._forward, backend._backward, backend._plan):  # of the same sizes with other tilings
         cached.cache_clear()
     yield use
-    for cached in (backend._forward, backend._plan):
+    for cached in (backend._forward, backend._backward, backend._plan):
         cached.cache_clear()
 
 
@@ -379,8 +373,8 @@ CLUSTER = {
 )
 def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, steps, options, tilings):
     on_host(tilings)
-    monkeypatch.setattr(backend, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)
     of_layer = cuda_layer._of_layer  # and no address, which says nothing to another process
     monkeypatch.setattr(cuda_layer, "_initial", lambda *given: torch.cat(of_layer(*given)))
