@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell
+from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated
 from flashrnn.cuda import spec, weight_gradient
 from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import backend, calls, tiling
@@ -347,6 +348,38 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     second = torch.autograd.grad(loss, inputs)
     assert not torch.equal(gates, saved)
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"states": None}, {"b": torch.float32}], ids=["", "no states", "wide bias"])
+def test_a_call_that_differs_in_nothing_but_values_is_remembered(on_host, monkeypatch, time_major, changes):
+    """Its gradients are those of the first one, also where the graph is retained or hooks keep what the call saves."""
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(repeated, "on_gpu", lambda x: True)
+    monkeypatch.setattr(repeated, "_CALLS", {})
+    case = Case(LSTM, B=3, T=4, N=2, time_major=time_major)
+    Wx, R, b, states = (x.detach() for x in inputs_for("cuda_fused", case, torch.bfloat16, torch.device("cpu")))
+    given = [Wx, R, b.to(changes.get("b", torch.bfloat16)), *([] if "states" in changes else [states.float()])]
+    given = [x.requires_grad_() for x in given]
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        return flashrnn(*given, function=LSTM, backend="cuda_fused")
+
+    def gradients(call=call, **options) -> tuple[torch.Tensor, ...]:
+        h, last = call()
+        return torch.autograd.grad(h.float().square().sum() + last.sum(), given, **options)
+
+    first = gradients(lambda: checkpoint(call, use_reentrant=False))  # whose backward pass repeats the call
+    (known,) = repeated._CALLS.values()
+    assert known.training
+    monkeypatch.setattr(functional, "_check", None)
+    for again in (gradients(), gradients(retain_graph=True)):
+        assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(first, again, strict=True))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), lambda x: x):
+        torch.testing.assert_close(gradients(), first, rtol=2e-2, atol=1e-2)  # sums may have another order
+    with pytest.raises(RuntimeError, match="second derivative"):
+        gradients(create_graph=True)[0].sum().backward()
 
 
 ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)}
