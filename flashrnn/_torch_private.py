@@ -55,6 +55,9 @@ def _stream_handle(device: int) -> int:
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
 """Return the handle of PyTorch's current stream on a GPU."""
 
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""Return the index of PyTorch's current GPU, which has been used before."""
+
 try:
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
 except ImportError:

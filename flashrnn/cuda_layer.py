@@ -12,15 +12,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from flashrnn._torch_private import autograd_alone, transforms_active
+from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
-from flashrnn.cuda.resident.backend import CudaFused, Forward
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.calls import Forward
 from flashrnn.cuda.resident.layers import OverlappedLayers, overlapped_layers
 from flashrnn.directions import is_faster
 from flashrnn.dispatch import choose, no_autocast
-from flashrnn.eager import apart, recurrence_gradients, residual_of
-from flashrnn.eager_layer import Layer, by_heads, last_states, product_gradients
-from flashrnn.problem import PLAIN, KernelUnavailable, Problem, StateGradients, state_dtype, tf32_allowed
+from flashrnn.eager import apart, recurrence_gradients, residual_of, together
+from flashrnn.eager_layer import by_heads, last_states, layer_gradients, of_last_states, product_gradients
+from flashrnn.problem import PLAIN, KernelUnavailable, Problem, StateGradients, on_gpu, state_dtype, tf32_allowed
+from flashrnn.residual import Residual
 from flashrnn.stepping import weights_of
 
 Found = tuple[CudaFused, Forward]
@@ -39,7 +41,7 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         The results of `FlashRNN.forward`, in the layout of x. None if this does not serve the call, and if an argument
         is wrong: the caller finds the error.
     """
-    if not (_on_gpu(x) and x.is_contiguous() and x.numel() and autograd_alone()):
+    if not (on_gpu(x) and x.is_contiguous() and x.numel() and autograd_alone()):
         return None
     both_ways = network.bidirectional
     if torch.is_autocast_enabled("cuda") or network.proj_size or (both_ways and reset is not None):
@@ -68,7 +70,8 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
             wanted = any([w is not None and w.requires_grad for of_direction in weights for w in of_direction])
         layers.append((recurrent, weights, wanted))
     sizes = B, T, time_major
-    if reset is None and not both_ways and (done := _at_once(network, layers, sizes, x, given)) is not None:
+    one_way = len(layers) > 1 and reset is None and not both_ways
+    if one_way and (done := _at_once(network, layers, sizes, x, given)) is not None:
         return done
     found_ones = [_found(*layer, sizes, x, reset is not None, both_ways) for layer in layers]
     if None in found_ones:
@@ -81,7 +84,8 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
         joined = _joined(*weights) if both_ways else weights[0]
         if training:
             states = () if given is None else _of_layer(given, k, both_ways)
-            x, *end = _Layer.apply(not time_major, both_ways, recurrent, found, reset, x, *joined, *states)
+            call = not time_major, both_ways, recurrent, found, reset
+            x, *end = _Layer.apply(call, x, *joined, *states)
         else:
             initial = None if given is None else _initial(given, k, both_ways)
             x, _, last, _ = _launched(found[1], x, *joined, initial, reset, None, None)
@@ -109,7 +113,7 @@ def _at_once(
         What `run` returns. None if this does not serve the layers, or is not faster.
     """
     recurrent, ((_, _, b),), training = layers[0]
-    if len(layers) == 1 or x.dim() != 3 or (network.dropout and network.training):
+    if x.dim() != 3 or (network.dropout and network.training):
         return None
     if {(one.backend, wanted) for one, _, wanted in layers} != {(recurrent.backend, training)}:
         return None
@@ -168,8 +172,8 @@ class _Layer(torch.autograd.Function):
     """The output and the last states of a layer; `states` are none, or each initial one of the layer."""
 
     @staticmethod
-    def forward(ctx, batch_first, both_ways, recurrent, found, reset, x, W, R, b, *states):
-        taken, forward = found
+    def forward(ctx, call, x, W, R, b, *states):
+        batch_first, both_ways, recurrent, (taken, forward), reset = call  # each argument takes time of its own
         b_dtype = None if b is None else b.dtype
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
@@ -178,11 +182,34 @@ class _Layer(torch.autograd.Function):
         out, aux, last, gates = _launched(forward, x, W, R, b, initial, reset, aux, gates)
         ctx.save_for_backward(x, W, out, R, b, reset, aux, gates, *states)
         ctx.set_materialize_grads(False)
-        ctx.leading = 5  # arguments before x, which have no gradients
+        ctx.leading = 1  # arguments before x, which have no gradients
+        ctx.forward = forward
         ctx.call = batch_first, both_ways, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
         return out, *apart(last)
 
-    backward = Layer.backward
+    @staticmethod
+    def backward(ctx, d_out, *d_ends):
+        x, W, out, R, b, reset, aux, gates, *given = saved = ctx.saved_tensors
+        _, both_ways, *_, b_dtype = ctx.call
+        x_wanted, W_wanted, _, b_wanted, *given_wanted = ctx.needs_input_grad[ctx.leading :]
+        found = of_x = of_W = None
+        if not (transforms_active() or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")):
+            forward = ctx.forward
+            states = together(given).view(forward.states, forward.batch, *R.shape[1:3]) if given else None
+            of_gates = forward.gate_format, not graph_is_retained(), b_dtype, b, both_ways
+            residual = Residual(R, states, reset, out.contiguous(), aux, gates, *of_gates)
+            d_h = None if d_out is None else d_out.contiguous()
+            found = forward.gradients(residual, StateGradients(d_h, (), of_last_states(d_ends, R)))
+        if found is None:
+            return layer_gradients(ctx, saved, d_out, d_ends)
+        width, features = W.shape
+        of_Wx = found.Wx.as_strided((x.numel() // features, width), (width, 1))
+        if x_wanted:
+            of_x = torch.mm(of_Wx, W).view(x.shape)
+        if W_wanted:
+            of_W = torch.mm(of_Wx.t(), x.reshape(-1, features))
+        of_given = found.states.view(len(given), *given[0].shape).unbind() if any(given_wanted) else [None] * len(given)
+        return *(None,) * ctx.leading, of_x, of_W, found.R, found.b if b_wanted else None, *of_given
 
 
 def _launched(
@@ -277,10 +304,6 @@ def _by_layer(states: Sequence[Tensor | None], layers: int, R: Tensor) -> list[T
 def _captured(x: Tensor) -> bool:
     """Return whether a CUDA graph captures the call: in one, kernels of layers do not run at the same time."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _on_gpu(x: Tensor) -> bool:
-    return type(x) in PLAIN and x.is_cuda
 
 
 def _is_mask(reset: Tensor, x: Tensor, batch: int, steps: int) -> bool:

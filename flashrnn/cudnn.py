@@ -120,7 +120,7 @@ def run(network: nn.Module, x: Tensor, states) -> tuple[Tensor, Tensor | tuple[T
         The results of `FlashRNN.forward`. None if cuDNN does not serve the call or is not faster, and if an argument
         is wrong: the caller finds the error.
     """
-    if type(x) not in PLAIN or torch.compiler.is_compiling():  # sizes may be symbols
+    if type(x) not in PLAIN:
         return None
     (batch, steps), training = x.shape[:2] if network.batch_first else x.shape[1::-1], torch.is_grad_enabled()
     fewest = _fewest_steps(network, batch, x.dtype, training)

@@ -104,10 +104,11 @@ def run_forward(
             _warn_of_fallback(chosen.name, str(reason))
 
 
-def backend_without_gradients(name: str, cell: Cell, inputs: Inputs) -> Backend:
-    """Return the backend that `run_forward` takes where no backward pass follows, once it has run."""
-    problem, aux = _problem(cell, inputs.Wx, inputs.reset, training=False), aux_dtype(cell, inputs.Wx.dtype, False)
-    return _choose_for(name, problem, inputs.Wx, aux)
+def backend_of(name: str, cell: Cell, inputs: Inputs, training: bool) -> Backend:
+    """Return the backend that `run_forward` takes for h alone, once it has run."""
+    Wx = inputs.Wx
+    problem, aux = _problem(cell, Wx, inputs.reset, training), aux_dtype(cell, Wx.dtype, all_states=False)
+    return _choose_for(name, problem, Wx, aux)
 
 
 def run_backward(

@@ -173,30 +173,41 @@ class Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out, *d_ends):
-        batch_first, both_ways, cell, backend, taken, dtype, b_dtype = ctx.call
-        x, W, out, R, b, reset, aux, gates, *given_states = ctx.saved_tensors
-        is_step = x.dim() == 2
-        if is_step:
-            x, out, d_out = (None if t is None else t.unsqueeze(1) for t in (x, out, d_out))
-        states = None
-        if given_states:
-            states = as_dtype(together(given_states), state_dtype(dtype)).view(len(cell.states), -1, *R.shape[1:3])
-        saved = R, states, reset, by_heads(out, R, batch_first), aux, gates
-        given = [d for d in d_ends if d is not None]
-        d_last = None
-        if given:
-            d_last = torch.cat([torch.zeros_like(given[0]) if d is None else d for d in d_ends])
-            d_last = d_last.view(len(d_ends), -1, *R.shape[1:3])
-        grads = StateGradients(by_heads(d_out, R, batch_first), (None,) * len(aux), d_last)
-        call = cell, backend, taken, saved, b, b_dtype, grads, both_ways
-        of_Wx, of_R, of_b, of_states = recurrence_gradients(*call)
-        x_wanted, W_wanted, _, b_wanted, *states_wanted = ctx.needs_input_grad[ctx.leading :]
-        of_x, of_W = product_gradients(batch_first, dtype, of_Wx, x, W, x_wanted, W_wanted)
-        of_x = of_x.squeeze(1) if is_step and x_wanted else of_x
-        of_given = [None] * len(states_wanted)
-        if any(states_wanted):
-            of_given = of_states.view(len(of_given), *given_states[0].shape).unbind()
-        return *(None,) * ctx.leading, of_x, of_W, of_R, of_b if b_wanted else None, *of_given
+        return layer_gradients(ctx, ctx.saved_tensors, d_out, d_ends)
+
+
+def layer_gradients(
+    ctx, saved: tuple[Tensor | None, ...], d_out: Tensor | None, d_ends: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a layer's inputs, in any state of PyTorch; `ctx` and `saved` are those of `Layer`."""
+    batch_first, both_ways, cell, backend, taken, dtype, b_dtype = ctx.call
+    x, W, out, R, b, reset, aux, gates, *given_states = saved
+    is_step = x.dim() == 2
+    if is_step:
+        x, out, d_out = (None if t is None else t.unsqueeze(1) for t in (x, out, d_out))
+    states = None
+    if given_states:
+        states = as_dtype(together(given_states), state_dtype(dtype)).view(len(cell.states), -1, *R.shape[1:3])
+    of_residual = R, states, reset, by_heads(out, R, batch_first), aux, gates
+    grads = StateGradients(by_heads(d_out, R, batch_first), (None,) * len(aux), of_last_states(d_ends, R))
+    call = cell, backend, taken, of_residual, b, b_dtype, grads, both_ways
+    of_Wx, of_R, of_b, of_states = recurrence_gradients(*call)
+    x_wanted, W_wanted, _, b_wanted, *states_wanted = ctx.needs_input_grad[ctx.leading :]
+    of_x, of_W = product_gradients(batch_first, dtype, of_Wx, x, W, x_wanted, W_wanted)
+    of_x = of_x.squeeze(1) if is_step and x_wanted else of_x
+    of_given = [None] * len(states_wanted)
+    if any(states_wanted):
+        of_given = of_states.view(len(of_given), *given_states[0].shape).unbind()
+    return *(None,) * ctx.leading, of_x, of_W, of_R, of_b if b_wanted else None, *of_given
+
+
+def of_last_states(d_ends: Sequence[Tensor | None], R: Tensor) -> Tensor | None:
+    """Return the gradients of a layer's last states [1, B, H] as [S, B, N, D]; None if there are none."""
+    given = [d for d in d_ends if d is not None]
+    if not given:
+        return None
+    whole = torch.cat([torch.zeros_like(given[0]) if d is None else d for d in d_ends])
+    return whole.view(len(d_ends), -1, *R.shape[1:3])
 
 
 def product_gradients(

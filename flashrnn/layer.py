@@ -202,10 +202,11 @@ class FlashRNN(nn.Module):
 
     def _shorter_way(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
         """Return what `forward` does of a batch; None where there is no shorter way, or an argument is wrong."""
-        if not isinstance(x, Tensor) or x.dim() != 3 or exported_to_onnx():
+        if not isinstance(x, Tensor) or x.dim() != 3 or torch.compiler.is_compiling():
             return None
         time = int(self.batch_first)
-        if x.shape[time] == 1 and not self.bidirectional:
+        steps = x.shape[time]
+        if steps == 1 and not self.bidirectional:
             if reset is not None:
                 check_reset(reset, x.shape[1 - time], 1)
             stepped = self._quick_step(x.select(time, 0), states, None if reset is None else reset[:, 0])
@@ -214,9 +215,10 @@ class FlashRNN(nn.Module):
         for of_pytorch in (onednn.run, cudnn.run) if reset is None else ():
             if (done := of_pytorch(self, x, states)) is not None:
                 return done
-        of_layer = self.cell, self.recurrent_l0.backend, dtype_under_autocast(x), x.device, x.shape[time]
-        if hoisting.serves(*of_layer, self.num_heads, self.recurrent_l0.head_dim):
-            return None
+        if steps >= hoisting.FEWEST_STEPS:
+            of_layer = self.cell, self.recurrent_l0.backend, dtype_under_autocast(x), x.device, steps
+            if hoisting.serves(*of_layer, self.num_heads, self.recurrent_l0.head_dim):
+                return None
         if (done := cuda_layer.run(self, x, states, reset)) is not None:
             return done
         return eager_layer.run(self, x, states, reset)

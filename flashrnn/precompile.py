@@ -18,7 +18,8 @@ from flashrnn.cuda import hoisted, resize_rows, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.nvrtc import compile_elsewhere
 from flashrnn.cuda.resident import concurrent_gradient, solver
-from flashrnn.cuda.resident.backend import CudaFused, producers
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.calls import producers
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.spec import SHORT, KernelSpec, Variant
 from flashrnn.cuda.streaming import tiling as streaming

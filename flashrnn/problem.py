@@ -17,6 +17,11 @@ PLAIN = (Tensor, nn.Parameter)
 """The classes of tensors without behaviour of their own: a subclass may override operators."""
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Return whether x is such a tensor on a GPU."""
+    return type(x) in PLAIN and x.is_cuda
+
+
 class Problem(NamedTuple):
     """Everything that decides whether and how fast a backend serves a call."""
 

@@ -133,12 +133,17 @@ def weight_gradient_of_states(
 def _one_way(
     cell: Cell, d_Wx: Tensor, d_u: Tensor, h: Tensor, initial: Tensor | None, backwards: bool = False
 ) -> Tensor:
-    (B, T), d_gates = h.shape[:2], gate_views(cell, d_Wx, d_u)
+    B, T, N, D = h.shape
+    steps_outside = is_time_major(h) or B == 1 or T == 1
+    few = T <= _FEW_STEPS and not steps_outside
+    same_gates = cell.recurrent_gates == cell.input_gates
+    if N == 1 and same_gates and d_Wx.stride(2) == D and not backwards and (few or steps_outside):
+        return _of_one_head(d_Wx, h, initial, few)
+    d_gates = gate_views(cell, d_Wx, d_u)
     if T == 1:
         rows = torch.zeros_like(h[:, 0]) if initial is None else initial.to(h.dtype)
         return _product(d_gates, slice(None), rows.transpose(0, 1))
-    steps_outside = is_time_major(h) or B == 1
-    if T <= _FEW_STEPS and not steps_outside:
+    if few:
         return _product(d_gates, slice(None), _flat(_one_step_later(h, initial, backwards)).transpose(0, 1))
     rows = _flat(h).transpose(0, 1)
     step, first = B if steps_outside else 1, T - 1 if backwards else 0
@@ -155,6 +160,25 @@ def _one_way(
         return _product(d_gates, steps, before, d_R)
 
 
+def _of_one_head(d_Wx: Tensor, h: Tensor, initial: Tensor | None, few: bool) -> Tensor:
+    """Return d_R of a dense d_Wx with as few operators as possible: for short sequences the host takes longer to call
+    these than the GPU to run them. `few`: see `_one_way`; otherwise steps are the outermost in memory."""
+    (B, T, G, _, D), start = d_Wx.shape, d_Wx.storage_offset()
+    width = G * D
+    if few:
+        before = _one_step_later(h, initial, backwards=False).view(-1, D)
+        return torch.mm(d_Wx.as_strided((width, B * T), (1, width)), before).view(G, 1, D, D)
+    d_R = None
+    if T > 1 or initial is None:
+        rows = B * (T - 1)
+        later, earlier = d_Wx.as_strided((width, rows), (1, width), start + B * width), h.as_strided((rows, D), (D, 1))
+        d_R = torch.mm(later, earlier)
+    if initial is not None:
+        first, before = d_Wx.as_strided((width, B), (1, width)), initial.reshape(B, D).to(h.dtype)
+        d_R = torch.mm(first, before) if d_R is None else d_R.addmm_(first, before)
+    return d_R.view(G, 1, D, D)
+
+
 _FEW_STEPS = 32
 """Time steps up to which a copy of h costs less than the operations that make one superfluous: the host takes longer to
 call these than the GPU to run them."""
@@ -162,7 +186,9 @@ call these than the GPU to run them."""
 
 def _one_step_later(h: Tensor, initial: Tensor | None, backwards: bool) -> Tensor:
     """Return h [B, T, N, D] before every step as a contiguous tensor; `backwards`: time goes backwards."""
-    first = torch.zeros_like(h[:, :1]) if initial is None else initial[:, None].to(h.dtype)
+    if initial is None:
+        return torch.constant_pad_nd(h, (0, 0, 0, 0, *((-1, 1) if backwards else (1, -1))))
+    first = initial[:, None].to(h.dtype)
     return torch.cat((h[:, 1:], first) if backwards else (first, h[:, :-1]), dim=1)
 
 

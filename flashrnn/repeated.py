@@ -1,53 +1,70 @@
-"""Calls without gradients that differ from an earlier one in nothing but values: what it decided is not decided again.
+"""Calls that differ from an earlier one in nothing but values: what it decided is not decided again.
 
 The checks of a call, the choice of its backend and its plan keep the host busy for three times as long as its launch.
 For few time steps, and while a model reads a prompt, that is longer than the GPU computes.
 """
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashrnn._torch_private import autograd_alone
+from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
-from flashrnn.cuda.resident.backend import CudaFused, Forward
-from flashrnn.dispatch import backend_without_gradients
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.calls import Forward
+from flashrnn.dispatch import backend_of
+from flashrnn.eager import as_dtype, recurrence_gradients
 from flashrnn.memory_format import in_format
-from flashrnn.problem import PLAIN, Inputs, state_dtype, tf32_allowed
+from flashrnn.problem import PLAIN, Inputs, StateGradients, on_gpu, state_dtype, tf32_allowed
+from flashrnn.residual import Residual
 
 _MOST = 4096
-_CALLS: dict[Hashable, Forward | None] = {}
+
+
+class Call(NamedTuple):
+    """How a call is made: with `training`, with gradients."""
+
+    cell: Cell
+    backend: str
+    taken: CudaFused
+    forward: Forward
+    training: bool
+
+
+_CALLS: dict[Hashable, Call | None] = {}
 
 
 def key(cell: Cell, backend: str, inputs: Inputs) -> Hashable | None:
     """Return what tells apart the calls that may be decided differently; None for a call that is not served here.
 
-    Served are calls on a GPU without gradients and without autocast that autograd alone observes. Nothing else is known
-    of the inputs: those of a wrong call have a key that is never remembered.
+    Served are calls on a GPU without autocast that autograd alone observes. Nothing else is known of the inputs: those
+    of a wrong call have a key that is never remembered.
     """
     Wx = inputs.Wx
-    if not autograd_alone() or type(Wx) is not Tensor or not Wx.is_cuda or torch.is_autocast_enabled("cuda"):
+    if not autograd_alone() or not on_gpu(Wx) or torch.is_autocast_enabled("cuda"):
         return None
-    with_gradients = torch.is_grad_enabled()
-    found = [cell, backend, Wx.stride()]
+    found, training = [cell, backend, Wx.stride()], False
     for x in inputs:
         if x is None:
             found.append(None)
-        elif type(x) not in PLAIN or (with_gradients and x.requires_grad):
+        elif type(x) not in PLAIN:
             return None
         else:
+            training = training or x.requires_grad
             found += (x.dtype, x.shape, x.device)
     if Wx.dtype == torch.float32:
         found.append(tf32_allowed(Wx.dtype, Wx.device))
+    found.append(training and torch.is_grad_enabled())
     return tuple(found)
 
 
 def run(key: Hashable | None, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
     """Return h and the last states of a call with this key; None if none like it is remembered."""
-    if key is None or (forward := _CALLS.get(key)) is None or inputs.Wx.data_ptr() % 16:
+    if key is None or (call := _CALLS.get(key)) is None or inputs.Wx.data_ptr() % 16:
         return None
-    return forward.inference(inputs)
+    return _Recurrence.apply(call, *inputs) if call.training else call.forward.inference(inputs)
 
 
 def remember(key: Hashable | None, cell: Cell, backend: str, inputs: Inputs) -> None:
@@ -57,13 +74,41 @@ def remember(key: Hashable | None, cell: Cell, backend: str, inputs: Inputs) -> 
     if len(_CALLS) >= _MOST:
         _CALLS.clear()
     Wx, _, b, _, reset = inputs
-    forward = None
-    if _needs_no_casts(inputs) and in_format(Wx, Wx) is Wx:
-        chosen = backend_without_gradients(backend, cell, inputs)
+    *_, training = key
+    call = None
+    if _needs_no_casts(inputs) and in_format(Wx, Wx) is Wx and not (training and b is None):
+        taken = backend_of(backend, cell, inputs, training)
         half_bias = b is not None and b.dtype.itemsize == 2
-        if isinstance(chosen, CudaFused):
-            forward = chosen.forward_of(cell, Wx, Wx.device, reset is not None, half_bias)
-    _CALLS[key] = forward
+        if isinstance(taken, CudaFused):
+            forward = taken.forward_of(cell, Wx, Wx.device, reset is not None, half_bias, training=training)
+            call = Call(cell, backend, taken, forward, training)
+    _CALLS[key] = call
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call, Wx, R, b, states, reset):
+        (h, aux, last), gates = call.forward(Inputs(Wx, R, b, states, reset))
+        ctx.save_for_backward(R, b, states, reset, h, gates, aux)  # as the first call: a checkpoint compares the two
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        return h, last
+
+    @staticmethod
+    def backward(ctx, d_h, d_last):
+        cell, backend, taken, forward, _ = ctx.call
+        R, b, states, reset, h, gates, aux = ctx.saved_tensors
+        found, d_aux = None, (None,) * len(aux)
+        if not (transforms_active() or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")):
+            residual = Residual(
+                R, states, reset, h, aux, gates, forward.gate_format, not graph_is_retained(), b.dtype, b
+            )
+            d_h = None if d_h is None else in_format(d_h, h)
+            found = forward.gradients(residual, StateGradients(d_h, d_aux, d_last))
+        if found is None:
+            of_residual, grads = (R, states, reset, h, aux, gates), StateGradients(d_h, d_aux, d_last)
+            found = recurrence_gradients(cell, backend, taken, of_residual, b, b.dtype, grads)
+        return None, found.Wx, found.R, as_dtype(found.b, b.dtype), None if states is None else found.states, None
 
 
 def _needs_no_casts(inputs: Inputs) -> bool:

@@ -9,7 +9,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from flashrnn._torch_private import current_stream
+from flashrnn._torch_private import current_device, current_stream
 from flashrnn.cuda.build import Binary
 from flashrnn.cuda.parameters import Argument, Packed, Parameters
 from flashrnn.gpu import device_gpu
@@ -88,7 +88,7 @@ class LoadedKernel:
 
     def run(self, groups: int, arguments: int) -> None:
         """Launch `groups` groups of blocks; `arguments` is the address of all arguments' addresses."""
-        if torch.cuda.current_device() == self.device:
+        if current_device() == self.device:
             return self._run(groups, arguments)
         with torch.cuda.device(self.device):
             return self._run(groups, arguments)
@@ -160,7 +160,7 @@ def zeros(device: int, size: int) -> Tensor:
 
     They are cached for later calls. A CUDA graph fills its own, which live as long as it does.
     """
-    if torch.cuda.current_device() == device:
+    if current_device() == device:
         return _zeros(device, size)
     with torch.cuda.device(device):
         return _zeros(device, size)

@@ -14,7 +14,7 @@ from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_partials import sum_of_partials
-from flashrnn.memory_format import aligned, batch_time_strides, contiguous
+from flashrnn.memory_format import aligned, contiguous
 
 WIDEST = 128  # head size; wider ones were not tried
 _ROWS = 32  # of a load
@@ -52,35 +52,43 @@ class Tiling:
         return Tiling(gates, together, warps, stages, blocks, max(stages * stage, results), groups)
 
 
-def weight_gradient(
-    spec: KernelSpec, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None
-) -> Tensor:
-    """Return d_R as `products.weight_gradient_of_states` does, after the backward of that spec."""
-    cell, (B, T, N, D) = spec.cell, h.shape
-    if not has_kernel(spec):
-        both_ways = spec.variant.both_ways
-        return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset, both_ways)
-    kernel, tiling = _kernel(spec, h.device.index)
-    k_splits = max(1, min(spec.gpu.multiprocessors // tiling.groups, B * T // (_STAGES * _ROWS)) // tiling.blocks)
-    shape, has_partials = (len(cell.recurrent_gates), N, D, D), k_splits > 1 or tiling.blocks == 1
-    partial = torch.empty(k_splits, *shape, device=h.device) if has_partials else None
-    d_R = None if has_partials else h.new_empty(shape)
-    initial = None if states is None else states[0].to(h.dtype)
-    arguments = {
-        "d_x": d_Wx,
-        "d_u": d_u,
-        "h": aligned(h),
-        "initial": contiguous(initial),
-        "reset": contiguous(reset),
-        "partial": partial,
-        "d_R": d_R,
-        "B": B,
-        "T": T,
-        "row_t": batch_time_strides(h)[1],
-        "block_rows": -(-B * T // (k_splits * tiling.blocks)),
-    }
-    kernel.launch(k_splits * tiling.groups, arguments)
-    return sum_of_partials(partial, h.dtype) if has_partials else d_R
+class WeightGradient:
+    """d_R after backward passes of a spec, whose tensors [B, T, ...] have one memory format."""
+
+    def __init__(self, spec: KernelSpec, steps: int, time_major: bool, device: int) -> None:
+        """Compile and load what this needs."""
+        self._spec, self.has_kernel = spec, has_kernel(spec)
+        if not self.has_kernel:
+            return
+        kernel, tiling = _kernel(spec, device)
+        B, T = spec.batch, steps
+        k_splits = max(1, min(spec.gpu.multiprocessors // tiling.groups, B * T // (_STAGES * _ROWS)) // tiling.blocks)
+        self._partials = k_splits if k_splits > 1 or tiling.blocks == 1 else 0
+        self._shape = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim, spec.head_dim
+        sizes = {"B": B, "T": T, "row_t": B if time_major else 1, "block_rows": -(-B * T // (k_splits * tiling.blocks))}
+        self._launch, self._groups = kernel.with_known(**sizes), k_splits * tiling.groups
+
+    def __call__(self, d_Wx: Tensor, d_u: Tensor, h: Tensor, states: Tensor | None, reset: Tensor | None) -> Tensor:
+        """Return d_R as `products.weight_gradient_of_states` does. With a kernel, the shape of h does not count."""
+        if not self.has_kernel:
+            cell, both_ways = self._spec.cell, self._spec.variant.both_ways
+            return products.weight_gradient_of_states(cell, d_Wx, d_u, h, states, reset, both_ways)
+        partial = d_R = None
+        if self._partials:
+            partial = h.new_empty((self._partials, *self._shape), dtype=torch.float32)
+        else:
+            d_R = h.new_empty(self._shape)
+        arguments = {
+            "d_x": d_Wx,
+            "d_u": d_u,
+            "h": aligned(h),
+            "initial": None if states is None else states[0].to(h.dtype).contiguous(),
+            "reset": contiguous(reset),
+            "partial": partial,
+            "d_R": d_R,
+        }
+        self._launch(self._groups, arguments)
+        return d_R if partial is None else sum_of_partials(partial, h.dtype)
 
 
 def has_kernel(spec: KernelSpec) -> bool:
@@ -88,7 +96,7 @@ def has_kernel(spec: KernelSpec) -> bool:
 
 
 def prepare_weight_gradient(spec: KernelSpec, device: int) -> None:
-    """Compile and load what `weight_gradient` will need."""
+    """Compile and load what `WeightGradient` will need."""
     if has_kernel(spec):
         _kernel(spec, device)
 

@@ -32,7 +32,7 @@ def gpu(monkeypatch) -> SimpleNamespace:
 
     monkeypatch.setattr(launch, "_new_zeros", new_zeros)
     monkeypatch.setattr(launch, "current_stream", lambda device: state.stream)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: state.device)
+    monkeypatch.setattr(launch, "current_device", lambda: state.device)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: state.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     for name in ("device", "stream"):

@@ -10,7 +10,7 @@ from flashrnn import get_cell, products
 from flashrnn.cuda import dtype_kernel, parameters, sum_of_partials
 from flashrnn.cuda import weight_gradient as module
 from flashrnn.cuda.spec import KernelSpec, Variant
-from flashrnn.cuda.weight_gradient import Tiling, compile_kernel, prelude, weight_gradient
+from flashrnn.cuda.weight_gradient import Tiling, WeightGradient, compile_kernel, prelude
 from flashrnn.gpu import Gpu, named_gpu
 from flashrnn.memory_format import empty_in_format
 from tests.cuda.host_kernel import HostKernel, compile_for_host, loaded_on_host
@@ -93,7 +93,7 @@ def agrees(case: Case, dtype: torch.dtype, states: bool, gpu: Gpu, both_ways: bo
     initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
     reset = random_reset(B, T) if case.reset else None
     before = [x.clone() for x in (h, d_Wx, d_u)]
-    out = weight_gradient(spec, d_Wx, d_u, h, initial, reset)
+    out = WeightGradient(spec, T, case.time_major, 0)(d_Wx, d_u, h, initial, reset)
     exact = [None if x is None else x.double() for x in (d_Wx, d_u, h, initial)]
     expected = products.weight_gradient_of_states(cell, *exact, reset, both_ways)
     assert out.dtype == dtype

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from flashrnn import FlashRNN, cuda_layer
-from flashrnn.dispatch import VANILLA
-from flashrnn.problem import Inputs
-from flashrnn.residual import turned
+from flashrnn.dispatch import VANILLA, by_one_way
+from flashrnn.problem import Gradients, Inputs, StateGradients
+from flashrnn.residual import Residual, turned
 
 B, T, F, H = 3, 4, 5, 6
 OPTIONS = [
@@ -35,6 +35,7 @@ class OnHost:
     ) -> None:
         self.cell, self.heads, self.head_dim, self.training, self.both_ways = cell, heads, head_dim, training, both_ways
         (self.batch, self.steps, self.time_major), self.states = sizes, len(cell.states)
+        self.gate_format = VANILLA.gate_format(cell, heads, head_dim, torch.float64)
 
     def _rows(self, x: torch.Tensor, *inner: int) -> torch.Tensor:
         """Return x [B, T, ...], from the memory of a launch."""
@@ -71,6 +72,14 @@ class OnHost:
             aux.copy_(of_aux)
             gates.copy_(of_gates)
 
+    def gradients(self, residual: Residual, grads: StateGradients) -> Gradients:
+        inner = self.heads, self.head_dim
+        h, d_h = self._rows(residual.h, *inner), None if grads.h is None else self._rows(grads.h, *inner)
+        residual, grads = residual._replace(h=h), StateGradients(d_h, (None,) * (self.states - 1), grads.last)
+        if self.both_ways:
+            return by_one_way(VANILLA.backward, self.cell, residual, grads)
+        return VANILLA.backward(self.cell, residual, grads)
+
 
 @pytest.fixture
 def calls(monkeypatch) -> Iterator[list[tuple]]:
@@ -82,7 +91,7 @@ def calls(monkeypatch) -> Iterator[list[tuple]]:
         return VANILLA, OnHost(cell, heads * (1 + both_ways), head_dim, sizes, training, both_ways)
 
     monkeypatch.setattr(cuda_layer, "_forward", forward)
-    monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     return found
 
 

@@ -89,6 +89,14 @@ def check_stream() -> None:
     assert private.current_stream(1) == 101
 
 
+def check_device() -> None:
+    """The current GPU is the one that PyTorch's public function names."""
+    check_calls()
+    import flashrnn._torch_private as private
+
+    assert private.current_device is torch.cuda.current_device
+
+
 def check_copies() -> None:
     """Tensors of several sizes are copied."""
     from flashrnn.decoding import copy_each
@@ -161,6 +169,7 @@ CASES = {
         check_calls,
     ),
     "_cuda_getCurrentRawStream": (lacking(torch._C, "_cuda_getCurrentRawStream"), check_stream),
+    "_cuda_getDevice": (lacking(torch._C, "_cuda_getDevice"), check_device),
     "get_eval_frame_callback": (lacking(eval_frame, "get_eval_frame_callback"), check_compiled),
     "_foreach_copy_": (nullcontext(), check_copies),
     "_dynamo_marked_constant": (nullcontext(), check_mark),

@@ -1,15 +1,12 @@
 """Backend `cuda_fused`: the whole time loop in one kernel, R on the chip."""
 
-import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache, partial
-from itertools import count
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import exchanges
@@ -17,19 +14,20 @@ from flashrnn.cells.trace import trace
 from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
-from flashrnn.cuda.launch import Launch, LoadedKernel, load, zeros
-from flashrnn.cuda.parameters import Argument, fused
+from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.parameters import fused
 from flashrnn.cuda.resident import concurrent_gradient, solver, tiling
-from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS, ConcurrentGradient
+from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, producers
+from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant, short_steps, specs_of, variant_of
-from flashrnn.cuda.sum_of_partials import KERNEL, sum_of_partials
-from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
+from flashrnn.cuda.sum_of_partials import KERNEL
+from flashrnn.cuda.weight_gradient import WeightGradient
 from flashrnn.gpu import device_gpu
-from flashrnn.memory_format import aligned, contiguous, empty_in_format, in_format, is_time_major
+from flashrnn.memory_format import aligned, empty_in_format, in_format, is_time_major
 from flashrnn.problem import (
     Gradients,
     Inputs,
@@ -41,8 +39,7 @@ from flashrnn.problem import (
     state_dtype,
     tf32_allowed,
 )
-from flashrnn.products import constant, recurrent_only
-from flashrnn.residual import GateFormat, Residual, empty_gates, head_numbers, residual_dtype, saturated
+from flashrnn.residual import GateFormat, Residual, empty_gates, head_numbers, residual_dtype
 
 Choose = Callable[[KernelSpec], tuple[Binary, Tiling]]
 
@@ -95,7 +92,7 @@ class CudaFused:
         training: bool = False,
         both_ways: bool = False,
         beside: Beside = ALONE,
-    ) -> "Forward":
+    ) -> Forward:
         """Return the forward pass on `device` of calls with a Wx like this one, which is dense. `half_bias`: b is in
         its dtype, and that has 16 bits. `both_ways` as in `Residual`."""
         sizes = Wx.shape, Wx.stride(), Wx.dtype, device
@@ -103,155 +100,28 @@ class CudaFused:
         return _forward(self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, both_ways, beside)
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
-        backward = self.backward_of(cell, residual, grads)
-        backward.launch()
-        return backward.gradients()
+        call = self.backward_of(cell, residual, grads)
+        call.launch()
+        return call.gradients()
 
     def prepare_backward(self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, beside: Beside) -> Tiling:
         """Compile and load what such a backward pass needs; return the tiling of its loop."""
         sizes = h.shape, is_time_major(h), h.dtype, variant_of(None, h, aux, training=True)
         return _plan(self._choose, "backward", cell, *sizes, device.index, beside).tiling
 
-    def backward_of(self, cell: Cell, residual: Residual, grads: StateGradients, beside: Beside = ALONE) -> "Backward":
+    def backward_of(
+        self, cell: Cell, residual: Residual, grads: StateGradients, beside: Beside = ALONE
+    ) -> BackwardCall:
         """Return the backward pass of these."""
-        gate_format = self.gate_format(cell, *residual.h.shape[2:], residual.h.dtype)
-        return Backward(self._choose, gate_format, cell, residual, grads, beside)
-
-
-class Backward:
-    """A backward pass: `launch`, and right after it `gradients`."""
-
-    def __init__(
-        self,
-        choose: Choose,
-        gate_format: GateFormat,
-        cell: Cell,
-        residual: Residual,
-        grads: StateGradients,
-        beside: Beside,
-    ) -> None:
-        R, states, reset, h, aux, *_ = residual
-        gates = aligned(residual.gates_in(gate_format, cell))
-        B, _, N, D = h.shape
-        variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux, both_ways=residual.both_ways)
-        sizes = h.shape, is_time_major(h), h.dtype, variant, h.device.index
-        self.plan, self._residual = _plan(choose, "backward", cell, *sizes, beside), residual
-        if residual.donated and not self.plan.tiling.grid and gate_format == "PNDG":  # d_Wx takes their place
-            self.d_Wx = gates.view(h.dtype).flatten(4)
-        else:
-            self.d_Wx = empty_in_format(h, len(cell.input_gates), N, D)
-        self._d_u = empty_in_format(h, len(recurrent_only(cell)), N, D)
-        self.d_h = empty_in_format(h, N, D).zero_() if grads.h is None else aligned(in_format(grads.h, h))
-        self._d_states = d_states = empty_states(cell, h)
-        self._d_b = d_states.new_empty(self.plan.tiling.batches(B), len(cell.gates), N, D)
-        first_aux = None if states is None else aligned(saturated(states[1:], aux.dtype))
-        self._concurrent = None
-        if self.plan.overlapped:
-            blocks = producers(self.plan.spec, self.plan.tiling)
-            self._concurrent = ConcurrentGradient(self.plan.spec, self.plan.overlapped, blocks, h, states, reset)
-        constants = {"bias": residual.b.to(d_states.dtype).contiguous()} if constant(cell) else {}
-        self._arguments = {
-            "R": R.contiguous(),
-            **constants,
-            "initial": _or_zeros(contiguous(states), d_states),
-            "resets": _bits(reset),
-            "h": aligned(h),
-            "aux": aligned(aux),
-            "first_aux": _or_zeros(first_aux, d_states),
-            "gates": gates,
-            "d_h": self.d_h,
-            **(_d_aux(grads, aux, d_states.dtype) if grads.of_aux else {}),
-            "d_last": contiguous(grads.last),
-            "d_x": self.d_Wx,
-            "d_u": self._d_u,
-            "d_bias": self._d_b,
-            "d_initial": d_states,
-            "progress": self._concurrent.progress if self._concurrent else None,
-        }
-
-    def launch(self, **chunks: Argument) -> None:
-        """`chunks` as in `Forward.launch`."""
-        self.plan.launch({**self._arguments, **chunks}, self.d_Wx.device)
-
-    def gradients(self) -> Gradients:
-        _, states, reset, h, *_ = residual = self._residual
-        if self._concurrent:
-            d_R = self._concurrent(self.d_Wx, self._d_u)
-        else:
-            d_R = weight_gradient(self.plan.spec, self.d_Wx, self._d_u, h, states, reset)
-        d_b = sum_of_partials(self._d_b, residual.b_dtype or self._d_b.dtype)
-        return Gradients(self.d_Wx, d_R, d_b, self._d_states)
-
-
-class Forward:
-    """Forward passes of inputs that differ in nothing but their values. Biases and initial states of None are zeros."""
-
-    def __init__(self, plan: "_Plan", cell: Cell, results: States, gates: Tensor) -> None:
-        """`results` and `gates` are like those of the calls, on PyTorch's meta device."""
-        self._plan, made = plan, (*results, gates)
-        self._made = [(one.shape, one.stride(), one.dtype) for one in made]
-        _, N, D = results.last.shape[1:]
-        self.states, self.batch = results.last.shape[:2]
-        self._biases = len(cell.gates) * N * D * results.last.element_size()  # bytes
-
-    @property
-    def tiling(self) -> Tiling:
-        return self._plan.tiling
-
-    def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
-        """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
-        h, aux, last, gates = self._empty(inputs.Wx.device, self._made)
-        Wx, R, b, states, reset = inputs
-        self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
-        return States(h, aux, last), gates
-
-    def inference(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return h and the last states, as `__call__` does."""
-        Wx, R, b, states, reset = inputs
-        h, last = self._empty(Wx.device, self._made[:3:2])
-        self.launch(Wx, R, b, contiguous(states), reset, h, None, last, None)
-        return h, last
-
-    def empty_residual(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return aux and gates for `launch`."""
-        return tuple(self._empty(device, self._made[1::2]))
-
-    @staticmethod
-    def _empty(device: torch.device, formats: list[tuple]) -> list[Tensor]:
-        return [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in formats]
-
-    def launch(
-        self,
-        Wx: Tensor,
-        R: Tensor,
-        b: Tensor | None,
-        initial: Tensor | int | None,
-        reset: Tensor | None,
-        h: Tensor,
-        aux: Tensor | None,
-        last: Tensor,
-        gates: Tensor | None,
-        **chunks: Argument,
-    ) -> None:
-        """Launch a forward pass that writes into these four. Of these and Wx the memory counts, and not the shape.
-
-        `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
-        `chunks` are what the kernels of layers at the same time take besides, see layers.py.
-        """
-        device = Wx.device
-        arguments = {
-            "x": Wx,
-            "R": R.contiguous(),
-            "bias": zeros(device.index, self._biases) if b is None else b.contiguous(),
-            "initial": _or_zeros(initial, last),
-            "resets": _bits(reset),
-            "h": h,
-            "aux": aux,
-            "last": last,
-            "gates": gates,
-            **chunks,
-        }
-        self._plan.launch(arguments, device)
+        h, aux, reset = residual.h, residual.aux, residual.reset is not None
+        kept = aux.dtype if aux.numel() else None
+        sizes = h.shape, is_time_major(h), h.dtype, h.device, reset, kept, tf32_allowed(h.dtype, h.device)
+        backward = _backward(self._choose, cell, *sizes, grads.of_aux, residual.both_ways, beside)
+        if (gates := residual.gates_in(backward.gate_format, cell)) is not residual.gates:
+            residual = residual._replace(gates=gates)
+        if grads.h is not None and (d_h := in_format(grads.h, h)) is not grads.h:
+            grads = grads._replace(h=d_h)
+        return BackwardCall(backward, residual, grads)
 
 
 @lru_cache(maxsize=4096)
@@ -277,29 +147,32 @@ def _forward(
     kept = aux.dtype if aux.numel() else None
     variant = Variant(reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias, both_ways=both_ways)
     plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index, beside)
-    return Forward(plan, cell, States(h, aux, last), gates)
+    call = choose, cell, h.shape, is_time_major(h), dtype, device, reset, kept, tf32
+    backward = partial(_backward, *call, False, both_ways, ALONE)
+    return Forward(plan, cell, States(h, aux, last), gates, backward)
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """The launches of a call: everything that depends on its sizes alone."""
-
-    spec: KernelSpec
-    tiling: Tiling
-    launches: tuple[tuple[int, Launch], ...]  # with the number of groups
-    workspace: int  # bytes in global memory that a group exchanges through
-    overlapped: concurrent_gradient.Tiling | None = None  # of d_R, if its kernel overlaps with the loop
-
-    def launch(self, arguments: dict[str, Argument], device: torch.device) -> None:
-        for groups, launch in self.launches:
-            workspace = None
-            if self.workspace:
-                workspace = torch.empty(groups * self.workspace, dtype=torch.uint8, device=device)
-            arguments["workspace"], arguments["launch"] = workspace, next(_LAUNCHES)
-            launch(groups, arguments)
-
-
-_LAUNCHES = count(secrets.randbits(62))  # for GridBarrier: a number that is not in memory by chance
+@lru_cache(maxsize=4096)
+def _backward(
+    choose: Choose,
+    cell: Cell,
+    shape: torch.Size,
+    time_major: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    reset: bool,
+    aux: torch.dtype | None,
+    tf32: bool,
+    of_aux: bool,
+    both_ways: bool,
+    beside: Beside,
+) -> Backward:
+    """Return what backward passes have in common. h has that shape; `aux` is the dtype of the other states."""
+    variant = Variant(reset, aux, training=True, d_aux=of_aux, tf32=tf32, both_ways=both_ways)
+    plan = _plan(choose, "backward", cell, shape, time_major, dtype, variant, device.index, beside)
+    B, T, *inner = shape
+    h = torch.empty(T, B, *inner, dtype=dtype, device="meta").transpose(0, 1)
+    return Backward(plan, cell, h if time_major else torch.empty(shape, dtype=dtype, device="meta"), device)
 
 
 @lru_cache(maxsize=4096)
@@ -313,7 +186,7 @@ def _plan(
     variant: Variant,
     device: int,
     beside: Beside = ALONE,
-) -> _Plan:
+) -> Plan:
     """Return the plan of that direction of a call with h of that shape."""
     B, T, N, D = shape
     spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant, short_steps(T))
@@ -334,7 +207,8 @@ def _plan(
         (groups, kernel.with_known(first_group=first, used_sequences=tiling.sequences, **sizes))
         for first, groups in kernel.waves(tiling.batches(B) * N)
     ]
-    return _Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped)
+    after = None if direction == "forward" or overlapped else WeightGradient(spec, T, time_major, device)
+    return Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped, after)
 
 
 def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
@@ -374,13 +248,7 @@ def _backward_kernel(
     one_wave = loop.batches(spec.batch) * spec.heads <= kernel.at_once
     if overlaps and one_wave and (overlapped := concurrent_gradient.overlapped(spec, producers(spec, loop))):
         return kernel, loop, overlapped
-    prepare_weight_gradient(spec, device)
     return kernel, loop, None
-
-
-def producers(spec: KernelSpec, tiling: Tiling) -> int:
-    """Return the number of blocks of the loop."""
-    return tiling.batches(spec.batch) * spec.heads * tiling.blocks
 
 
 def _kernel(choose: Choose, spec: KernelSpec, device: int, dependent: bool = False) -> tuple[LoadedKernel, Tiling]:
@@ -392,32 +260,3 @@ def _kernel(choose: Choose, spec: KernelSpec, device: int, dependent: bool = Fal
 @cache
 def _chosen(choose: Choose, spec: KernelSpec) -> tuple[Binary, Tiling]:
     return choose(spec)
-
-
-_WORD = 32  # steps
-_EIGHT_BITS = sum(1 << (56 - 7 * i) for i in range(8))
-"""Eight bytes of 0 or 1, read as a number and multiplied by it, have their bits in the number's highest byte."""
-
-
-def _bits(reset: Tensor | None) -> Tensor | None:
-    """Return `reset` [B, T] as the bits of int32 [B, ceil(T / 32)]."""
-    if reset is None:
-        return None
-    whole = pad(reset, (0, -reset.shape[1] % _WORD)).flatten().view(torch.int64)  # one sequence may have any stride
-    return (whole * _EIGHT_BITS >> 56).to(torch.uint8).view(torch.int32).view(reset.shape[0], -1)
-
-
-def _or_zeros(states: Tensor | int | None, like: Tensor) -> Tensor | int:
-    """Return `states`; for None at least as many zero bytes as `like` has."""
-    return zeros(like.device.index, like.nbytes) if states is None else states
-
-
-def _d_aux(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> dict[str, Tensor | None]:
-    return {f"d_aux_{i}": None if d is None else _in_memory_as(aux, d, dtype) for i, d in enumerate(grads.aux)}
-
-
-def _in_memory_as(aux: Tensor, d: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the gradient d [B, T, N, D] of one of the states in `aux`, in the memory format of that state."""
-    if d.dtype == dtype and d.stride() == aux.stride()[1:]:
-        return aligned(d)
-    return torch.empty_like(aux[0], dtype=dtype).copy_(d)

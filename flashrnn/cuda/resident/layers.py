@@ -23,7 +23,8 @@ from flashrnn.cuda.build import Binary, build
 from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import Argument, declaration
 from flashrnn.cuda.resident import solver
-from flashrnn.cuda.resident.backend import CudaFused, Forward, producers
+from flashrnn.cuda.resident.backend import CudaFused
+from flashrnn.cuda.resident.calls import Forward, producers
 from flashrnn.cuda.resident.source import LAYER_CHUNKS
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import definitions

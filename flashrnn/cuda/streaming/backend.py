@@ -28,9 +28,16 @@ from flashrnn.cuda.streaming.tiling import (
     prelude,
     shared_bytes,
 )
-from flashrnn.cuda.weight_gradient import prepare_weight_gradient, weight_gradient
+from flashrnn.cuda.weight_gradient import WeightGradient, prepare_weight_gradient
 from flashrnn.gpu import device_gpu
-from flashrnn.memory_format import aligned, batch_time_strides, contiguous, empty_in_format, in_format
+from flashrnn.memory_format import (
+    aligned,
+    batch_time_strides,
+    contiguous,
+    empty_in_format,
+    in_format,
+    is_time_major,
+)
 from flashrnn.problem import (
     Gradients,
     Inputs,
@@ -97,7 +104,7 @@ class Cuda:
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, *_ = residual
         states = initial_states(cell, states, h)
-        B, _, N, D = h.shape
+        B, T, N, D = h.shape
         variant = variant_of(reset, h, aux, training=True, d_aux=grads.of_aux)
         spec = KernelSpec("backward", cell, N, D, B, h.dtype, device_gpu(h.device.index), variant)
         kernel, tiling = _kernel(spec, h.device.index)
@@ -128,7 +135,7 @@ class Cuda:
             **_sizes(h),
         }
         _launch(kernel, spec, tiling, arguments, h)
-        d_R = weight_gradient(spec, d_Wx, d_u, h, states, reset)
+        d_R = WeightGradient(spec, T, is_time_major(h), h.device.index)(d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, d_b.sum(0), d_state)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from flashrnn import Cell, get_cell
 from flashrnn.cuda import available
-from flashrnn.cuda.resident import backend
+from flashrnn.cuda.resident import backend, calls
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
@@ -100,7 +100,7 @@ def test_short_sequences_have_kernels_of_their_own(monkeypatch, steps, about):
 def test_resets_are_bits_in_any_layout(batch, steps, taken):
     reset = torch.rand(batch, steps, generator=torch.Generator().manual_seed(0)) < 0.3
     reset = reset[:, :taken]  # rows with gaps between them
-    bits = backend._bits(reset)
+    bits = calls._bits(reset)
     assert bits.shape == (batch, -(-taken // 32))
     found = bits[..., None] >> torch.arange(32) & 1
     assert torch.equal(found.flatten(1)[:, :taken].bool(), reset)

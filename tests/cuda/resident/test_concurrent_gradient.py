@@ -225,7 +225,6 @@ def chosen(monkeypatch):
     def choose_with(T=1024, dtype=torch.bfloat16, reset=False, at_once=1000, **of_the_loop):
         monkeypatch.setattr(backend, "load", lambda *_: SimpleNamespace(at_once=at_once))
         monkeypatch.setattr(backend, "meanwhile", lambda *_: nullcontext())
-        monkeypatch.setattr(backend, "prepare_weight_gradient", lambda *_: None)
 
         def choose(spec):
             return None, replace(next(tilings(spec)), **of_the_loop)

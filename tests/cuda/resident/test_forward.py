@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashrnn import get_cell
-from flashrnn.cuda.resident import backend
+from flashrnn.cuda.resident import backend, calls
 from flashrnn.cuda.spec import Variant
 from flashrnn.problem import Inputs
 
@@ -25,7 +25,7 @@ def launches(monkeypatch) -> Iterator[list[tuple[tuple, dict]]]:
 
     monkeypatch.setattr(backend, "_plan", plan)
     zeros = torch.zeros(1, dtype=torch.uint8)
-    monkeypatch.setattr(backend, "zeros", lambda device, size: zeros)
+    monkeypatch.setattr(calls, "zeros", lambda device, size: zeros)
     backend._forward.cache_clear()
     yield found
     backend._forward.cache_clear()

@@ -7,16 +7,16 @@ from functools import cache
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell
-from flashrnn.cuda import spec
+from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated
+from flashrnn.cuda import spec, weight_gradient
 from flashrnn.cuda.parameters import Argument, fused
-from flashrnn.cuda.resident import backend, tiling
+from flashrnn.cuda.resident import backend, calls, tiling
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu
-from flashrnn.products import weight_gradient_of_states
 from flashrnn.residual import converted
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE, all_states
@@ -91,19 +91,14 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(backend, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
-        monkeypatch.setattr(
-            backend,
-            "weight_gradient",
-            lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors, spec.variant.both_ways),
-        )
-        monkeypatch.setattr(backend, "prepare_weight_gradient", lambda *_: None)
-        monkeypatch.setattr(backend, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
+        monkeypatch.setattr(weight_gradient, "has_kernel", lambda spec: False)
+        monkeypatch.setattr(calls, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
 
-    for cached in (backend._forward, backend._plan):  # of the same sizes with other tilings
+    for cached in (backend._forward, backend._backward, backend._plan):  # of the same sizes with other tilings
         cached.cache_clear()
     yield use
-    for cached in (backend._forward, backend._plan):
+    for cached in (backend._forward, backend._backward, backend._plan):
         cached.cache_clear()
 
 
@@ -355,6 +350,38 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"states": None}, {"b": torch.float32}], ids=["", "no states", "wide bias"])
+def test_a_call_that_differs_in_nothing_but_values_is_remembered(on_host, monkeypatch, time_major, changes):
+    """Its gradients are those of the first one, also where the graph is retained or hooks keep what the call saves."""
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(repeated, "on_gpu", lambda x: True)
+    monkeypatch.setattr(repeated, "_CALLS", {})
+    case = Case(LSTM, B=3, T=4, N=2, time_major=time_major)
+    Wx, R, b, states = (x.detach() for x in inputs_for("cuda_fused", case, torch.bfloat16, torch.device("cpu")))
+    given = [Wx, R, b.to(changes.get("b", torch.bfloat16)), *([] if "states" in changes else [states.float()])]
+    given = [x.requires_grad_() for x in given]
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        return flashrnn(*given, function=LSTM, backend="cuda_fused")
+
+    def gradients(call=call, **options) -> tuple[torch.Tensor, ...]:
+        h, last = call()
+        return torch.autograd.grad(h.float().square().sum() + last.sum(), given, **options)
+
+    first = gradients(lambda: checkpoint(call, use_reentrant=False))  # whose backward pass repeats the call
+    (known,) = repeated._CALLS.values()
+    assert known.training
+    monkeypatch.setattr(functional, "_check", None)
+    for again in (gradients(), gradients(retain_graph=True)):
+        assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(first, again, strict=True))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), lambda x: x):
+        torch.testing.assert_close(gradients(), first, rtol=2e-2, atol=1e-2)  # sums may have another order
+    with pytest.raises(RuntimeError, match="second derivative"):
+        gradients(create_graph=True)[0].sum().backward()
+
+
 ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)}
 CLUSTER = {
     "forward": tiled(2, 1, 1, 4, 2),
@@ -379,8 +406,8 @@ CLUSTER = {
 )
 def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, steps, options, tilings):
     on_host(tilings)
-    monkeypatch.setattr(backend, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)
     of_layer = cuda_layer._of_layer  # and no address, which says nothing to another process
     monkeypatch.setattr(cuda_layer, "_initial", lambda *given: torch.cat(of_layer(*given)))

@@ -12,7 +12,7 @@ import torch
 from flashrnn import FlashRNN, cuda_layer, get_cell
 from flashrnn.cuda import parameters
 from flashrnn.cuda.parameters import Argument, Parameter, fused
-from flashrnn.cuda.resident import backend, layers, tiling
+from flashrnn.cuda.resident import backend, calls, layers, tiling
 from flashrnn.cuda.resident.kernel import SPILLED, compile_best
 from flashrnn.cuda.resident.layers import ProductTiling
 from flashrnn.cuda.resident.source import LAYER_CHUNKS, prelude
@@ -144,10 +144,10 @@ def overlapped(on_host, monkeypatch):  # noqa: F811
     monkeypatch.setattr(
         BetweenNeighbours, "launch", lambda self, *given: launched.append(self.input) or run(self, *given)
     )
-    monkeypatch.setattr(backend, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(layers, "meanwhile", lambda *_: nullcontext())
     monkeypatch.setattr(layers, "device_gpu", lambda index: named_gpu("H100"))
-    monkeypatch.setattr(cuda_layer, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     for cached in (cuda_layer._forward, cuda_layer._overlapped):
         cached.cache_clear()
     yield use

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from flashrnn import Cell, flashrnn, get_cell
-from flashrnn.cuda import parameters, spec
+from flashrnn.cuda import parameters, spec, weight_gradient
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.cuda.streaming import backend as streaming
 from flashrnn.cuda.streaming.backend import Cuda, compile_kernel, header
 from flashrnn.cuda.streaming.tiling import Rows, Tiling, best_tiling, prelude, shared_bytes
 from flashrnn.gpu import named_gpu
 from flashrnn.problem import Problem
-from flashrnn.products import weight_gradient_of_states
 from tests.cuda.host_kernel import HostKernel, compile_for_host
 from tests.problems import CELLS, COMPETING, LEAKY_ELMAN, MINIMAL_GATED, PEEPHOLE_LSTM, random_inputs
 from tests.suite import Case, check, check_numbers_beyond_float16, check_tf32, tf32_on_the_processor
@@ -42,9 +41,7 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(streaming, "_kernel", kernel)
         monkeypatch.setattr(streaming, "device_gpu", lambda index: H100)
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
-        monkeypatch.setattr(
-            streaming, "weight_gradient", lambda spec, *tensors: weight_gradient_of_states(spec.cell, *tensors)
-        )
+        monkeypatch.setattr(weight_gradient, "has_kernel", lambda spec: False)
         monkeypatch.setattr(Cuda, "unsupported_reason", lambda self, problem: None)
 
     torch.use_deterministic_algorithms(True)  # which fills new tensors with NaN

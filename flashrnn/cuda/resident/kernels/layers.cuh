@@ -25,7 +25,9 @@ DEVICE void count_chunk(u32* counters, int chunk, bool counts) {
 // its warp would wait for other blocks. Returns the first chunk that is not counted yet.
 template <class Run>
 DEVICE int for_each_chunk(int steps, const u32* arrived, i64 producers, u32* done, bool leads, const Run& run) {
+#ifdef LAYERS  // others have this header, too, and may load more steps ahead
   static_assert(STAGES < LAYER_CHUNK);
+#endif
   int chunk = 0;  // of the results
   for (int begin = 0, end, next = 1; begin < steps; begin = end) {  // next: chunk of the inputs
     const bool stores = next > chunk + 1;

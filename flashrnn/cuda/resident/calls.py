@@ -1,0 +1,260 @@
+"""Calls of the kernels: what those have in common that differ in nothing but values, and what each one launches.
+
+The host is busy for longer than the GPU with a few time steps. So what sizes decide is decided once.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flashrnn.cells import Cell
+from flashrnn.cuda.launch import Launch, zeros
+from flashrnn.cuda.parameters import Argument
+from flashrnn.cuda.resident import concurrent_gradient
+from flashrnn.cuda.resident.concurrent_gradient import ConcurrentGradient
+from flashrnn.cuda.resident.source import gate_format
+from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.spec import KernelSpec
+from flashrnn.cuda.sum_of_partials import sum_of_partials
+from flashrnn.cuda.weight_gradient import WeightGradient
+from flashrnn.memory_format import aligned, contiguous, empty_in_format
+from flashrnn.problem import Gradients, Inputs, StateGradients, States, empty_states, tf32_allowed
+from flashrnn.products import constant, recurrent_only
+from flashrnn.residual import Residual, saturated
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The launches of a call: everything that depends on its sizes alone."""
+
+    spec: KernelSpec
+    tiling: Tiling
+    launches: tuple[tuple[int, Launch], ...]  # with the number of groups
+    workspace: int  # bytes in global memory that a group exchanges through
+    overlapped: concurrent_gradient.Tiling | None = None  # of d_R, if its kernel overlaps with the loop
+    weight_gradient: WeightGradient | None = None  # otherwise, of a backward
+
+    def launch(self, arguments: dict[str, Argument], device: torch.device) -> None:
+        for groups, launch in self.launches:
+            workspace = None
+            if self.workspace:
+                workspace = torch.empty(groups * self.workspace, dtype=torch.uint8, device=device)
+            arguments["workspace"], arguments["launch"] = workspace, next(_LAUNCHES)
+            launch(groups, arguments)
+
+
+_LAUNCHES = count(secrets.randbits(62))  # for GridBarrier: a number that is not in memory by chance
+
+
+def producers(spec: KernelSpec, tiling: Tiling) -> int:
+    """Return the number of blocks of the loop."""
+    return tiling.batches(spec.batch) * spec.heads * tiling.blocks
+
+
+class Backward:
+    """What backward passes have in common whose residuals differ in nothing but their values."""
+
+    def __init__(self, plan: Plan, cell: Cell, h: Tensor, device: torch.device) -> None:
+        """`h` is like that of the calls, on PyTorch's meta device."""
+        B, _, N, D = h.shape
+        self.plan, self.gate_format = plan, gate_format(cell, N, D, h.dtype)
+        self.over_gates = not plan.tiling.grid and self.gate_format == "PNDG"  # where d_Wx may be written
+        states = empty_states(cell, h)
+        d_b = states.new_empty(plan.tiling.batches(B), len(cell.gates), N, D)
+        d_Wx, d_u = (empty_in_format(h, len(gates), N, D) for gates in (cell.input_gates, recurrent_only(cell)))
+        self.h, self.d_Wx, self.d_u, self.d_states, self.d_b = map(_format, (h, d_Wx, d_u, states, d_b))
+        self.without_d_u = None if d_u.numel() else torch.empty_like(d_u, device=device)
+        self.state_bytes, self.reads_bias, self.of_aux = states.nbytes, bool(constant(cell)), plan.spec.variant.d_aux
+        self.needs_shape = not (plan.weight_gradient and plan.weight_gradient.has_kernel)  # of h
+
+
+class BackwardCall:
+    """A backward pass: `launch`, and right after it `gradients`."""
+
+    def __init__(self, of: Backward, residual: Residual, grads: StateGradients) -> None:
+        """h, aux, gates and the gradient of h are dense, gates in the format of `of`. Their shapes do not count."""
+        R, states, reset, h, aux, gates, _, donated, _, b, _ = residual
+        self._of, self._residual, device, wide = of, residual, h.device, of.d_states[2]
+        h, gates = aligned(h), aligned(gates)
+        self._h = h if h.dim() == 4 or not of.needs_shape else h.as_strided(*of.h[:2])
+        if donated and of.over_gates:
+            numbers = gates if gates.dtype == h.dtype else gates.view(h.dtype)
+            self.d_Wx = numbers.as_strided(*of.d_Wx[:2])
+        else:
+            self.d_Wx = _empty(of.d_Wx, device)
+        self._d_u = _empty(of.d_u, device) if of.without_d_u is None else of.without_d_u
+        self._d_b, self._d_states = _empty(of.d_b, device), _empty(of.d_states, device)
+        self.d_h = _empty(of.h, device).zero_() if grads.h is None else aligned(grads.h)
+        if states is None:
+            initial = first_aux = zeros(device.index, of.state_bytes)
+        else:
+            initial, first_aux = states.contiguous(), aligned(saturated(states[1:], aux.dtype))
+        self._concurrent, plan = None, of.plan
+        if plan.overlapped:
+            blocks = producers(plan.spec, plan.tiling)
+            self._concurrent = ConcurrentGradient(plan.spec, plan.overlapped, blocks, self._h, states, reset)
+        self._arguments = {
+            "R": R.contiguous(),
+            **({"bias": b.to(wide).contiguous()} if of.reads_bias else {}),
+            "initial": initial,
+            "resets": _bits(reset),
+            "h": h,
+            "aux": aligned(aux),
+            "first_aux": first_aux,
+            "gates": gates,
+            "d_h": self.d_h,
+            **(_d_aux(grads, aux, wide) if of.of_aux else {}),
+            "d_last": None if grads.last is None else grads.last.contiguous(),
+            "d_x": self.d_Wx,
+            "d_u": self._d_u,
+            "d_bias": self._d_b,
+            "d_initial": self._d_states,
+            "progress": self._concurrent and self._concurrent.progress,
+        }
+
+    def launch(self, **chunks: Argument) -> None:
+        """`chunks` as in `Forward.launch`."""
+        self._of.plan.launch({**self._arguments, **chunks}, self.d_Wx.device)
+
+    def gradients(self) -> Gradients:
+        _, states, reset, *_ = residual = self._residual
+        if self._concurrent:
+            d_R = self._concurrent(self.d_Wx, self._d_u)
+        else:
+            d_R = self._of.plan.weight_gradient(self.d_Wx, self._d_u, self._h, states, reset)
+        d_b = sum_of_partials(self._d_b, residual.b_dtype or self._d_b.dtype)
+        return Gradients(self.d_Wx, d_R, d_b, self._d_states)
+
+
+class Forward:
+    """Forward passes of inputs that differ in nothing but their values. Biases and initial states of None are zeros."""
+
+    def __init__(
+        self, plan: Plan, cell: Cell, results: States, gates: Tensor, backward: Callable[[], Backward]
+    ) -> None:
+        """`results` and `gates` are like those of the calls, on PyTorch's meta device."""
+        self._plan, self._backward, made = plan, backward, (*results, gates)
+        self._made = [_format(one) for one in made]
+        self.states, self.batch, N, D = results.last.shape
+        self.gate_format = gate_format(cell, N, D, results.h.dtype)
+        self._biases = len(cell.gates) * N * D * results.last.element_size()  # bytes
+
+    @cached_property
+    def backward(self) -> Backward:
+        """Return what the backward passes have in common."""
+        return self._backward()
+
+    @property
+    def tiling(self) -> Tiling:
+        return self._plan.tiling
+
+    def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
+        """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
+        h, aux, last, gates = [_empty(like, inputs.Wx.device) for like in self._made]
+        Wx, R, b, states, reset = inputs
+        self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
+        return States(h, aux, last), gates
+
+    def inference(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return h and the last states, as `__call__` does."""
+        Wx, R, b, states, reset = inputs
+        h, last = [_empty(like, Wx.device) for like in self._made[:3:2]]
+        self.launch(Wx, R, b, contiguous(states), reset, h, None, last, None)
+        return h, last
+
+    def empty_residual(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return aux and gates for `launch`."""
+        return tuple([_empty(like, device) for like in self._made[1::2]])
+
+    def gradients(self, residual: Residual, grads: StateGradients) -> Gradients | None:
+        """Return the gradients of a call whose results and inputs are in `residual`.
+
+        h, which may have another shape, and its gradient are dense in the memory format of the call. None if a result
+        does not lie in memory as the call left it, as after hooks of saved tensors, or if the precision has changed.
+        """
+        h, gates, spec = residual.h, residual.gates, self._plan.spec
+        (_, of_h, _), (_, of_aux, _), _, (_, of_gates, _) = self._made
+        if residual.aux.stride() != of_aux or gates.stride() != of_gates or (h.dim() == 4 and h.stride() != of_h):
+            return None
+        if spec.dtype == torch.float32 and tf32_allowed(spec.dtype, gates.device) != spec.variant.tf32:
+            return None
+        call = BackwardCall(self.backward, residual, grads)
+        call.launch()
+        return call.gradients()
+
+    def launch(
+        self,
+        Wx: Tensor,
+        R: Tensor,
+        b: Tensor | None,
+        initial: Tensor | int | None,
+        reset: Tensor | None,
+        h: Tensor,
+        aux: Tensor | None,
+        last: Tensor,
+        gates: Tensor | None,
+        **chunks: Argument,
+    ) -> None:
+        """Launch a forward pass that writes into these four. Of these and Wx the memory counts, and not the shape.
+
+        `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
+        `chunks` are what the kernels of layers at the same time take besides, see layers.py.
+        """
+        device = Wx.device
+        arguments = {
+            "x": Wx,
+            "R": R.contiguous(),
+            "bias": zeros(device.index, self._biases) if b is None else b.contiguous(),
+            "initial": _or_zeros(initial, last),
+            "resets": _bits(reset),
+            "h": h,
+            "aux": aux,
+            "last": last,
+            "gates": gates,
+            **chunks,
+        }
+        self._plan.launch(arguments, device)
+
+
+def _format(x: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    return x.shape, x.stride(), x.dtype
+
+
+def _empty(like: tuple[torch.Size, tuple[int, ...], torch.dtype], device: torch.device) -> Tensor:
+    shape, stride, dtype = like
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+_WORD = 32  # steps
+_EIGHT_BITS = sum(1 << (56 - 7 * i) for i in range(8))
+"""Eight bytes of 0 or 1, read as a number and multiplied by it, have their bits in the number's highest byte."""
+
+
+def _bits(reset: Tensor | None) -> Tensor | None:
+    """Return `reset` [B, T] as the bits of int32 [B, ceil(T / 32)]."""
+    if reset is None:
+        return None
+    whole = pad(reset, (0, -reset.shape[1] % _WORD)).flatten().view(torch.int64)  # one sequence may have any stride
+    return (whole * _EIGHT_BITS >> 56).to(torch.uint8).view(torch.int32).view(reset.shape[0], -1)
+
+
+def _or_zeros(states: Tensor | int | None, like: Tensor) -> Tensor | int:
+    """Return `states`; for None at least as many zero bytes as `like` has."""
+    return zeros(like.device.index, like.nbytes) if states is None else states
+
+
+def _d_aux(grads: StateGradients, aux: Tensor, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    return {f"d_aux_{i}": None if d is None else _in_memory_as(aux, d, dtype) for i, d in enumerate(grads.aux)}
+
+
+def _in_memory_as(aux: Tensor, d: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient d [B, T, N, D] of one of the states in `aux`, in the memory format of that state."""
+    if d.dtype == dtype and d.stride() == aux.stride()[1:]:
+        return aligned(d)
+    return torch.empty_like(aux[0], dtype=dtype).copy_(d)

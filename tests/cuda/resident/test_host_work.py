@@ -1,0 +1,80 @@
+"""What a call of few steps asks of the host: PyTorch's operators, each of which takes as long as a launch or longer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from flashrnn import FlashRNN, cuda_layer
+from flashrnn.cuda import dtype_kernel, weight_gradient
+from flashrnn.cuda.build import Binary
+from flashrnn.cuda.resident import backend, calls, solver
+from flashrnn.gpu import named_gpu
+
+B, T = 16, 4
+
+
+@pytest.fixture
+def launches(monkeypatch) -> Iterator[list[str]]:
+    """The kernels that are launched, which do nothing here."""
+    found = []
+
+    def load(binary: Binary, *_, **__) -> SimpleNamespace:
+        def launch(*_) -> None:
+            found.append(binary.entry)
+
+        one_wave = SimpleNamespace(at_once=132, waves=lambda groups: [(0, groups)], with_known=lambda **_: launch)
+        return SimpleNamespace(**vars(one_wave), launch=launch)
+
+    def binary(source: str, header: str, entry: str, *_) -> Binary:
+        return Binary(b"", entry, 32, 0, Path())
+
+    def choose(spec):
+        return binary("", "", spec.direction), solver.likely(spec)
+
+    for module in (backend, weight_gradient, dtype_kernel):
+        monkeypatch.setattr(module, "load", load)
+    for module in (weight_gradient, dtype_kernel):
+        monkeypatch.setattr(module, "build", binary)
+    for module in (backend, dtype_kernel):
+        monkeypatch.setattr(module, "device_gpu", lambda index: named_gpu("H200"))
+    nothing = torch.zeros(2**20, dtype=torch.uint8)
+    monkeypatch.setattr(calls, "zeros", lambda device, size: nothing)
+    monkeypatch.setattr(backend, "meanwhile", lambda *_: nullcontext())
+    monkeypatch.setattr(cuda_layer, "choose", lambda *_: backend.CudaFused(choose))
+    monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
+    cached = cuda_layer._forward, backend._forward, backend._backward, backend._plan, weight_gradient._kernel
+    for function in (*cached, dtype_kernel.loaded):
+        function.cache_clear()
+    yield found
+    for function in (*cached, dtype_kernel.loaded):
+        function.cache_clear()
+
+
+def operators(call: Callable[[], None]) -> list[str]:
+    """Return the operators of PyTorch that a call takes, without those that these take."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        call()
+    found = [event for event in profiler.events() if event.name.startswith("aten::")]
+    return [event.name for event in found if not (event.cpu_parent and event.cpu_parent.name.startswith("aten::"))]
+
+
+@pytest.mark.parametrize(("heads", "most"), [(12, 17), (1, 23)])
+def test_a_layer_takes_few_operators(launches, heads, most):
+    network = FlashRNN(768, 768, num_heads=heads, dtype=torch.float16)
+    x = torch.randn(T, B, 768, dtype=torch.float16, requires_grad=True)
+    leaves, d_out = [x, *network.parameters()], torch.randn_like(x)
+
+    def call() -> None:
+        out, _ = cuda_layer.run(network, x, None, None)
+        torch.autograd.grad(out, leaves, d_out)
+
+    call()
+    launches.clear()
+    found = operators(call)
+    print(len(found), found, launches)
+    assert len(found) <= most
