@@ -18,7 +18,7 @@ from flashrnn.cuda.streaming import tiling as streaming
 from flashrnn.gpu import named_gpu
 
 H100 = named_gpu("H100")
-LSTM, GRU, LAYERNORM_GRU = map(get_cell, ("lstm", "gru", "layernorm_gru"))
+LSTM, GRU, LAYERNORM_GRU, LAYERNORM_LSTM = map(get_cell, ("lstm", "gru", "layernorm_gru", "layernorm_lstm"))
 SOME = (1, 3, 16, 32, 36, 64, 80, 200)
 
 
@@ -41,14 +41,16 @@ def _cache(monkeypatch, tmp_path):
         (resident.SOLVER, LSTM, 12, 64, 1.02),
         (resident.SOLVER, LSTM, 1, 768, 1.02),
         (resident.SOLVER, GRU, 3, 256, 1.02),
+        (resident.SOLVER, LSTM, 4, 192, 1.02),
         (resident.SOLVER, LAYERNORM_GRU, 3, 256, SLOWEST),  # the number of sequences is a constant
-        (resident.SOLVER, LAYERNORM_GRU, 4, 192, SLOWEST),  # and an argument where six would be slower
+        (resident.SOLVER, LAYERNORM_GRU, 2, 384, SLOWEST),  # and an argument where six would be slower
         (streaming.SOLVER, LSTM, 1, 4096, 1.02),
     ],
     ids=[
         "lstm 12 x 64",
         "lstm 1 x 768",
         "gru 3 x 256",
+        "lstm 4 x 192",
         "layernorm_gru",
         "any sequences",
         "streaming",
@@ -80,10 +82,10 @@ def test_a_kernel_that_reduces_over_units_serves_any_number_of_sequences_where_s
 
 
 def test_the_estimate_of_a_tiling_for_its_own_batch_is_the_solvers():
-    for batch in (3, 40):
-        spec = spec_of("backward", GRU, 4, 192, batch)
+    gru, lstm = spec_of("backward", GRU, 4, 192), spec_of("forward", LAYERNORM_LSTM, 2, 384)
+    for spec in (replace(gru, batch=3), replace(gru, batch=40), lstm, replace(lstm, any_sequences=True)):
         cycles, tiling = next(resident.estimates(spec))
-        assert resident.cycles(spec, tiling) == cycles
+        assert resident.cycles(replace(spec, any_sequences=False), tiling) == cycles
 
 
 def test_larger_batches_have_the_fastest_of_the_buckets():

@@ -183,7 +183,7 @@ def for_batch(spec: KernelSpec, tiling: Tiling) -> Tiling:
     if not tiling.any_sequences:
         return tiling
     choices = [replace(tiling, sequences=number) for number in range(2, tiling.columns + 1, 2)]
-    estimate = _estimate(_of_any_batch(spec), tiling.grid)
+    estimate = _estimate_for(spec, tiling)
     return min(choices, key=lambda choice: estimate(choice, spec.batch))
 
 
@@ -194,7 +194,11 @@ def likely(spec: KernelSpec) -> Tiling:
 
 def cycles(spec: KernelSpec, tiling: Tiling) -> float:
     """Return the estimated clock cycles of a time step of the whole batch; the tiling may be that of another batch."""
-    return _estimate(_of_any_batch(spec), tiling.grid)(tiling, spec.batch)
+    return _estimate_for(spec, tiling)(tiling, spec.batch)
+
+
+def _estimate_for(spec: KernelSpec, tiling: Tiling) -> Callable[[Tiling, int], float]:
+    return _estimate(replace(_of_any_batch(spec), any_sequences=tiling.any_sequences), tiling.grid)
 
 
 @cache

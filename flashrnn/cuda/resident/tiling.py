@@ -165,14 +165,15 @@ def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return 1 if lanes take cells of others' fragments, else 0: DENSE in tiles.cuh.
 
     With more than eight warps, registers of further addresses would spill. A backward whose tiles have two warps each
-    was slower. A backward of half types would gain 2 %, and need a seventh kernel for all batch sizes.
+    was slower. A backward of half types would gain 2 %, and need a seventh kernel for all batch sizes. A forward of
+    half types loses 4 to 7 % unless it has four sums for a cell, which are one vector in shared memory.
     """
-    half_backward = spec.direction == "backward" and spec.dtype.itemsize == 2
-    if tiling.grid or tiling.any_sequences or half_backward or not trace(spec.cell).reduces:
+    half = spec.dtype.itemsize == 2 and (spec.direction == "backward" or len(spec.cell.recurrent_gates) != 4)
+    if tiling.grid or tiling.any_sequences or half or not trace(spec.cell).reduces:
         return 0
-    half = minimum(tiling.columns // 2 // tiling.sequences, 1)  # of the columns, or fewer, are used
+    few = minimum(tiling.columns // 2 // tiling.sequences, 1)  # at most half of the columns are used
     warps = minimum(8 // tiling.warps, 1) * minimum(tiling.k_slices // (2 if spec.direction == "forward" else 4), 1)
-    return half * warps * minimum(tiling.blocks - 1, 1) * (2 - tiling.batch_tiles)
+    return few * warps * minimum(tiling.blocks - 1, 1) * (2 - tiling.batch_tiles)
 
 
 def is_dense(spec: KernelSpec, tiling: Tiling) -> bool:

@@ -212,35 +212,49 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
 // IN_ROWS: floats of a sequence's sums in shared memory, in other banks than the next one's.
 constexpr int SUM_PITCH = PADDED + (SPREAD == 2 ? 8 : 4);
 
-// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all cells of the lane's fragment, -> u, the
-// complete ones for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements.
+// Floats of shared memory for the sums of the K_SLICES warps of a unit tile.
 template <int ROWS>
 constexpr int SUM_FLOATS = IN_ROWS ? K_SLICES * ROWS * SEQUENCES * SUM_PITCH : K_SLICES == 1 ? 0 : WARPS * CELL_SLICES * CELLS * 32 * ROWS;
 
+// The partial sums of the K_SLICES warps of a unit tile: c, this warp's for all cells of the lane's fragment, and all of them in
+// shared memory.
 template <int ROWS>
-DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
-  auto part = [&](int cell, int row) { return c[row][tile_of(cell)][cell % 2 * 2 + second_of(cell)]; };
-  auto slot = [&](int to, int from, int q, int lane) {
+struct SliceSums {
+  const float (&c)[ROWS][BATCH_TILES][4];
+  float* const sums;
+  const ThreadCoord& coord;
+
+  DEVICE float part(int cell, int row) const { return c[row][tile_of(cell)][cell % 2 * 2 + second_of(cell)]; }
+  DEVICE float* slot(int to, int from, int q, int lane) const {
     return sums + ((((coord.unit_tile * CELL_SLICES + to) * K_SLICES + from) * CELLS + q) * 32 + lane) * ROWS;
-  };
-  auto store_part = [&](float* to, int cell) {
+  }
+  DEVICE void store_part(float* to, int cell) const {
     if constexpr (ROWS == 4) {
       *reinterpret_cast<float4*>(to) = make_float4(part(cell, 0), part(cell, 1), part(cell, 2), part(cell, 3));
     } else {
 #pragma unroll
       for (int j = 0; j < ROWS; j++) to[j] = part(cell, j);
     }
-  };
-  auto load_part = [&](float (&v)[ROWS], const float* from) {
+  }
+  DEVICE static void load_part(float (&v)[ROWS], const float* from) {
     if constexpr (ROWS == 4) *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(from);
     else
 #pragma unroll
       for (int j = 0; j < ROWS; j++) v[j] = from[j];
-  };
-  if constexpr (IN_ROWS) {
-    auto pair_of = [&](int slice, int row, int sequence, int unit) {
-      return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * SEQUENCES + sequence / SPREAD) * SUM_PITCH + unit);
-    };
+  }
+  DEVICE float2* pair_of(int slice, int row, int sequence, int unit) const {
+    return reinterpret_cast<float2*>(sums + ((slice * ROWS + row) * SEQUENCES + sequence / SPREAD) * SUM_PITCH + unit);
+  }
+
+  // With one warp, whose sums are complete.
+  DEVICE void own(float (&u)[ROWS][CELLS]) const {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++)
+#pragma unroll
+      for (int j = 0; j < ROWS; j++) u[j][q] = part(q, j);
+  }
+  // IN_ROWS: by rows of a sequence's units.
+  DEVICE void reduce_in_rows(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int cell = 0; cell < LANE_CELLS; cell += 2)
 #pragma unroll
@@ -260,17 +274,10 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
         }
         u[j][q] = sum.x, u[j][q + 1] = sum.y;
       }
-    return;
   }
-  if constexpr (K_SLICES == 1) {
-#pragma unroll
-    for (int q = 0; q < CELLS; q++)
-#pragma unroll
-      for (int j = 0; j < ROWS; j++) u[j][q] = part(q, j);
-    return;
-  }
-  if constexpr (DENSE) {
-    if (coord.lane_in_quad < 2)  // others have columns that are not used
+  // DENSE: from lanes with columns that are used, to all.
+  DEVICE void reduce_to_all_lanes(float (&u)[ROWS][CELLS]) const {
+    if (coord.lane_in_quad < 2)
 #pragma unroll
       for (int cell = 0; cell < 4; cell++) store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
@@ -282,33 +289,46 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
 #pragma unroll
       for (int j = 0; j < ROWS; j++) u[j][0] = from == 0 ? v[j] : u[j][0] + v[j];
     }
-    return;
   }
+  // To the same lane of the warp that has the cells, which adds the others' sums to its own.
+  DEVICE void reduce_to_same_lane(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
-  for (int to = 0; to < CELL_SLICES; to++)
+    for (int to = 0; to < CELL_SLICES; to++)
 #pragma unroll
-    for (int q = 0; q < CELLS; q++)
-      if (to != coord.k_slice) store_part(slot(to, coord.k_slice, q, coord.lane), to * CELLS + q);
-  named_barrier<TILE_THREADS>(1 + coord.unit_tile);
-  if (!coord.has_cells()) return;
+      for (int q = 0; q < CELLS; q++)
+        if (to != coord.k_slice) store_part(slot(to, coord.k_slice, q, coord.lane), to * CELLS + q);
+    named_barrier<TILE_THREADS>(1 + coord.unit_tile);
+    if (!coord.has_cells()) return;
 #pragma unroll
-  for (int q = 0; q < CELLS; q++) {
+    for (int q = 0; q < CELLS; q++) {
 #pragma unroll
-    for (int j = 0; j < ROWS; j++) {
-      u[j][q] = part(q, j);
+      for (int j = 0; j < ROWS; j++) {
+        u[j][q] = part(q, j);
 #pragma unroll
-      for (int own = 1; own < CELL_SLICES; own++) {
-        float value = part(own * CELLS + q, j);  // read unconditionally, or the compiler puts c into local memory
-        u[j][q] = own == coord.k_slice ? value : u[j][q];
+        for (int own = 1; own < CELL_SLICES; own++) {
+          float value = part(own * CELLS + q, j);  // read unconditionally, or the compiler puts c into local memory
+          u[j][q] = own == coord.k_slice ? value : u[j][q];
+        }
+      }
+#pragma unroll
+      for (int other = 1; other < K_SLICES; other++) {
+        const int from = (coord.k_slice + other) % K_SLICES;
+        float v[ROWS];
+        load_part(v, slot(coord.k_slice, from, q, coord.lane));
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) u[j][q] += v[j];
       }
     }
-#pragma unroll
-    for (int other = 1; other < K_SLICES; other++) {
-      const int from = (coord.k_slice + other) % K_SLICES;
-      float v[ROWS];
-      load_part(v, slot(coord.k_slice, from, q, coord.lane));
-#pragma unroll
-      for (int j = 0; j < ROWS; j++) u[j][q] += v[j];
-    }
   }
+};
+
+// Reduces the partial sums of the K_SLICES warps of a unit tile: c, this warp's sums for all cells of the lane's fragment, -> u, the
+// complete ones for the lane's own cells, if it has any. `sums` has SUM_FLOATS<ROWS> elements.
+template <int ROWS>
+DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_TILES][4], float* sums, const ThreadCoord& coord) {
+  const SliceSums<ROWS> slices{c, sums, coord};
+  if constexpr (IN_ROWS) slices.reduce_in_rows(u);
+  else if constexpr (K_SLICES == 1) slices.own(u);
+  else if constexpr (DENSE) slices.reduce_to_all_lanes(u);
+  else slices.reduce_to_same_lane(u);
 }
