@@ -94,6 +94,6 @@ def test_one_compiled_call_takes_heads_of_several_odd_sizes(request, with_paddin
         request.getfixturevalue("padded")
     torch.compiler.reset()
     compiled = torch.compile(flashrnn, fullgraph=True, backend="aot_eager")
-    for D in (5, 7, 9):
+    for D in (5, 7, 9) if with_padding else (5, 7):
         inputs = random_inputs(get_cell("lstm"), 2, 3, 1, D)
         assert_close(results(compiled, inputs), results(flashrnn, inputs), torch.float64)
