@@ -46,7 +46,7 @@ def forget() -> None:
     ("steps", "bidirectional"),
     [
         (1000, False),
-        (1000, True),
+        pytest.param(1000, True, marks=pytest.mark.slow),
         pytest.param(20, False, marks=pytest.mark.slow),
         pytest.param(4, True, marks=pytest.mark.slow),
     ],
