@@ -97,7 +97,9 @@ def test_measure_runs_forward_or_all_gradients(in_a_row, monkeypatch):
     assert [g.shape for g in gradients] == [x.shape for x in inputs]
 
 
-@pytest.mark.parametrize(("name", "compiled"), [("elman", False), ("lstm", True), ("slstm", False)])
+@pytest.mark.parametrize(
+    ("name", "compiled"), [("elman", False), pytest.param("lstm", True, marks=pytest.mark.slow), ("slstm", False)]
+)
 def test_the_time_loop_computes_the_cell(name, compiled, monkeypatch):
     case = Case(name, 2, 8, 3, T=5, dtype="float64")
     assert time_loop.supports(case)

@@ -31,6 +31,7 @@ def run(small, monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_memory_and_speed_by_context(run, tmp_path):
     rows = {(row["model"], row["context"]): row for row in run()["rows"]}
     assert set(rows) == {(model, context) for model in generation.CPU_MODELS for context in (4, 64)}

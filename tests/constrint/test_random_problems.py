@@ -11,7 +11,7 @@ from tests.constrint.cp_sat import solve_with_cp_sat
 from tests.constrint.random_problems import brute_force, evaluated, expressions, problems
 
 EXAMPLES = settings(
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -109,7 +109,7 @@ def test_excluding_the_best_gives_the_next_best(problem: ConstraintProblem, data
             problem.solve()
 
 
-@settings(EXAMPLES, max_examples=50)
+@settings(EXAMPLES, max_examples=20)
 @given(problems(), st.data())
 def test_cp_sat_finds_the_same_optimum(problem: ConstraintProblem, data):
     objective = tuple(data.draw(st.lists(expressions(problem.variables), min_size=1, max_size=2)))

@@ -9,16 +9,16 @@ from data.tasks import IGNORE
 from data.text import Text
 
 
-@pytest.fixture
-def text(tmp_path):
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
     """Documents of 1 to 13 times 60 words, a quarter of them held out."""
-    rng = np.random.default_rng(0)
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("documents")
     for number in range(52):
         words = rng.choice(["the", "state", "of", "a", "network"], 60 * (1 + number % 13))
-        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": " ".join(words)}))
+        (folder / f"{number}.jsonl").write_text(json.dumps({"text": " ".join(words)}))
 
     def build(**options):
-        module = Text(f"{tmp_path}/*.jsonl", tokenizer="bpe:300", context_length=8, cache_dir=str(tmp_path), **options)
+        module = Text(f"{folder}/*.jsonl", tokenizer="bpe:300", context_length=8, cache_dir=str(folder), **options)
         module.prepare_data()
         module.setup()
         return module

@@ -87,9 +87,8 @@ def test_a_small_source_begins_again_when_all_of_it_was_there(make):
 def test_resumes_exactly(make, fit, tmp_path, options):
     uninterrupted = fit(make(**options), max_steps=9)
     assert len({json.dumps(batch) for batch in uninterrupted}) == 9
-    for taken in (4, 5) if options.get("num_workers") else (4,):
-        resumed = fit(make(**options), max_steps=9, ckpt_path=tmp_path / f"step={taken}.ckpt")
-        assert resumed == uninterrupted[taken:]
+    resumed = fit(make(**options), max_steps=9, ckpt_path=tmp_path / "step=5.ckpt")  # the other worker's turn
+    assert resumed == uninterrupted[5:]
 
 
 def test_streams_have_their_shares_and_workers_read_other_documents(make):

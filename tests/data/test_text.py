@@ -197,8 +197,7 @@ def test_the_order_is_that_of_no_workers(make):
     assert len(batches[0]) == len(make().train_data) // 4
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("behind_the_epoch", [-2, 0, 1])
+@pytest.mark.parametrize(("behind_the_epoch", "num_workers"), [(-2, 2), (0, 0), (1, 2)])
 def test_resumes_exactly_in_and_between_epochs(make, fit, tmp_path, behind_the_epoch, num_workers):
     arguments = {"batch_size": 25, "num_workers": num_workers}
     per_epoch = len(make(**arguments).train_dataloader())

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,7 @@ def test_answers_for_a_gpu(capsys, monkeypatch):
 
 def test_limits_as_table_and_as_data(monkeypatch, capsys):
     monkeypatch.setattr(limits, "known_gpus", lambda: [named_gpu("A100")])
+    monkeypatch.setattr(limits, "limit", cache(limits.limit))
     assert main(["limits"]) == 0
     table = capsys.readouterr()
     assert main(["limits", "--json"]) == 0

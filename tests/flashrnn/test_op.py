@@ -28,7 +28,6 @@ GATE_FORMATS = zip(BUILT_IN, ("GND", "NGD", "PNDG", "NDG"), strict=True)
     [
         *((cell, gate_format, True, True) for cell, gate_format in GATE_FORMATS),
         pytest.param(LAYERNORM[0], "NDV+", True, True, marks=pytest.mark.slow),
-        (get_cell("gru"), "NGD", False, True),
         (LSTM, "PNDG", False, False),
     ],
     ids=lambda value: getattr(value, "name", str(value)),

@@ -95,7 +95,7 @@ def test_an_error_ends_the_process_without_a_traceback(tmp_path):
     assert len(ended.stderr.splitlines()) <= 3
 
 
-@pytest.mark.parametrize("module", ["scripts.train", "scripts.evaluate", "scripts.prepare_data"])
+@pytest.mark.parametrize("module", ["scripts.train", "scripts.evaluate"])
 def test_help_comes_before_pytorch_is_loaded(tmp_path, module, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     helped = run(module, "--help", folder=tmp_path)

@@ -17,7 +17,9 @@ def tiny(folder, *overrides):
     return config(*TINY["parity"], *SHORT, "logger=none", f"run_dir={folder}", *overrides)
 
 
-@pytest.mark.parametrize("model", ["lstm", "mlstm", "mamba2 model.mixer.head_dim=8", "mamba"])
+@pytest.mark.parametrize(
+    "model", ["lstm", "mlstm", pytest.param("mamba2 model.mixer.head_dim=8", marks=pytest.mark.slow), "mamba"]
+)
 def test_each_learns_what_it_would_learn_alone(tmp_path, model):
     """On the CPU, vmap does not map the last."""
     configs = [tiny(tmp_path, *f"model={model}".split(), f"optim.lr={lr}") for lr in (1e-3, 5e-3)]

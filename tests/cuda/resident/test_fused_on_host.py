@@ -274,6 +274,7 @@ def test_units_that_are_all_equal_are_normalised_to_zero(on_host, run):
     check("cuda_fused", Case(LAYERNORM_LSTM, B=3, T=3, N=1, D=30), torch.bfloat16, "cpu", run, equal_units)
 
 
+@pytest.mark.slow
 def test_a_state_is_normalised_as_exactly_as_it_is_computed(on_host):
     """Although the states of cells that allow it are stored in half the memory."""
     cell = Cell("half_states", LAYERNORM_LSTM.step, LAYERNORM_LSTM.states, float16_states=True)

@@ -78,9 +78,19 @@ def test_what_is_known_of_the_cell():
     assert constants(Cell("sum", lambda g, h: g + h, ("h",)))["FACTORS"] == 1  # it has none, an array has at least one
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("chosen", [TILING, replace(TILING, grid=True, k_slices=8, blocks=8)], ids=["cluster", "grid"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+GRID = replace(TILING, grid=True, k_slices=8, blocks=8)
+
+
+@pytest.mark.parametrize(
+    ("direction", "chosen", "dtype"),
+    [
+        ("forward", TILING, torch.bfloat16),
+        ("forward", GRID, torch.float32),
+        ("backward", TILING, torch.float32),
+        ("backward", GRID, torch.bfloat16),
+    ],
+    ids=lambda value: ("grid" if value.grid else "cluster") if isinstance(value, Tiling) else str(value),
+)
 def test_the_kernel_counts_its_shared_memory_as_the_tiling_does(direction, chosen, dtype):
     """And does not compile if it counts otherwise."""
     spec = KernelSpec(direction, get_cell("elman"), 1, 64, 16, dtype, named_gpu("H100"), PLAIN)

@@ -179,15 +179,14 @@ def test_binaries(direction, gpu, cell, heads, head_dim, batch, dtype):
 
 
 @pytest.mark.parametrize(
-    "variant",
+    ("direction", "variant"),
     [
-        replace(TRAINING, aux=None, training=False),
-        replace(TRAINING, reset=True),
-        replace(TRAINING, aux=torch.float32, d_aux=True),
+        ("forward", replace(TRAINING, aux=None, training=False)),
+        ("forward", replace(TRAINING, reset=True)),
+        ("backward", replace(TRAINING, reset=True, aux=torch.float32, d_aux=True)),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_variants(direction, variant):
     spec = KernelSpec(direction, SLSTM, 1, 1024, 16, torch.bfloat16, H100, variant)
     assert compile_kernel(spec)[0].spilled <= SPILLED
