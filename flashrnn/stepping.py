@@ -79,7 +79,8 @@ def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
         return False
     hooks = product._forward_pre_hooks or product._forward_hooks
     hooks = hooks or recurrent._forward_pre_hooks or recurrent._forward_hooks
-    return not (hooks or product._backward_hooks or recurrent._backward_hooks)
+    hooks = hooks or product._backward_pre_hooks or product._backward_hooks
+    return not (hooks or recurrent._backward_pre_hooks or recurrent._backward_hooks)
 
 
 def weights_of(

@@ -94,7 +94,8 @@ class BackwardCall:
         if states is None:
             initial = first_aux = zeros(device.index, of.state_bytes)
         else:
-            initial, first_aux = states.contiguous(), aligned(saturated(states[1:], aux.dtype))
+            initial = states.contiguous()
+            first_aux = aligned(saturated(initial[1:], aux.dtype))
         self._concurrent, plan = None, of.plan
         if plan.overlapped:
             blocks = producers(plan.spec, plan.tiling)
