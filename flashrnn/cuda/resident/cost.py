@@ -26,7 +26,7 @@ _READ = 39  # tenths: a warp reads 16 bytes per lane of shared memory
 _BOTH = 7  # tenths of the shorter of products and reads, which overlap, but not completely
 _WARP = {"forward": 244, "backward": 239}  # a warp's instructions in a step, without those of its cells
 _CELL = {"forward": 61, "backward": 170}  # the element-wise step of one cell per lane
-_CROWDED = 150  # a cell of a lane beyond the fourth in the backward of several blocks, where registers of R spill
+_CROWDED = 150  # in the backward of several blocks: one of more than four cells of a lane, if they have several states
 _OPERATION = 4  # one more operation in the step of a cell, if one block has the head
 _OPERATION_OF_SEVERAL = 2  # and if several share it
 _REDUCTION = 200  # reducing over the units of a block
@@ -107,7 +107,7 @@ def _cell_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     )
     if trace(spec.cell).reduces:  # its warps wait for reductions, which leaves time for others
         return (8 + _NEXT_WARP * (of_scheduler - 1)) * cells // 8
-    if direction == "backward" and not tiling.grid:
+    if direction == "backward" and not tiling.grid and len(spec.cell.states) > 1:
         cells += _several(spec, tiling) * maximum(cells_of_lane(spec, tiling) - 4, 0) * _CROWDED
     return of_scheduler * cells
 
