@@ -78,7 +78,7 @@ class BackwardCall:
     """A backward pass: call `launch`, and right after it `gradients`."""
 
     def __init__(self, of: Backward, residual: Residual, grads: StateGradients) -> None:
-        """h, aux, gates and the gradient of h are dense, gates in the format of `of`. Their shapes may differ from those of `of`."""
+        """h, aux, gates and the gradient of h are dense, gates in the format of `of`. Their shapes may differ."""
         R, states, reset, h, aux, gates, _, donated, _, b, _ = residual
         self._of, self._residual, device, wide = of, residual, h.device, of.d_states[2]
         h, gates = aligned(h), aligned(gates)
