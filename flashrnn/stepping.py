@@ -74,8 +74,11 @@ def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
-    """Return whether a layer's modules have no hooks and no parametrizations, so that their weights say all."""
+    """Return whether a layer's modules have no hooks, no parametrizations and no bias of the input product, so that W,
+    R and b say all."""
     if type(product) is not nn.Linear or type(recurrent) is not Recurrence:  # parametrizations change the class
+        return False
+    if product._parameters.get("bias") is not None:
         return False
     hooks = product._forward_pre_hooks or product._forward_hooks
     hooks = hooks or recurrent._forward_pre_hooks or recurrent._forward_hooks
