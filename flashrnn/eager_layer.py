@@ -18,7 +18,7 @@ from flashrnn.head_size import with_head_size
 from flashrnn.problem import PLAIN, Inputs, StateGradients, state_dtype
 from flashrnn.recurrence import Recurrence
 from flashrnn.reference import Reference
-from flashrnn.stepping import without_hooks
+from flashrnn.stepping import fit, without_hooks
 
 
 def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | None:
@@ -69,7 +69,7 @@ def _is_plain(x) -> bool:
 
 
 def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether this serves a layer: no hooks, weights on the device and in the dtype of x.
+    """Return whether this serves a layer: no hooks, weights that fit, on the device and in the dtype of x.
 
     It does not serve backend `vanilla`, which has derivatives that this does not have.
     """
@@ -82,7 +82,7 @@ def _serves(product: nn.Module, recurrent: nn.Module, x: Tensor, dtype: torch.dt
             and (weight.dtype == x.dtype or dtype_under_autocast(weight) == dtype)
         ):
             return False
-    return True
+    return fit(recurrent, product.weight, recurrent.R, recurrent.b)
 
 
 def _by_layer(network: nn.Module, states, batch: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Calls that differ from an earlier one in nothing but values: what it decided is not decided again.
+"""Repeated calls: one that differs from an earlier call only in its values takes over what that call has decided.
 
 The checks of a call, the choice of its backend and its plan keep the host busy for three times as long as its launch.
 For few time steps, and while a model reads a prompt, that is longer than the GPU computes.

@@ -74,19 +74,23 @@ def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def without_hooks(product: nn.Module, recurrent: nn.Module) -> bool:
-    """Return whether a layer's modules have no hooks and no parametrizations, so that their weights say all."""
+    """Return whether a layer's modules have no hooks, no parametrizations and no bias of the input product, so that W,
+    R and b say all."""
     if type(product) is not nn.Linear or type(recurrent) is not Recurrence:  # parametrizations change the class
+        return False
+    if product._parameters.get("bias") is not None:
         return False
     hooks = product._forward_pre_hooks or product._forward_hooks
     hooks = hooks or recurrent._forward_pre_hooks or recurrent._forward_hooks
-    return not (hooks or product._backward_hooks or recurrent._backward_hooks)
+    hooks = hooks or product._backward_pre_hooks or product._backward_hooks
+    return not (hooks or recurrent._backward_pre_hooks or recurrent._backward_hooks)
 
 
 def weights_of(
     product: nn.Module, recurrent: nn.Module, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """Return W, R and b of a layer; None unless its modules are `without_hooks` and all are parameters of that dtype on
-    that device. Attributes of modules are not read by name, which takes ten times as long."""
+    that device which fit. Attributes of modules are not read by name, which takes ten times as long."""
     if not without_hooks(product, recurrent):
         return None
     of_recurrent = recurrent._parameters
@@ -94,7 +98,18 @@ def weights_of(
     for weight in (W, R) if b is None else (W, R, b):
         if type(weight) not in PLAIN or weight.dtype != dtype or weight.device != device:
             return None
-    return W, R, b
+    return (W, R, b) if fit(recurrent, W, R, b) else None
+
+
+def fit(recurrent: Recurrence, W: Tensor, R: Tensor, b: Tensor | None) -> bool:
+    """Return whether the weights of a layer, which others may have replaced, have the sizes of its cell and heads.
+
+    Kernels do not check that: they would read what lies behind a smaller tensor.
+    """
+    cell, N, D = recurrent.cell, recurrent.num_heads, recurrent.head_dim
+    if W.shape[0] != len(cell.input_gates) * N * D or R.shape != (len(cell.recurrent_gates), N, D, D):
+        return False
+    return b is None or b.shape == (len(cell.gates), N, D)
 
 
 _MISSING = object()  # a tensor that is no parameter has taken its place

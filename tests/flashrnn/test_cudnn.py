@@ -149,6 +149,14 @@ def test_resets_hooks_and_wrong_states_are_seen(taken):
     assert taken == [False, False]
 
 
+def test_weights_of_another_size_are_not_given_to_it(taken):
+    network = FlashRNN(5, 6, function="gru")
+    network.recurrent_l0.b = nn.Parameter(torch.zeros(1, 1, 6))
+    with pytest.raises(ValueError, match="b must be"):
+        network(torch.randn(4, 3, 5))
+    assert taken == [False]
+
+
 def faster(cell, size, batch, dtype=torch.float16, *, steps=500, tf32=False, training=False, gpu="H100") -> bool:
     fewest = cudnn.fewest_steps(cell, size, batch, dtype, tf32, training, named_gpu(gpu))
     return fewest is not None and steps >= fewest

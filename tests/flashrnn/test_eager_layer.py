@@ -91,6 +91,8 @@ def test_autocast_is_that_of_the_modules(dtype, taken, monkeypatch):
 CHANGES = {
     "hook": lambda network: network.recurrent_l0.register_forward_hook(lambda *_: None),
     "backward hook": lambda network: network.input_l0.register_full_backward_hook(lambda *_: None),
+    "hook before a backward": lambda network: network.recurrent_l0.register_full_backward_pre_hook(lambda *_: None),
+    "second bias": lambda network: network.input_l0.register_parameter("bias", nn.Parameter(torch.zeros(18))),
     "parametrization": lambda network: nn.utils.parametrizations.weight_norm(network.recurrent_l0, "R"),
     "backend": lambda network: setattr(network.recurrent_l0, "backend", "vanilla"),
 }

@@ -115,6 +115,20 @@ def test_a_tensor_in_place_of_a_parameter_is_the_weight(name):
     assert_close(rnn.step(x)[0], rnn(x.expand(2, 3, 5))[0][0])
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("name", ["R", "b", "W"])
+def test_weights_of_another_size_are_an_error(name, heads):
+    """Kernels would read the memory behind them."""
+    rnn = network(dtype=torch.float32, num_heads=heads)
+    module, name = (rnn.input_l0, "weight") if name == "W" else (rnn.recurrent_l0, name)
+    setattr(module, name, torch.nn.Parameter(getattr(module, name).detach()[:1]))
+    for steps in (1, 4):
+        with pytest.raises((ValueError, RuntimeError), match=r"must|invalid|unflatten"):
+            rnn(torch.randn(steps, 3, 5))
+    with pytest.raises((ValueError, RuntimeError), match=r"must|invalid|unflatten"):
+        rnn.step(torch.randn(3, 5))
+
+
 def test_batched_gradients_and_a_graph_of_the_backward():
     rnn, x = network(), torch.randn(3, 5, dtype=torch.float64)
     out = rnn.step(x)[0]

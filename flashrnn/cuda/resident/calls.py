@@ -1,6 +1,6 @@
-"""Calls of the kernels: what those have in common that differ in nothing but values, and what each one launches.
+"""Calls of the kernels: what all calls of the same sizes share, and what each call launches.
 
-The host is busy for longer than the GPU with a few time steps. So what sizes decide is decided once.
+With few time steps, the host needs longer than the GPU. So everything that depends on sizes alone is computed once.
 """
 
 import secrets
@@ -58,7 +58,7 @@ def producers(spec: KernelSpec, tiling: Tiling) -> int:
 
 
 class Backward:
-    """What backward passes have in common whose residuals differ in nothing but their values."""
+    """What all backward passes share whose residuals differ only in their values."""
 
     def __init__(self, plan: Plan, cell: Cell, h: Tensor, device: torch.device) -> None:
         """`h` is like that of the calls, on PyTorch's meta device."""
@@ -75,10 +75,10 @@ class Backward:
 
 
 class BackwardCall:
-    """A backward pass: `launch`, and right after it `gradients`."""
+    """A backward pass: call `launch`, and right after it `gradients`."""
 
     def __init__(self, of: Backward, residual: Residual, grads: StateGradients) -> None:
-        """h, aux, gates and the gradient of h are dense, gates in the format of `of`. Their shapes do not count."""
+        """h, aux, gates and the gradient of h are dense, gates in the format of `of`. Their shapes may differ."""
         R, states, reset, h, aux, gates, _, donated, _, b, _ = residual
         self._of, self._residual, device, wide = of, residual, h.device, of.d_states[2]
         h, gates = aligned(h), aligned(gates)
@@ -94,7 +94,8 @@ class BackwardCall:
         if states is None:
             initial = first_aux = zeros(device.index, of.state_bytes)
         else:
-            initial, first_aux = states.contiguous(), aligned(saturated(states[1:], aux.dtype))
+            initial = states.contiguous()
+            first_aux = aligned(saturated(initial[1:], aux.dtype))
         self._concurrent, plan = None, of.plan
         if plan.overlapped:
             blocks = producers(plan.spec, plan.tiling)
@@ -133,7 +134,7 @@ class BackwardCall:
 
 
 class Forward:
-    """Forward passes of inputs that differ in nothing but their values. Biases and initial states of None are zeros."""
+    """Forward passes of inputs that differ only in their values. Biases and initial states of None are zeros."""
 
     def __init__(
         self, plan: Plan, cell: Cell, results: States, gates: Tensor, backward: Callable[[], Backward]
@@ -147,7 +148,7 @@ class Forward:
 
     @cached_property
     def backward(self) -> Backward:
-        """Return what the backward passes have in common."""
+        """Return what all backward passes of these calls share."""
         return self._backward()
 
     @property
@@ -201,7 +202,8 @@ class Forward:
         gates: Tensor | None,
         **chunks: Argument,
     ) -> None:
-        """Launch a forward pass that writes into these four. Of these and Wx the memory counts, and not the shape.
+        """Launch a forward pass that writes h, aux, last and gates. Only the memory of these and of Wx counts, not
+        their shapes.
 
         `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
         `chunks` are what the kernels of layers at the same time take besides, see layers.py.

@@ -213,7 +213,7 @@ class Results(NamedTuple):
 
 
 class OverlappedLayers:
-    """Calls of layers at the same time, whose inputs differ in nothing but their values."""
+    """Calls of layers at the same time whose inputs differ only in their values."""
 
     def __init__(
         self, taken: CudaFused, cell: Cell, forwards: list[Forward], chain: _Chain, back: "tuple[_Chain, Beside] | None"

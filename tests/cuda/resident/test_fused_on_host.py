@@ -383,6 +383,18 @@ def test_a_call_that_differs_in_nothing_but_values_is_remembered(on_host, monkey
         gradients(create_graph=True)[0].sum().backward()
 
 
+def test_initial_states_may_lie_in_memory_by_sequence(on_host):
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    *others, states = inputs_for("cuda_fused", Case(LSTM, B=3, T=2, N=1), torch.float32, torch.device("cpu"))
+    by_sequence = states.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+
+    def gradients(states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h, last = flashrnn(*others, states, function=LSTM, backend="cuda_fused")
+        return torch.autograd.grad(h.square().sum() + last.sum(), [*others, states])
+
+    assert all(torch.equal(x, y) for x, y in zip(gradients(states), gradients(by_sequence), strict=True))
+
+
 ONE_BLOCK = {"forward": tiled(2, 1, 1, 8, 1, stages=8), "backward": tiled(2, 1, 1, 8, 1)}
 CLUSTER = {
     "forward": tiled(2, 1, 1, 4, 2),
