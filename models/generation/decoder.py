@@ -185,12 +185,12 @@ class Decoder:
 
     def _capture(self, window: int) -> None:
         """Capture a step, after a warm-up that compiles its kernels."""
+        graph = None
         with slower_without_graph("a step"):
             if not self._graphs:
                 self._warm_up(window)
-            self._graphs[window] = capture(partial(self._step, window), self.device, self._pool)
-            return
-        self._graphs = None
+            graph = capture(partial(self._step, window), self._pool)
+        self._graphs = self._graphs | {window: graph} if graph else None
 
     def _warm_up(self, window: int) -> None:
         """Run a step, and restore everything it has changed."""

@@ -163,7 +163,8 @@ class PromptReader:
     ) -> torch.cuda.CUDAGraph:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        return capture(partial(self._read_piece, model, plain, size, padded), self._ids.device, self._pool)
+        stream = torch.cuda.current_stream(self._ids.device)
+        return capture(partial(self._read_piece, model, plain, size, padded), self._pool, stream)
 
     def _read_piece(self, model: SequenceModel, plain: list[fused_blocks.PlainBlock], size: int, padded: bool) -> None:
         reset = self._reset[:, :size] if padded else None  # with it the kernels of the recurrence take 7 % longer

@@ -1,7 +1,7 @@
-"""The stream of a GPU beside the caller's, on which prompts of one sequence are read and CUDA graphs are captured.
+"""The stream of a GPU beside the caller's, on which prompts of one sequence are read, and CUDA graphs.
 
-All models share it: PyTorch keeps a workspace of cuBLAS for every stream that has computed a matrix product, 32 MiB on
-Hopper, until the process ends.
+All models share the stream: PyTorch keeps a workspace of cuBLAS for every stream that has computed a matrix product,
+32 MiB on Hopper, until the process ends.
 """
 
 import warnings
@@ -31,13 +31,17 @@ def on_side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
             yield stream
 
 
-def capture(launch: Callable[[], None], device: torch.device, pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
-    """Return a CUDA graph of what `launch` launches. It has run on this stream before, where cuBLAS has taken its
-    workspace from memory that is not the graph's."""
+def capture(
+    launch: Callable[[], None], pool: tuple[int, int], stream: torch.cuda.Stream | None = None
+) -> torch.cuda.CUDAGraph:
+    """Return a CUDA graph of what `launch`, which has run before, launches.
+
+    On PyTorch's own stream for captures, cuBLAS takes its workspace from the graph's memory. On another one it keeps
+    that of the stream, which saves memory, but is freed where PyTorch frees all workspaces, as its compiler does.
+    """
     graph = torch.cuda.CUDAGraph()
     # Other threads, such as those that load data, may go on to allocate memory.
-    options = {"pool": pool, "capture_error_mode": "thread_local"}
-    with on_side_stream(device) as stream, torch.cuda.graph(graph, stream=stream, **options):
+    with _ALONE, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         launch()
     return graph
 

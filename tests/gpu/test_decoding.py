@@ -199,9 +199,10 @@ def test_memory_does_not_grow_with_the_prompt():
     assert peaks[2] < 1.3 * peaks[1] + 8 * ids.nbytes  # masks, and copies of the prompt
 
 
-@pytest.mark.parametrize(("batches", "streams"), [((1, 1, 1), 1), ((70, 1, 130, 200), 2)])
+@pytest.mark.parametrize(("batches", "streams"), [((1, 1, 1), 1), ((70, 1, 130, 200), 3)])
 def test_streams_share_workspaces_of_cublas(batches, streams):
-    """One stream computes products beside the caller's: the workspace of another one would be kept for good."""
+    """Beside the caller's stream, prompts and warm-ups share one, and captures another: the workspace of a further one
+    would be kept for good."""
     model = build("lstm", 4, 256, torch.bfloat16, kind=FlashRNNForCausalLM)
     forget_cublas_workspaces()
     before = torch.cuda.memory_allocated()

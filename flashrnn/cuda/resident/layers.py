@@ -278,7 +278,7 @@ class OverlappedLayers:
         ]
         of_x = None
         if x is not None and chain.last_product and x.shape[-1] == chain.tiling.width:
-            of_x = torch.empty_like(x)
+            of_x = x.new_empty(x.shape)  # dense, whatever x is
             products.append((backwards[-1].d_Wx, _matrix(matrices[0]), of_x))
         chain.launch([backward.launch for backward in backwards], products)
         return [backward.gradients() for backward in reversed(backwards)], of_x

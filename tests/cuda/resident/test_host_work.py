@@ -76,5 +76,4 @@ def test_a_layer_takes_few_operators(launches, heads, most):
     call()
     launches.clear()
     found = operators(call)
-    print(len(found), found, launches)
     assert len(found) <= most
