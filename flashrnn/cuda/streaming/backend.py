@@ -4,7 +4,7 @@ Besides inputs and results, a call allocates a copy of R, in the order in which 
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -135,8 +135,11 @@ class Cuda:
             **_sizes(h),
         }
         _launch(kernel, spec, tiling, arguments, h)
-        d_R = WeightGradient(spec, T, is_time_major(h), h.device.index)(d_Wx, d_u, h, states, reset)
+        d_R = _weight_gradient(spec, T, is_time_major(h), h.device.index)(d_Wx, d_u, h, states, reset)
         return Gradients(d_Wx, d_R, d_b.sum(0), d_state)
+
+
+_weight_gradient = lru_cache(maxsize=4096)(WeightGradient)
 
 
 @cache
