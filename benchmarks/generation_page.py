@@ -73,16 +73,16 @@ def _finding(rows: list[dict]) -> str:
     most = max(map(len, speeds.values()))
     context, batch = max(place for place, found in speeds.items() if len(found) == most)
     found = speeds[context, batch]
-    after = f"after {context:,} tokens, {'one sequence' if batch == -1 else f'{-batch} sequences'}"
+    behind = f"{context:,} tokens, {'one sequence' if batch == -1 else f'{-batch} sequences'}"
     attention = [model for model in found if model in ATTENTION]
     recurrent = [model for model in found if model not in ATTENTION]
     if attention and recurrent:
         peer = max(attention, key=found.get)
         ratio = min(found[model] for model in recurrent) / found[peer]
-        return f"All recurrent models: at least {ratio:.1f} times as fast as {peer}\n{after}"
+        return f"All recurrent models: at least {ratio:.1f} times as fast as {peer}\nafter {behind}"
     model = next(iter(found))
     pace = [speed[model] for (_, rows_of), speed in speeds.items() if rows_of == batch]
-    return f"{model}: {min(pace):,.0f} to {max(pace):,.0f} tokens per second\n{after.replace('after', 'after up to')}"
+    return f"{model}: {min(pace):,.0f} to {max(pace):,.0f} tokens per second\nafter up to {behind}"
 
 
 def _panel(axes: Axes, rows: list[dict], over: str, models: list[str]) -> None:

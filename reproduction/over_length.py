@@ -84,11 +84,11 @@ def _draw(contents: list[dict], file: Path) -> None:
             ends = [(number + 1) * found["window"] for number in range(len(found["losses"]))]
             of_state.plot(ends, found["state_mib"], **style)
     rows = [row for row in _generation(contents) if "error" not in row]
-    ends = {}
+    of_models = {}
     for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
         points = [(row["context"], row["tokens_per_s"]) for row in rows if row["model"] == model]
         of_speed.plot(*zip(*points, strict=True), "o-", color=f"C{number}")
-        ends[model] = points[-1][1], f"C{number}"
+        of_models[model] = points[-1][1], f"C{number}"
     of_text.set(ylabel="perplexity", xlabel="position in the document", yscale="log")
     number_log_axis(of_text.yaxis)
     of_state.set(ylabel="state of a document, MiB", xlabel="tokens read", yscale="log")
@@ -99,7 +99,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     for axes in (of_text, of_state, of_speed):
         over_tokens(axes)
     of_text.legend(fontsize=7, loc="lower right")
-    name_curves(of_speed, ends)
+    name_curves(of_speed, of_models)
     figure.suptitle(_finding(runs), fontsize=11)
     figure.savefig(file, dpi=150)
 
