@@ -44,6 +44,11 @@ def autograd_alone() -> bool:
     )
 
 
+def backward_is_observed() -> bool:
+    """Return whether the running backward pass is batched by a transformation, or has a graph of its own."""
+    return transforms_active() or torch.is_grad_enabled()
+
+
 graph_is_retained: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 """Return whether the graph of the running backward pass outlives it, so that its tensors must not be overwritten."""
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
+from flashrnn._torch_private import autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.calls import Forward
@@ -193,7 +193,7 @@ class _Layer(torch.autograd.Function):
         _, both_ways, *_, b_dtype = ctx.call
         x_wanted, W_wanted, _, b_wanted, *given_wanted = ctx.needs_input_grad[ctx.leading :]
         found = of_x = of_W = None
-        if not (transforms_active() or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")):
+        if not (backward_is_observed() or torch.is_autocast_enabled("cuda")):
             forward = ctx.forward
             states = together(given).view(forward.states, forward.batch, *R.shape[1:3]) if given else None
             of_gates = forward.gate_format, not graph_is_retained(), b_dtype, b, both_ways
@@ -261,7 +261,7 @@ class _Layers(torch.autograd.Function):
             calls.append((of_residual, b, b_dtype, StateGradients(None, (None,) * len(aux), d_end)))
         x_wanted, *wanted = ctx.needs_input_grad[ctx.leading :]
         at_once = None
-        if not (transforms_active() or torch.is_grad_enabled() or _captured(x)):
+        if not (backward_is_observed() or _captured(x)):
             with no_autocast(x):
                 of_calls = [(residual_of(cell, taken, *call[:3]), call[3]) for call in calls]
                 at_once = overlapped.backward(d_h, of_calls, [W for W, *_ in layers], x if x_wanted else None)

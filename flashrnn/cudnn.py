@@ -23,7 +23,7 @@ from flashrnn.eager import as_dtype
 from flashrnn.forking import lock_that_forks_wait_for
 from flashrnn.gpu import Gpu, nvidia_gpu
 from flashrnn.problem import PLAIN, dtype_name, state_dtype, tf32_allowed
-from flashrnn.stepping import fit, without_hooks
+from flashrnn.stepping import weights_of
 from flashrnn.torch_networks import initial_states
 
 logger = logging.getLogger("flashrnn")
@@ -261,8 +261,4 @@ def _may_run() -> bool:
 
 def _serves(network: nn.Module, name: str, x: Tensor) -> bool:
     product, recurrent = network._modules[f"input_{name}"], network._modules[f"recurrent_{name}"]
-    if not without_hooks(product, recurrent) or recurrent.backend != "auto":
-        return False
-    weights = flat_weights.parameters(network, name)
-    plain = all(w is None or (type(w) in PLAIN and (w.dtype, w.device) == (x.dtype, x.device)) for w in weights)
-    return plain and fit(recurrent, *weights)
+    return recurrent.backend == "auto" and weights_of(product, recurrent, x.dtype, x.device) is not None

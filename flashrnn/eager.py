@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashrnn import loop, op
-from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
+from flashrnn._torch_private import autograd_alone, backward_is_observed, graph_is_retained, transforms_active
 from flashrnn.cells import Cell
 from flashrnn.dispatch import by_one_way, no_autocast, run_backward, run_forward
 from flashrnn.memory_format import aux_in_format, in_format
@@ -97,7 +97,7 @@ def recurrence_gradients(
     call's dtypes, that of b perhaps in `b_dtype`.
     """
     residual = residual_of(cell, taken, saved, b, b_dtype, both_ways)
-    if transforms_active() or torch.is_grad_enabled():  # batched gradients; a graph of the backward pass
+    if backward_is_observed():
         run = partial(_by_operator, taken.name)
         return by_one_way(run, cell, residual, grads) if both_ways else run(cell, residual, grads)
     with no_autocast(residual.h):

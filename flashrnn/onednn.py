@@ -17,7 +17,7 @@ from flashrnn.cpu.backend import CpuFused
 from flashrnn.dispatch import choose
 from flashrnn.eager import as_dtype
 from flashrnn.problem import Problem, state_dtype
-from flashrnn.stepping import as_made, is_plain
+from flashrnn.stepping import is_plain, weights_of
 from flashrnn.torch_networks import in_order, initial_states
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -84,7 +84,7 @@ def _layers(network: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor 
     found, modules = [], network._modules
     for name in network.directions():
         product, recurrent = modules[f"input_{name}"], modules[f"recurrent_{name}"]
-        if recurrent.backend != "auto" or not as_made(product, recurrent, x.dtype):
+        if recurrent.backend != "auto" or (weights := weights_of(product, recurrent, x.dtype, x.device)) is None:
             return None
-        found.append((product._parameters["weight"], recurrent._parameters["R"], recurrent._parameters["b"]))
+        found.append(weights)
     return found if x.shape[-1] == network.input_size else None

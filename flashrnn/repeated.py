@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashrnn._torch_private import autograd_alone, graph_is_retained, transforms_active
+from flashrnn._torch_private import autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.calls import Forward
@@ -99,7 +99,7 @@ class _Recurrence(torch.autograd.Function):
         cell, backend, taken, forward, _ = ctx.call
         R, b, states, reset, h, gates, aux = ctx.saved_tensors
         found, d_aux = None, (None,) * len(aux)
-        if not (transforms_active() or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")):
+        if not (backward_is_observed() or torch.is_autocast_enabled("cuda")):
             residual = Residual(
                 R, states, reset, h, aux, gates, forward.gate_format, not graph_is_retained(), b.dtype, b
             )

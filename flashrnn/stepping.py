@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from flashrnn import op
-from flashrnn._torch_private import autograd_alone, transforms_active
+from flashrnn._torch_private import autograd_alone, backward_is_observed
 from flashrnn.cells import Cell
 from flashrnn.cpu.backend import CpuFused, gradients
 from flashrnn.cpu.call import Sizes, prepare
@@ -115,11 +115,6 @@ def fit(recurrent: Recurrence, W: Tensor, R: Tensor, b: Tensor | None) -> bool:
 _MISSING = object()  # a tensor that is no parameter has taken its place
 
 
-def as_made(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> bool:
-    """Return whether a layer's modules are `without_hooks` and their weights are of that dtype on the CPU."""
-    return weights_of(product, recurrent, dtype, _CPU) is not None
-
-
 def _layer(product: nn.Module, recurrent: nn.Module, dtype: torch.dtype) -> Layer | None:
     if (weights := weights_of(product, recurrent, dtype, _CPU)) is None:
         return None
@@ -189,8 +184,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_h, *d_new):
         x, W, *saved = ctx.saved_tensors
-        batched_or_with_a_graph = transforms_active() or torch.is_grad_enabled()
-        run = _by_operator if batched_or_with_a_graph else _backward
+        run = _by_operator if backward_is_observed() else _backward
         d_Wx, d_R, d_b, *d_states = run(ctx.cell, d_h, d_new, *saved)
         _, _, of_x, of_W, *_ = ctx.needs_input_grad
         d_x, d_W = d_Wx @ W if of_x else None, d_Wx.t() @ x if of_W else None
