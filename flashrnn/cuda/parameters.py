@@ -256,6 +256,21 @@ def weight_gradient(spec: KernelSpec) -> Parameters:
     )
 
 
+def short_gradients(spec: KernelSpec) -> Parameters:
+    """Return those of kernels/short_gradients.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    of, width = _Of(spec), len(spec.cell.input_gates) * N * D
+    return (
+        *_gradient_rows(spec),
+        of.shares("input", "const scalar", B, T, "features"),
+        Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
+        Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
+        Parameter("d_W", "u32* __restrict__", spec.dtype, (width, "features")),
+        Parameter("d_b", "void* __restrict__"),
+        *_numbers("features", "half_bias", "B", "T", "row_t", "partials", "pairs"),
+    )
+
+
 def concurrent_gradient(spec: KernelSpec) -> Parameters:
     """Return those of resident/kernels/concurrent_gradient.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim

@@ -11,6 +11,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
+from flashrnn.cuda import short_gradients
 from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
@@ -22,6 +23,7 @@ from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.short_gradients import ShortGradients
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant, short_steps, specs_of, variant_of
 from flashrnn.cuda.sum_of_partials import KERNEL
@@ -194,9 +196,12 @@ def _plan(
     overlapped = None
     if direction == "forward":
         if variant.training and spec.layers == 1:  # others prepare both directions themselves
-            sums = partial(KERNEL.compile, dtype if variant.half_bias else state_dtype(dtype), spec.gpu)
-            with meanwhile(partial(_chosen, choose, spec), sums):
-                without_bias = replace(variant, half_bias=False)
+            without_bias = replace(variant, half_bias=False)
+            after = partial(KERNEL.compile, dtype if variant.half_bias else state_dtype(dtype), spec.gpu)
+            if short_gradients.serves(spec, T):
+                of_backward = replace(spec, direction="backward", variant=without_bias)
+                after = partial(short_gradients.compile_kernel, of_backward)
+            with meanwhile(partial(_chosen, choose, spec), after):
                 _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
         kernel, tiling = _kernel(choose, spec, device, beside.dependent)
     else:
@@ -207,8 +212,13 @@ def _plan(
         (groups, kernel.with_known(first_group=first, used_sequences=tiling.sequences, **sizes))
         for first, groups in kernel.waves(tiling.batches(B) * N)
     ]
-    after = None if direction == "forward" or overlapped else WeightGradient(spec, T, time_major, device)
-    return Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped, after)
+    short = after = None
+    if direction == "backward" and not overlapped:
+        if short_gradients.serves(spec, T):
+            short = ShortGradients(spec, T, time_major, tiling.batches(B), device)
+        else:
+            after = WeightGradient(spec, T, time_major, device)
+    return Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped, short, after)
 
 
 def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated
-from flashrnn.cuda import spec, weight_gradient
+from flashrnn.cuda import short_gradients, spec, weight_gradient
 from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import backend, calls, tiling
 from flashrnn.cuda.resident.backend import CudaFused
@@ -91,6 +91,7 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(backend, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
+        monkeypatch.setattr(short_gradients, "serves", lambda spec, steps: False)
         monkeypatch.setattr(weight_gradient, "has_kernel", lambda spec: False)
         monkeypatch.setattr(calls, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
