@@ -20,7 +20,8 @@ from flashrnn.memory_format import aligned, contiguous
 MOST_ROWS = 256  # steps of sequences; with more, other kernels read less, because their blocks have more units
 _UNITS, _COLUMNS, _WARPS = 128, 64, 4  # of a block
 _ROWS, _STAGES = 32, 3  # of a load, and loads in flight and in use
-_SHARED_BYTES = _STAGES * _ROWS * 2 * (_UNITS + 8 + _COLUMNS + 8)
+THREADS = 32 * _WARPS
+SHARED_BYTES = _STAGES * _ROWS * 2 * (_UNITS + 8 + _COLUMNS + 8)
 
 
 class ShortGradients:
@@ -35,7 +36,7 @@ class ShortGradients:
         known = {"B": spec.batch, "T": steps, "row_t": spec.batch if time_major else 1}
         self._launch = _kernel(spec, device).with_known(**known, partials=partials, pairs=pairs)
         self._tiles = N * _tiles(self._R[0] * D, _UNITS) * _tiles(D, _COLUMNS)  # of d_R
-        self._of_W, self._of_b = _tiles(self._width, _UNITS), _tiles(pairs, 32 * _WARPS)
+        self._of_W, self._of_b = _tiles(self._width, _UNITS), _tiles(pairs, THREADS)
         self._vector = min(8, D & -D)
 
     def multiplies(self, x: Tensor) -> bool:
@@ -101,7 +102,7 @@ def serves(spec: KernelSpec, steps: int) -> bool:
 
 @cache
 def _kernel(spec: KernelSpec, device: int) -> LoadedKernel:
-    return load(compile_kernel(spec), parameters.short_gradients(spec), device, 32 * _WARPS, _SHARED_BYTES, 1, False)
+    return load(compile_kernel(spec), parameters.short_gradients(spec), device, THREADS, SHARED_BYTES, 1, False)
 
 
 def compile_kernel(spec: KernelSpec) -> Binary:
@@ -120,7 +121,7 @@ def prelude(spec: KernelSpec) -> str:
         "WARPS": _WARPS,
         "ROWS": _ROWS,
         "STAGES": _STAGES,
-        "SHARED_BYTES_EXPECTED": _SHARED_BYTES,
+        "SHARED_BYTES_EXPECTED": SHARED_BYTES,
     }
     source = definitions(spec.dtype, sizes | constants, indices)
     return "\n".join((source, declaration(parameters.short_gradients(spec))))

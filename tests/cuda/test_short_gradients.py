@@ -1,19 +1,16 @@
 """The kernel for the gradients of all weights after a short sequence: on the processor, without races; binaries for
 every architecture."""
 
-from functools import cache
-
 import pytest
 import torch
 
 from flashrnn import get_cell, products
-from flashrnn.cuda import parameters
-from flashrnn.cuda import short_gradients as module
-from flashrnn.cuda.short_gradients import ShortGradients, compile_kernel, prelude, serves
+from flashrnn.cuda import short_gradients
+from flashrnn.cuda.short_gradients import ShortGradients, compile_kernel, serves
 from flashrnn.cuda.spec import KernelSpec, Variant
 from flashrnn.gpu import named_gpu
 from flashrnn.memory_format import empty_in_format
-from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.cuda.host_kernel import short_gradients_on_host
 from tests.cuda.resident.test_kernels import GPUS
 from tests.problems import random_reset
 from tests.suite import Case
@@ -24,13 +21,7 @@ LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
 @pytest.fixture
 def on_host(monkeypatch):
     """Runs the kernel on the processor."""
-
-    @cache
-    def kernel(spec, device):
-        program = compile_for_host("flashrnn_short_gradients", prelude(spec), "kernels/short_gradients.cuh")
-        return HostKernel(program, parameters.short_gradients(spec), 1, 32 * module._WARPS, module._SHARED_BYTES)
-
-    monkeypatch.setattr(module, "_kernel", kernel)
+    monkeypatch.setattr(short_gradients, "_kernel", short_gradients_on_host)
 
 
 @pytest.mark.parametrize(

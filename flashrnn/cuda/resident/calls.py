@@ -42,11 +42,12 @@ class Plan:
     short: ShortGradients | None = None  # otherwise, of a backward of few steps
     weight_gradient: WeightGradient | None = None  # otherwise
 
-    def launch(self, arguments: dict[str, Argument], device: torch.device) -> None:
+    def launch(self, arguments: dict[str, Argument], beside: Tensor) -> None:
+        """Launch the kernels; their workspace is on the device of `beside`."""
         for groups, launch in self.launches:
             workspace = None
             if self.workspace:
-                workspace = torch.empty(groups * self.workspace, dtype=torch.uint8, device=device)
+                workspace = beside.new_empty(groups * self.workspace, dtype=torch.uint8)
             arguments["workspace"], arguments["launch"] = workspace, next(_LAUNCHES)
             launch(groups, arguments)
 
@@ -123,7 +124,7 @@ class BackwardCall:
 
     def launch(self, **chunks: Argument) -> None:
         """`chunks` as in `Forward.launch`."""
-        self._of.plan.launch({**self._arguments, **chunks}, self.d_Wx.device)
+        self._of.plan.launch({**self._arguments, **chunks}, self.d_Wx)
 
     def gradients(self) -> Gradients:
         return self.gradients_of_layer(None)[0]
@@ -224,11 +225,10 @@ class Forward:
         `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
         `chunks` are what the kernels of layers at the same time take besides, see layers.py.
         """
-        device = Wx.device
         arguments = {
             "x": Wx,
             "R": R.contiguous(),
-            "bias": zeros(device.index, self._biases) if b is None else b.contiguous(),
+            "bias": zeros(Wx.device.index, self._biases) if b is None else b.contiguous(),
             "initial": _or_zeros(initial, last),
             "resets": _bits(reset),
             "h": h,
@@ -237,7 +237,7 @@ class Forward:
             "gates": gates,
             **chunks,
         }
-        self._plan.launch(arguments, device)
+        self._plan.launch(arguments, Wx)
 
 
 _Format = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # a shape that is no torch.Size is read in half the time

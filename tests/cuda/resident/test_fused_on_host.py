@@ -18,7 +18,7 @@ from flashrnn.cuda.resident.source import prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu
 from flashrnn.residual import converted
-from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.cuda.host_kernel import HostKernel, compile_for_host, short_gradients_on_host
 from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE, all_states
 from tests.suite import Case, check, check_tf32, equal_units, inputs_for, large_mean_of_c, tf32_on_the_processor
 from tests.tolerances import assert_close
@@ -419,7 +419,10 @@ CLUSTER = {
     ids=["step", "sequence", "both directions", "both directions in clusters"],
 )
 def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, steps, options, tilings):
+    serves = short_gradients.serves
     on_host(tilings)
+    monkeypatch.setattr(short_gradients, "serves", serves)
+    monkeypatch.setattr(short_gradients, "_kernel", short_gradients_on_host)
     monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)
