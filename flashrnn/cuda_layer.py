@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
 
 from flashrnn._torch_private import apply_of, autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
@@ -54,7 +55,7 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     if given is not None and not _are_states(given, network, x, B):
         return None
     with_gradients = torch.is_grad_enabled()
-    wanted = with_gradients and (x.requires_grad or any([s.requires_grad for s in given or ()]))
+    wanted = with_gradients and (x.requires_grad or (given is not None and any([s.requires_grad for s in given])))
     layers = []
     for k in range(network.num_layers):
         weights = []
@@ -80,7 +81,7 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     ends = []
     for k, ((recurrent, weights, training), found) in enumerate(zip(layers, found_ones, strict=True)):
         if k:
-            x = nn.functional.dropout(x, network.dropout, network.training)
+            x = dropout(x, network.dropout, network.training)
         joined = _joined(*weights) if both_ways else weights[0]
         if training:
             states = () if given is None else _of_layer(given, k, both_ways)
@@ -221,7 +222,7 @@ def _launched(
     forward: Forward, x: Tensor, W: Tensor, R: Tensor, b: Tensor | None, initial, reset: Tensor | None, aux, gates
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Return h in the layout of x, aux, the last states [S, B, H], and gates, after the launch that writes them."""
-    Wx = nn.functional.linear(x, W)
+    Wx = linear(x, W)
     h = x.new_empty(*x.shape[:-1], forward.size)
     last = x.new_empty(forward.states, forward.batch, forward.size, dtype=state_dtype(x.dtype))
     forward.launch(Wx, R, b, initial, reset, h, aux, last, gates)
