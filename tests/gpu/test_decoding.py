@@ -212,18 +212,24 @@ def test_streams_share_workspaces_of_cublas(batches, streams):
     assert torch.cuda.memory_allocated() - before < (streams + 0.5) * 2**25  # 32 MiB each on Hopper
 
 
+def workspaces():
+    """Pool and address of every tensor as large as a workspace of cuBLAS on Hopper."""
+    return {
+        (tuple(segment["segment_pool_id"]), block["address"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated" and block["size"] >= 2**25
+    }
+
+
 def test_graphs_have_workspaces_of_their_own():
     """PyTorch's compiler frees those that streams have outside of graphs' pools, whose memory others then take."""
     model = build("lstm", 12, 768, torch.bfloat16, kind=FlashRNNForCausalLM)
     ids = torch.randint(1, 1001, (1, 1024), device="cuda")
     free_cublas_workspaces()
+    before = workspaces()
     for _ in range(2):  # the first is not captured
         model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0)
-    pools = {
-        tuple(segment["segment_pool_id"])
-        for segment in torch.cuda.memory_snapshot()
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated" and block["size"] >= 2**25  # as a workspace on Hopper
-    }
+    pools = {pool for pool, _ in workspaces() - before}
     assert len(pools) == 1
     assert (0, 0) not in pools
