@@ -52,7 +52,7 @@ DECODED = (  # T steps of a model of two blocks
 )
 GROUPS = (*BACKENDS, DECODING)
 CASES = (*itertools.product(BACKENDS, SIZES, DTYPES), *itertools.product((DECODING,), DECODED, DTYPES))
-_PRODUCT = products._product
+_PRODUCT, _OF_ONE_HEAD = products._product, products._of_one_head
 
 
 def sanitize(tool: str, group: str, folder: Path) -> list[str]:
@@ -92,16 +92,21 @@ def train(backend: str, case: Case, dtype: torch.dtype, device: torch.device) ->
     """Run forward and backward of a backend."""
     inputs = inputs_for(backend, case, dtype, device)
     reset = random_reset(case.B, case.T).to(device) if case.reset else None
-    with patch.object(products, "_product", _product_in_float32):
+    in_float32 = patch.multiple(products, _product=_product_in_float32, _of_one_head=_of_one_head_in_float32)
+    with in_float32:
         results(flashrnn, inputs, function=case.cell, backend=backend, reset=reset)
 
 
 def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     """Run steps of a language model, and an addition to its residual stream with the norms around it."""
     model = random_model(case.cell, case.N, case.D, 2, case.B, dtype)
+
+    def to_device(part: Tensor | None) -> Tensor | None:
+        return None if part is None else part.to(device)
+
     model = model._replace(
         embedding=model.embedding.to(device),
-        blocks=[decoding.ResidualBlock(*(part.to(device) for part in block)) for block in model.blocks],
+        blocks=[decoding.ResidualBlock(*map(to_device, block)) for block in model.blocks],
         norm=model.norm.to(device),
         head=model.head.to(device),
     )
@@ -123,6 +128,11 @@ def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
 def _product_in_float32(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
     """For racecheck, which fails within cuBLAS's kernels for half types on an H200, though told to leave them alone."""
     return _PRODUCT([x.float() for x in d_gates], steps, h.float(), add_to)
+
+
+def _of_one_head_in_float32(d_Wx: Tensor, h: Tensor, initial: Tensor | None, few: bool) -> Tensor:
+    """The same for one head."""
+    return _OF_ONE_HEAD(d_Wx.float(), h.float(), initial, few).to(h.dtype)
 
 
 def main() -> None:
