@@ -201,8 +201,8 @@ def _message(error: BaseException) -> str | None:
         return text
     if type(error).__module__.startswith("wandb."):
         return f"{text} (of logger=wandb; WANDB_MODE=offline needs no account)"
-    if isinstance(error, InstantiationException) and not isinstance(error.__cause__, TypeError | type(None)):
-        return _message(error.__cause__) or hydra_errors.message(error)  # a constructor raised the cause
+    if isinstance(error, InstantiationException) and hydra_errors.raised_by_target(error):
+        return _message(error.__cause__) or hydra_errors.message(error)
     if isinstance(error, HydraException | OmegaConfBaseException):
         return hydra_errors.message(error)
     if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # logging cannot write to a folder
