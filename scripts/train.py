@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from training import sweep
 from training.command_line import hydra_command, one_line_errors
-from training.configuration import check_kinds, given_and_usual, say_overruled
+from training.configuration import say_overruled
 from training.resumed_config import command_of_run, command_to_record, take_saved_values
 
 
@@ -39,7 +39,6 @@ def main(config: DictConfig) -> float | None:
     hydra = HydraConfig.get()
     take_saved_values(config)
     config.overrides = command_to_record(hydra)
-    check_kinds(*given_and_usual(config.overrides, hydra.runtime.choices))
     say_overruled(config, hydra)
     in_sweep = hydra.mode == RunMode.MULTIRUN
     result = sweep.train_job(train, config, Path(hydra.sweep.dir)) if in_sweep else train(config)

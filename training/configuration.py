@@ -84,16 +84,19 @@ def check_kinds(given: Mapping[str, Any], usual: DictConfig) -> None:
             raise ValueError(f"{key}={value}: expected {kind}, such as {str(other).lower()}")
 
 
-def given_and_usual(overrides: Sequence[str], groups: Container[str]) -> tuple[dict[str, Any], DictConfig]:
+def given_and_usual(
+    overrides: Sequence[str], groups: Container[str], name: str = "train"
+) -> tuple[dict[str, Any], DictConfig]:
     """Return the values that a command gives to keys, and the config that it composes without them.
 
     Args:
         overrides: all of the command.
         groups: the names of all groups of options.
+        name: of the command's config.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [one for one in parsed if one.key_or_group not in groups and not one.key_or_group.startswith("hydra.")]
-    usual = composed([one.input_line for one in parsed if one not in values])
+    usual = composed([one.input_line for one in parsed if one not in values], name)
     return {one.key_or_group: one.value() for one in values}, usual
 
 

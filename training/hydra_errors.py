@@ -1,5 +1,6 @@
 """The errors of Hydra and OmegaConf as one line, with the name that a wrong one may have been meant for."""
 
+import re
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -12,6 +13,8 @@ UNKNOWN_KEY = ConfigAttributeError | ConfigKeyError
 
 def message(error: Exception) -> str:
     """Return the message of an error of Hydra or OmegaConf in one line."""
+    if resolving := re.match(r"\w+ raised while resolving interpolation: (.+)", str(error)):
+        return resolving[1]  # what follows names a key that nobody has given
     text, cause = _one_line(error), error.__cause__
     if isinstance(error, OverrideParseException) and error.override not in text:
         return f"{error.override}: {text}"

@@ -78,6 +78,9 @@ def test_two_processes_train_as_one(strategy, precision, tolerance, tiny_config,
         ("scripts.evaluate", ["ckpt=nowhere"], "nowhere"),
         ("scripts.evaluate", [f"ckpt={__file__}"], __file__),
         ("scripts.export", ["ckpt=nowhere", "out=x", "to=y"], "'to'"),
+        ("scripts.generate", ["ckpt=nowhere", "do_sample=no"], "do_sample=no: expected true or false"),
+        ("scripts.reproduce", ["parity", "quick=maybe"], "quick=maybe: expected true or false"),
+        ("scripts.benchmark", ["kernels", "quick=maybe"], "quick=maybe: expected true or false"),
     ],
 )
 def test_wrong_input_ends_in_a_few_lines(tmp_path, monkeypatch, module, arguments, message):

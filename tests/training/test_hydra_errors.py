@@ -36,6 +36,13 @@ def test_unknown_key_of_a_saved_config():
     assert "did you mean eval_lengths?" in hydra_errors.message(raised.value)
 
 
+def test_a_value_that_others_depend_on():
+    config = composed(["global_batch_size=100", "run_dir=."])
+    with pytest.raises(OmegaConfBaseException) as raised:
+        OmegaConf.to_container(config, resolve=True)
+    assert re.fullmatch(r"global_batch_size=100 is no .* = \d+", hydra_errors.message(raised.value))
+
+
 def test_required_keys_are_told_with_their_comment():
     with pytest.raises(ValueError, match=r"ckpt=VALUE is required: .*last"):
         check_required(composed([], "evaluate"), "evaluate")
