@@ -10,7 +10,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
@@ -65,22 +65,19 @@ def check_required(config: DictConfig, name: str) -> None:
 
 
 def check_kinds(given: Mapping[str, Any], usual: DictConfig) -> None:
-    """Raise for a word or a list in place of a number or of true and false, and for anything else than a list where one
-    is usual: code would refuse it without its key, and "no" is true to Python. Lightning takes words for some of its
-    numbers, and checks them itself.
+    """Raise for a word or a list in place of a number or of true and false: code would refuse it without its key, and
+    "no" is true to Python. Lightning takes words for some of its numbers, and checks them itself.
 
     Args:
         given: values by their keys.
         usual: a config with what these keys have otherwise.
     """
     for key, value in given.items():
-        other = None if value is None or key.startswith("trainer.") else OmegaConf.select(usual, key)
-        if isinstance(other, ListConfig):
-            kind, right = "a list", isinstance(value, list)
-        else:
+        if not isinstance(value, str | list) or key.startswith("trainer."):
+            continue
+        other = OmegaConf.select(usual, key)
+        if isinstance(other, int | float):
             kind = "true or false" if isinstance(other, bool) else "a number"
-            right = not (isinstance(other, int | float) and isinstance(value, str | list))
-        if not right:
             raise ValueError(f"{key}={value}: expected {kind}, such as {str(other).lower()}")
 
 

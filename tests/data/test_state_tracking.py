@@ -204,6 +204,7 @@ def test_a_task_that_returns_no_labels(new_task):
         ({"min_length": 0}, "min_length=0"),
         ({"min_length": 41}, "min_length=41, max_length=40"),
         ({"eval_lengths": [40]}, r"eval_lengths=\[40\]"),
+        ({"eval_lengths": 40}, r"eval_lengths=\[40\]: need two or more"),
         ({"eval_lengths": [64, 40]}, r"eval_lengths=\[64, 40\]"),
         ({"supervision": "last"}, "supervision 'last'"),
         ({"batch_size": 0}, "batch_size=0 .*1"),
