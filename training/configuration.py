@@ -73,7 +73,7 @@ def check_kinds(given: Mapping[str, Any], usual: DictConfig) -> None:
         usual: a config with what these keys have otherwise.
     """
     for key, value in given.items():
-        if not isinstance(value, str | list) or key.startswith("trainer."):
+        if not isinstance(value, str | list) or key.startswith("trainer.") or "${" in value:
             continue
         other = OmegaConf.select(usual, key)
         if isinstance(other, int | float):

@@ -43,7 +43,7 @@ def test_values_of_another_kind_are_told_with_their_key(override, message):
 
 def test_values_of_the_usual_kinds_pass():
     allowed = ["seed=1", "optim.lr=1", "compile=true", "data.eval_lengths=[1,9]", "trainer.devices=auto"]
-    allowed += ["data.eval_lengths=9", "threads=2", "optim.lr=null", "+mine.key=word", "~optim.lr", "hydra.run.dir=x"]
+    allowed += ["data.eval_lengths=9", "threads=2", "optim.lr=null", "+mine.key=word", "~optim.lr", "data.seed=${seed}"]
     check_kinds(*given_and_usual(["model=gru", *allowed], groups=("model",)))
 
 
