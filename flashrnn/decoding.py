@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashrnn._torch_private import copy_each as copy_each
+from flashrnn._torch_private import free_cublas_workspaces as free_cublas_workspaces
 from flashrnn.cells import Cell
 from flashrnn.cuda.ahead import begin
 from flashrnn.cuda.available import unavailable
