@@ -124,6 +124,7 @@ struct Loop {
     auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
     if (!IN_ROWS) load_inputs();
 #if REDUCES
+    if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps, also those without cells
     auto u = [&](float (&sums)[GR][CELLS]) {
       reduce_slices<GR>(sums, c, shared.sums, coord);
       if (IN_ROWS) load_inputs();  // while the sums arrive
@@ -137,9 +138,7 @@ struct Loop {
     if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
     if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
 #if REDUCES
-    float none[GR][CELLS];
     if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, cells.valid, units);
-    else u(none);
 #endif
     if (coord.has_cells()) {
       if constexpr (!REDUCES) step_cells(carried, results, v, u, cells.valid, units);

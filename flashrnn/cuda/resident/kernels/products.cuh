@@ -275,13 +275,14 @@ struct SliceSums {
         u[j][q] = sum.x, u[j][q + 1] = sum.y;
       }
   }
-  // DENSE: from lanes with columns that are used, to all.
-  DEVICE void reduce_to_all_lanes(float (&u)[ROWS][CELLS]) const {
+  // DENSE: from lanes with columns that are used, to all; then those of warps with cells have them from reduce_stored.
+  DEVICE void store_for_all_lanes() const {
     if (coord.lane_in_quad < 2)
 #pragma unroll
       for (int cell = 0; cell < 4; cell++) store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
-    if (!coord.has_cells()) return;
+  }
+  DEVICE void reduce_stored(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int from = 0; from < K_SLICES; from++) {
       float v[ROWS];
@@ -329,6 +330,6 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
   const SliceSums<ROWS> slices{c, sums, coord};
   if constexpr (IN_ROWS) slices.reduce_in_rows(u);
   else if constexpr (K_SLICES == 1) slices.own(u);
-  else if constexpr (DENSE) slices.reduce_to_all_lanes(u);
+  else if constexpr (DENSE) slices.reduce_stored(u);
   else slices.reduce_to_same_lane(u);
 }
