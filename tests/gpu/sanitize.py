@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -92,24 +94,13 @@ def train(backend: str, case: Case, dtype: torch.dtype, device: torch.device) ->
     """Run forward and backward of a backend."""
     inputs = inputs_for(backend, case, dtype, device)
     reset = random_reset(case.B, case.T).to(device) if case.reset else None
-    in_float32 = patch.multiple(products, _product=_product_in_float32, _of_one_head=_of_one_head_in_float32)
-    with in_float32:
+    with products_in_float32():
         results(flashrnn, inputs, function=case.cell, backend=backend, reset=reset)
 
 
 def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     """Run steps of a language model, and an addition to its residual stream with the norms around it."""
-    model = random_model(case.cell, case.N, case.D, 2, case.B, dtype)
-
-    def to_device(part: Tensor | None) -> Tensor | None:
-        return None if part is None else part.to(device)
-
-    model = model._replace(
-        embedding=model.embedding.to(device),
-        blocks=[decoding.ResidualBlock(*map(to_device, block)) for block in model.blocks],
-        norm=model.norm.to(device),
-        head=model.head.to(device),
-    )
+    model = placed(random_model(case.cell, case.N, case.D, 2, case.B, dtype), device)
     if reason := decoding.unsupported_reason(model):
         pytest.skip(reason)
     step, tokens = decoding.ModelStep(model), torch.zeros(case.B, dtype=torch.int64, device=device)
@@ -125,13 +116,28 @@ def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     decoding.add_norm(x, model.embedding, model.norm, model.blocks[0].head_norm, case.D)
 
 
+def placed(model: decoding.ResidualModel, device: torch.device) -> decoding.ResidualModel:
+    """Return the model on a device."""
+
+    def of(weights: NamedTuple) -> NamedTuple:
+        return weights._replace(
+            **{name: x.to(device) for name, x in weights._asdict().items() if isinstance(x, Tensor)}
+        )
+
+    return of(model)._replace(blocks=[of(block) for block in model.blocks])
+
+
+def products_in_float32() -> AbstractContextManager:
+    """Compute d_R in float32: racecheck fails within cuBLAS's kernels for half types on an H200, though told to leave
+    them alone."""
+    return patch.multiple(products, _product=_product_in_float32, _of_one_head=_of_one_head_in_float32)
+
+
 def _product_in_float32(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
-    """For racecheck, which fails within cuBLAS's kernels for half types on an H200, though told to leave them alone."""
     return _PRODUCT([x.float() for x in d_gates], steps, h.float(), add_to)
 
 
 def _of_one_head_in_float32(d_Wx: Tensor, h: Tensor, initial: Tensor | None, few: bool) -> Tensor:
-    """The same for one head."""
     return _OF_ONE_HEAD(d_Wx.float(), h.float(), initial, few).to(h.dtype)
 
 
