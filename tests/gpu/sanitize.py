@@ -99,21 +99,31 @@ def train(backend: str, case: Case, dtype: torch.dtype, device: torch.device) ->
 
 
 def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
-    """Run steps of a language model, and an addition to its residual stream with the norms around it."""
-    model = placed(random_model(case.cell, case.N, case.D, 2, case.B, dtype), device)
-    if reason := decoding.unsupported_reason(model):
-        pytest.skip(reason)
-    step, tokens = decoding.ModelStep(model), torch.zeros(case.B, dtype=torch.int64, device=device)
-    logits, chosen = torch.empty(case.B, len(model.head), dtype=dtype, device=device), torch.empty_like(tokens)
-    draw = {"keys": torch.arange(case.B, dtype=torch.int32, device=device), "temperature": torch.ones(1, device=device)}
-    for _ in range(case.T):
-        step(tokens, logits, chosen)
-        step(tokens, chosen=chosen, **draw)
+    """Run steps of language models, the choice of a token, and an addition to the residual stream with its norms."""
+    models = [random_model(case.cell, case.N, case.D, 2, case.B, dtype, int8=int8) for int8 in (False, True)]
+    models = [placed(model, device) for model in models]
+    reasons = [decoding.unsupported_reason(model) for model in models]
+    if all(reasons):
+        pytest.skip(reasons[0])
+    for model in (model for model, reason in zip(models, reasons, strict=True) if reason is None):
+        logits, keys = run_steps(model, case.T, device)
     settings = torch.tensor([1.0, 0.9, -5.0, 1.0], device=device)
-    counter = torch.zeros(1, dtype=torch.int32, device=device)
-    decoding.choose(logits, chosen, counter, settings, top_k=5, keys=draw["keys"])
+    counter, chosen = torch.zeros(1, dtype=torch.int32, device=device), torch.empty_like(keys, dtype=torch.int64)
+    decoding.choose(logits, chosen, counter, settings, top_k=5, keys=keys)
     x = model.embedding.clone()
     decoding.add_norm(x, model.embedding, model.norm, model.blocks[0].head_norm, case.D)
+
+
+def run_steps(model: decoding.ResidualModel, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Run steps that return logits and steps that choose tokens; return the last logits and the keys of draws."""
+    batch, dtype = model.blocks[0].states.shape[1], model.embedding.dtype
+    step, tokens = decoding.ModelStep(model), torch.zeros(batch, dtype=torch.int64, device=device)
+    logits, chosen = torch.empty(batch, len(model.head), dtype=dtype, device=device), torch.empty_like(tokens)
+    draw = {"keys": torch.arange(batch, dtype=torch.int32, device=device), "temperature": torch.ones(1, device=device)}
+    for _ in range(steps):
+        step(tokens, logits, chosen)
+        step(tokens, chosen=chosen, **draw)
+    return logits, draw["keys"]
 
 
 def placed(model: decoding.ResidualModel, device: torch.device) -> decoding.ResidualModel:
