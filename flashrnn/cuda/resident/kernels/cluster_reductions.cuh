@@ -7,8 +7,6 @@
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
 
-constexpr int HOLDERS = CELLS == 1 && !DENSE ? 2 : 1;  // warps of a unit tile that hold the same sequence's units
-constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
 constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 
 // Return the floats that a part takes: two, or whole vectors of four.
