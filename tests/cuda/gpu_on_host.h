@@ -516,6 +516,10 @@ inline void peek(uint4& v, const uint4* from) {
   for (int i = 0; i < 4; i++) words[i] = shared_word<u32>(reinterpret_cast<const u32*>(from) + i).load(std::memory_order_relaxed);
   v = {words[0], words[1], words[2], words[3]};
 }
+inline void peek(u32& v, const uint4* from) {
+  dawdle();
+  v = shared_word<u32>(reinterpret_cast<const u32*>(from)).load(std::memory_order_relaxed);
+}
 inline bool arrived(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
 inline void publish_phase(u64* to, uint2 v, u32 phase) {
   dawdle(), shared_word<u64>(to).store(u64(v.y) << 32 | (v.x & ~1u) | phase, std::memory_order_relaxed);

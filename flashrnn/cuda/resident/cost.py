@@ -13,9 +13,9 @@ from flashrnn.cuda.resident.tiling import (
     lane_cells,
     more_operations,
     operands,
+    polled_words,
     registers,
     shared_memory,
-    spillable,
     splits,
     tiles_of_warp,
 )
@@ -83,9 +83,9 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
             step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
     if spec.steps:  # more of one block, and its beginning alone, take about as long
         step += several * splits(spec) * tiles * _LOAD // spec.steps
-    if spillable(spec, tiling.grid):
+    if trace(spec.cell).reduces:
         available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * tiling.warps))
-        step += _SPILLED * maximum(registers(spec, tiling) - available, 0)
+        step += _SPILLED * maximum(registers(spec, tiling) + polled_words(spec, tiling) - available, 0)
     return step
 
 

@@ -10,7 +10,7 @@ from flashrnn.cells.bounds import is_bounded
 from flashrnn.cells.built_in import LSTM
 from flashrnn.cells.printers.cuda import exchanges, operation_count
 from flashrnn.cells.trace import trace
-from flashrnn.constrint import Expression, maximum, minimum
+from flashrnn.constrint import Expression, ceil_div, maximum, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
@@ -98,6 +98,14 @@ def registers(spec: KernelSpec, tiling: Tiling) -> Expression:
         values += more_operations(spec.cell, spec.direction) // 8 * cells  # some of them between reductions
     slack = _GRID_SLACK[spec.direction] * tiling.grid
     return tiling.register_fragments * 4 + 38 + 8 * splits(spec) + 4 * (sums * tiling.batch_tiles) + values + slack
+
+
+def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return the words of a reduction over units that a lane of a grid polls at once: registers for a short time."""
+    if not tiling.grid:
+        return 0
+    pairs = max((one.pairs for one in exchanges(spec.cell, spec.direction)), default=0)
+    return 2 * pairs * ceil_div(tiling.blocks, 32)
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:

@@ -48,14 +48,18 @@ struct Ring {
     for (int k = 0; k < OWN; k++)
       if (own[k] >= 0) publish(slot(t) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
   }
+  // Begins to load a word of each vector of the slot of step t, which `send` of the step before takes: a load from L2 takes long.
+  DEVICE void load_cleared(u32 (&cleared)[OWN], int t) const {
+#pragma unroll
+    for (int k = 0; k < OWN; k++)
+      if (own[k] >= 0) peek(cleared[k], slot(t) + own[k]);
+  }
   // Stores h of step t, which also tells the other blocks that the slot of the next step is clear.
-  DEVICE void send(const char* send_buffer, int t) const {
+  DEVICE void send(const char* send_buffer, u32 (&cleared)[OWN], int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++) {
       if (own[k] < 0) continue;
-      uint4 cleared;
-      do peek(cleared, slot(t + 1) + own[k]);
-      while (arrived(cleared));
+      while (cleared[k] != EMPTY) peek(cleared[k], slot(t + 1) + own[k]);
       publish(slot(t) + own[k], reinterpret_cast<const uint4*>(send_buffer)[k * THREADS + threadIdx.x]);
     }
   }

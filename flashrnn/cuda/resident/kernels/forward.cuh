@@ -92,7 +92,8 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
 }
 
 // Gives h of a step to all warps that multiply it, after those of this block have stored theirs.
-DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, const ThreadCoord& coord) {
+DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, u32 (&cleared)[OWN],
+                       const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
     __syncthreads();
   } else if constexpr (CLUSTERED) {
@@ -101,7 +102,7 @@ DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& share
   } else {
     __syncthreads();
     if (exchange) {
-      ring.send(shared.exchange, t);
+      ring.send(shared.exchange, cleared, t);
       ring.receive(shared.operand + next * H_BYTES, t);
     }
     __syncthreads();
@@ -136,6 +137,8 @@ struct Loop {
     float c[GR][BATCH_TILES][4] = {};
     begin_sums(c, carried.b);
     multiply(c, weights, scale, shared_address(shared.operand), shared.barriers, t, coord);
+    u32 cleared[OWN];
+    if (GRID && exchange) ring.load_cleared(cleared, t + 1);
     float v[GI][CELLS];
     u32 next_masks[PAIRS];
     read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
@@ -175,7 +178,7 @@ struct Loop {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
     copy_wait<STAGES - 2>();
-    all_gather(t, next, exchange, shared, ring, coord);
+    all_gather(t, next, exchange, shared, ring, cleared, coord);
   }
 };
 
