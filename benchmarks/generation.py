@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.generation import BaseStreamer
 
+from flashrnn.decoding import free_cublas_workspaces
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from models.quantization import quantize
-from training._compat import forget_cublas_workspaces
 
 LLAMA = "Llama of transformers"
 SMALL = {"vocab_size": 2048, "d_model": 256, "num_blocks": 4}
@@ -152,7 +152,7 @@ def measure(case: Case, bandwidth: float | None) -> dict:
         bandwidth: of a GPU's memory, in bytes per second; None on a CPU.
     """
     if bandwidth:
-        forget_cublas_workspaces()
+        free_cublas_workspaces()
     before = torch.cuda.memory_allocated() if bandwidth else 0
     model = build(case.model, bool(bandwidth))
     clock = TokenClock(time.perf_counter if bandwidth else time.process_time)

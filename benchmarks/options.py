@@ -64,10 +64,11 @@ def rows() -> Iterator[dict]:
                 yield what | row | {"over": over(row, found[0])}
 
 
-def over(row: dict, first: dict) -> dict[str, float]:
-    """Return times and memory as multiples of the first row's."""
+def over(row: dict, first: dict) -> dict[str, float | None]:
+    """Return times and memory as multiples of the first row's; None of none, as of memory that a CUDA graph has taken
+    before."""
     values = [{"ms": r["ms"]["p50"], "call_ms": r["call_ms"], "peak_mib": r["peak_mib"]} for r in (row, first)]
-    return {name: round(value / values[1][name], 3) for name, value in values[0].items()}
+    return {name: round(value / of, 3) if (of := values[1][name]) else None for name, value in values[0].items()}
 
 
 def measured(variant: Variant, mode: str) -> dict:

@@ -107,7 +107,7 @@ class StateTracking(ResumableDataModule):
         **options: Any,
     ):
         super().__init__(batch_size, num_workers, seed)
-        edges = tuple(eval_lengths)
+        edges = (eval_lengths,) if isinstance(eval_lengths, int) else tuple(eval_lengths)
         if not 1 <= min_length <= max_length:
             raise ValueError(f"min_length={min_length}, max_length={max_length}: need 1 <= min_length <= max_length")
         if not all(isinstance(edge, int) for edge in edges):

@@ -32,13 +32,18 @@ class Task:
         return 1 / self.num_classes
 
     def check(self) -> None:
-        """Draw a few sequences, and raise ValueError for a wrong shape, token or label."""
+        """Draw a few sequences, and raise ValueError for a wrong shape, dtype, token or label."""
         shape = (16, 64)
-        tokens, labels = self.draw(np.random.default_rng(0), shape)
+        drawn = self.draw(np.random.default_rng(0), shape)
+        if not (isinstance(drawn, tuple) and [type(part) for part in drawn] == [np.ndarray] * 2):
+            raise ValueError(f"task {self.name!r} drew {type(drawn).__name__}: expected (tokens, labels), NumPy arrays")
+        tokens, labels = drawn
         if tokens.shape != shape or labels.shape != shape:
             raise ValueError(f"task {self.name!r} drew shapes {tokens.shape}, {labels.shape} when asked for {shape}")
         labels = labels[labels != IGNORE]
         for kind, values, count in (("token", tokens, self.vocab_size), ("label", labels, self.num_classes)):
+            if values.dtype.kind not in "iub":  # others would be cut off to integers without an error
+                raise ValueError(f"task {self.name!r} drew {kind}s of dtype {values.dtype}: expected integers")
             wrong = values[(values < 0) | (values >= count)]
             if wrong.size:
                 raise ValueError(f"task {self.name!r} drew the {kind} {wrong[0]}; allowed are 0 ... {count - 1}")
@@ -90,7 +95,7 @@ def get_task(name: str, **options: Any) -> Task:
     if options:
         raise ValueError(f"task {name!r} has no option {', '.join(options)}; tasks with options: {', '.join(FAMILIES)}")
     if "." in name:
-        return imported(name, Task, "data.tasks.Task")
+        return imported(name, Task, "data.tasks.Task, which the decorator @task makes of a function")
     if name not in TASKS:
         known = ", ".join(sorted([*TASKS, *FAMILIES]))
         raise ValueError(f"unknown task {name!r}; there are: {known}. One of your own is named as module.name")

@@ -102,6 +102,14 @@ def copy_each(into: list[Tensor], tensors: list[Tensor]) -> None:
         own.copy_(tensor)
 
 
+def free_cublas_workspaces() -> None:
+    """Free the workspaces that cuBLAS keeps for streams.
+
+    CUDA graphs that were captured with one of them, which is not in their own memory pool, must not be replayed again.
+    """
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+
+
 @cache
 def _onednn_has_bfloat16() -> bool:
     try:

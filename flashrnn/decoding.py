@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashrnn._torch_private import copy_each as copy_each
+from flashrnn._torch_private import free_cublas_workspaces as free_cublas_workspaces
 from flashrnn.cells import Cell
 from flashrnn.cuda.ahead import begin
 from flashrnn.cuda.available import unavailable
@@ -93,7 +94,7 @@ def unsupported_reason(model: ResidualModel) -> str | None:
 
 def compile_ahead(model: ResidualModel) -> None:
     """Begin to compile the kernels of `ModelStep` and `add_norm`, for which `unsupported_reason` is None, and return
-    at once: they are compiled in processes of their own, beside what the caller does until it needs them."""
+    at once: they are compiled in processes of their own, while the caller goes on until it needs them."""
     spec = model.spec
     kernel = spec.kernel
     norms = partial(compile_add_norm, kernel.heads, kernel.head_dim, kernel.dtype, kernel.gpu.arch)

@@ -70,7 +70,7 @@ class _FirstPart(torch.autograd.Function):
         ctx.parts = parts
         of_gate = dict(zip(parts.cell.gates, b.unbind(), strict=True))
         none = torch.zeros_like(b[0])
-        biases = [none] * len(parts.values) + [of_gate[gate] for gate in parts.kept]
+        biases = [none] * len(parts.values) + [of_gate[gate] for gate in parts.remaining]
         return kernels.values(parts, Wx, b, any(ctx.needs_input_grad)), torch.stack(biases)
 
     @staticmethod
@@ -79,7 +79,7 @@ class _FirstPart(torch.autograd.Function):
         Wx, b = ctx.saved_tensors
         parts = ctx.parts
         d_Wx, d_first = kernels.gradients(parts, Wx, b, d_values)
-        found = dict(zip(parts.kept, d_biases[len(parts.values) :].to(d_first.dtype).unbind(), strict=True))
+        found = dict(zip(parts.remaining, d_biases[len(parts.values) :].to(d_first.dtype).unbind(), strict=True))
         for gate, d in zip(parts.gates, d_first.unbind(), strict=True):
             found[gate] = found[gate] + d if gate in found else d
         none = torch.zeros_like(d_first[0])

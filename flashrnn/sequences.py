@@ -315,6 +315,8 @@ def of_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> Whole | Documents:
     Raises:
         ValueError, TypeError: x has several rows, or cu_seqlens are not cumulative lengths of its documents.
     """
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be an integer tensor, got {type(cu_seqlens).__name__}")
     if x.shape[0] != 1 or cu_seqlens.dim() != 1:
         raise ValueError(
             f"cu_seqlens must be one-dimensional, for one packed sequence: batch size is {x.shape[0]}, "

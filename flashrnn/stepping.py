@@ -104,7 +104,7 @@ def weights_of(
 def fit(recurrent: Recurrence, W: Tensor, R: Tensor, b: Tensor | None) -> bool:
     """Return whether the weights of a layer, which others may have replaced, have the sizes of its cell and heads.
 
-    Kernels do not check that: they would read what lies behind a smaller tensor.
+    Kernels do not check that: they would read beyond the end of a smaller tensor.
     """
     cell, N, D = recurrent.cell, recurrent.num_heads, recurrent.head_dim
     if W.shape[0] != len(cell.input_gates) * N * D or R.shape != (len(cell.recurrent_gates), N, D, D):

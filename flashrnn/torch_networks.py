@@ -62,16 +62,27 @@ def has_counterpart(layer) -> bool:
     return layer.cell.name in _NETWORKS and layer.num_heads == 1
 
 
-def convert_state_dict(layer, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
-    """Replace the entries of a PyTorch network in `state_dict`, if there are any, by those of `layer`."""
+def convert_state_dict(layer, state_dict: dict[str, Tensor], prefix: str, *others) -> None:
+    """Replace the entries of a PyTorch network in `state_dict`, if there are any, by those of `layer`.
+
+    A pre-hook of `load_state_dict`, whose last argument is a list of errors.
+    """
     if not has_counterpart(layer):
         return
     for name in layer.directions():
         theirs = {p: state_dict[key] for p in _parameters(layer, name) if (key := prefix + p) in state_dict}
-        if theirs.keys() == set(_parameters(layer, name)) and _fits(layer, theirs[f"weight_hh_{name}"]):
-            for parameter in theirs:
-                del state_dict[prefix + parameter]
-            state_dict |= {prefix + key: value for key, value in _of_theirs(layer, name, theirs).items()}
+        if theirs.keys() != set(_parameters(layer, name)):
+            continue
+        recurrent = f"weight_hh_{name}"
+        shape, wanted = list(theirs[recurrent].shape), _shape_of_recurrent(layer)
+        if shape != wanted:
+            others[-1].append(
+                f"size mismatch for {prefix}{recurrent}: {shape} given, {wanted} in this {layer.cell.name}"
+            )
+            continue
+        for parameter in theirs:
+            del state_dict[prefix + parameter]
+        state_dict |= {prefix + key: value for key, value in _of_theirs(layer, name, theirs).items()}
 
 
 def _options(network) -> dict:
@@ -85,9 +96,9 @@ def _parameters(layer, name: str) -> list[str]:
     return [f"{kind}_{name}" for kind in kinds]
 
 
-def _fits(layer, weight_hh: Tensor) -> bool:
-    """Return whether the matrix is from a network with as many gates as `layer`, not from another cell."""
-    return weight_hh.shape == (len(layer.cell.recurrent_gates) * layer.hidden_size, layer.output_size)
+def _shape_of_recurrent(layer) -> list[int]:
+    """Return the shape of PyTorch's recurrent matrices of a network like `layer`, which depends on the cell."""
+    return [len(layer.cell.recurrent_gates) * layer.hidden_size, layer.output_size]
 
 
 def _of_theirs(layer, name: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]:

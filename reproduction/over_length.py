@@ -77,7 +77,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure = Figure(figsize=(15, 4.2), layout="constrained")
     of_text, of_state, of_speed = figure.subplots(1, 3)
     for run in runs:
-        style = {"color": _colour(run["model"]), "linestyle": _STYLES[kind(run)]}
+        style = {"color": _color(run["model"]), "linestyle": _STYLES[kind(run)]}
         of_text.plot(*zip(*doubling(run), strict=True), marker=".", label=name_of(run), **style)
         if run["eval_context"] is None:
             found = run["by_position"]
@@ -104,7 +104,7 @@ def _draw(contents: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def _colour(model: str) -> str:
+def _color(model: str) -> str:
     return "tab:blue" if "lstm" in model.lower() else "black"
 
 

@@ -267,8 +267,8 @@ def _draw(contents: list[dict], file: Path) -> None:
     for i, j in np.argwhere(~np.isnan(above_chance)):
         seeds = seeds_without_mistake(runs, data=accuracies.index[i], model=accuracies.columns[j])
         text = f"{rounded_down(accuracies.iat[i, j])}{marks.iat[i, j]}\n{seeds}"
-        colour = "white" if above_chance[i, j] > 0.6 else "black"
-        axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)
+        color = "white" if above_chance[i, j] > 0.6 else "black"
+        axes.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
     image = axes.imshow(above_chance, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     axes.set_xticks(range(columns), labels=map(model_name, accuracies.columns))
     axes.set_yticks(range(rows), labels=[task.replace("_", " ") for task in accuracies.index])

@@ -73,11 +73,11 @@ def tiny_config(request, tmp_path, monkeypatch):
     Only runs of tests with the mark `drawn` draw their results, which takes a third of such a run.
     """
     from tests.tiny_runs import configs_in  # not for tests of kernels: it loads Hydra
-    from training import results
+    from training import plots
 
     if not request.node.get_closest_marker("drawn"):
-        for name in ("plot", "plot_by_position"):
-            monkeypatch.setattr(results, name, lambda *_: None)
+        for name in ("accuracy_by_length", "perplexity_by_position"):
+            monkeypatch.setattr(plots, name, lambda *_: None)
     monkeypatch.chdir(tmp_path)
     return configs_in(tmp_path)
 

@@ -79,9 +79,3 @@ def enclosing_ddp() -> DistributedDataParallel | None:
 def without_ddp_cuts() -> Any:
     """Return a context in which torch.compile does not cut graphs at the buckets of DistributedDataParallel."""
     return torch._dynamo.config.patch(optimize_ddp=False)
-
-
-def forget_cublas_workspaces() -> None:
-    """Free the workspaces that cuBLAS keeps for streams, so that the memory of what follows includes its own. CUDA
-    graphs that have some must not run again."""
-    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()

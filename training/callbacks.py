@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 
@@ -79,18 +78,6 @@ class RunRecord(Callback):
         print(f"stopped {cause}at step {step}; {advice}", file=sys.stderr)
         if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "test":
             raise SystemExit(128 + signal.SIGINT) from None  # Lightning would end with 1
-
-
-class RateFinder(LearningRateFinder):
-    """A LearningRateFinder at the beginning of a run, but not of a resumed one; its suggestion becomes `optim.lr`."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.ckpt_path is not None or pl_module.lr is None:
-            return
-        pl_module.checks_loss = False  # the largest rates make it diverge on purpose
-        super().on_fit_start(trainer, pl_module)
-        pl_module.checks_loss = True
-        rank_zero_only(print)(f"callbacks=lr_finder: optim.lr={pl_module.lr:.3g}")
 
 
 class StepStatistics(Callback):
@@ -170,8 +157,9 @@ class TextSamples(Callback):
         data = trainer.datamodule
         if not _within_training(trainer) or (prompts := samples(data, SAMPLES, PROMPT)) is None:
             return
+        draws = torch.Generator(pl_module.device).manual_seed(0)  # training is the same with and without samples
         with trainer.precision_plugin.forward_context():  # on all ranks, because weights may be sharded
-            tokens = [continuation(pl_module.model, prompt.to(pl_module.device)) for prompt in prompts]
+            tokens = [continuation(pl_module.model, prompt.to(pl_module.device), draws) for prompt in prompts]
         if not trainer.is_global_zero:
             return
         rows = [[decoded(data, part) for part in pair] for pair in zip(prompts, tokens, strict=True)]
@@ -186,9 +174,8 @@ class TextSamples(Callback):
                 logger.log_text("samples", columns=["prompt", "continuation"], data=rows)
 
 
-def continuation(model: torch.nn.Module, prompt: torch.Tensor) -> torch.Tensor:
+def continuation(model: torch.nn.Module, prompt: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
     """Return CONTINUATION tokens that follow `prompt` [T], drawn by the model's probabilities, on the CPU."""
-    draws = torch.Generator(prompt.device).manual_seed(0)  # its own: training is the same with and without samples
     tokens, states = [prompt], None
     for _ in range(CONTINUATION):
         logits, states = model(tokens[-1][None], states, return_states=True)

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from training import hydra_errors
-from training.configuration import CONFIGS, check_required, composed
+from training.configuration import CONFIGS, check_kinds, check_required, composed, given_and_usual
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MULTIRUN = ("-m", "--multirun")
@@ -52,11 +52,13 @@ def hydra_command(
             asked, typed = os.environ.get(FULL_ERROR), sys.argv
 
             def run(config: DictConfig) -> float | None:
-                overrides = " ".join(HydraConfig.get().overrides.task)
-                in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+                own = HydraConfig.get()
+                overrides = " ".join(own.overrides.task)
+                in_sweep = own.mode == RunMode.MULTIRUN
                 sys.argv = typed
                 with _environment(FULL_ERROR, asked), one_line_errors(overrides if in_sweep else None):
                     check_required(config, config_name)
+                    check_kinds(*_given_and_usual(own, config_name))
                     return job(config)
 
             # Hydra prints its errors with a traceback; with this variable it raises them.
@@ -67,6 +69,12 @@ def hydra_command(
         return main
 
     return decorate
+
+
+def _given_and_usual(own: DictConfig, config_name: str) -> tuple[dict[str, Any], DictConfig]:
+    """Return what `given_and_usual` does, by Hydra's own config."""
+    search = [override for override in own.overrides.hydra if override.startswith("hydra.searchpath=")]
+    return given_and_usual([*search, *own.overrides.task], own.runtime.choices, config_name)
 
 
 @contextmanager
@@ -201,8 +209,8 @@ def _message(error: BaseException) -> str | None:
         return text
     if type(error).__module__.startswith("wandb."):
         return f"{text} (of logger=wandb; WANDB_MODE=offline needs no account)"
-    if isinstance(error, InstantiationException) and not isinstance(error.__cause__, TypeError | type(None)):
-        return _message(error.__cause__) or hydra_errors.message(error)  # a constructor raised the cause
+    if isinstance(error, InstantiationException) and hydra_errors.raised_by_target(error):
+        return _message(error.__cause__) or hydra_errors.message(error)
     if isinstance(error, HydraException | OmegaConfBaseException):
         return hydra_errors.message(error)
     if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # logging cannot write to a folder

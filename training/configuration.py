@@ -1,7 +1,7 @@
 """The folder of configs, their resolvers, and what is derived from a composed config."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -62,6 +62,39 @@ def check_required(config: DictConfig, name: str) -> None:
             comment = re.search(rf"^{key}: \?\?\?  # (.*)", keys_of(name), re.MULTILINE)
             what = f": {comment[1]}" if comment else ""
             raise ValueError(f"{key}=VALUE is required{what}")
+
+
+def check_kinds(given: Mapping[str, Any], usual: DictConfig) -> None:
+    """Raise for a word or a list in place of a number or of true and false: code would refuse it without its key, and
+    "no" is true to Python. Lightning takes words for some of its numbers, and checks them itself.
+
+    Args:
+        given: values by their keys.
+        usual: a config with what these keys have otherwise.
+    """
+    for key, value in given.items():
+        if not isinstance(value, str | list) or key.startswith("trainer.") or "${" in value:
+            continue
+        other = OmegaConf.select(usual, key)
+        if isinstance(other, int | float):
+            kind = "true or false" if isinstance(other, bool) else "a number"
+            raise ValueError(f"{key}={value}: expected {kind}, such as {str(other).lower()}")
+
+
+def given_and_usual(
+    overrides: Sequence[str], groups: Container[str], name: str = "train"
+) -> tuple[dict[str, Any], DictConfig]:
+    """Return the values that a command gives to keys, and the config that it composes without them.
+
+    Args:
+        overrides: all of the command.
+        groups: the names of all groups of options.
+        name: of the command's config.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    values = [one for one in parsed if one.key_or_group not in groups and not one.key_or_group.startswith("hydra.")]
+    usual = composed([one.input_line for one in parsed if one not in values], name)
+    return {one.key_or_group: one.value() for one in values}, usual
 
 
 def say_overruled(config: DictConfig, hydra: DictConfig) -> None:

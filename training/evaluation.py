@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from training import checkpoint, data_interface, results
 from training.build import Run
 from training.command_line import prepare_process
 from training.config_checks import check_evaluation
-from training.configuration import chooses_backend, leaves
+from training.configuration import check_kinds, chooses_backend, leaves
 from training.lightning_module import TrainingModule
 from training.resume import check_unseen
 
@@ -49,10 +50,12 @@ def evaluate(ckpt: str, changes: DictConfig | dict[str, Any], weights: str = "fl
         weights: of linear layers: "float", or "int8" for `models.quantization.quantize`.
     """
     check_weights(weights)
-    changed = [key.removeprefix(".") for key in leaves(OmegaConf.to_container(OmegaConf.create(changes)), "")]
+    plain = OmegaConf.to_container(OmegaConf.create(changes))
+    changed = {key.removeprefix("."): value for key, value in leaves(plain, "").items()}
     _check_read(changed)
     file = checkpoint.find(ckpt)
     content = checkpoint.load(file)
+    check_kinds(changed, OmegaConf.create(content["config"]))
     config = changed_config(content["config"], changes)
     check_unseen(content, config)
     prepare_process(config.threads, config.get("matmul_precision"))  # older configs have none
@@ -100,7 +103,7 @@ def changed_config(saved: dict, changes: DictConfig | dict[str, Any]) -> DictCon
     return OmegaConf.merge(config, {"trainer": {"accelerator": "auto"}}, changes)
 
 
-def _check_read(changed: list[str]) -> None:
+def _check_read(changed: Iterable[str]) -> None:
     for key in changed:
         reason = "it is for training" if key.startswith(_OF_TRAINING) else _NOT_READ.get(key)
         if reason:

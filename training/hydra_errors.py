@@ -1,5 +1,7 @@
 """The errors of Hydra and OmegaConf as one line, with the name that a wrong one may have been meant for."""
 
+import re
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -11,6 +13,8 @@ UNKNOWN_KEY = ConfigAttributeError | ConfigKeyError
 
 def message(error: Exception) -> str:
     """Return the message of an error of Hydra or OmegaConf in one line."""
+    if resolving := re.match(r"\w+ raised while resolving interpolation: (.+)", str(error)):
+        return resolving[1]  # what follows names a key that nobody has given
     text, cause = _one_line(error), error.__cause__
     if isinstance(error, OverrideParseException) and error.override not in text:
         return f"{error.override}: {text}"
@@ -23,6 +27,15 @@ def message(error: Exception) -> str:
         keys = [str(key) for key in unknown.parent_node]
         return text + (_closest(str(unknown.key), keys) or f" (known: {', '.join(keys)})")
     return text
+
+
+def raised_by_target(error: InstantiationException) -> bool:
+    """Return whether what Hydra called raised the error, and says more of it than Hydra; not if Hydra could not call it
+    with the keys of the config."""
+    if error.__cause__ is None:
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__cause__.__traceback__)
+    return not frame.f_globals["__name__"].startswith("hydra.")
 
 
 def _one_line(error: BaseException) -> str:

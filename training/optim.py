@@ -28,8 +28,8 @@ def adamw(
     fused: bool = True,
 ) -> AdamW:
     """Return AdamW over `decay_groups(model)`."""
-    if len(betas) != 2:
-        raise ValueError(f"betas={list(betas)}: expected two, such as [0.9, 0.95]")
+    if isinstance(betas, float) or len(betas) != 2:
+        raise ValueError(f"betas={betas}: expected two, such as [0.9, 0.95]")
     if lr <= 0 or weight_decay < 0:
         raise ValueError(f"lr={lr}, weight_decay={weight_decay}: lr must be positive, weight_decay not negative")
     return AdamW(decay_groups(model, weight_decay), lr=lr, betas=tuple(betas), eps=eps, fused=fused)

@@ -9,7 +9,11 @@ EXPECTED = 'expected {"prompt": "..."}'
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a file, JSON objects with a string "prompt"; raise ValueError for any other line."""
-    return [_prompt(file, number, line) for number, line in enumerate(_lines(file.read_text("utf-8")), 1)]
+    try:
+        text = file.read_text("utf-8-sig")  # editors on Windows begin a file with a mark
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not in UTF-8 ({error}): {EXPECTED} in each line") from error
+    return [_prompt(file, number, line) for number, line in enumerate(_lines(text), 1)]
 
 
 def _lines(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The result of an evaluation as JSON, as a plot, and on the screen."""
+"""The result of an evaluation as JSON and on the screen."""
 
 import json
 import math
@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from data.atomic_file import replacing
+from training import plots
 from training.configuration import mixer_name
 from training.provenance import commit
 
@@ -31,10 +32,12 @@ def save(folder: Path, result: dict, config: DictConfig, device: torch.device, *
     places = {"results": write(folder, result, config, device, **facts)}
     if "ranges" in result:
         places["plot"] = folder / "accuracy.png"
-        plot(result, mixer_name(config.model), places["plot"])
-    if "by_position" in result:
+        plots.accuracy_by_length(result, mixer_name(config.model), places["plot"])
+    if found := result.get("by_position"):
         places["plot"] = folder / "perplexity_by_position.png"
-        plot_by_position(result["by_position"], mixer_name(config.model), config.data.context_length, places["plot"])
+        length = len(found["losses"]) * found["window"]
+        title = f"{mixer_name(config.model)}, {found['documents']} documents of {length} tokens"
+        plots.perplexity_by_position(by_position(found), config.data.context_length, title, places["plot"])
     return places
 
 
@@ -46,30 +49,6 @@ def write(folder: Path, result: dict, config: DictConfig, device: torch.device, 
     with replacing(path) as file:
         file.write(f"{json.dumps(content, indent=2)}\n".encode())
     return path
-
-
-def plot(result: dict, model: str, file: Path) -> None:
-    """Draw accuracy over length, with chance and the lengths of training."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    lengths = [int(length) for length in result["accuracy_by_length"]]
-    axes.axvspan(*result["training_lengths"], color="tab:green", alpha=0.15, label="training lengths")
-    axes.axhline(result["chance"], color="gray", linestyle="--", label="chance")
-    axes.plot(lengths, result["accuracy_by_length"].values(), ".", alpha=0.4, label="each length")
-    for index, part in enumerate(result["ranges"]):
-        axes.plot(
-            part["lengths"], [part["accuracy"]] * 2, color="tab:blue", label=None if index else "mean of the range"
-        )
-    axes.set(
-        xlabel="sequence length",
-        ylabel="accuracy at the last position",
-        ylim=(0, 1.03),
-        title=f"{result['task']}, {model}",
-    )
-    axes.legend(loc="lower right")
-    figure.savefig(file, dpi=150)
 
 
 def by_position(found: dict) -> list[tuple[int, int, float]]:
@@ -85,26 +64,6 @@ def by_position(found: dict) -> list[tuple[int, int, float]]:
         rows.append((start * found["window"], last, math.exp(sum(part) / len(part))))
         start += len(part)
     return rows
-
-
-def plot_by_position(found: dict, model: str, context_length: int, file: Path) -> None:
-    """Draw perplexity over the position in documents, with the context length of training."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    ranges = by_position(found)
-    edges = [first or 1 for first, _, _ in ranges] + [ranges[-1][1] + 1]
-    axes.stairs([perplexity for _, _, perplexity in ranges], edges, baseline=None)
-    axes.axvline(context_length, color="gray", linestyle="--", label="context of training")
-    axes.set_xscale("log", base=2)
-    axes.set(
-        xlabel="position in the document",
-        ylabel="perplexity",
-        title=f"{model}, {found['documents']} documents of {len(found['losses']) * found['window']} tokens",
-    )
-    axes.legend()
-    figure.savefig(file, dpi=150)
 
 
 def show(result: dict, places: dict[str, Path]) -> None:

@@ -67,6 +67,8 @@ def check(total_steps: int, warmup_steps: int, final_lr_ratio: float) -> None:
     """Raise ValueError for values that make no schedule."""
     if total_steps < 1:
         raise ValueError(f"total_steps={total_steps} must be at least 1 (in the configs trainer.max_steps)")
+    if warmup_steps != int(warmup_steps):
+        raise ValueError(f"warmup_steps={warmup_steps}: expected a number of steps, not a share of them")
     if not 0 <= warmup_steps < total_steps:
         raise ValueError(
             f"warmup_steps={warmup_steps} with total_steps={total_steps}: expected 0 <= warmup_steps < total_steps, "

@@ -21,7 +21,7 @@ class Part(NamedTuple):
     text: str
     start: float
     length: float
-    colour: str
+    color: str
 
 
 _MULTIPLY, _ADD, _CELL = "lightskyblue", "paleturquoise", "palegreen"
@@ -107,7 +107,7 @@ def draw_steps(file: Path) -> None:
     for axes, (title, lanes) in zip(figure.subplots(len(STEPS), 1), STEPS.items(), strict=True):
         for row, parts in enumerate(reversed(lanes.values())):
             for part in parts:
-                axes.barh(row, part.length, left=part.start, color=part.colour, edgecolor="white", height=0.9)
+                axes.barh(row, part.length, left=part.start, color=part.color, edgecolor="white", height=0.9)
                 axes.text(part.start + part.length / 2, row, part.text, ha="center", va="center", fontsize=8)
         axes.set_yticks(range(len(lanes)), labels=list(reversed(lanes)))
         axes.set_xticks([])

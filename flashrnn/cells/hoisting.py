@@ -44,7 +44,7 @@ class Hoisted:
     loop: LoopCell
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def remaining(self) -> tuple[str, ...]:
         """Return the gates of the cell that are gates of the loop too."""
         return self.loop.gates[len(self.values) :]
 
@@ -72,8 +72,8 @@ def hoisted(cell: Cell) -> Hoisted | None:
         return None
     names = {k: name for name, k in values.items()}
     rest = step.extract(step.outputs, names)
-    kept = tuple(gate for gate in cell.gates if gate in rest.inputs or gate in cell.recurrent_gates)
-    function = _function(rest, (*values, *kept, *cell.states), tuple(f"new_{state}" for state in cell.states))
+    remaining = tuple(gate for gate in cell.gates if gate in rest.inputs or gate in cell.recurrent_gates)
+    function = _function(rest, (*values, *remaining, *cell.states), tuple(f"new_{state}" for state in cell.states))
     kinds = tuple(values), cell.recurrent_gates, cell.float16_states
     loop = LoopCell(f"{cell.name}_loop", function, cell.states, *kinds)
     gates = tuple(gate for gate in cell.gates if gate in forward.inputs or gate in cell.input_gates)

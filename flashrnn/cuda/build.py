@@ -104,7 +104,7 @@ def _compiler() -> str:
 
 
 def prepare() -> None:
-    """Find out once what names binaries: threads that do so beside a busy one wait for it at every file."""
+    """Find out once what names binaries: threads that do so while another is busy wait for it at every file."""
     sources_hash()
     with suppress(KernelUnavailable):
         _compiler()

@@ -60,7 +60,7 @@ class KernelSpec:
         return f"{self.direction} of {of} {sizes}{short}{many}, {dtype_name(self.dtype)} on {self.gpu.name}"
 
 
-class Beside(NamedTuple):
+class Concurrency(NamedTuple):
     """What runs at the same time as the kernel of a layer, on multiprocessors that are left for it."""
 
     layers: int = 1  # of the network, this one included
@@ -68,7 +68,7 @@ class Beside(NamedTuple):
     dependent: bool = False  # the kernel is a programmatic dependent launch, see `LoadedKernel`
 
 
-ALONE = Beside()
+ALONE = Concurrency()
 
 SHORT = {8: 4, 32: 24}
 """Numbers of time steps up to which a sequence is short, and what then is `KernelSpec.steps`."""

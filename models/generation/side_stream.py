@@ -12,6 +12,8 @@ from threading import RLock
 
 import torch
 
+from flashrnn.decoding import free_cublas_workspaces
+
 _ALONE = RLock()
 
 
@@ -36,9 +38,10 @@ def capture(
 ) -> torch.cuda.CUDAGraph:
     """Return a CUDA graph of what `launch`, which has run before, launches.
 
-    On PyTorch's own stream for captures, cuBLAS takes its workspace from the graph's memory. On another one it keeps
-    that of the stream, which saves memory, but is freed where PyTorch frees all workspaces, as its compiler does.
+    The stream is that of PyTorch for captures if it is None. cuBLAS keeps the workspace of a stream that it has used
+    before. It is freed so that cuBLAS takes one from the graph's pool: PyTorch's compiler frees those outside of pools.
     """
+    free_cublas_workspaces()
     graph = torch.cuda.CUDAGraph()
     # Other threads, such as those that load data, may go on to allocate memory.
     with _ALONE, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):

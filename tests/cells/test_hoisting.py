@@ -18,7 +18,7 @@ def first_part(cell, Wx, b):
     inputs = dict(zip(cell.input_gates, Wx.unbind(2), strict=True))
     gates = [inputs.get(gate, torch.zeros_like(Wx[:, :, 0])) + of_gate[gate] for gate in parts.gates]
     values = torch_function(parts.forward, parts.gates, parts.values)(*gates)
-    biases = [torch.zeros_like(b[0])] * len(parts.values) + [of_gate[gate] for gate in parts.kept]
+    biases = [torch.zeros_like(b[0])] * len(parts.values) + [of_gate[gate] for gate in parts.remaining]
     return torch.stack(values, dim=2), torch.stack(biases)
 
 
@@ -58,7 +58,8 @@ def test_the_first_call_may_be_without_gradients(mode):
 def test_biases_and_gains_of_inputs_leave_the_loop():
     parts = hoisted(LAYERNORM_LSTM)
     assert len(parts.values) == 4
-    assert parts.kept == (*(f"r_{gate}" for gate in "ifzo"), *(f"r_{gate}_gain" for gate in "ifzo"), "c_gain", "c_bias")
+    recurrent = [f"r_{gate}" for gate in "ifzo"]
+    assert parts.remaining == (*recurrent, *(f"{gate}_gain" for gate in recurrent), "c_gain", "c_bias")
 
 
 @pytest.mark.parametrize("cell", [one for one in (*CELLS, *NORMALISED) if one not in HOISTED], ids=cell_name)

@@ -159,7 +159,7 @@ def test_a_name_of_a_task_that_is_not_there():
         StateTracking("my_tasks.sums")
     with pytest.raises(ValueError, match=r"'my_task\.sums': .*'my_task'"):
         StateTracking("my_task.sums")
-    with pytest.raises(TypeError, match=r"my_tasks\.task .*function.*data\.tasks\.Task"):
+    with pytest.raises(TypeError, match=r"my_tasks\.task .*function.*data\.tasks\.Task.*@task"):
         StateTracking("my_tasks.task")
 
 
@@ -173,14 +173,27 @@ def test_two_modules_cannot_have_tasks_of_one_name(new_task):
 
 @pytest.mark.parametrize(
     ("token", "label", "message"),
-    [(2, 0, r"'broken' .*token 2.*0 \.\.\. 1"), (0, -1, "'broken' .*label -1")],
+    [
+        (2, 0, r"'broken' .*token 2.*0 \.\.\. 1"),
+        (0, -1, "'broken' .*label -1"),
+        (0, 0.5, "'broken' .*labels of dtype float64: expected integers"),
+    ],
 )
-def test_a_task_with_values_out_of_range(new_task, token, label, message):
+def test_a_task_with_wrong_values(new_task, token, label, message):
     @new_task(vocab_size=2, num_classes=2)
     def broken(rng, shape):
         return np.full(shape, token), np.full(shape, label)
 
     with pytest.raises(ValueError, match=message):
+        StateTracking("broken")
+
+
+def test_a_task_that_returns_no_labels(new_task):
+    @new_task(vocab_size=2, num_classes=2)
+    def broken(rng, shape):
+        return rng.integers(0, 2, shape)
+
+    with pytest.raises(ValueError, match=r"'broken' drew ndarray: expected \(tokens, labels\)"):
         StateTracking("broken")
 
 
@@ -191,6 +204,7 @@ def test_a_task_with_values_out_of_range(new_task, token, label, message):
         ({"min_length": 0}, "min_length=0"),
         ({"min_length": 41}, "min_length=41, max_length=40"),
         ({"eval_lengths": [40]}, r"eval_lengths=\[40\]"),
+        ({"eval_lengths": 40}, r"eval_lengths=\[40\]: need two or more"),
         ({"eval_lengths": [64, 40]}, r"eval_lengths=\[64, 40\]"),
         ({"supervision": "last"}, "supervision 'last'"),
         ({"batch_size": 0}, "batch_size=0 .*1"),

@@ -129,7 +129,16 @@ def test_state_dicts_of_pytorch_load_into_whole_models(kind):
     torch.testing.assert_close(ours(randn(B, T, F)), module(randn(B, T, F)), rtol=0, atol=1e-12)
 
 
-def test_a_state_dict_of_another_network_is_refused():
-    for other in (nn.GRU(F, H), nn.LSTM(F, H, bias=False), nn.LSTM(F, H, 2), nn.LSTM(F, H + 1)):
-        with pytest.raises(RuntimeError, match=r"input_l0\.weight|weight_ih_l1"):
-            FlashRNN(F, H).load_state_dict(other.state_dict())
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (nn.GRU(F, H), r"size mismatch for weight_hh_l0: \[18, 6\] given, \[24, 6\] in this lstm"),
+        (nn.LSTM(F, H + 1), r"size mismatch for weight_hh_l0: \[28, 7\] given, \[24, 6\]"),
+        (nn.LSTM(F + 1, H), r"size mismatch for input_l0\.weight"),
+        (nn.LSTM(F, H, bias=False), r"Missing.*recurrent_l0\.b"),
+        (nn.LSTM(F, H, 2), r"Unexpected.*weight_ih_l1"),
+    ],
+)
+def test_a_state_dict_of_another_network_is_refused(other, message):
+    with pytest.raises(RuntimeError, match=message):
+        FlashRNN(F, H).load_state_dict(other.state_dict())

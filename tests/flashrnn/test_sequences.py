@@ -155,3 +155,8 @@ def test_cumulative_lengths_are_read_once_until_they_change(monkeypatch):
         rnn(x, cu_seqlens=torch.tensor([0, 2, 4, 8]))
         rnn(x, cu_seqlens=other)
     rnn(x, cu_seqlens=other)[0].sum().backward()
+
+
+def test_a_list_in_place_of_a_tensor_of_cu_seqlens():
+    with pytest.raises(TypeError, match="cu_seqlens must be an integer tensor, got list"):
+        FlashRNN(5, 6)(torch.zeros(3, 1, 5), cu_seqlens=[0, 3])

@@ -9,13 +9,13 @@ import torch
 from flashrnn import decoding
 from flashrnn.accuracy import BOUNDS, relative_error
 from flashrnn.cuda import build as compiler
+from flashrnn.decoding import free_cublas_workspaces
 from models import fused_blocks
 from models.backbone import SequenceModel
 from models.generation.fused_step import compile_ahead, fused_step
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from models.mixers import RNNMixer
 from models.quantization import quantize
-from training._compat import forget_cublas_workspaces
 
 pytestmark = pytest.mark.gpu
 
@@ -204,9 +204,32 @@ def test_streams_share_workspaces_of_cublas(batches, streams):
     """Beside the caller's stream, prompts and warm-ups share one, and captures another: the workspace of a further one
     would be kept for good."""
     model = build("lstm", 4, 256, torch.bfloat16, kind=FlashRNNForCausalLM)
-    forget_cublas_workspaces()
+    free_cublas_workspaces()
     before = torch.cuda.memory_allocated()
     for batch in batches:
         ids = torch.randint(1, 1001, (batch, 128), device="cuda")
         model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0)
     assert torch.cuda.memory_allocated() - before < (streams + 0.5) * 2**25  # 32 MiB each on Hopper
+
+
+def workspaces():
+    """Pool and address of every tensor as large as a workspace of cuBLAS on Hopper."""
+    return {
+        (tuple(segment["segment_pool_id"]), block["address"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated" and block["size"] >= 2**25
+    }
+
+
+def test_graphs_have_workspaces_of_their_own():
+    """PyTorch's compiler frees those that streams have outside of graphs' pools, whose memory others then take."""
+    model = build("lstm", 12, 768, torch.bfloat16, kind=FlashRNNForCausalLM)
+    ids = torch.randint(1, 1001, (1, 1024), device="cuda")
+    free_cublas_workspaces()
+    before = workspaces()
+    for _ in range(2):  # the first is not captured
+        model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0)
+    pools = {pool for pool, _ in workspaces() - before}
+    assert len(pools) == 1
+    assert (0, 0) not in pools

@@ -51,6 +51,8 @@ def test_samples_of_text(tiny_config):
     train(config)
     text = (Path(config.run_dir) / "samples.txt").read_text()
     assert text.count("--- step 4\n") == text.count("--- step 8\n") == 3
+    continuations = [part.partition("|")[2] for part in text.split("--- step ")[1:4]]
+    assert len(set(continuations)) == 3  # a model that knows little yet would continue all in one way if drawn alike
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from models.mixers import RNNMixer
 from tests.tiny_runs import config
 from training.command_line import one_line_errors
 from training.config_checks import check, check_buildable, check_trainer
-from training.configuration import CONFIGS, accumulate
+from training.configuration import CONFIGS, accumulate, check_kinds, given_and_usual
 from training.sweep import check_sweep
 
 OF_FLA = ("deltaproduct", "gated_deltanet")
@@ -26,6 +26,25 @@ OF_FLA = ("deltaproduct", "gated_deltanet")
 
 def options(group):
     return sorted(file.stem for file in Path(CONFIGS, group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=x", "seed=x: expected a number, such as 0"),
+        ("compile=no", "compile=no: expected true or false, such as false"),
+        ("optim.lr=[1,2]", r"optim\.lr=\[1, 2\]: expected a number"),
+    ],
+)
+def test_values_of_another_kind_are_told_with_their_key(override, message):
+    with pytest.raises(ValueError, match=message):
+        check_kinds(*given_and_usual(["model=gru", override], groups=("model",)))
+
+
+def test_values_of_the_usual_kinds_pass():
+    allowed = ["seed=1", "optim.lr=1", "compile=true", "data.eval_lengths=[1,9]", "trainer.devices=auto"]
+    allowed += ["data.eval_lengths=9", "threads=2", "optim.lr=null", "+mine.key=word", "~optim.lr", "data.seed=${seed}"]
+    check_kinds(*given_and_usual(["model=gru", *allowed], groups=("model",)))
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,11 @@ def test_what_an_evaluation_does_not_read_is_refused(override):
         evaluate("anything", override)
 
 
+def test_a_word_in_place_of_a_number(trained_parity):
+    with pytest.raises(ValueError, match=r"data\.eval_batches=many: expected a number"):
+        evaluate(trained_parity[0].run_dir, "data.eval_batches=many")
+
+
 def test_folder_above_the_runs(tmp_path):
     (tmp_path / "2026-01-01" / "checkpoints").mkdir(parents=True)
     (tmp_path / "2026-01-01" / "checkpoints" / "last.ckpt").touch()

@@ -1,7 +1,8 @@
 import re
 
 import pytest
-from hydra.errors import HydraException
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -35,6 +36,21 @@ def test_unknown_key_of_a_saved_config():
     assert "did you mean eval_lengths?" in hydra_errors.message(raised.value)
 
 
+def test_a_value_that_others_depend_on():
+    config = composed(["global_batch_size=100", "run_dir=."])
+    with pytest.raises(OmegaConfBaseException) as raised:
+        OmegaConf.to_container(config, resolve=True)
+    assert re.fullmatch(r"global_batch_size=100 is no .* = \d+", hydra_errors.message(raised.value))
+
+
 def test_required_keys_are_told_with_their_comment():
     with pytest.raises(ValueError, match=r"ckpt=VALUE is required: .*last"):
         check_required(composed([], "evaluate"), "evaluate")
+
+
+@pytest.mark.parametrize(("options", "by_target"), [({"weights": 3, "seed": [0]}, True), ({"weights": [3]}, False)])
+def test_who_raised_a_type_error(options, by_target):
+    with pytest.raises(InstantiationException) as raised:
+        instantiate({"_target_": "data.mixing.Schedule", **options})
+    assert isinstance(raised.value.__cause__, TypeError)
+    assert hydra_errors.raised_by_target(raised.value) is by_target

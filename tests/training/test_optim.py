@@ -46,7 +46,7 @@ def test_the_rates_of_a_mamba_mixer_do_not_decay():
     assert {"blocks.0.mixer.layer.A_log", "blocks.0.mixer.layer.D"} <= {names[p] for p in no_decay["params"]}
 
 
-@pytest.mark.parametrize("setting", [{"lr": 0.0}, {"weight_decay": -0.1}])
+@pytest.mark.parametrize("setting", [{"lr": 0.0}, {"weight_decay": -0.1}, {"betas": 0.9}])
 def test_rates_that_make_no_sense(setting):
     ((name, value),) = setting.items()
     with pytest.raises(ValueError, match=f"{name}={value}"):

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from models.hugging_face import FlashRNNConfig, FlashRNNForCausalLM
 from training import text_generation as command
+from training.prompt_file import read_prompts
 from training.text_generation import StopString, generate
 
 GREEDY = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
@@ -178,6 +179,15 @@ def test_newlines_alone_end_lines(exported, tmp_path):
     file.write_text("".join(json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in prompts), "utf-8")
     for _ in range(2):  # the second time from the answers of the first
         assert [line["prompt"] for line in answers(exported, file, tmp_path / "out.jsonl")] == prompts
+
+
+def test_a_mark_at_the_beginning_and_other_encodings(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n', "utf-8-sig")
+    assert read_prompts(file) == [{"prompt": "a"}]
+    file.write_text('{"prompt": "caf\u00e9"}\n', "latin-1")
+    with pytest.raises(ValueError, match=r"prompts\.jsonl is not in UTF-8"):
+        read_prompts(file)
 
 
 def test_a_file_without_prompts(exported, tmp_path):

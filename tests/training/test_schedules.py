@@ -51,6 +51,7 @@ def test_no_decay():
     ("setting", "message"),
     [
         ({"warmup_steps": -1}, "warmup_steps=-1 with total_steps=100: .* schedule.warmup_steps=10 with"),
+        ({"warmup_steps": 0.1}, "warmup_steps=0.1: expected a number of steps"),
         ({"warmup_steps": 100}, "warmup_steps=100 with total_steps=100"),
         ({"total_steps": 0}, "total_steps=0 "),
         ({"final_lr_ratio": -1e-4}, "final_lr_ratio=-0.0001 must be a share"),

@@ -19,13 +19,12 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import fused
 from flashrnn.cuda.resident import concurrent_gradient, solver, tiling
 from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, producers
-from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
-from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.resident.tiling import Tiling, splits
 from flashrnn.cuda.short_gradients import ShortGradients
 from flashrnn.cuda.source import finite_at_zero
-from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant, short_steps, specs_of, variant_of
+from flashrnn.cuda.spec import ALONE, Concurrency, KernelSpec, Variant, short_steps, specs_of, variant_of
 from flashrnn.cuda.sum_of_partials import KERNEL
 from flashrnn.cuda.weight_gradient import WeightGradient
 from flashrnn.gpu import device_gpu
@@ -93,32 +92,36 @@ class CudaFused:
         all_states: bool = False,
         training: bool = False,
         both_ways: bool = False,
-        beside: Beside = ALONE,
+        concurrency: Concurrency = ALONE,
     ) -> Forward:
         """Return the forward pass on `device` of calls with a Wx like this one, which is dense. `half_bias`: b is in
         its dtype, and that has 16 bits. `both_ways` as in `Residual`."""
         sizes = Wx.shape, Wx.stride(), Wx.dtype, device
         tf32 = tf32_allowed(Wx.dtype, device)
-        return _forward(self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, both_ways, beside)
+        return _forward(
+            self._choose, cell, *sizes, reset, half_bias, tf32, all_states, training, both_ways, concurrency
+        )
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         call = self.backward_of(cell, residual, grads)
         call.launch()
         return call.gradients()
 
-    def prepare_backward(self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, beside: Beside) -> Tiling:
+    def prepare_backward(
+        self, cell: Cell, h: Tensor, aux: Tensor, device: torch.device, concurrency: Concurrency
+    ) -> Tiling:
         """Compile and load what such a backward pass needs; return the tiling of its loop."""
         sizes = h.shape, is_time_major(h), h.dtype, variant_of(None, h, aux, training=True)
-        return _plan(self._choose, "backward", cell, *sizes, device.index, beside).tiling
+        return _plan(self._choose, "backward", cell, *sizes, device.index, concurrency).tiling
 
     def backward_of(
-        self, cell: Cell, residual: Residual, grads: StateGradients, beside: Beside = ALONE
+        self, cell: Cell, residual: Residual, grads: StateGradients, concurrency: Concurrency = ALONE
     ) -> BackwardCall:
         """Return the backward pass of these."""
         h, aux, reset = residual.h, residual.aux, residual.reset is not None
-        kept = aux.dtype if aux.numel() else None
-        sizes = h.shape, is_time_major(h), h.dtype, h.device, reset, kept, tf32_allowed(h.dtype, h.device)
-        backward = _backward(self._choose, cell, *sizes, grads.of_aux, residual.both_ways, beside)
+        aux_dtype = aux.dtype if aux.numel() else None
+        sizes = h.shape, is_time_major(h), h.dtype, h.device, reset, aux_dtype, tf32_allowed(h.dtype, h.device)
+        backward = _backward(self._choose, cell, *sizes, grads.of_aux, residual.both_ways, concurrency)
         if (gates := residual.gates_in(backward.gate_format, cell)) is not residual.gates:
             residual = residual._replace(gates=gates)
         if grads.h is not None and (d_h := in_format(grads.h, h)) is not grads.h:
@@ -140,16 +143,18 @@ def _forward(
     all_states: bool,
     training: bool,
     both_ways: bool,
-    beside: Beside,
+    concurrency: Concurrency,
 ) -> Forward:
     """Return the forward pass of Wx of that shape and stride."""
     Wx = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     h, last, aux = empty_in_format(Wx, *shape[3:]), empty_states(cell, Wx), empty_aux(cell, Wx, all_states, training)
     gates = empty_gates(cell, Wx, training, gate_format(cell, *shape[3:], dtype))
-    kept = aux.dtype if aux.numel() else None
-    variant = Variant(reset=reset, aux=kept, training=training, tf32=tf32, half_bias=half_bias, both_ways=both_ways)
-    plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index, beside)
-    call = choose, cell, h.shape, is_time_major(h), dtype, device, reset, kept, tf32
+    aux_dtype = aux.dtype if aux.numel() else None
+    variant = Variant(
+        reset=reset, aux=aux_dtype, training=training, tf32=tf32, half_bias=half_bias, both_ways=both_ways
+    )
+    plan = _plan(choose, "forward", cell, h.shape, is_time_major(h), dtype, variant, device.index, concurrency)
+    call = choose, cell, h.shape, is_time_major(h), dtype, device, reset, aux_dtype, tf32
     backward = partial(_backward, *call, False, both_ways, ALONE)
     return Forward(plan, cell, States(h, aux, last), gates, backward)
 
@@ -167,11 +172,11 @@ def _backward(
     tf32: bool,
     of_aux: bool,
     both_ways: bool,
-    beside: Beside,
+    concurrency: Concurrency,
 ) -> Backward:
     """Return what backward passes have in common. h has that shape; `aux` is the dtype of the other states."""
     variant = Variant(reset, aux, training=True, d_aux=of_aux, tf32=tf32, both_ways=both_ways)
-    plan = _plan(choose, "backward", cell, shape, time_major, dtype, variant, device.index, beside)
+    plan = _plan(choose, "backward", cell, shape, time_major, dtype, variant, device.index, concurrency)
     B, T, *inner = shape
     h = torch.empty(T, B, *inner, dtype=dtype, device="meta").transpose(0, 1)
     return Backward(plan, cell, h if time_major else torch.empty(shape, dtype=dtype, device="meta"), device)
@@ -187,12 +192,12 @@ def _plan(
     dtype: torch.dtype,
     variant: Variant,
     device: int,
-    beside: Beside = ALONE,
+    concurrency: Concurrency = ALONE,
 ) -> Plan:
     """Return the plan of that direction of a call with h of that shape."""
     B, T, N, D = shape
     spec = KernelSpec(direction, cell, N, D, B, dtype, device_gpu(device), variant, short_steps(T))
-    spec = replace(spec, layers=beside.layers, product_blocks=beside.product_blocks)
+    spec = replace(spec, layers=concurrency.layers, product_blocks=concurrency.product_blocks)
     overlapped = None
     if direction == "forward":
         if variant.training and spec.layers == 1:  # others prepare both directions themselves
@@ -203,9 +208,9 @@ def _plan(
                 after = partial(short_gradients.compile_kernel, of_backward)
             with meanwhile(partial(_chosen, choose, spec), after):
                 _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
-        kernel, tiling = _kernel(choose, spec, device, beside.dependent)
+        kernel, tiling = _kernel(choose, spec, device, concurrency.dependent)
     else:
-        kernel, tiling, overlapped = _backward_kernel(choose, spec, T, device, beside.dependent)
+        kernel, tiling, overlapped = _backward_kernel(choose, spec, T, device, concurrency.dependent)
     row_b, row_t = (1, B) if time_major else (T, 1)
     sizes = {"B": B, "T": T, "row_b": row_b, "row_t": row_t, **_step_bytes(spec, row_t)}
     launches = [
@@ -239,7 +244,7 @@ def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
         return 0
     tile = tiling.padded * 8 * tiling.batch_tiles
     if spec.direction == "forward":  # three steps of h: Ring in kernels/all_gather.cuh
-        exchanged = 3 * spec.splits * tile * 2
+        exchanged = 3 * splits(spec) * tile * 2
     else:  # two buffers of partial sums, from every block of a group to every block: kernels/reduce_scatter.cuh
         exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize
     found = exchanges(spec.cell, spec.direction)  # kernels/unit_reductions.cuh
@@ -251,7 +256,7 @@ def _backward_kernel(
     choose: Choose, spec: KernelSpec, steps: int, device: int, dependent: bool = False
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
-    overlaps = steps >= FEWEST_STEPS and spec.layers == 1
+    overlaps = steps >= concurrent_gradient.fewest_steps(spec) and spec.layers == 1
     likely = overlaps and concurrent_gradient.overlapped(spec, producers(spec, solver.likely(spec)))
     with meanwhile(partial(concurrent_gradient.compile_kernel, spec, likely)) if likely else nullcontext():
         kernel, loop = _kernel(choose, spec, device, dependent)

@@ -28,7 +28,7 @@ from flashrnn.cuda.resident.calls import Forward, producers
 from flashrnn.cuda.resident.source import LAYER_CHUNKS
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.cuda.source import definitions
-from flashrnn.cuda.spec import ALONE, Beside, KernelSpec, Variant
+from flashrnn.cuda.spec import ALONE, Concurrency, KernelSpec, Variant
 from flashrnn.gpu import device_gpu
 from flashrnn.memory_format import aligned, empty_in_format
 from flashrnn.problem import Gradients, Problem, StateGradients, empty_aux, state_dtype
@@ -142,9 +142,9 @@ def _product_tiling(alone: KernelSpec, layers: int, steps: int) -> ProductTiling
     loop = solver.likely(spec)
     if _clusters(spec, producers(spec, loop), loop.blocks) > spec.gpu.clusters_at_once(loop.blocks):
         return None
-    behind = tiling.chunk + loop.stages  # steps of a layer after the one before it
+    offset = tiling.chunk + loop.stages  # steps of a layer after the one before it
     of_chunk = tiling.chunk * tiling.step_operations(spec.batch) / _PRODUCTS
-    expected = (steps + (layers - 1) * behind) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
+    expected = (steps + (layers - 1) * offset) * (solver.cycles(spec, loop) + _CHUNK / tiling.chunk)
     expected += (layers - 1) * (of_chunk + _HOP)
     in_turn = layers * steps * solver.cycles(alone, solver.likely(alone))
     return tiling if expected < _WORTH * in_turn else None
@@ -216,7 +216,12 @@ class OverlappedLayers:
     """Calls of layers at the same time whose inputs differ only in their values."""
 
     def __init__(
-        self, taken: CudaFused, cell: Cell, forwards: list[Forward], chain: _Chain, back: "tuple[_Chain, Beside] | None"
+        self,
+        taken: CudaFused,
+        cell: Cell,
+        forwards: list[Forward],
+        chain: _Chain,
+        back: "tuple[_Chain, Concurrency] | None",
     ) -> None:
         self._taken, self._cell, self._forwards, self._chain, self._back = taken, cell, forwards, chain, back
 
@@ -265,12 +270,12 @@ class OverlappedLayers:
         """
         if self._back is None:
             return None
-        chain, beside = self._back
+        chain, concurrency = self._back
         backwards = []
         for k, (residual, grads) in reversed(list(enumerate(calls))):
             top = k == len(calls) - 1
             d = d_h if top else empty_in_format(residual.h, *residual.h.shape[2:])
-            of_layer = beside._replace(dependent=not top)
+            of_layer = concurrency._replace(dependent=not top)
             backwards.append(self._taken.backward_of(self._cell, residual, grads._replace(h=d), of_layer))
         products = [
             (upper.d_Wx, _matrix(W), lower.d_h)
@@ -315,8 +320,8 @@ def overlapped_layers(
     in_memory = B, T, B if time_major else 1
 
     def forward(dependent: bool) -> Forward:
-        beside = Beside(layers, tiling.blocks, dependent)
-        return taken.forward_of(cell, Wx, device, False, half_bias, training=training, beside=beside)
+        concurrency = Concurrency(layers, tiling.blocks, dependent)
+        return taken.forward_of(cell, Wx, device, False, half_bias, training=training, concurrency=concurrency)
 
     back = None
     with meanwhile(partial(forward, False), partial(compile_product, alone, tiling)):
@@ -334,18 +339,18 @@ def _backward_chain(
     Wx: Tensor,
     in_memory: tuple[int, int, int],
     device: torch.device,
-) -> tuple[_Chain, Beside] | None:
-    """Return the launches of the backward pass and what runs beside its loops; None if layers are to run in turn."""
+) -> tuple[_Chain, Concurrency] | None:
+    """Return the launches of the backward pass, and what each of its loops runs with; None to run layers in turn."""
     tiling = _product_tiling(alone, layers, in_memory[1])
     h, aux = empty_in_format(Wx, alone.heads, alone.head_dim), empty_aux(alone.cell, Wx, False, True)
     if tiling is None:
         taken.prepare_backward(alone.cell, h, aux, device, ALONE)
         return None
-    beside = Beside(layers, tiling.blocks)
+    concurrency = Concurrency(layers, tiling.blocks)
     with meanwhile(partial(compile_product, alone, tiling)):
-        loop = taken.prepare_backward(alone.cell, h, aux, device, beside)
+        loop = taken.prepare_backward(alone.cell, h, aux, device, concurrency)
     chain = _chain(alone, layers, tiling, loop, in_memory, device)
-    return chain and (chain, beside)
+    return chain and (chain, concurrency)
 
 
 def _chain(

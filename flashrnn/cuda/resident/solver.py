@@ -92,7 +92,7 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     p.add("units of the head", tiling.padded >= spec.head_dim)
     p.add("threads", tiling.threads <= gpu.threads_per_block)
     p.add("whole fragments", (blocks * tiling.unit_tiles) % k_slices == 0)
-    p.add("fragments of R", tiling.register_fragments <= spec.splits * tiles_of_warp(spec, tiling))
+    p.add("fragments of R", tiling.register_fragments <= resources.splits(spec) * tiles_of_warp(spec, tiling))
     if resources.in_rows(spec) and not grid:
         whole_rows = (tiling.padded == spec.head_dim) & (tiling.sequences % (4 * k_slices) == 0)
         p.add("whole rows of lanes", (blocks > 1) | whole_rows)
@@ -105,9 +105,9 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
         of_biases = resources.bias_parts(spec, tiling) * len(spec.cell.gates) * tiling.units * 4
         p.add("shared memory for the sums of biases", of_biases <= shared, unit="bytes")
     if grid and spec.layers > 1:
-        p.add("clusters alone, beside other layers", blocks <= 1)
+        p.add("clusters alone, of layers at the same time", blocks <= 1)
     elif spec.layers > 1:  # with two, four layers of 1 x 512 took 1.92 us a step, by the estimate 1.39
-        p.add("one tile of sequences, beside other layers", tiling.batch_tiles == 1)
+        p.add("one tile of sequences, of layers at the same time", tiling.batch_tiles == 1)
     if grid:
         p.add("no idle block", tiling.units * (blocks - k_slices) < spec.head_dim)
     needed = resources.registers(spec, tiling) - resources.spillable(spec, grid)
@@ -162,7 +162,7 @@ def _spread(spec: KernelSpec, size: int, at_once: int) -> int:
 def _groups_at_once(spec: KernelSpec, grid: bool) -> dict[int, int]:
     """Return how many groups run at the same time, by how many blocks they may have.
 
-    Beside those of several layers run the clusters that compute their input products.
+    At the same time as those of several layers run the clusters that compute their input products.
     """
     gpu, products = spec.gpu, spec.layers - 1
     if grid:

@@ -76,6 +76,33 @@ DEVICE u32 weighty(Cluster& cluster, const u32 (&logit)[ELEMENTS], float weight,
   return found;
 }
 
+// Return the smallest logit that may be drawn, an `ordered` number. `largest`: of all logits, over the temperature.
+DEVICE u32 smallest_drawn(Cluster& cluster, const u32 (&logit)[ELEMENTS], const Params& params, float largest, float temperature,
+                          float top_p) {
+  const int lowest_bit = params.seen ? 0 : LOWEST_BIT;
+  u32 smallest = 1;
+  if (params.top_k) smallest = weighty(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
+  if (top_p < 1) {
+    float weight[ELEMENTS], sum = 0;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+      weight[i] = logit[i] < smallest ? 0 : op_exp(from_ordered(logit[i]) / temperature - largest);
+      sum += weight[i];
+    }
+    const float share = fmaxf(top_p * cluster.sum(sum).x, 1e-30f);  // the likeliest has a weight of 1
+    smallest = max(smallest, weighty(cluster, logit, share, lowest_bit, [&](int i) { return weight[i]; }));
+  }
+  return smallest;
+}
+
+// Stores the chosen token of the sequence, and what goes with it.
+DEVICE void store_token(const Params& params, i64 sequence, u32 token) {
+  params.chosen[sequence] = token;
+  if (params.history) params.history[*params.cursor * (gridDim.x / RANKS) + sequence] = token;
+  if (params.keys) params.keys[sequence] += NEXT_KEY;
+  if (params.seen) params.seen[sequence * params.C + token] = 1;
+}
+
 // Params: types and shapes are in choose.py. logits [B, C], rows of `stride` numbers -> chosen; history, unless null: they
 // are its row *cursor, which moves on. seen [B, C], unless null: classes to penalize, of which the chosen one is one from now
 // on. keys, unless null: tokens are drawn by them, and they move on. counter: zero before and after.
@@ -84,7 +111,7 @@ flashrnn_choose(PARAMETERS) {
   extern __shared__ __align__(16) Shared shared_memory[];
   const Params params{PARAMETER_NAMES};
   Cluster cluster{*shared_memory};
-  const i64 sequence = blockIdx.x / RANKS, B = gridDim.x / RANKS;
+  const i64 sequence = blockIdx.x / RANKS;
   const float* const settings = params.settings;
   const float temperature = settings[0], top_p = settings[1], least = settings[2], penalty = settings[3];
   const int rank = cluster_rank();
@@ -100,21 +127,10 @@ flashrnn_choose(PARAMETERS) {
     if (params.seen && params.seen[sequence * params.C + at(i)]) x = x < 0 ? x * penalty : x / penalty;
     logit[i] = ordered(x), largest = fmaxf(largest, x);
   }
-  const int lowest_bit = params.seen ? 0 : LOWEST_BIT;
   u32 smallest = 1;
   if (params.keys) {
     largest = cluster.max(largest) / temperature;
-    if (params.top_k) smallest = weighty(cluster, logit, float(params.top_k), lowest_bit, [](int) { return 1.0f; });
-    if (top_p < 1) {
-      float weight[ELEMENTS], sum = 0;
-#pragma unroll
-      for (int i = 0; i < ELEMENTS; i++) {
-        weight[i] = logit[i] < smallest ? 0 : op_exp(from_ordered(logit[i]) / temperature - largest);
-        sum += weight[i];
-      }
-      const float share = fmaxf(top_p * cluster.sum(sum).x, 1e-30f);  // the likeliest has a weight of 1
-      smallest = max(smallest, weighty(cluster, logit, share, lowest_bit, [&](int i) { return weight[i]; }));
-    }
+    smallest = smallest_drawn(cluster, logit, params, largest, temperature, top_p);
   }
 
   u64 best = 0;
@@ -130,13 +146,7 @@ flashrnn_choose(PARAMETERS) {
     best = max(best, ordered(score, at(i)));
   }
   best = cluster.max(best);
-  const u32 token = u32(~best);
-  if (rank == 0 && threadIdx.x == 0) {
-    params.chosen[sequence] = token;
-    if (params.history) params.history[*params.cursor * B + sequence] = token;
-    if (params.keys) params.keys[sequence] += NEXT_KEY;
-    if (params.seen) params.seen[sequence * params.C + token] = 1;
-  }
+  if (rank == 0 && threadIdx.x == 0) store_token(params, sequence, u32(~best));
   cluster_sync();  // no block ends while others read its memory
   if (last_of_grid(params.counter) && threadIdx.x == 0) {
     *params.counter = 0;

@@ -48,7 +48,7 @@ DEVICE void add_parts(Shared& shared, const Sums (&c)[K], float (&results)[K][VA
     }
 }
 
-// Vectors of the operand in shared memory; registers would not hold those of a warp beside what it multiplies.
+// Vectors of the operand in shared memory; registers would not hold those of a warp and what it multiplies.
 struct VectorsOf {
   Shared& shared;
   DEVICE Vectors operator()(int, int i) const {
