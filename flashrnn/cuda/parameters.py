@@ -262,6 +262,7 @@ def concurrent_gradient(spec: KernelSpec) -> Parameters:
     return (
         *_gradient_rows(spec),
         _Of(spec).writes("d_R", "scalar", GR, N, D, D),
+        _Of(spec).writes("sums", "float"),
         Parameter("progress", "const u32*", torch.int32),
         *_numbers("producers", "B", "T", "row_t"),
     )

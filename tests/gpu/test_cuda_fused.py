@@ -186,6 +186,8 @@ def test_a_layer_compiled_to_cuda_graphs_makes_its_zeros_outside_of_their_memory
         ("gru", 1, 768, 32, torch.bfloat16),
         ("lstm", 1, 768, 32, torch.bfloat16),
         ("lstm", 1, 768, 16, torch.bfloat16),
+        ("lstm", 12, 200, 16, torch.bfloat16),  # three tiles in turns
+        ("lstm", 12, 248, 16, torch.bfloat16),
         ("lstm", 12, 64, 16, torch.float32),
         ("gru", 6, 128, 16, torch.float32),
         ("lstm", 3, 256, 16, torch.float32),
