@@ -106,8 +106,8 @@ def statistics_floats(cell: Cell) -> int:
 
 
 _CACHE_LINE = 128  # bytes
-# Head size above which gates are filled up: forwards of 12 x 200 and 12 x 248 took 440 and 432 us in place of 462 and 469,
-# of 12 x 136 276 in place of 265, and of 12 x 56 no less.
+# Head size above which gates are filled up: forwards of 12 x 200 and 12 x 248 took 440 and 432 us in place of 462 and
+# 469, of 12 x 136 276 in place of 265, and of 12 x 56 no less.
 _WHOLE_LINES_ABOVE = 192
 
 
