@@ -148,7 +148,7 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
         of.writes("h", "scalar", B, T, N, D),
         of.writes("aux", "aux_number", S - 1, B, T, N, D),
         of.writes("last", "float", S, B, N, D),
-        of.writes("gates", "gate", B, T, N, head_numbers(spec.cell, D, spec.dtype)),
+        of.writes("gates", "gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
         Parameter("workspace", "uint4*", torch.uint8),
         Parameter("launch", "u64"),
         *(_chunks() if spec.layers > 1 else ()),
@@ -176,7 +176,7 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
         of.reads("h", "scalar", B, T, N, D),
         of.reads("aux", "aux_number", S - 1, B, T, N, D),
         of.reads("first_aux", "aux_number", S - 1, B, N, D),
-        of.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, D, spec.dtype)),
+        of.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
         of.reads("d_h", "scalar", B, T, N, D),
         *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
         of.reads("d_last", "float", S, B, N, D),
@@ -217,7 +217,7 @@ def _stream_gates(spec: KernelSpec, const: str) -> Parameters:
             Parameter("gates", f"{const}struct UnitGates* __restrict__", dtype, (B, T, N, D, len(spec.cell.gates))),
         )
     return (
-        Parameter("gates", f"{const}gate* __restrict__", dtype, (B, T, N, head_numbers(spec.cell, D, spec.dtype))),
+        Parameter("gates", f"{const}gate* __restrict__", dtype, (B, T, N, head_numbers(spec.cell, N, D, spec.dtype))),
         Parameter("parts", "uint4*", torch.float32),
         *_numbers("first_item"),
     )
@@ -277,6 +277,7 @@ def concurrent_gradient(spec: KernelSpec) -> Parameters:
     return (
         *_gradient_rows(spec),
         _Of(spec).writes("d_R", "scalar", GR, N, D, D),
+        _Of(spec).writes("sums", "float"),
         Parameter("progress", "const u32*", torch.int32),
         *_numbers("producers", "B", "T", "row_t"),
     )

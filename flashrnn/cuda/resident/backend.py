@@ -229,7 +229,7 @@ def _plan(
 def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
     """Return the bytes between time steps of Wx, h, aux and gates."""
     cell, aux, unit = spec.cell, spec.variant.aux, row_t * spec.heads * spec.head_dim
-    of_head = head_numbers(cell, spec.head_dim, spec.dtype)
+    of_head = head_numbers(cell, spec.heads, spec.head_dim, spec.dtype)
     return {
         "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
         "h_step": unit * spec.dtype.itemsize,
