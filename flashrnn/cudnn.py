@@ -1,7 +1,7 @@
 """LSTMs and GRUs on a GPU by cuDNN, as nn.LSTM and nn.GRU run, for sizes where cuDNN is faster.
 
-- In float32, cuDNN has a kernel for narrow layers, whose weights fit into one multiprocessor. Ours computes six
-  products of bfloat16 there for each one, with TF32 three.
+- In float32, cuDNN has a kernel for narrow layers, whose weights fit into one multiprocessor. Ours computes three
+  products of 16 bits there for each one.
 - In float16, cuDNN has a kernel that keeps the weights of 1024 units on the chip. Ours exchanges h through L2 there.
 - Otherwise cuDNN runs one matrix product per time step, which takes at least 8 µs. Where the product is large enough to
   hide that, it reaches more of the tensor cores' speed than kernels that keep R on the chip.

@@ -73,7 +73,7 @@ def plans(
 
 
 def _as_plan(spec: KernelSpec, found: tiling.Tiling, cycles: float) -> Plan:
-    fragments = spec.splits * tiling.tiles_of_warp(spec, found)
+    fragments = tiling.splits(spec) * tiling.tiles_of_warp(spec, found)
     shape = found.blocks, found.grid, found.warps, found.sequences
     return Plan(*shape, fragments, found.register_fragments, found.stages, cycles)
 

@@ -16,8 +16,9 @@ from flashrnn.products import constant, places, recurrent_only, varying
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
 
 
-def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
-    """Return the source that all kernels of a cell need, with constants `more` of this one."""
+def cell_prelude(spec: KernelSpec, more: Mapping[str, int], scaled: bool = False) -> str:
+    """Return the source that all kernels of a cell need, with constants `more` of this one; `scaled` as SCALED in
+    kernels/common.cuh."""
     cell, variant, found = spec.cell, spec.variant, exchanges(spec.cell, spec.direction)
     reduces, statistics = trace(cell).reduces, trace(cell).statistics
     constants = {
@@ -55,7 +56,7 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
     aux_number = f"using aux_number = {'gate' if variant.aux == torch.float16 else 'float'};"
     return "\n".join(
         [
-            definitions(spec.dtype, constants, tables, variant.tf32),
+            definitions(spec.dtype, constants, tables, variant.tf32, scaled),
             f"#define REDUCES {int(reduces)}",
             '#include "kernels/math.cuh"',
             aux_number,
@@ -65,10 +66,14 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int]) -> str:
 
 
 def definitions(
-    dtype: torch.dtype, constants: Mapping[str, int], tables: Mapping[str, Sequence[int]], tf32: bool = False
+    dtype: torch.dtype,
+    constants: Mapping[str, int],
+    tables: Mapping[str, Sequence[int]],
+    tf32: bool = False,
+    scaled: bool = False,
 ) -> str:
     """Return the dtype of inputs and outputs, constants and arrays as C++; `tf32` as in `Variant`."""
-    lines = ["#define SCALAR_TF32" if tf32 else f"#define {_SCALAR[dtype]}"]
+    lines = [f"#define {'SCALAR_SCALED' if scaled else 'SCALAR_TF32' if tf32 else _SCALAR[dtype]}"]
     lines += [f"constexpr int {name} = {int(value)};" for name, value in constants.items()]
     lines += [
         f"__device__ constexpr int {name}[] = {{{', '.join(map(str, values))}}};" for name, values in tables.items()

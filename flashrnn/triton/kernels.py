@@ -65,9 +65,7 @@ def forward(
     weights = load_matrices(R, tile.place, before, tile.is_unit & (before < C.D), C)
     biases, state = load_biases(bias, tile, C), load_states(initial, B, tile, C)
     plane = tl.cast(B, tl.int64) * T
-    starts = None
-    if reset is not None:
-        starts = load_starts(reset, tile, 0, True, B, T)
+    starts = load_starts(reset, tile, 0, True, B, T)
 
     for t in tl.range(0, T, num_stages=C.PREFETCH):
         step = tl.cast(t, tl.int64) * row_t
@@ -121,9 +119,7 @@ def backward(
     if d_last is not None:
         d_state = add(d_state, load_states(d_last, B, tile, C))
     plane = tl.cast(B, tl.int64) * T
-    starts = None
-    if reset is not None:
-        starts = load_starts(reset, tile, T - 1, True, B, T)
+    starts = load_starts(reset, tile, T - 1, True, B, T)
 
     for back in tl.range(0, T, num_stages=C.PREFETCH):
         t = T - 1 - back
@@ -203,8 +199,12 @@ def store_biases(to, biases, tile, C: tl.constexpr):
 
 @triton.jit
 def load_starts(reset, tile, t, is_step, B, T):
-    """Load from [B, T] whether each sequence [SEQS, 1] begins anew at step t; no if that is no step."""
-    return tl.load(reset + tile.sequence * T + t, mask=(tile.sequence < B) & is_step, other=0)
+    """Load from [B, T] whether each sequence [SEQS, 1] begins anew at step t; no if that is no step. None without
+    `reset`."""
+    starts = None
+    if reset is not None:
+        starts = tl.load(reset + tile.sequence * T + t, mask=(tile.sequence < B) & is_step, other=0)
+    return starts
 
 
 @triton.jit

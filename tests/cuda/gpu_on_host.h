@@ -75,12 +75,20 @@ using operand = __half;
 #elif defined SCALAR_BF16
 using scalar = __nv_bfloat16;
 using operand = __nv_bfloat16;
+#elif defined SCALAR_SCALED
+using scalar = float;
+using operand = __half;
 #else
 using scalar = float;
 using operand = __nv_bfloat16;
 #endif
 constexpr int BYTES = sizeof(scalar);
-#ifdef SCALAR_TF32
+#ifdef SCALAR_SCALED
+constexpr bool SCALED = true;
+#else
+constexpr bool SCALED = false;
+#endif
+#if defined SCALAR_TF32 || defined SCALAR_SCALED
 constexpr int SPLITS = 2;
 #else
 constexpr int SPLITS = BYTES == 4 ? 3 : 1;
@@ -104,6 +112,8 @@ template <class S>
 struct PairOf {
   u32 word;
   u32 next_split() const { return word; }
+  void multiply(float) {}
+  float magnitude() const { return 0; }
 };
 template <>
 struct PairOf<float> {
@@ -114,6 +124,8 @@ struct PairOf<float> {
     low -= rounded.x, high -= rounded.y;
     return word;
   }
+  void multiply(float factor) { low *= factor, high *= factor; }
+  float magnitude() const { return max(std::fabs(low), std::fabs(high)); }
 };
 using Pair = PairOf<scalar>;
 inline void transpose(PairOf<float>& a, PairOf<float>& b) { std::swap(a.high, b.low); }
@@ -263,6 +275,10 @@ template <class T>
 inline T __shfl_xor_sync(u32, T x, int mask) { return shuffled(x, threadIdx.x % 32 ^ mask); }
 template <class T>
 inline T __shfl_down_sync(u32, T x, int lanes) { return shuffled(x, std::min(int(threadIdx.x % 32) + lanes, 31)); }
+inline u32 __reduce_max_sync(u32, u32 x) {
+  for (int mask = 16; mask > 0; mask /= 2) x = max(x, __shfl_xor_sync(~0u, x, mask));
+  return x;
+}
 inline bool __any_sync(u32, u32 x) {
   show(&x, 1);
   bool any = false;
@@ -499,6 +515,10 @@ inline void peek(uint4& v, const uint4* from) {
   dawdle();
   for (int i = 0; i < 4; i++) words[i] = shared_word<u32>(reinterpret_cast<const u32*>(from) + i).load(std::memory_order_relaxed);
   v = {words[0], words[1], words[2], words[3]};
+}
+inline void peek(u32& v, const uint4* from) {
+  dawdle();
+  v = shared_word<u32>(reinterpret_cast<const u32*>(from)).load(std::memory_order_relaxed);
 }
 inline bool arrived(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
 inline void publish_phase(u64* to, uint2 v, u32 phase) {

@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -92,46 +94,60 @@ def train(backend: str, case: Case, dtype: torch.dtype, device: torch.device) ->
     """Run forward and backward of a backend."""
     inputs = inputs_for(backend, case, dtype, device)
     reset = random_reset(case.B, case.T).to(device) if case.reset else None
-    in_float32 = patch.multiple(products, _product=_product_in_float32, _of_one_head=_of_one_head_in_float32)
-    with in_float32:
+    with products_in_float32():
         results(flashrnn, inputs, function=case.cell, backend=backend, reset=reset)
 
 
 def decode(case: Case, dtype: torch.dtype, device: torch.device) -> None:
-    """Run steps of a language model, and an addition to its residual stream with the norms around it."""
-    model = random_model(case.cell, case.N, case.D, 2, case.B, dtype)
-
-    def to_device(part: Tensor | None) -> Tensor | None:
-        return None if part is None else part.to(device)
-
-    model = model._replace(
-        embedding=model.embedding.to(device),
-        blocks=[decoding.ResidualBlock(*map(to_device, block)) for block in model.blocks],
-        norm=model.norm.to(device),
-        head=model.head.to(device),
-    )
-    if reason := decoding.unsupported_reason(model):
-        pytest.skip(reason)
-    step, tokens = decoding.ModelStep(model), torch.zeros(case.B, dtype=torch.int64, device=device)
-    logits, chosen = torch.empty(case.B, len(model.head), dtype=dtype, device=device), torch.empty_like(tokens)
-    draw = {"keys": torch.arange(case.B, dtype=torch.int32, device=device), "temperature": torch.ones(1, device=device)}
-    for _ in range(case.T):
-        step(tokens, logits, chosen)
-        step(tokens, chosen=chosen, **draw)
+    """Run steps of language models, the choice of a token, and an addition to the residual stream with its norms."""
+    models = [random_model(case.cell, case.N, case.D, 2, case.B, dtype, int8=int8) for int8 in (False, True)]
+    models = [placed(model, device) for model in models]
+    reasons = [decoding.unsupported_reason(model) for model in models]
+    if all(reasons):
+        pytest.skip(reasons[0])
+    for model in (model for model, reason in zip(models, reasons, strict=True) if reason is None):
+        logits, keys = run_steps(model, case.T, device)
     settings = torch.tensor([1.0, 0.9, -5.0, 1.0], device=device)
-    counter = torch.zeros(1, dtype=torch.int32, device=device)
-    decoding.choose(logits, chosen, counter, settings, top_k=5, keys=draw["keys"])
+    counter, chosen = torch.zeros(1, dtype=torch.int32, device=device), torch.empty_like(keys, dtype=torch.int64)
+    decoding.choose(logits, chosen, counter, settings, top_k=5, keys=keys)
     x = model.embedding.clone()
     decoding.add_norm(x, model.embedding, model.norm, model.blocks[0].head_norm, case.D)
 
 
+def run_steps(model: decoding.ResidualModel, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Run steps that return logits and steps that choose tokens; return the last logits and the keys of draws."""
+    batch, dtype = model.blocks[0].states.shape[1], model.embedding.dtype
+    step, tokens = decoding.ModelStep(model), torch.zeros(batch, dtype=torch.int64, device=device)
+    logits, chosen = torch.empty(batch, len(model.head), dtype=dtype, device=device), torch.empty_like(tokens)
+    draw = {"keys": torch.arange(batch, dtype=torch.int32, device=device), "temperature": torch.ones(1, device=device)}
+    for _ in range(steps):
+        step(tokens, logits, chosen)
+        step(tokens, chosen=chosen, **draw)
+    return logits, draw["keys"]
+
+
+def placed(model: decoding.ResidualModel, device: torch.device) -> decoding.ResidualModel:
+    """Return the model on a device."""
+
+    def of(weights: NamedTuple) -> NamedTuple:
+        return weights._replace(
+            **{name: x.to(device) for name, x in weights._asdict().items() if isinstance(x, Tensor)}
+        )
+
+    return of(model)._replace(blocks=[of(block) for block in model.blocks])
+
+
+def products_in_float32() -> AbstractContextManager:
+    """Compute d_R in float32: racecheck fails within cuBLAS's kernels for half types on an H200, though told to leave
+    them alone."""
+    return patch.multiple(products, _product=_product_in_float32, _of_one_head=_of_one_head_in_float32)
+
+
 def _product_in_float32(d_gates: list[Tensor], steps: slice, h: Tensor, add_to: Tensor | None = None) -> Tensor:
-    """For racecheck, which fails within cuBLAS's kernels for half types on an H200, though told to leave them alone."""
     return _PRODUCT([x.float() for x in d_gates], steps, h.float(), add_to)
 
 
 def _of_one_head_in_float32(d_Wx: Tensor, h: Tensor, initial: Tensor | None, few: bool) -> Tensor:
-    """The same for one head."""
     return _OF_ONE_HEAD(d_Wx.float(), h.float(), initial, few).to(h.dtype)
 
 

@@ -21,8 +21,9 @@ DEVICE float2 unpack_bfloats(u32 pair) { return make_float2(__uint_as_float(pair
 // bfloat16 operands of 8 bits each (bf16x3): with 3 splits, the 6 largest of the 9 products leave an error of 2^-23. Where
 // products may be as coarse as TF32 (2^-10), with 2 splits, the 3 largest of the 4 products leave 2^-16. A TF32 instruction
 // would read as many bytes and take two thirds of the tensor cores' time, but its fragments differ from all other types'.
-#ifdef SCALAR_F16
-using scalar = __half;
+// SCALED: a float is split into two float16 operands of 11 bits each (fp16x2), of which 3 products leave 2^-20 at most: half as many as
+// of bf16x3, and two thirds of the bytes. Numbers are multiplied by a power of two before (Scale), as float16 has a small range.
+#if defined(SCALAR_F16) || defined(SCALAR_SCALED)
 using operand = __half;
 DEVICE u32 pack(float low, float high) { return pack_halves(low, high); }
 DEVICE float2 unpack(u32 pair) { return unpack_halves(pair); }
@@ -35,18 +36,26 @@ DEVICE u32 pack(float low, float high) {
 }
 DEVICE float2 unpack(u32 pair) { return unpack_bfloats(pair); }
 #define MMA_TYPE "bf16"
-#ifdef SCALAR_BF16
+#endif
+#ifdef SCALAR_F16
+using scalar = __half;
+#elif defined(SCALAR_BF16)
 using scalar = __nv_bfloat16;
 #else
 using scalar = float;
 #endif
-#endif
 constexpr int BYTES = sizeof(scalar);
-#ifdef SCALAR_TF32
-constexpr int SPLITS = 2;
+#ifdef SCALAR_SCALED
+constexpr bool SCALED = true;
 #else
-constexpr int SPLITS = BYTES == 4 ? 3 : 1;
+constexpr bool SCALED = false;
 #endif
+#ifdef SCALAR_TF32
+constexpr bool TF32 = true;
+#else
+constexpr bool TF32 = false;
+#endif
+constexpr int SPLITS = BYTES == 2 ? 1 : TF32 || SCALED ? 2 : 3;
 
 // The type in which gates, and states that are not results, are stored for the backward.
 template <int>
@@ -69,6 +78,8 @@ template <class S>
 struct PairOf {
   u32 word;
   DEVICE u32 next_split() const { return word; }
+  DEVICE void multiply(float) {}  // these are not SCALED
+  DEVICE float magnitude() const { return 0; }
 };
 template <>
 struct PairOf<float> {
@@ -79,6 +90,8 @@ struct PairOf<float> {
     low -= rounded.x, high -= rounded.y;
     return word;
   }
+  DEVICE void multiply(float factor) { low *= factor, high *= factor; }
+  DEVICE float magnitude() const { return max(fabsf(low), fabsf(high)); }
 };
 using Pair = PairOf<scalar>;
 

@@ -10,11 +10,10 @@ DEVICE float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=
 DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
 // For values of 16 bits: single instructions, with errors below the rounding around them (2^-9 or 2^-12). tanh has a
-// relative error of 2^-11, exp and div of 2^-22, log an absolute one of 2^-22. For float: two units in the last place.
+// relative error of 2^-11, exp and div of 2^-22, log an absolute one of 2^-22. For float: two units in the last place. With
+// TF32, whose products have errors of 2^-16: tanh, sigmoid, exp and div without branches, with relative errors of 2^-20, but for
+// exp and sigmoid of numbers x beyond 8, where it is |x| 2^-23.
 constexpr bool ACCURATE = sizeof(scalar) == 4;
-// For floats whose products have errors of 2^-16: tanh, sigmoid, exp and div without branches, with relative errors of
-// 2^-20, but for exp and sigmoid of numbers x beyond 8, where it is |x| 2^-23.
-constexpr bool TF32 = ACCURATE && SPLITS == 2;
 
 // A polynomial below 3/8, because the difference of two numbers near 1 has an absolute error of 2^-22.
 DEVICE float tanh_tf32(float x) {
@@ -35,7 +34,7 @@ DEVICE float op_tanh(float x) {
 }
 DEVICE float op_sigmoid(float x) {
   if constexpr (TF32) return reciprocal(1.0f + exp2_fast(x * -1.4426950408889634f));
-  if constexpr (ACCURATE) return 1.0f / (1.0f + expf(-x));
+  if constexpr (ACCURATE) return reciprocal(1.0f + expf(-x));
   return fmaf(op_tanh(0.5f * x), 0.5f, 0.5f);
 }
 DEVICE float op_exp(float x) { return ACCURATE && !TF32 ? expf(x) : exp2_fast(x * 1.4426950408889634f); }

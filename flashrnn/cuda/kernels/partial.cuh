@@ -33,6 +33,17 @@ struct Partial {
 #pragma unroll
     for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], other.words[i]);
   }
+  // Adds what lanes contribute that differ in bits from LAST on, whose shifts are the same.
+  template <int LAST>
+  DEVICE void add_lanes() {
+#pragma unroll
+    for (int mask = 16; mask >= LAST; mask /= 2) {
+#pragma unroll
+      for (int i = 0; i < ADDED; i++) words[i] += __shfl_xor_sync(~0u, words[i], mask);
+#pragma unroll
+      for (int i = ADDED + MOMENTS; i < WORDS; i++) words[i] = op_max(words[i], __shfl_xor_sync(~0u, words[i], mask));
+    }
+  }
   // Adds what all lanes of the warp contribute, this one of `units` units.
   DEVICE void add_lanes(float units) {
     Partial other;

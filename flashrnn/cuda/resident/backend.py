@@ -18,10 +18,9 @@ from flashrnn.cuda.launch import LoadedKernel, load
 from flashrnn.cuda.parameters import fused
 from flashrnn.cuda.resident import concurrent_gradient, solver, tiling
 from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, producers
-from flashrnn.cuda.resident.concurrent_gradient import FEWEST_STEPS
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
-from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.resident.tiling import Tiling, splits
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import ALONE, Concurrency, KernelSpec, Variant, short_steps, specs_of, variant_of
 from flashrnn.cuda.sum_of_partials import KERNEL
@@ -235,7 +234,7 @@ def _workspace(spec: KernelSpec, tiling: Tiling) -> int:
         return 0
     tile = tiling.padded * 8 * tiling.batch_tiles
     if spec.direction == "forward":  # three steps of h: Ring in kernels/all_gather.cuh
-        exchanged = 3 * spec.splits * tile * 2
+        exchanged = 3 * splits(spec) * tile * 2
     else:  # two buffers of partial sums, from every block of a group to every block: kernels/reduce_scatter.cuh
         exchanged = 2 * tiling.blocks * tile * spec.dtype.itemsize
     found = exchanges(spec.cell, spec.direction)  # kernels/unit_reductions.cuh
@@ -247,7 +246,7 @@ def _backward_kernel(
     choose: Choose, spec: KernelSpec, steps: int, device: int, dependent: bool = False
 ) -> tuple[LoadedKernel, Tiling, concurrent_gradient.Tiling | None]:
     """Return the kernel, its tiling and, if a kernel for d_R can overlap with it, the tiling of that one."""
-    overlaps = steps >= FEWEST_STEPS and spec.layers == 1
+    overlaps = steps >= concurrent_gradient.fewest_steps(spec) and spec.layers == 1
     likely = overlaps and concurrent_gradient.overlapped(spec, producers(spec, solver.likely(spec)))
     with meanwhile(partial(concurrent_gradient.compile_kernel, spec, likely)) if likely else nullcontext():
         kernel, loop = _kernel(choose, spec, device, dependent)

@@ -12,9 +12,11 @@ from flashrnn.cuda.resident.tiling import (
     contributions,
     lane_cells,
     more_operations,
+    operands,
+    polled_words,
     registers,
     shared_memory,
-    spillable,
+    splits,
     tiles_of_warp,
 )
 from flashrnn.cuda.spec import KernelSpec
@@ -80,20 +82,21 @@ def _step_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
         if not exchanges(spec.cell, direction):
             step += several * maximum(2 - cells_of_lane(spec, tiling), 0) * _SINGLE
     if spec.steps:  # more of one block, and its beginning alone, take about as long
-        step += several * spec.splits * tiles * _LOAD // spec.steps
-    if spillable(spec, tiling.grid):
+        step += several * splits(spec) * tiles * _LOAD // spec.steps
+    if trace(spec.cell).reduces:
         available = minimum(spec.gpu.registers_per_thread, spec.gpu.registers // (32 * tiling.warps))
-        step += _SPILLED * maximum(registers(spec, tiling) - available, 0)
+        step += _SPILLED * maximum(registers(spec, tiling) + polled_words(spec, tiling) - available, 0)
     return step
 
 
 def _product_cycles(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return what a step's products and the reads of R for them take."""
-    splits, warps, tiles = spec.splits, tiling.warps, tiles_of_warp(spec, tiling)
+    parts, warps, tiles = splits(spec), tiling.warps, tiles_of_warp(spec, tiling)
     per_core = ceil_div(warps, 4)  # warps that share a tensor core and an issue slot
     alone = lookup(tiling.batch_tiles, dict(enumerate(_ALONE, 1)))
-    products = tiles * (splits * (splits + 1) // 2) * maximum(tiling.batch_tiles * per_core * _MMA, alone) // 10
-    reads = maximum(splits * tiles - tiling.register_fragments, 0) * warps * _READ // 10
+    of_tile = parts * (parts - 1) // 2 + operands(spec, tiling)  # products
+    products = tiles * of_tile * maximum(tiling.batch_tiles * per_core * _MMA, alone) // 10
+    reads = maximum(parts * tiles - tiling.register_fragments, 0) * warps * _READ // 10
     return maximum(products, reads) + minimum(products, reads) * _BOTH // 10
 
 

@@ -92,7 +92,7 @@ def pose(spec: KernelSpec, grid: bool) -> tuple[ConstraintProblem, tuple[Express
     p.add("units of the head", tiling.padded >= spec.head_dim)
     p.add("threads", tiling.threads <= gpu.threads_per_block)
     p.add("whole fragments", (blocks * tiling.unit_tiles) % k_slices == 0)
-    p.add("fragments of R", tiling.register_fragments <= spec.splits * tiles_of_warp(spec, tiling))
+    p.add("fragments of R", tiling.register_fragments <= resources.splits(spec) * tiles_of_warp(spec, tiling))
     if resources.in_rows(spec) and not grid:
         whole_rows = (tiling.padded == spec.head_dim) & (tiling.sequences % (4 * k_slices) == 0)
         p.add("whole rows of lanes", (blocks > 1) | whole_rows)

@@ -8,7 +8,7 @@ from flashrnn.cells import Cell
 from flashrnn.cells.hoisting import LoopCell
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.parameters import declaration, fused
-from flashrnn.cuda.resident.tiling import Tiling, is_dense
+from flashrnn.cuda.resident.tiling import Tiling, is_dense, is_scaled
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
@@ -67,4 +67,4 @@ def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:
     array = f"#define D_AUX_ARRAY {{{', '.join(d_aux or ['nullptr'])}}}"
     layers = "#define LAYERS" if spec.layers > 1 else ""
     inputs = f"using input_number = {'gate' if isinstance(cell, LoopCell) else 'scalar'};"
-    return "\n".join((cell_prelude(spec, constants), declaration(parameters), array, layers, inputs))
+    return "\n".join((cell_prelude(spec, constants, is_scaled(spec)), declaration(parameters), array, layers, inputs))

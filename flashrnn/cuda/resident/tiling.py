@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from math import ceil
 
+import torch
+
 from flashrnn.cells import Cell
+from flashrnn.cells.bounds import is_bounded
 from flashrnn.cells.built_in import LSTM
 from flashrnn.cells.printers.cuda import exchanges, operation_count
 from flashrnn.cells.trace import trace
-from flashrnn.constrint import Expression, maximum, minimum
+from flashrnn.constrint import Expression, ceil_div, maximum, minimum
 from flashrnn.constrint.expressions import Operand
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
@@ -62,6 +65,21 @@ class Tiling:
         return -(-batch // self.sequences)
 
 
+def is_scaled(spec: KernelSpec) -> bool:
+    """Return whether the operands of products are scaled and split into float16 numbers: SCALED in common.cuh.
+
+    The backward knows the largest of its operands. In the forward, which sends h to other blocks, it has to be bounded.
+    """
+    if spec.dtype != torch.float32 or spec.variant.tf32:
+        return False
+    return spec.direction == "backward" or is_bounded(spec.cell)
+
+
+def splits(spec: KernelSpec) -> int:
+    """Return how many numbers for the tensor cores a float is split into, as SPLITS in kernels/common.cuh."""
+    return 2 if is_scaled(spec) else spec.splits
+
+
 def tiles_of_warp(spec: KernelSpec, tiling: Tiling) -> Operand:
     """Return the number of 16 x 16 tiles of R that a warp multiplies, in either direction."""
     return len(spec.cell.recurrent_gates) * tiling.blocks * tiling.unit_tiles // tiling.k_slices
@@ -79,7 +97,15 @@ def registers(spec: KernelSpec, tiling: Tiling) -> Expression:
         values = (2 * gates + 3 * states) * cells + constants * minimum(cells, 2)
         values += more_operations(spec.cell, spec.direction) // 8 * cells  # some of them between reductions
     slack = _GRID_SLACK[spec.direction] * tiling.grid
-    return tiling.register_fragments * 4 + 38 + 8 * spec.splits + 4 * (sums * tiling.batch_tiles) + values + slack
+    return tiling.register_fragments * 4 + 38 + 8 * splits(spec) + 4 * (sums * tiling.batch_tiles) + values + slack
+
+
+def polled_words(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return the words of a reduction over units that a lane of a grid polls at once: registers for a short time."""
+    if not tiling.grid:
+        return 0
+    pairs = max((one.pairs for one in exchanges(spec.cell, spec.direction)), default=0)
+    return 2 * pairs * ceil_div(tiling.blocks, 32)
 
 
 def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
@@ -89,10 +115,10 @@ def shared_bytes(spec: KernelSpec, tiling: Tiling) -> int:
 
 def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     """Return the bytes that SharedMemory in resident/kernels/{forward,backward}_memory.cuh has."""
-    cell, splits, size = spec.cell, spec.splits, spec.dtype.itemsize
+    cell, parts, size = spec.cell, splits(spec), spec.dtype.itemsize
     gates, others = len(cell.recurrent_gates), len(cell.states) - 1
     seqs, units, warps = 8 * tiling.batch_tiles, tiling.units, tiling.warps
-    from_memory = splits * tiles_of_warp(spec, tiling) - tiling.register_fragments
+    from_memory = parts * tiles_of_warp(spec, tiling) - tiling.register_fragments
     several_blocks, several_warps = minimum(tiling.blocks - 1, 1), minimum(tiling.k_slices - 1, 1)
     rows = (1 - several_blocks) * int(in_rows(spec))
     sums = several_warps * warps * lane_cells(spec, tiling) * 128  # of one gate
@@ -100,11 +126,11 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
         pitch = spec.head_dim + 4 * (tiling.columns // tiling.sequences)
         sums = several_blocks * sums + (1 - several_blocks) * (tiling.k_slices * tiling.sequences * pitch * 4)
     if spec.direction == "forward":
-        operand, row = splits * tiling.padded * (seqs + rows) * 2, len(cell.input_gates) * size
-        exchange = gates * sums + several_blocks * (splits * units * seqs * 2)
+        operand, row = operands(spec, tiling) * tiling.padded * (seqs + rows) * 2, len(cell.input_gates) * size
+        exchange = gates * sums + several_blocks * (operands(spec, tiling) * units * seqs * 2)
     else:
         uses_h = cell.states[0] in trace(cell).factors.inputs
-        operand = splits * gates * units * (seqs + rows) * 2
+        operand = operands(spec, tiling) * gates * units * (seqs + rows) * 2
         received = seqs if tiling.any_sequences else tiling.sequences
         stored_gates = (len(varying(cell)) | 1) * residual_dtype(spec.dtype).itemsize  # as `pitch` in tiles.cuh
         row = stored_gates + (1 + uses_h) * size + others * 4
@@ -117,6 +143,7 @@ def shared_memory(spec: KernelSpec, tiling: Tiling) -> Expression:
     inputs = units * seqs * row + rows * (tiling.unit_tiles * 32)
     constants = (len(cell.gates) - len(varying(cell))) * units * 4  # biases
     resident = warps * maximum(from_memory, 0) * 512 + _BARRIERS + _reduction_bytes(spec, tiling) + constants
+    resident += int(is_scaled(spec)) * contributions(spec, tiling) * seqs * 4  # MAGNITUDE_BYTES in scale.cuh
     return 2 * operand + tiling.stages * inputs + exchange + resident
 
 
@@ -174,6 +201,11 @@ def dense(spec: KernelSpec, tiling: Tiling) -> Operand:
     few = minimum(tiling.columns // 2 // tiling.sequences, 1)  # at most half of the columns are used
     warps = minimum(8 // tiling.warps, 1) * minimum(tiling.k_slices // (2 if spec.direction == "forward" else 4), 1)
     return few * warps * minimum(tiling.blocks - 1, 1) * (2 - tiling.batch_tiles)
+
+
+def operands(spec: KernelSpec, tiling: Tiling) -> Operand:
+    """Return the tiles that a right operand is split into: OPERANDS in tiles.cuh."""
+    return splits(spec) - dense(spec, tiling) if splits(spec) == 2 else splits(spec)
 
 
 def is_dense(spec: KernelSpec, tiling: Tiling) -> bool:

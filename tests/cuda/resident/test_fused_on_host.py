@@ -333,6 +333,34 @@ def test_what_is_not_a_number_stays_in_its_sequence(on_host):
     assert h.isfinite().all(dim=(1, 2, 3)).tolist() == [True, False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("D", "forward", "backward"),
+    [
+        pytest.param(32, tiled(2, 1, 1, 8, 1), tiled(2, 1, 1, 4, 1), marks=pytest.mark.slow),
+        (60, tiled(1, 4, 1, 4, 4, any_sequences=False), tiled(1, 4, 1, 4, 4, any_sequences=False)),
+        pytest.param(60, tiled(2, 1, 2, 8, 2), tiled(1, 2, 2, 16, 4), marks=pytest.mark.slow),
+        pytest.param(60, tiled(1, 2, 1, 8, 4, grid=True), tiled(1, 4, 1, 8, 4, grid=True), marks=pytest.mark.slow),
+    ],
+    ids=["one block", "cluster of few sequences", "cluster", "grid"],
+)
+def test_floats_of_all_sizes(on_host, D, forward, backward):
+    """Although products are those of float16 numbers: every sequence has a scale of its own."""
+    on_host({"forward": forward, "backward": backward})
+    inputs = inputs_for("cuda_fused", Case(LAYERNORM_GRU, B=4, T=3, N=1, D=D), torch.float32, torch.device("cpu"))
+    sizes = torch.tensor([1e-30, 1.0, 1e30, torch.nan]).view(4, 1, 1, 1)
+    states = inputs.states.detach() * torch.tensor([1.0, 1e-6, 1e6, 1.0]).view(1, 4, 1, 1)
+    d_h = torch.randn(4, 3, 1, D, generator=torch.Generator().manual_seed(1)) * sizes
+
+    def run(dtype: torch.dtype, backend: str) -> list[dict[str, torch.Tensor]]:
+        Wx, R, b, first = (x.detach().to(dtype).requires_grad_() for x in inputs._replace(states=states))
+        h, _ = flashrnn(Wx, R, b, first, function=LAYERNORM_GRU, backend=backend)
+        d_Wx, d_first = torch.autograd.grad(h, (Wx, first), d_h.to(dtype))
+        return [{"h": h[i], "d_Wx": d_Wx[i], "d_states": d_first[:, i]} for i in range(3)]
+
+    for out, reference in zip(run(torch.float32, "cuda_fused"), run(torch.float64, "vanilla"), strict=True):
+        assert_close(out, reference, torch.float32)
+
+
 def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     """The gradient of Wx is written over them where nobody goes through the graph again."""
     on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})

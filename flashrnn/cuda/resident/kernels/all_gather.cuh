@@ -3,20 +3,21 @@
 #include "resident/kernels/forward_memory.cuh"
 
 constexpr int TILE_VECTORS = 2 * SEQS;  // of 16 bytes: a split of h of a unit tile
+constexpr int SENT_COLUMNS = PACKED ? 4 : SEQS;  // of them, a split of all sequences
 
 // Sends h of a unit tile from the send buffer to every block's shared memory, beginning with the next block's.
 DEVICE void send_h(const char* send_buffer, u32 state, u32 barriers, const ThreadCoord& coord) {
   constexpr int AT_ONCE = TILE_THREADS / TILE_VECTORS;  // blocks
   const u32 vector = coord.tile_thread % TILE_VECTORS, first = coord.tile_thread / TILE_VECTORS;
 #pragma unroll
-  for (int split = 0; split < SPLITS; split++) {
+  for (int split = 0; split < OPERANDS; split++) {
     const u32 own = coord.unit_tile * TILE_VECTORS + vector;
     const uint4 value = reinterpret_cast<const uint4*>(send_buffer + split * UNITS * SEQS * 2)[own];
 #pragma unroll
     for (int i = 0; i < BLOCKS; i += AT_ONCE) {
       const u32 distance = i + first, rank = (coord.rank + distance) % BLOCKS;
       const u32 to = state + split * SPLIT_BYTES + (distance * UNIT_TILES * TILE_VECTORS + own) * 16;
-      if (distance < BLOCKS && vector % SEQS < coord.used())
+      if (distance < BLOCKS && vector % SENT_COLUMNS < coord.used())
         send(remote_address(to, rank), value, remote_address(barriers + distance / SEGMENT_BLOCKS * 8, rank));
     }
   }
@@ -47,14 +48,18 @@ struct Ring {
     for (int k = 0; k < OWN; k++)
       if (own[k] >= 0) publish(slot(t) + own[k], make_uint4(EMPTY, EMPTY, EMPTY, EMPTY));
   }
+  // Begins to load a word of each vector of the slot of step t, which `send` of the step before takes: a load from L2 takes long.
+  DEVICE void load_cleared(u32 (&cleared)[OWN], int t) const {
+#pragma unroll
+    for (int k = 0; k < OWN; k++)
+      if (own[k] >= 0) peek(cleared[k], slot(t) + own[k]);
+  }
   // Stores h of step t, which also tells the other blocks that the slot of the next step is clear.
-  DEVICE void send(const char* send_buffer, int t) const {
+  DEVICE void send(const char* send_buffer, u32 (&cleared)[OWN], int t) const {
 #pragma unroll
     for (int k = 0; k < OWN; k++) {
       if (own[k] < 0) continue;
-      uint4 cleared;
-      do peek(cleared, slot(t + 1) + own[k]);
-      while (arrived(cleared));
+      while (cleared[k] != EMPTY) peek(cleared[k], slot(t + 1) + own[k]);
       publish(slot(t) + own[k], reinterpret_cast<const uint4*>(send_buffer)[k * THREADS + threadIdx.x]);
     }
   }
@@ -90,5 +95,5 @@ DEVICE void init_barriers(u32 barriers) {
 }
 DEVICE void expect_h(u32 barriers, int buffer, const ThreadCoord& coord) {
   if (threadIdx.x == 0)
-    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SEQS * coord.used());
+    for (int i = 0; i < SEGMENTS; i++) barrier_expect(barriers + (buffer * SEGMENTS + i) * 8, H_BYTES / SEGMENTS / SENT_COLUMNS * coord.used());
 }

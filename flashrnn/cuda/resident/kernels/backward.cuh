@@ -19,11 +19,12 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
   });
 }
 
-DEVICE void clear_operands(char* gates, u32* receive_buffer) {
+DEVICE void clear_operands(char* gates, u32* receive_buffer, float* magnitudes) {
   for (int i = threadIdx.x; i < GATE_BYTES / 2; i += THREADS)  // both buffers: there is no step after the last one
     reinterpret_cast<u32*>(gates)[i] = 0;
   if (FEWER)  // nobody sends the others
     for (int i = threadIdx.x; i < RECEIVE_BYTES / 2; i += THREADS) receive_buffer[i] = 0;
+  for (int i = threadIdx.x; i < MAGNITUDE_BYTES / 4; i += THREADS) magnitudes[i] = 0;
 }
 
 // The buffers and barriers of the reduce-scatter.
@@ -37,12 +38,14 @@ struct Exchange {
 };
 
 // In one block: multiplies the gates' gradients of step number `step` of the loop by this warp's part of R.
-DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& weights, const char* gates, const ThreadCoord& coord) {
+DEVICE void multiply(float (&c)[1][BATCH_TILES][4], int step, const Weights& weights, const OperandScale& of_gates, const char* gates,
+                     const ThreadCoord& coord) {
   if constexpr (BLOCKS > 1) return;
   Weights::Queue queue;
   weights.start(queue);
   const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES + coord.k_slice * K_TILES * OPERAND_COLUMNS * 32;
   product<1, K_TILES, SPLIT_BYTES>(c, weights, queue, 0, operand, coord);
+  if (SCALED) scale_down(c, weights.scale, of_gates);
 }
 
 // Computes the gradient that h of a step gets through R from the step after it, which is number `step` of the loop; `c` is its
@@ -72,7 +75,8 @@ DEVICE void recurrent_gradient(float (&sum)[CELLS], int step, const float (&c)[1
 }
 
 // Multiplies this block's gates' gradients of a step by its rows of R, and sends every block its part.
-DEVICE void scatter_gradient(int step, const Weights& weights, const char* gates, const Exchange& to, const ThreadCoord& coord) {
+DEVICE void scatter_gradient(int step, const Weights& weights, const OperandScale& of_gates, const char* gates, const Exchange& to,
+                             const ThreadCoord& coord) {
   Weights::Queue queue;
   weights.start(queue);
 #pragma unroll
@@ -80,20 +84,49 @@ DEVICE void scatter_gradient(int step, const Weights& weights, const char* gates
     float c[M_CHUNK][BATCH_TILES][4] = {};
     const u32 operand = shared_address(gates) + (step & 1) * GATE_BYTES, odd = step & 1;
     product<M_CHUNK, K_TILES, SPLIT_BYTES>(c, weights, queue, first * K_TILES, operand, coord);
+    if (PACKED) add_splits(c);
+    if (SCALED) scale_down(c, weights.scale, of_gates);
     const int tile = coord.warp * M_TILES + first;
     if constexpr (CLUSTERED) send_partials(c, tile, shared_address(to.receive_buffer) + odd * RECEIVE_BYTES, to.barriers + odd * 8, coord);
     else publish_partials(c, tile, to.partials, step, coord);
   }
 }
 
+// SCALED: computes the scales of the block's gradients of recurrent gates. All have synchronised since the step before.
+DEVICE void scale_of_gates(OperandScale& scale, const float (&d_g)[GATES][CELLS], float* magnitudes, const ThreadCoord& coord) {
+  constexpr int FIRST = IN_ROWS ? ROW_LANES / 2 : 16, LAST = IN_ROWS ? 1 : DENSE ? 2 : 4;  // bits of lanes of the same sequence
+  const int contribution = IN_ROWS ? 0 : coord.unit_tile * HOLDERS + (HOLDERS == 2 ? coord.k_slice % 2 : 0);
+#pragma unroll
+  for (int p = 0; p < PAIRS; p++) {
+    float largest = 0;
+#pragma unroll
+    for (int j = 0; j < GATES; j++)
+#pragma unroll
+      for (int q = p * PAIR; q < p * PAIR + PAIR; q++)
+        if (RECURRENT_OF[j] >= 0) largest = max(largest, fabsf(d_g[j][q]));
+#pragma unroll
+    for (int mask = FIRST; mask >= LAST; mask /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
+    if (coord.has_cells() && !(coord.lane & 2 * FIRST - LAST)) magnitudes[contribution * SEQS + coord.sequence(p * PAIR)] = largest;
+  }
+  __syncthreads();
+  scale.set(coord, [&](int sequence) {
+    float largest = magnitudes[sequence];
+#pragma unroll
+    for (int i = 1; i < (IN_ROWS ? 1 : CONTRIBUTIONS); i++) largest = max(largest, magnitudes[i * SEQS + sequence]);
+    return largest;
+  });
+}
+
 // Rounds the gates' gradients, and stores those of recurrent gates as the operand of the product.
-DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const u32 (&to)[PAIRS], u32 offset,
-                                const ThreadCoord& coord) {
+DEVICE void store_gate_operands(StoredCells (&rounded)[GATES], const float (&d_g)[GATES][CELLS], const OperandScale& scale,
+                                const u32 (&to)[PAIRS], u32 offset, const ThreadCoord& coord) {
 #pragma unroll
   for (int j = 0; j < GATES; j++) {
     rounded[j].round(d_g[j]);
-    if (RECURRENT_OF[j] >= 0 && coord.has_cells())
-      store_operand<GR * UNITS>(rounded[j], to, offset + RECURRENT_OF[j] * UNITS * OPERAND_COLUMNS * 2);
+    if (RECURRENT_OF[j] < 0 || !coord.has_cells()) continue;
+    StoredCells operand = rounded[j];
+    if (SCALED) operand.multiply(scale.up);
+    store_operand<GR * UNITS>(operand, to, offset + RECURRENT_OF[j] * UNITS * OPERAND_COLUMNS * 2);
   }
 }
 
@@ -115,6 +148,7 @@ struct Loop {
   Results& results;
   const int steps;
   int stage = 0;  // that has the step's inputs
+  OperandScale scale = {};  // of the operand of the step before
 
   // Step number `step` of the loop, which is time step t = steps - 1 - step: the gradient of h from the step after it, the
   // gradients of its gates, and their product with R for the step before it.
@@ -123,7 +157,7 @@ struct Loop {
     const char* tile = shared.inputs + stage * INPUT_BYTES + coord.cell_tile() * (INPUT_BYTES / UNIT_TILES);
     constexpr bool EARLY = BLOCKS == 1 && !REDUCES;  // whether sums are there before the inputs are read
     float c[1][BATCH_TILES][4] = {}, sums[CELLS];
-    multiply(c, step - 1, weights, shared.operand, coord);
+    multiply(c, step - 1, weights, scale, shared.operand, coord);
     if constexpr (EARLY) recurrent_gradient(sums, step - 1, c, exchange, coord);
     aux_gradients.load(t - 1, cells.valid);
     StepCells read;
@@ -142,13 +176,14 @@ struct Loop {
     if (!DENSE || coord.has_cells()) step_cells_back(d_g, carried, read, aux_gradients, from_next, cells.valid, units, coord);
 
     if (IN_ROWS) inputs.to_first_step(t - (STAGES - 1));
-    store_gate_operands(d_gate, d_g, gate_operand, (step & 1) * GATE_BYTES, coord);
+    if (SCALED) scale_of_gates(scale, d_g, shared.magnitudes, coord);
+    store_gate_operands(d_gate, d_g, scale, gate_operand, (step & 1) * GATE_BYTES, coord);
 #pragma unroll
     for (int q = 0; q < CELLS; q++) results.to_store[q] = cells.valid[q];
     copy_wait<STAGES - 2>();
     if (CLUSTERED && threadIdx.x == 0) barrier_expect(shared.barriers + (step & 1) * 8, RECEIVE_BYTES / SEQUENCES * coord.used());
     __syncthreads();
-    if constexpr (BLOCKS > 1) scatter_gradient(step, weights, shared.operand, exchange, coord);
+    if constexpr (BLOCKS > 1) scatter_gradient(step, weights, scale, shared.operand, exchange, coord);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 };
@@ -223,7 +258,7 @@ flashrnn_backward(PARAMETERS) {
   LaneCells cells;
   CarriedCells carried;
   load_cells(cells, carried, params, coord);
-  clear_operands(shared.operand, exchange.receive_buffer);
+  clear_operands(shared.operand, exchange.receive_buffer, shared.magnitudes);
   load_constants(shared.constants, params, coord);
   StepInputs next_inputs(shared_address(shared.inputs) + coord.unit_tile * (INPUT_BYTES / UNIT_TILES), params, coord);
   Resets of_cells;
@@ -263,7 +298,7 @@ flashrnn_backward(PARAMETERS) {
   end_chunks(chunk, steps, params.done, threadIdx.x == 0);
 #endif
   float d_first[CELLS], c[1][BATCH_TILES][4] = {};
-  multiply(c, steps - 1, weights, shared.operand, coord);
+  multiply(c, steps - 1, weights, loop.scale, shared.operand, coord);
   recurrent_gradient(d_first, steps - 1, c, exchange, coord);
   store_d_initial(params, carried, d_first, cells);
   sum_biases(params.d_bias, carried.d_b, reinterpret_cast<float*>(memory), coord);

@@ -12,7 +12,7 @@ static_assert(M_TILES * WARPS * 16 == PADDED * (BLOCKS == 1 ? K_SLICES : 1) && G
 using Weights = Fragments<M_TILES * K_TILES, REGISTER_FRAGMENTS, true>;
 
 constexpr int SPLIT_BYTES = GR * UNITS * OPERAND_COLUMNS * 2;
-constexpr int GATE_BYTES = SPLITS * SPLIT_BYTES;                          // dg of a step, for the product
+constexpr int GATE_BYTES = OPERANDS * SPLIT_BYTES;                        // dg of a step, for the product
 constexpr int STATE_ROW_BYTES = SEQS * 16 * 4;                            // 16 units of a state, if it is in float
 constexpr int GATE_PITCH = pitch(STORED);
 constexpr u32 D_H_TILE = SEQS * GATE_PITCH * sizeof(gate), H_TILE = D_H_TILE + ROW_BYTES;  // after the gates of a unit tile

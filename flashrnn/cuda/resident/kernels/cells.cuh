@@ -70,6 +70,7 @@ struct RoundedCells {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) pairs[p] &= masks[p];
   }
+  DEVICE void multiply(const float (&)[PAIRS]) {}  // these are not SCALED
   DEVICE void get(float (&v)[CELLS]) const {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) {
@@ -100,6 +101,10 @@ struct RoundedCells<float> {
   DEVICE void mask(const u32 (&masks)[PAIRS]) {
 #pragma unroll
     for (int q = 0; q < CELLS; q++) values[q] = masked(values[q], masks[q / PAIR]);
+  }
+  DEVICE void multiply(const float (&factors)[PAIRS]) {
+#pragma unroll
+    for (int q = 0; q < CELLS; q++) values[q] *= factors[q / PAIR];
   }
   DEVICE void get(float (&v)[CELLS]) const {
 #pragma unroll
@@ -246,7 +251,7 @@ DEVICE void store_operand(const StoredCells& cells, const u32 (&to)[PAIRS], u32 
     Pair pair = cells.pair(p);
 #pragma unroll
     for (int split = 0; split < SPLITS; split++) {
-      u32 word = pair.next_split(), at = to[p] + offset + split * UNITS_OF_TILE * OPERAND_COLUMNS * 2;
+      u32 word = pair.next_split(), at = to[p] + offset + split_offset(split, UNITS_OF_TILE);
       if constexpr (PAIR == 2) store_shared(at, word);
       else store_shared(at, static_cast<u16>(word));
     }

@@ -7,8 +7,6 @@
 #include "kernels/partial.cuh"
 #include "resident/kernels/cells.cuh"
 
-constexpr int HOLDERS = CELLS == 1 && !DENSE ? 2 : 1;  // warps of a unit tile that hold the same sequence's units
-constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;  // of a block, to every sequence
 constexpr int EXCHANGE_BUFFERS = EXCHANGES > 1 ? EXCHANGES : 2;
 
 // Return the floats that a part takes: two, or whole vectors of four.
@@ -85,19 +83,7 @@ struct ClusterReductions {
       if (PAIR == 2 && valid[1]) largest = op_max(largest, of[SUMS + MOMENTS + i][last]);
       part.words[Part::ADDED + MOMENTS + i] = largest;
     }
-    add_lanes(part);
-  }
-  // Adds up what the lanes of a sequence have, whose shifts are the same.
-  template <class Part>
-  static DEVICE void add_lanes(Part& part) {
-#pragma unroll
-    for (int mask = 16; mask >= 32 / LANES; mask /= 2) {
-#pragma unroll
-      for (int i = 0; i < Part::ADDED; i++) part.words[i] += __shfl_xor_sync(~0u, part.words[i], mask);
-#pragma unroll
-      for (int i = Part::ADDED + Part::MOMENTS; i < Part::WORDS; i++)
-        part.words[i] = op_max(part.words[i], __shfl_xor_sync(~0u, part.words[i], mask));
-    }
+    part.template add_lanes<32 / LANES>();
   }
   // Sends the warp's part of a sequence to every LANES-th block, from the lane's number on.
   template <class Part>
@@ -134,7 +120,7 @@ struct ClusterReductions {
       load(other, parts + number * SEQUENCES * FLOATS);
       total.add(other, units(number));
     }
-    add_lanes(total);
+    total.template add_lanes<32 / LANES>();
   }
   template <class Part>
   static DEVICE void load(Part& part, const float* from) {

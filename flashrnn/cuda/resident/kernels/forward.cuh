@@ -17,15 +17,32 @@ DEVICE void load_weights(Weights& weights, char* fragments, const scalar* R, con
   });
 }
 
+// SCALED: no h is larger than those before the first step, or than 1, as `bounded` has found (cells/bounds.py).
+DEVICE void scale_of_h(OperandScale& scale, float* magnitudes, const Params& params, const ThreadCoord& coord) {
+  for (int n = coord.warp; n < SEQS; n += WARPS) {
+    float largest = 1;
+    if (coord.has_sequence(n)) {
+      const float* h = params.initial + coord.of_batch(n) * ROW + coord.head * D;
+#pragma unroll 4
+      for (int k = coord.lane; k < D; k += 32) largest = max(largest, fabsf(h[k]));
+    }
+    largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
+    if (coord.lane == 0) magnitudes[n] = largest;
+  }
+  __syncthreads();
+  scale.set(coord, [&](int sequence) { return magnitudes[sequence]; });
+}
+
 // Stores h before the first step as the product's operand, and zeros into the other buffer, where padding stays zero.
-DEVICE void store_initial_h(char* operand, const Params& params, const ThreadCoord& coord) {
+DEVICE void store_initial_h(char* operand, const float* magnitudes, const Params& params, const ThreadCoord& coord) {
   const i64 words = (params.T + WORD - 1) / WORD;
-  for (int i = threadIdx.x; i < PADDED * SEQS; i += THREADS) {
+  for (int i = threadIdx.x; i < PADDED * (PACKED ? 4 : SEQS); i += THREADS) {
     int k = unit_at(i % PADDED, coord), n = i / PADDED;
     const bool inside = k < D && coord.has_sequence(n) && !(RESET && params.resets[coord.of_batch(n) * words] & 1);
     PairOf<float> pair{inside ? params.initial[coord.of_batch(n) * ROW + coord.head * D + k] : 0, 0};
+    if (SCALED) pair.multiply(Scale(magnitudes[n]).up);
     for (int split = 0; split < SPLITS; split++) {
-      char* to = operand + split * SPLIT_BYTES + operand_offset(i % PADDED, n) * 2;
+      char* to = operand + split_offset(split, PADDED) + operand_offset(i % PADDED, n) * 2;
       *reinterpret_cast<u16*>(to) = static_cast<u16>(pair.next_split());
       *reinterpret_cast<u16*>(to + H_BYTES) = 0;
     }
@@ -33,7 +50,7 @@ DEVICE void store_initial_h(char* operand, const Params& params, const ThreadCoo
 }
 
 // Computes the recurrent sums of this warp's slice of h, which in a cluster may still be arriving.
-DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32 state, u32 barriers, int t,
+DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, const OperandScale& of_h, u32 state, u32 barriers, int t,
                      const ThreadCoord& coord) {
   const int now = t & 1;
   Weights::Queue queue;
@@ -45,6 +62,8 @@ DEVICE void multiply(float (&c)[GR][BATCH_TILES][4], const Weights& weights, u32
     product<GR, SEGMENT_TILES, SPLIT_BYTES>(c, weights, queue, i * SEGMENT_TILES * GR,
                                           operand_tile + i * K_SLICES * SEGMENT_TILES * OPERAND_COLUMNS * 32, coord);
   }
+  if (PACKED) add_splits(c);
+  if (SCALED) scale_down(c, weights.scale, of_h);
 }
 
 // Copies of x to shared memory, several steps ahead.
@@ -73,7 +92,8 @@ DEVICE void read_input(float (&v)[GI][CELLS], const char* stage, const ThreadCoo
 }
 
 // Gives h of a step to all warps that multiply it, after those of this block have stored theirs.
-DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, const ThreadCoord& coord) {
+DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& shared, const Ring& ring, u32 (&cleared)[OWN],
+                       const ThreadCoord& coord) {
   if constexpr (BLOCKS == 1) {
     __syncthreads();
   } else if constexpr (CLUSTERED) {
@@ -82,7 +102,7 @@ DEVICE void all_gather(int t, int next, bool exchange, const SharedMemory& share
   } else {
     __syncthreads();
     if (exchange) {
-      ring.send(shared.exchange, t);
+      ring.send(shared.exchange, cleared, t);
       ring.receive(shared.operand + next * H_BYTES, t);
     }
     __syncthreads();
@@ -97,6 +117,7 @@ struct Loop {
   const Ring& ring;
   const UnitReductions& units;
   const Weights& weights;
+  const OperandScale& scale;  // of h
   const LaneCells& cells;
   const Resets& resets;
   const u32 (&h_operand)[PAIRS];  // where the lane's h goes in shared memory, or in the send buffer
@@ -115,7 +136,9 @@ struct Loop {
 
     float c[GR][BATCH_TILES][4] = {};
     begin_sums(c, carried.b);
-    multiply(c, weights, shared_address(shared.operand), shared.barriers, t, coord);
+    multiply(c, weights, scale, shared_address(shared.operand), shared.barriers, t, coord);
+    u32 cleared[OWN];
+    if (GRID && exchange) ring.load_cleared(cleared, t + 1);
     float v[GI][CELLS];
     u32 next_masks[PAIRS];
     read_input(v, shared.inputs + stage * INPUT_BYTES, coord);
@@ -124,6 +147,7 @@ struct Loop {
     auto load_inputs = [&, to = stage == 0 ? STAGES - 1 : stage - 1] { loader.load(t + STAGES - 1, to, steps, params.x_step); };
     if (!IN_ROWS) load_inputs();
 #if REDUCES
+    if constexpr (DENSE) SliceSums<GR>{c, shared.sums, coord}.store_for_all_lanes();  // all warps, also those without cells
     auto u = [&](float (&sums)[GR][CELLS]) {
       reduce_slices<GR>(sums, c, shared.sums, coord);
       if (IN_ROWS) load_inputs();  // while the sums arrive
@@ -137,9 +161,7 @@ struct Loop {
     if constexpr (CLUSTERED && K_SLICES == 1) __syncwarp();  // the send buffer has been read; else reduce_slices ensures it
     if (!IN_ROWS) read_constants(carried.constants, shared.constants, coord);
 #if REDUCES
-    float none[GR][CELLS];
     if (!DENSE || coord.has_cells()) step_cells(carried, results, v, u, cells.valid, units);
-    else u(none);
 #endif
     if (coord.has_cells()) {
       if constexpr (!REDUCES) step_cells(carried, results, v, u, cells.valid, units);
@@ -147,6 +169,7 @@ struct Loop {
       results.h.get(carried.s[0]);
       StoredCells operand = results.h;
       if (RESET) operand.mask(next_masks);  // so the sums of a step that is reset are zero
+      if (SCALED) operand.multiply(scale.up);
       store_operand<BLOCKS == 1 ? PADDED : UNITS>(operand, h_operand, BLOCKS == 1 ? next * H_BYTES : 0);
     }
 #pragma unroll
@@ -154,7 +177,7 @@ struct Loop {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) carried.masks[p] = next_masks[p];
     copy_wait<STAGES - 2>();
-    all_gather(t, next, exchange, shared, ring, coord);
+    all_gather(t, next, exchange, shared, ring, cleared, coord);
   }
 };
 
@@ -211,7 +234,9 @@ flashrnn_forward(PARAMETERS) {
   LaneCells cells;
   CarriedCells carried;
   load_cells(cells, carried, params, coord);
-  store_initial_h(shared.operand, params, coord);
+  OperandScale scale;
+  if (SCALED) scale_of_h(scale, shared.magnitudes, params, coord);
+  store_initial_h(shared.operand, shared.magnitudes, params, coord);
   load_constants(shared.constants, params, coord);
   Results results;
   results.h.round(carried.s[0]);  // as h of every step
@@ -232,7 +257,7 @@ flashrnn_forward(PARAMETERS) {
   of_cells.masks(carried.masks, 0);
   if (IN_ROWS) read_constants(carried.constants, shared.constants, coord);  // there are registers for them
 
-  Loop loop{params, shared, coord, ring, units, weights, cells, of_cells, h_operand, carried, loader, results, steps};
+  Loop loop{params, shared, coord, ring, units, weights, scale, cells, of_cells, h_operand, carried, loader, results, steps};
   auto run = [&](int begin, int end) {
     for (int t = begin; t < end; t++, units.step++) loop.step_forward(t);
   };

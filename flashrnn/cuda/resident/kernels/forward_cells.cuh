@@ -4,7 +4,7 @@
 #include "resident/kernels/grid_reductions.cuh"
 
 // A warp whose sums are complete, and those of its cells, initializes them with the biases, which then cost nothing.
-constexpr bool SUM_HAS_BIAS = K_SLICES == 1 && !IN_ROWS;
+constexpr bool SUM_HAS_BIAS = K_SLICES == 1 && !IN_ROWS && !SCALED;
 DEVICE void begin_sums(float (&c)[GR][BATCH_TILES][4], const float (&b)[GATES][CELLS]) {
   if constexpr (SUM_HAS_BIAS) {
 #pragma unroll

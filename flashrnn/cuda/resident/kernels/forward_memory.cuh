@@ -20,8 +20,8 @@ DEVICE int unit_at(int k, const ThreadCoord& coord) {
 }
 
 constexpr int SPLIT_BYTES = PADDED * OPERAND_COLUMNS * 2;
-constexpr int H_BYTES = SPLITS * SPLIT_BYTES;                     // h of a head, for the product
+constexpr int H_BYTES = OPERANDS * SPLIT_BYTES;                   // h of a head, for the product
 constexpr int INPUT_TILE_BYTES = GI * ROW_BYTES + TILE_PADDING;
 constexpr int INPUT_BYTES = UNIT_TILES * INPUT_TILE_BYTES;  // of a step
-constexpr int SEND_BYTES = BLOCKS == 1 ? 0 : SPLITS * UNITS * SEQS * 2;
+constexpr int SEND_BYTES = BLOCKS == 1 ? 0 : OPERANDS * UNITS * SEQS * 2;
 using SharedMemory = SharedMemoryOf<H_BYTES, INPUT_BYTES, SUM_FLOATS<GR>, SEND_BYTES, Weights::SHARED>;

@@ -13,6 +13,7 @@ DEVICE void publish(uint4* to, uint4 v) {
 DEVICE void peek(uint4& v, const uint4* from) {
   asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
 }
+DEVICE void peek(u32& v, const uint4* from) { asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(from) : "memory"); }
 DEVICE bool arrived(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
 
 // Eight bytes, stored and loaded in one access, whose lowest bit is the phase: the parity of how often their buffer has been

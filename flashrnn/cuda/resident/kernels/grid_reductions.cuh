@@ -18,37 +18,52 @@ DEVICE void UnitReductions::publish(int number) const {
 template <class Part>
 DEVICE void UnitReductions::total_published(int number) const {
   for (int sequence = coord.warp; sequence < SEQS; sequence += WARPS) {
-    Part total, other;
-    float units = 0;
+    Part parts[LANE_PARTS], total;
+    peek_partials(parts, published_by(number, sequence, 0));
 #pragma unroll
-    for (int i = 0; i < Part::WORDS; i++) total.words[i] = i < Part::ADDED + Part::MOMENTS ? 0 : -INFINITY;
-    for (int rank = coord.lane; rank < BLOCKS; rank += 32) {
-      peek_partial(other, published_by(number, sequence, rank));
-      const float more = real_units(rank * UNITS, UNITS);
-      if (rank < 32) total = other;
-      else total.add(other, more);
-      units += more;
+    for (int i = 0; i < Part::WORDS; i++) {
+      const bool is_shift = i >= Part::ADDED && i < Part::ADDED + Part::MOMENTS;
+      total.words[i] = i < Part::ADDED ? 0 : is_shift ? __shfl_sync(~0u, parts[0].words[i], 0) : -INFINITY;
     }
-    total.add_lanes(units);
+#pragma unroll
+    for (int k = 0; k < LANE_PARTS; k++) {
+      const int rank = 32 * k + coord.lane;
+      if (rank < BLOCKS) total.add(parts[k], real_units(rank * UNITS, UNITS));
+    }
+    total.template add_lanes<1>();
     if (coord.lane == 0) store_results(total, sequence);
   }
 }
 
+// Polls all that is missing at once: that takes as long as polling one.
 template <class Part>
-DEVICE void UnitReductions::peek_partial(Part& part, const u64* from) const {
-  uint2 pairs[Part::PAIRS];
-  bool all = false;
+DEVICE void UnitReductions::peek_partials(Part (&parts)[LANE_PARTS], const u64* from) const {
+  uint2 pairs[LANE_PARTS][Part::PAIRS];
+  bool here[LANE_PARTS], all = false;
+#pragma unroll
+  for (int k = 0; k < LANE_PARTS; k++) here[k] = 32 * k + coord.lane >= BLOCKS;
   while (!all) {
     all = true;
 #pragma unroll
-    for (int i = 0; i < Part::PAIRS; i++) peek_phase(pairs[i], from + i);
+    for (int k = 0; k < LANE_PARTS; k++)
 #pragma unroll
-    for (int i = 0; i < Part::PAIRS; i++) all &= in_phase(pairs[i], phase() ^ 1);
+      for (int i = 0; i < Part::PAIRS; i++)
+        if (!here[k]) peek_phase(pairs[k][i], from + (32 * k + coord.lane) * EXCHANGED_PAIRS + i);
+#pragma unroll
+    for (int k = 0; k < LANE_PARTS; k++) {
+      bool arrived = true;
+#pragma unroll
+      for (int i = 0; i < Part::PAIRS; i++) arrived &= in_phase(pairs[k][i], phase() ^ 1);
+      here[k] |= arrived;
+      all &= here[k];
+    }
   }
 #pragma unroll
-  for (int i = 0; i < Part::WORDS; i++) {
-    const int at = i + 2 * Part::PAIRS - Part::WORDS;
-    part.words[i] = __uint_as_float(at < Part::PAIRS ? pairs[at].x : pairs[at - Part::PAIRS].y);
-  }
+  for (int k = 0; k < LANE_PARTS; k++)
+#pragma unroll
+    for (int i = 0; i < Part::WORDS; i++) {
+      const int at = i + 2 * Part::PAIRS - Part::WORDS;
+      parts[k].words[i] = __uint_as_float(at < Part::PAIRS ? pairs[k][at].x : pairs[k][at - Part::PAIRS].y);
+    }
 }
 #endif

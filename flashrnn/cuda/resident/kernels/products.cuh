@@ -1,6 +1,6 @@
 // Products of R, which stays on the chip, with an operand tile, and the reduction of the sums of several warps.
 #pragma once
-#include "resident/kernels/cells.cuh"
+#include "resident/kernels/scale.cuh"
 
 // Left-operand fragments of mma that stay on the chip for the whole time loop: some in registers, the rest in shared memory.
 // Tile i of a warp is a 16 x 16 tile of R, or of R transposed, in SPLITS fragments; row r is unit 2r, row r + 8 unit 2r + 1.
@@ -13,12 +13,14 @@ struct Fragments {
   static DEVICE constexpr bool in_registers(int f) { return register_index(f + 1) > register_index(f); }
   u32 registers[IN_REGISTERS + 1][4];  // the last is never used: register_index of trailing shared fragments
   u32 shared;  // address of this lane's part
+  Scale scale;  // SCALED: of the warp's tiles
 
   // Loads R, in part by asynchronous copies, for which the warp has to wait.
   // tile(i, row, column) points at elements (row, column) and (row, column + 1) of R's tile i; null outside R.
   template <class Tile>
   DEVICE void load(char* memory, const scalar* R, const ThreadCoord& coord, Tile tile) {
     const u32 own = shared_address(memory) + coord.warp * SHARED;
+    if constexpr (SCALED) scale = Scale(__uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest(coord, tile)))));
     if constexpr (BY_ROWS) {
       shared = own + row_offset(coord.lane % 16, coord.lane / 16);
       const u32 to = own + row_offset(coord.lane / 2, coord.lane % 2);
@@ -111,8 +113,21 @@ struct Fragments {
       }
     }
   }
+  // Return the largest magnitude among what the lane reads.
   template <class Tile>
-  static DEVICE void read(Pair (&pairs)[4], int i, const ThreadCoord& coord, Tile tile) {
+  DEVICE float largest(const ThreadCoord& coord, Tile tile) const {
+    float found = 0;
+#pragma unroll 4
+    for (int i = 0; i < TILES; i++) {
+      Pair pairs[4];
+      read(pairs, i, coord, tile);
+#pragma unroll
+      for (int r = 0; r < 4; r++) found = max(found, pairs[r].magnitude());
+    }
+    return found;
+  }
+  template <class Tile>
+  DEVICE void read(Pair (&pairs)[4], int i, const ThreadCoord& coord, Tile tile) const {
 #pragma unroll
     for (int half = 0; half < 2; half++) {  // columns 2j, 2j + 1 and 2j + 8, 2j + 9 of the fragment, j = lane_in_quad
       int column = 2 * coord.lane_in_quad + half * 8;
@@ -125,6 +140,7 @@ struct Fragments {
         ::load(even, tile(i, 2 * coord.quad, column));
         ::load(odd, tile(i, 2 * coord.quad + 1, column));
       }
+      if constexpr (SCALED) even.multiply(scale.up), odd.multiply(scale.up);
     }
   }
   static DEVICE void next_splits(u32 (&value)[4], Pair (&pairs)[4]) {
@@ -148,13 +164,13 @@ struct Fragments {
     for (int i = 0; i < AHEAD; i++) fetch(queue, i);
   }
   // c[n] += tile i x b[.][n], for half `half` of its k; to be called in the order of tiles.
-  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[SPLITS][BATCH_TILES][4], int half) const {
+  DEVICE void multiply(Queue& queue, float (&c)[BATCH_TILES][4], int i, const u32 (&b)[OPERANDS][BATCH_TILES][4], int half) const {
 #pragma unroll
     for (int split = 0; split < SPLITS; split++) {
       const int f = i * SPLITS + split, in_shared = f - register_index(f);
       if (!in_registers(f)) fetch(queue, in_shared + AHEAD);
 #pragma unroll
-      for (int other = 0; other < SPLITS - split; other++)
+      for (int other = 0; other < (PACKED ? 1 : SPLITS - split); other++)
 #pragma unroll
         for (int n = 0; n < BATCH_TILES; n++) {
           const u32(&right)[4] = b[other][n];
@@ -182,9 +198,9 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
   const u32 row = address + ((coord.lane / 8) * OPERAND_COLUMNS + coord.lane % 8) * 16;
 #pragma unroll
   for (int k = 0; k < K_TILES; k += 2) {
-    u32 b[SPLITS][BATCH_TILES][4];
+    u32 b[OPERANDS][BATCH_TILES][4];
 #pragma unroll
-    for (int split = 0; split < SPLITS; split++)
+    for (int split = 0; split < OPERANDS; split++)
 #pragma unroll
       for (int n = 0; n < BATCH_TILES; n++) {
         u32 from = row + split * SPLIT_BYTES + (k * 2 * OPERAND_COLUMNS + n * 8) * 16;
@@ -207,6 +223,15 @@ DEVICE void product(float (&c)[M][BATCH_TILES][4], const F& fragments, typename 
         for (int s = 1; s < CHAINS; s++) sum += part[s][m][n][r];
         c[m][n][r] = sum;
       }
+}
+
+// PACKED: adds up the sums of both splits.
+template <int M>
+DEVICE void add_splits(float (&c)[M][BATCH_TILES][4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int r = 0; r < 4; r++) c[m][0][r] += __shfl_xor_sync(~0u, c[m][0][r], 2);
 }
 
 // IN_ROWS: floats of a sequence's sums in shared memory, in other banks than the next one's.
@@ -275,13 +300,14 @@ struct SliceSums {
         u[j][q] = sum.x, u[j][q + 1] = sum.y;
       }
   }
-  // DENSE: from lanes with columns that are used, to all.
-  DEVICE void reduce_to_all_lanes(float (&u)[ROWS][CELLS]) const {
+  // DENSE: from lanes with columns that are used, to all; then those of warps with cells have them from reduce_stored.
+  DEVICE void store_for_all_lanes() const {
     if (coord.lane_in_quad < 2)
 #pragma unroll
       for (int cell = 0; cell < 4; cell++) store_part(slot(cell / 2, coord.k_slice, 0, coord.lane + cell % 2 * 2), cell);
     named_barrier<TILE_THREADS>(1 + coord.unit_tile);
-    if (!coord.has_cells()) return;
+  }
+  DEVICE void reduce_stored(float (&u)[ROWS][CELLS]) const {
 #pragma unroll
     for (int from = 0; from < K_SLICES; from++) {
       float v[ROWS];
@@ -329,6 +355,6 @@ DEVICE void reduce_slices(float (&u)[ROWS][CELLS], const float (&c)[ROWS][BATCH_
   const SliceSums<ROWS> slices{c, sums, coord};
   if constexpr (IN_ROWS) slices.reduce_in_rows(u);
   else if constexpr (K_SLICES == 1) slices.own(u);
-  else if constexpr (DENSE) slices.reduce_to_all_lanes(u);
+  else if constexpr (DENSE) slices.reduce_stored(u);
   else slices.reduce_to_same_lane(u);
 }

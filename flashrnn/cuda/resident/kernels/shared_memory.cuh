@@ -1,12 +1,13 @@
 // Where the parts of a block's dynamic shared memory lie. Forward and backward have the same parts, of sizes of their own.
 #pragma once
+#include "resident/kernels/scale.cuh"
 #include "resident/kernels/unit_reductions.cuh"
 
 // Sizes in bytes: OPERAND is one of two buffers, INPUTS of one step, FRAGMENTS of a warp. SUMS is the number of floats.
 template <int OPERAND, int INPUTS, int SUMS, int EXCHANGE, int FRAGMENTS>
 struct SharedMemoryOf {
   static constexpr int SIZE = 2 * OPERAND + STAGES * INPUTS + SUMS * 4 + EXCHANGE + WARPS * FRAGMENTS + BARRIER_BYTES + REDUCTION_BYTES +
-                              CONSTANT_BYTES;
+                              CONSTANT_BYTES + MAGNITUDE_BYTES;
   static_assert(SIZE == SHARED_BYTES_EXPECTED, "resident/tiling.py counts the shared memory differently");
 
   char* operand;     // two buffers of the product's right operand: h, in the backward the gates' gradients
@@ -17,6 +18,7 @@ struct SharedMemoryOf {
   u32 barriers;      // mbarriers of the exchange
   char* reductions;  // see UnitReductions
   float* constants;  // see load_constants
+  float* magnitudes;  // see scale.cuh
   DEVICE SharedMemoryOf(char* memory) {
     operand = memory;
     inputs = operand + 2 * OPERAND;
@@ -26,5 +28,6 @@ struct SharedMemoryOf {
     barriers = shared_address(fragments + WARPS * FRAGMENTS);
     reductions = fragments + WARPS * FRAGMENTS + BARRIER_BYTES;
     constants = reinterpret_cast<float*>(reductions + REDUCTION_BYTES);
+    magnitudes = constants + CONSTANT_BYTES / 4;
   }
 };

@@ -34,11 +34,17 @@ static_assert(!DENSE || (REDUCES && CLUSTERED && K_SLICES > 1 && BATCH_TILES == 
 constexpr int LANE_CELLS = DENSE ? 2 : 4 * BATCH_TILES / SPREAD;  // cells in a lane's fragment, if it shares these with no other
 constexpr int CELL_SLICES = K_SLICES < LANE_CELLS ? K_SLICES : LANE_CELLS;  // warps of a tile that compute its cells
 constexpr int CELLS = LANE_CELLS / CELL_SLICES;     // cells whose element-wise step a lane of these computes
+constexpr int HOLDERS = CELLS == 1 && !DENSE ? 2 : 1;  // warps of a unit tile that hold the same sequence's units
+constexpr int CONTRIBUTIONS = UNIT_TILES * HOLDERS;    // of a block's warps, to every sequence
 constexpr int ROW_LANES = PADDED / 2;                                   // IN_ROWS: lanes of a sequence
 constexpr bool IN_ROWS = REDUCES && BLOCKS == 1 && PADDED == D && (D == 16 || D == 32 || D == 64);
 constexpr int ROWS_AT_ONCE = IN_ROWS ? THREADS / ROW_LANES : 1;  // sequences
 static_assert(!IN_ROWS || (SEQUENCES % ROWS_AT_ONCE == 0 && SEQUENCES * SPREAD == SEQS));
 constexpr int OPERAND_COLUMNS = SEQS + IN_ROWS;  // one is padding, so that the lanes of a row store to different banks
+// In place of columns that are not used, those of few sequences have the second of two splits: it is in column sequence + 4, and the
+// sums of both columns are added up. So a tile of R takes two products, not three.
+constexpr bool PACKED = DENSE && SPLITS == 2;
+constexpr int OPERANDS = PACKED ? 1 : SPLITS;    // tiles in memory that a right operand is split into
 constexpr int TILE_PADDING = IN_ROWS ? 32 : 0;   // bytes between tiles of 16 units, for the same reason
 constexpr i64 ROW = i64(HEADS) * D;                         // units of all heads
 constexpr int ROW_BYTES = SEQS * 16 * BYTES;                // 16 units of all sequences
@@ -118,6 +124,9 @@ DEVICE constexpr i64 in_pieces(int i) { return i / D * ROW + i % D; }
 
 // Return the index of an element in a tile [units / 8][OPERAND_COLUMNS][8 units]: the right operand of mma, with k contiguous in eights.
 DEVICE int operand_offset(int k, int sequence) { return ((k / 8) * OPERAND_COLUMNS + sequence) * 8 + k % 8; }
+
+// Return the offset in bytes of a split of an element in such tiles of `units` units.
+DEVICE constexpr int split_offset(int split, int units) { return split * (PACKED ? 4 * 16 : units * OPERAND_COLUMNS * 2); }
 
 // Copies a tile of every step: ROWS x SEQS rows of the unit tile's 16 units, with NUMBERS of ELEMENT (2 or 4) bytes for each.
 // In shared memory it is [ROWS][SEQS in tile_row order][PITCH]; in global memory rows are ROW_STRIDE bytes apart. IN_PIECES:

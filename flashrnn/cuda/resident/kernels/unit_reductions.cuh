@@ -24,6 +24,8 @@ constexpr int RESULT_BYTES = SEQS * 4 * EXCHANGED_VECTORS * 4;
 constexpr i64 PUBLISHED_WORDS = i64(EXCHANGE_BUFFERS) * SEQS * BLOCKS * EXCHANGED_PAIRS;  // of a group, in global memory
 constexpr int REDUCTION_BYTES = IN_ROWS ? 0 : CLUSTERED ? ClusterReductions::SHARED : PARTIAL_BUFFERS * PARTIAL_BYTES + RESULT_BYTES;
 
+constexpr int LANE_PARTS = (BLOCKS + 31) / 32;  // of a grid's blocks, for each lane of a warp
+
 // Return how many of `count` units from `first` on are units of the head.
 DEVICE int real_units(int first, int count) { return PADDED == D ? count : max(min(D - first, count), 0); }
 
@@ -108,9 +110,9 @@ struct UnitReductions {
   // Adds up what the blocks have published: a warp for a sequence, its lanes for every 32nd block.
   template <class Part>
   DEVICE void total_published(int number) const;
-  // Waits for a part that another block publishes.
+  // Waits for the parts of every 32nd block from the lane's number on.
   template <class Part>
-  DEVICE void peek_partial(Part& part, const u64* from) const;
+  DEVICE void peek_partials(Part (&parts)[LANE_PARTS], const u64* from) const;
 };
 
 template <int NUMBER, int SUMS, int MOMENTS, int MAXIMA>
