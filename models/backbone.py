@@ -263,7 +263,10 @@ def _mixers_of_blocks(
     if unknown := [name for name in names if name not in mixers]:
         raise ValueError(f"pattern={names}: there is no mixer {unknown[0]!r}, the model has {', '.join(mixers)}")
     if not 1 <= len(names) <= num_blocks:
-        raise ValueError(f"pattern={names} with num_blocks={num_blocks}: expected 1 to num_blocks mixers")
+        raise ValueError(
+            f"pattern={names} has {len(names)} mixers, and the model num_blocks={num_blocks}: "
+            "expected a block or more for each, and at least one mixer"
+        )
     for name in names:
         if not callable(mixers[name]):
             raise TypeError(

@@ -37,6 +37,10 @@ def train(config: DictConfig) -> dict:
 def main(config: DictConfig) -> float | None:
     """Train one run, or one job of a sweep; return the number that a sweep optimises."""
     hydra = HydraConfig.get()
+    if config.run_dir != hydra.runtime.output_dir:  # where Hydra writes the log, and each job of a sweep to its own
+        raise ValueError(
+            f"run_dir={config.run_dir}: hydra.run.dir=... names the folder of a run, hydra.sweep.dir=... of a sweep"
+        )
     take_saved_values(config)
     config.overrides = command_to_record(hydra)
     say_overruled(config, hydra)

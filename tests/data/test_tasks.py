@@ -116,14 +116,20 @@ def test_flip_flops_are_drawn_as_documented():
 
 @pytest.mark.parametrize("length", range(1, 10))
 def test_brackets_nest_as_deep_as_a_short_sequence_lets_them(length):
-    draw("modular_arithmetic_brackets", (20_000, length))
+    depth = depth_of_brackets((20_000, length))
+    assert depth.min() == 0
+    assert depth.max() == max(0, length - 2)  # after a number and an operator
 
 
 def test_brackets_nest():
-    tokens = draw("modular_arithmetic_brackets", (500, 100))[0]
-    depth = ((tokens == tasks.OPEN).astype(int) - (tokens == tasks.CLOSE)).cumsum(axis=1)
+    depth = depth_of_brackets((500, 100))
     assert depth.min() == 0
     assert depth.max() >= 4
+
+
+def depth_of_brackets(shape):
+    tokens = draw("modular_arithmetic_brackets", shape)[0]
+    return ((tokens == tasks.OPEN).astype(int) - (tokens == tasks.CLOSE)).cumsum(axis=1)
 
 
 def sequences(task, shape=(20, 50)):
