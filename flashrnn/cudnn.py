@@ -51,10 +51,7 @@ class From(NamedTuple):
 
 _ON_CHIP = {
     ("float16", LSTM, False): (UpTo(1024, 16, 64, least_size=1024, least_batch=16),),
-    ("float32", LSTM, False): (UpTo(64, 256, 32),),
-    ("float32", LSTM, True): (UpTo(64, 64, 96),),
-    ("float32", GRU, False): (UpTo(128, 64, 32), UpTo(64, 256, 32)),
-    ("float32", GRU, True): (UpTo(64, 16, 128),),
+    ("float32", LSTM, False): (UpTo(64, 64, 32),),
     ("tf32", LSTM, False): (UpTo(64, 128, 64),),
 }
 _WIDE = {
