@@ -44,6 +44,12 @@ def autograd_alone() -> bool:
     )
 
 
+def apply_of(function: type[torch.autograd.Function]) -> Callable:
+    """Return `function.apply` for calls that are `autograd_alone`: it prepares for transformations of torch.func before
+    it calls what this returns, which takes as long as an allocation and a half."""
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
+
+
 def backward_is_observed() -> bool:
     """Return whether the running backward pass is batched by a transformation, or has a graph of its own."""
     return transforms_active() or torch.is_grad_enabled()

@@ -11,8 +11,9 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
 
-from flashrnn._torch_private import autograd_alone, backward_is_observed, graph_is_retained
+from flashrnn._torch_private import apply_of, autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.calls import Forward
@@ -54,7 +55,7 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     if given is not None and not _are_states(given, network, x, B):
         return None
     with_gradients = torch.is_grad_enabled()
-    wanted = with_gradients and (x.requires_grad or any([s.requires_grad for s in given or ()]))
+    wanted = with_gradients and (x.requires_grad or (given is not None and any([s.requires_grad for s in given])))
     layers = []
     for k in range(network.num_layers):
         weights = []
@@ -80,16 +81,16 @@ def run(network: nn.Module, x: Tensor, states, reset: Tensor | None) -> tuple | 
     ends = []
     for k, ((recurrent, weights, training), found) in enumerate(zip(layers, found_ones, strict=True)):
         if k:
-            x = nn.functional.dropout(x, network.dropout, network.training)
+            x = dropout(x, network.dropout, network.training)
         joined = _joined(*weights) if both_ways else weights[0]
         if training:
             states = () if given is None else _of_layer(given, k, both_ways)
             call = not time_major, both_ways, recurrent, found, reset
-            x, *end = _Layer.apply(call, x, *joined, *states)
+            x, *end = _run_layer(call, x, *joined, *states)
         else:
             initial = None if given is None else _initial(given, k, both_ways)
             x, _, last, _ = _launched(found[1], x, *joined, initial, reset, None, None)
-            end = apart(last)
+            end = _each(last)
         ends.append([_by_direction(state) for state in end] if both_ways else end)
     return x, last_states(ends)
 
@@ -177,7 +178,7 @@ class _Layer(torch.autograd.Function):
         b_dtype = None if b is None else b.dtype
         if b is None:
             b = x.new_zeros(len(recurrent.cell.gates), *R.shape[1:3], dtype=state_dtype(x.dtype))
-        aux, gates = forward.empty_residual(x.device)
+        aux, gates = forward.empty_residual(x)
         initial = _initial(states, 0, False) if states else None
         out, aux, last, gates = _launched(forward, x, W, R, b, initial, reset, aux, gates)
         ctx.save_for_backward(x, W, out, R, b, reset, aux, gates, *states)
@@ -185,42 +186,52 @@ class _Layer(torch.autograd.Function):
         ctx.leading = 1  # arguments before x, which have no gradients
         ctx.forward = forward
         ctx.call = batch_first, both_ways, recurrent.cell, recurrent.backend, taken, x.dtype, b_dtype
-        return out, *apart(last)
+        return out, *_each(last)
 
     @staticmethod
     def backward(ctx, d_out, *d_ends):
         x, W, out, R, b, reset, aux, gates, *given = saved = ctx.saved_tensors
         _, both_ways, *_, b_dtype = ctx.call
         x_wanted, W_wanted, _, b_wanted, *given_wanted = ctx.needs_input_grad[ctx.leading :]
-        found = of_x = of_W = None
+        done = of_x = None
         if not (backward_is_observed() or torch.is_autocast_enabled("cuda")):
             forward = ctx.forward
             states = together(given).view(forward.states, forward.batch, *R.shape[1:3]) if given else None
             of_gates = forward.gate_format, not graph_is_retained(), b_dtype, b, both_ways
             residual = Residual(R, states, reset, out.contiguous(), aux, gates, *of_gates)
             d_h = None if d_out is None else d_out.contiguous()
-            found = forward.gradients(residual, StateGradients(d_h, (), of_last_states(d_ends, R)))
-        if found is None:
+            grads = StateGradients(d_h, (), of_last_states(d_ends, R))
+            done = forward.gradients(residual, grads, x.contiguous() if W_wanted else None)
+        if done is None:
             return layer_gradients(ctx, saved, d_out, d_ends)
-        width, features = W.shape
-        of_Wx = found.Wx.as_strided((x.numel() // features, width), (width, 1))
+        (found, of_W), width = done, W.shape[0]
+        strides = (width, 1) if x.dim() == 2 else (x.shape[1] * width, width, 1)
+        of_Wx = found.Wx.as_strided((*x.shape[:-1], width), strides)
         if x_wanted:
-            of_x = torch.mm(of_Wx, W).view(x.shape)
-        if W_wanted:
-            of_W = torch.mm(of_Wx.t(), x.reshape(-1, features))
+            of_x = torch.matmul(of_Wx, W)
+        if W_wanted and of_W is None:
+            of_W = torch.mm(of_Wx.view(-1, width).t(), x.reshape(-1, W.shape[1]))
         of_given = found.states.view(len(given), *given[0].shape).unbind() if any(given_wanted) else [None] * len(given)
         return *(None,) * ctx.leading, of_x, of_W, found.R, found.b if b_wanted else None, *of_given
+
+
+_run_layer = apply_of(_Layer)
 
 
 def _launched(
     forward: Forward, x: Tensor, W: Tensor, R: Tensor, b: Tensor | None, initial, reset: Tensor | None, aux, gates
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Return h in the layout of x, aux, the last states [S, 1, B, H], and gates, after the launch that writes them."""
-    Wx, states, H = nn.functional.linear(x, W), forward.states, R.shape[1] * R.shape[2]
-    h = x.new_empty((*x.shape[:-1], H))
-    last = x.new_empty((states, 1, forward.batch, H), dtype=state_dtype(x.dtype))
+    """Return h in the layout of x, aux, the last states [S, B, H], and gates, after the launch that writes them."""
+    Wx = linear(x, W)
+    h = x.new_empty(*x.shape[:-1], forward.size)
+    last = x.new_empty(forward.states, forward.batch, forward.size, dtype=state_dtype(x.dtype))
     forward.launch(Wx, R, b, initial, reset, h, aux, last, gates)
     return h, aux, last, gates
+
+
+def _each(last: Tensor) -> tuple[Tensor, ...]:
+    """Return the states [S, B, H] as tensors [1, B, H] that are no views: these cannot always be changed in place."""
+    return last.unsafe_chunk(last.shape[0])
 
 
 class _Layers(torch.autograd.Function):

@@ -225,7 +225,7 @@ class FlashRNN(nn.Module):
 
     def _quick_step(self, x: Tensor, states, reset: Tensor | None) -> tuple | None:
         """Return what `step` does; None where `stepping` does not serve the call, or an argument is wrong."""
-        if not isinstance(x, Tensor) or x.device.type != "cpu":  # zeros for missing states would be a kernel on a GPU
+        if not isinstance(x, Tensor) or not x.is_cpu:  # zeros for missing states would be a kernel on a GPU
             return None
         if states is None:
             states = (x.new_zeros(self.num_layers, x.shape[0], self.hidden_size),) * len(self.cell.states)

@@ -14,7 +14,7 @@ from flashrnn.cells import Cell, get_cell
 from flashrnn.cells.hoisting import Hoisted
 from flashrnn.cpu.backend import CpuFused
 from flashrnn.cpu.call import Sizes, prepare
-from flashrnn.cuda import hoisted, resize_rows, sum_of_partials, weight_gradient
+from flashrnn.cuda import hoisted, resize_rows, short_gradients, sum_of_partials, weight_gradient
 from flashrnn.cuda.buckets import bucket
 from flashrnn.cuda.nvrtc import compile_elsewhere
 from flashrnn.cuda.resident import concurrent_gradient, solver
@@ -166,6 +166,11 @@ def _resident(problem: Problem, batch: int, both_ways: bool, lengths: Sequence[i
         return
     spec = _spec("backward", problem, batch, both_ways=both_ways)
     yield from _gradients(problem, spec)
+    if short_gradients.serves(one := replace(spec, batch=1), 1):
+        yield (
+            f"gradients of {problem.cell.name}'s weights, few steps",
+            partial(short_gradients.compile_kernel, one),
+        )
     likely = solver.likely(spec)  # unless another one is tuned or spills less
     if overlapped := concurrent_gradient.overlapped(spec, producers(spec, likely)):
         yield (

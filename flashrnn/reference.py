@@ -74,7 +74,7 @@ class Reference:
 
     def backward(self, cell: Cell, residual: Residual, grads: StateGradients) -> Gradients:
         R, states, reset, h, aux, gates, gate_format, *_ = residual
-        gates = as_gnd(gates, gate_format, cell, residual.b)
+        gates = as_gnd(gates, gate_format, cell, residual.b, R.shape[-1])
         states = initial_states(cell, states, h)
         packing, functions, T = _Packing(cell), _functions(cell, states.dtype), h.shape[1]
         matrix = packing.recurrent_matrix(R)  # [N, Gr*D, D]

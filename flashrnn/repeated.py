@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashrnn._torch_private import autograd_alone, backward_is_observed, graph_is_retained
+from flashrnn._torch_private import apply_of, autograd_alone, backward_is_observed, graph_is_retained
 from flashrnn.cells import Cell
 from flashrnn.cuda.resident.backend import CudaFused
 from flashrnn.cuda.resident.calls import Forward
@@ -64,7 +64,7 @@ def run(key: Hashable | None, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
     """Return h and the last states of a call with this key; None if none like it is remembered."""
     if key is None or (call := _CALLS.get(key)) is None or inputs.Wx.data_ptr() % 16:
         return None
-    return _Recurrence.apply(call, *inputs) if call.training else call.forward.inference(inputs)
+    return _run(call, *inputs) if call.training else call.forward.inference(inputs)
 
 
 def remember(key: Hashable | None, cell: Cell, backend: str, inputs: Inputs) -> None:
@@ -105,10 +105,15 @@ class _Recurrence(torch.autograd.Function):
             )
             d_h = None if d_h is None else in_format(d_h, h)
             found = forward.gradients(residual, StateGradients(d_h, d_aux, d_last))
-        if found is None:
+        if found is not None:
+            found, _ = found
+        else:
             of_residual, grads = (R, states, reset, h, aux, gates), StateGradients(d_h, d_aux, d_last)
             found = recurrence_gradients(cell, backend, taken, of_residual, b, b.dtype, grads)
         return None, found.Wx, found.R, as_dtype(found.b, b.dtype), None if states is None else found.states, None
+
+
+_run = apply_of(_Recurrence)
 
 
 def _needs_no_casts(inputs: Inputs) -> bool:

@@ -42,6 +42,7 @@ class LoadedKernel:
         with making_kernels(refusal), torch.cuda.device(device):  # which puts back the caller's
             Device(device).set_current()
             self._kernel = ObjectCode.from_cubin(binary.code, name=str(binary.path)).get_kernel(binary.entry)
+        self._function = driver.CUfunction(int(self._kernel.handle))  # both would make an object for each launch
         self.device, self.threads, self.shared_bytes, self.blocks, self.grid, self.dependent = (
             device, threads, shared_bytes, blocks, grid, dependent,
         )  # fmt: skip
@@ -88,17 +89,14 @@ class LoadedKernel:
 
     def run(self, groups: int, arguments: int) -> None:
         """Launch `groups` groups of blocks; `arguments` is the address of all arguments' addresses."""
-        if current_device() == self.device:
-            return self._run(groups, arguments)
-        with torch.cuda.device(self.device):
-            return self._run(groups, arguments)
-
-    def _run(self, groups: int, arguments: int) -> None:
+        if current_device() != self.device:
+            with torch.cuda.device(self.device):
+                return self.run(groups, arguments)
         config = self._config(groups, current_stream(self.device))
-        (error,) = self._launch(config, self._kernel.handle, arguments, 0)
+        (error,) = self._launch(config, self._function, arguments, 0)
         if error == self._no_context:
             self._enter_context()
-            (error,) = self._launch(config, self._kernel.handle, arguments, 0)
+            (error,) = self._launch(config, self._function, arguments, 0)
         if error != self._success:
             raise RuntimeError(f"launching {groups} groups of {self.blocks} blocks failed: {error.name}")
 

@@ -148,7 +148,7 @@ def _fused_forward(spec: KernelSpec) -> Parameters:
         of.writes("h", "scalar", B, T, N, D),
         of.writes("aux", "aux_number", S - 1, B, T, N, D),
         of.writes("last", "float", S, B, N, D),
-        of.writes("gates", "gate", B, T, N, head_numbers(spec.cell, D, spec.dtype)),
+        of.writes("gates", "gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
         Parameter("workspace", "uint4*", torch.uint8),
         Parameter("launch", "u64"),
         *(_chunks() if spec.layers > 1 else ()),
@@ -176,7 +176,7 @@ def _fused_backward(spec: KernelSpec) -> Parameters:
         of.reads("h", "scalar", B, T, N, D),
         of.reads("aux", "aux_number", S - 1, B, T, N, D),
         of.reads("first_aux", "aux_number", S - 1, B, N, D),
-        of.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, D, spec.dtype)),
+        of.shares("gates", "const gate", B, T, N, head_numbers(spec.cell, N, D, spec.dtype)),
         of.reads("d_h", "scalar", B, T, N, D),
         *(of.reads(f"d_aux_{i}", "float", B, T, N, D) for i in of_states),
         of.reads("d_last", "float", S, B, N, D),
@@ -217,7 +217,7 @@ def _stream_gates(spec: KernelSpec, const: str) -> Parameters:
             Parameter("gates", f"{const}struct UnitGates* __restrict__", dtype, (B, T, N, D, len(spec.cell.gates))),
         )
     return (
-        Parameter("gates", f"{const}gate* __restrict__", dtype, (B, T, N, head_numbers(spec.cell, D, spec.dtype))),
+        Parameter("gates", f"{const}gate* __restrict__", dtype, (B, T, N, head_numbers(spec.cell, N, D, spec.dtype))),
         Parameter("parts", "uint4*", torch.float32),
         *_numbers("first_item"),
     )
@@ -256,12 +256,28 @@ def weight_gradient(spec: KernelSpec) -> Parameters:
     )
 
 
+def short_gradients(spec: KernelSpec) -> Parameters:
+    """Return those of kernels/short_gradients.cuh."""
+    GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
+    of, width = _Of(spec), len(spec.cell.input_gates) * N * D
+    return (
+        *_gradient_rows(spec),
+        of.shares("input", "const scalar", B, T, "features"),
+        Parameter("partial", "const float2* __restrict__", torch.float32, ("partials", "pairs", 2)),
+        Parameter("d_R", "u32* __restrict__", spec.dtype, (GR, N, D, D)),
+        Parameter("d_W", "u32* __restrict__", spec.dtype, (width, "features")),
+        Parameter("d_b", "void* __restrict__"),
+        *_numbers("features", "half_bias", "B", "T", "row_t", "partials", "pairs"),
+    )
+
+
 def concurrent_gradient(spec: KernelSpec) -> Parameters:
     """Return those of resident/kernels/concurrent_gradient.cuh."""
     GR, N, D = len(spec.cell.recurrent_gates), spec.heads, spec.head_dim
     return (
         *_gradient_rows(spec),
         _Of(spec).writes("d_R", "scalar", GR, N, D, D),
+        _Of(spec).writes("sums", "float"),
         Parameter("progress", "const u32*", torch.int32),
         *_numbers("producers", "B", "T", "row_t"),
     )

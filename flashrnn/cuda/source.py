@@ -12,6 +12,7 @@ from flashrnn.cells.printers.pytorch import torch_function
 from flashrnn.cells.trace import trace
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import constant, places, recurrent_only, varying
+from flashrnn.residual import head_numbers
 
 _SCALAR = {torch.bfloat16: "SCALAR_BF16", torch.float16: "SCALAR_F16", torch.float32: "SCALAR_F32"}
 
@@ -26,6 +27,7 @@ def cell_prelude(spec: KernelSpec, more: Mapping[str, int], scaled: bool = False
         "D": spec.head_dim,
         "GATES": len(cell.gates),
         "STORED": len(varying(cell)),
+        "HEAD_NUMBERS": head_numbers(cell, spec.heads, spec.head_dim, spec.dtype),
         "GR": len(cell.recurrent_gates),
         "GI": len(cell.input_gates),
         "GU": len(recurrent_only(cell)),

@@ -18,7 +18,9 @@ import torch
 from flashrnn.cache import cache_folder
 from flashrnn.cuda.build import SOURCES
 from flashrnn.cuda.dtype_kernel import DtypeKernel
-from flashrnn.cuda.parameters import Argument, Parameters, check
+from flashrnn.cuda.parameters import Argument, Parameters, check, short_gradients
+from flashrnn.cuda.short_gradients import SHARED_BYTES, THREADS, prelude
+from flashrnn.cuda.spec import KernelSpec
 from tests.cells.test_cuda import HOST
 
 FOLDER = Path(__file__).parent
@@ -142,6 +144,13 @@ def loaded_on_host(kernel: DtypeKernel, dtype: torch.dtype, device: int) -> Host
     """Return a kernel on the processor, in place of `dtype_kernel.loaded`."""
     program = compile_for_host(f"flashrnn_{kernel.name}", kernel.prelude(dtype), f"kernels/{kernel.name}.cuh")
     return HostKernel(program, kernel.parameters(dtype), 1, kernel.threads, 0)
+
+
+@cache
+def short_gradients_on_host(spec: KernelSpec, device: int) -> HostKernel:
+    """Return a kernel on the processor, in place of `short_gradients._kernel`."""
+    program = compile_for_host("flashrnn_short_gradients", prelude(spec), "kernels/short_gradients.cuh")
+    return HostKernel(program, short_gradients(spec), 1, THREADS, SHARED_BYTES)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ class OnHost:
     ) -> None:
         self.cell, self.heads, self.head_dim, self.training, self.both_ways = cell, heads, head_dim, training, both_ways
         (self.batch, self.steps, self.time_major), self.states = sizes, len(cell.states)
+        self.size = heads * head_dim
         self.gate_format = VANILLA.gate_format(cell, heads, head_dim, torch.float64)
 
     def _rows(self, x: torch.Tensor, *inner: int) -> torch.Tensor:
@@ -51,7 +52,7 @@ class OnHost:
             h, aux, gates = turned(h, 2), turned(aux.movedim(0, -1), 2).movedim(-1, 0), turned(gates, 3)
         return (h, aux, last), gates
 
-    def empty_residual(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def empty_residual(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         N, D = self.heads, self.head_dim
         Wx = torch.zeros(self.batch, self.steps, len(self.cell.input_gates), N, D, dtype=torch.float64)
         R = torch.zeros(len(self.cell.recurrent_gates), N, D, D, dtype=torch.float64)
@@ -72,13 +73,13 @@ class OnHost:
             aux.copy_(of_aux)
             gates.copy_(of_gates)
 
-    def gradients(self, residual: Residual, grads: StateGradients) -> Gradients:
+    def gradients(self, residual: Residual, grads: StateGradients, x: torch.Tensor | None) -> tuple[Gradients, None]:
         inner = self.heads, self.head_dim
         h, d_h = self._rows(residual.h, *inner), None if grads.h is None else self._rows(grads.h, *inner)
         residual, grads = residual._replace(h=h), StateGradients(d_h, (None,) * (self.states - 1), grads.last)
         if self.both_ways:
-            return by_one_way(VANILLA.backward, self.cell, residual, grads)
-        return VANILLA.backward(self.cell, residual, grads)
+            return by_one_way(VANILLA.backward, self.cell, residual, grads), None
+        return VANILLA.backward(self.cell, residual, grads), None
 
 
 @pytest.fixture

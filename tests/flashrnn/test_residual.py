@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flashrnn import Cell, get_cell
+from flashrnn import residual as module
 from flashrnn.cells.trace import trace
 from flashrnn.dispatch import BACKENDS
 from flashrnn.memory_format import in_format
@@ -63,18 +64,19 @@ def test_a_backward_reads_what_the_forward_of_another_backend_has_written(cell, 
 
 
 @pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
-def test_gates_of_a_unit_lie_where_the_name_of_the_format_says(time_major):
+def test_gates_of_a_unit_lie_where_the_name_of_the_format_says(monkeypatch, time_major):
+    monkeypatch.setattr(module, "_WHOLE_LINES_ABOVE", 7)
     cell = CELLS[2]
-    by_gate = torch.randn(2, 3, 4, 2, 8)
+    by_gate = torch.randn(2, 3, 4, 2, 8).half()
     by_gate = in_format(by_gate, inputs_of(cell, time_major).Wx)
     values = by_gate[1, 2, 3, 1, 5]  # of gate 3 of head 1's unit 5, which is unit 1 of 2 in piece 2 of 4
-    places = {"GND": (3, 1, 5), "NGD": (1, 3, 5), "NDG": (1, 5, 3), "PNDG": (2, 1, 1, 3)}
+    places = {"GND": (3, 1, 5), "NGD": (1, 3, 5), "NDG": (1, 5, 3), "NDG+": (1, 23), "PNDG": (2, 1, 1, 3)}
     for given, place in places.items():
-        gates = converted(by_gate, "GND", given, cell, None)
+        gates = converted(by_gate, "GND", given, cell, None, 8)
         assert gates[1, 2, *place] == values
         for wanted in places:
-            expected = converted(by_gate, "GND", wanted, cell, None)
-            assert torch.equal(converted(gates, given, wanted, cell, None), expected)
+            expected = converted(by_gate, "GND", wanted, cell, None, 8)
+            assert torch.equal(converted(gates, given, wanted, cell, None, 8), expected)
 
 
 @pytest.mark.parametrize("cell", [cell for cell in NORMALISED if trace(cell).statistics.names], ids=cell_name)

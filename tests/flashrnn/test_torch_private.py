@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import flashrnn
+from flashrnn._torch_private import apply_of
 from tests.flashrnn.without_private import CASES
 
 PRIVATE = re.compile(r"torch(\.\w+)*\._[a-zA-Z]|from torch\S* import _|GOMP_parallel|_dynamo_marked_constant")
@@ -33,3 +35,19 @@ def test_private_interfaces_are_used_in_one_file():
     package = Path(flashrnn.__file__).parent
     users = [path.name for path in package.rglob("*.py") if PRIVATE.search(path.read_text())]
     assert users == ["_torch_private.py"]
+
+
+def test_a_function_is_applied_with_its_gradient():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, factor: int, x: torch.Tensor) -> torch.Tensor:
+            return factor * x
+
+        @staticmethod
+        def backward(ctx, d: torch.Tensor) -> tuple[None, torch.Tensor]:
+            return None, 2 * d
+
+    x = torch.ones(3, requires_grad=True)
+    out = apply_of(Double)(2, x)
+    assert torch.equal(out, 2 * x)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.full((3,), 2.0))

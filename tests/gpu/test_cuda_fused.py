@@ -16,7 +16,7 @@ from flashrnn.gpu import named_gpu
 from flashrnn.memory_format import empty_in_format
 from flashrnn.products import weight_gradient_of_states
 from tests.problems import Inputs, random_reset, results
-from tests.suite import Case, inputs_for
+from tests.suite import Case, check, inputs_for
 from tests.tolerances import assert_close
 
 pytestmark = [
@@ -41,6 +41,14 @@ def test_reruns_are_bitwise_equal(backend, D):
     first = results(flashrnn, inputs, function=LSTM, backend=backend)
     second = results(flashrnn, inputs, function=LSTM, backend=backend)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("D", [200, 254])
+def test_gates_of_heads_that_would_share_cache_lines(cell, D, time_major):
+    case = Case(get_cell(cell), B=11, T=9, N=3, D=D, reset=time_major, time_major=time_major)
+    check("cuda_fused", case, torch.bfloat16, "cuda:0")
 
 
 @pytest.mark.parametrize(("N", "D", "B"), [(12, 64, 16), (1, 768, 16), (1, 768, 64)], ids=str)
@@ -186,6 +194,8 @@ def test_a_layer_compiled_to_cuda_graphs_makes_its_zeros_outside_of_their_memory
         ("gru", 1, 768, 32, torch.bfloat16),
         ("lstm", 1, 768, 32, torch.bfloat16),
         ("lstm", 1, 768, 16, torch.bfloat16),
+        ("lstm", 12, 200, 16, torch.bfloat16),  # three tiles in turns
+        ("lstm", 12, 248, 16, torch.bfloat16),
         ("lstm", 12, 64, 16, torch.float32),
         ("gru", 6, 128, 16, torch.float32),
         ("lstm", 3, 256, 16, torch.float32),

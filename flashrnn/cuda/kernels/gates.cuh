@@ -18,7 +18,7 @@ DEVICE float assemble_gate(int j, float bias, bool carry, Sum recurrent_sum, Inp
   return gate;
 }
 
-// Of a head's row of gates as they are stored for the backward: its statistics (cells/statistics.py), in whole vectors of four, and
-// all of its numbers.
+// Of a head's row of gates as they are stored for the backward, which has HEAD_NUMBERS numbers: its statistics (cells/statistics.py), in
+// whole vectors of four.
 constexpr int STATISTIC_FLOATS = (STATISTICS + 3) / 4 * 4;
-constexpr int HEAD_NUMBERS = D * STORED + STATISTIC_FLOATS * 4 / int(sizeof(gate));
+static_assert(HEAD_NUMBERS >= D * STORED + STATISTIC_FLOATS * 4 / int(sizeof(gate)));

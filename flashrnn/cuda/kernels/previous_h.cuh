@@ -9,3 +9,29 @@ DEVICE const scalar* previous_h(const scalar* h, const scalar* initial, Row row,
   if (!first_step) return h + i64(row - row_t) * (HEADS * D);
   return initial ? initial + i64(sequence()) * (HEADS * D) : nullptr;
 }
+
+// h before rows [B, T] of a head, or [T, B] with row_t = B. With BOTH_WAYS, the second half of the heads goes through time
+// backwards.
+struct PreviousRows {
+  const scalar *h, *initial;  // of one column
+  const unsigned char* reset;
+  u32 T, row_t;
+  bool backwards;
+
+  // column: the first of the head's columns that the caller reads.
+  DEVICE PreviousRows(const Params& params, int head, int column)
+      : h(params.h + head * D + column), initial(params.initial ? params.initial + head * D + column : nullptr), reset(params.reset),
+        T(u32(params.T)), row_t(u32(params.row_t)), backwards(BOTH_WAYS && head >= HEADS / 2) {}
+  // Return that of a row; null for zeros.
+  DEVICE const scalar* operator()(u32 row) const {
+    const bool batch_outside = row_t == 1;
+    if (RESET && reset[batch_outside ? row : i64(row % row_t) * T + row / row_t]) return nullptr;
+    if (backwards) {
+      const u32 last = (T - 1) * row_t;
+      const bool first_step = batch_outside ? row % T == last : row >= last;
+      return previous_h(h, initial, row, -row_t, first_step, [&] { return batch_outside ? row / T : row - last; });
+    }
+    const bool first_step = batch_outside ? row % T == 0 : row < row_t;
+    return previous_h(h, initial, row, row_t, first_step, [&] { return batch_outside ? row / T : row; });
+  }
+};

@@ -20,35 +20,21 @@ static_assert(D % VECTOR == 0 && BYTES == 2 && ROWS_AT_ONCE > 0 && SHARED_BYTES 
 
 // What a thread copies: the same columns of every ROWS_AT_ONCE-th row.
 struct RowSource {
-  const scalar *d_x, *d_u, *h, *initial;
-  const unsigned char* reset;
-  u32 T, row_t;
+  const scalar *d_x, *d_u;
+  PreviousRows before;
   int first_gate, first_row;
-  bool has_columns, backwards;  // backwards: the head goes through time backwards
+  bool has_columns;
   u32 offset;  // in a matrix in shared memory
 
   DEVICE RowSource(const Params& params, int first_head, int first_gate)
-      : reset(params.reset), T(u32(params.T)), row_t(u32(params.row_t)), first_gate(first_gate) {
+      : before(params, first_head + column() / D, column() % D), first_gate(first_gate) {
     first_row = threadIdx.x / ROW_VECTORS;
-    const int column = threadIdx.x % ROW_VECTORS * VECTOR, head = column / D, from = first_head * D + column;
+    const int head = column() / D, from = first_head * D + column();
     has_columns = first_row < ROWS_AT_ONCE && first_head + head < HEADS;
-    backwards = BOTH_WAYS && first_head + head >= HEADS / 2;
-    offset = first_row * PITCH + (head * PADDED + column % D) * BYTES;
-    d_x = params.d_x + from, d_u = params.d_u + from, h = params.h + from;
-    initial = params.initial ? params.initial + from : nullptr;
+    offset = first_row * PITCH + (head * PADDED + column() % D) * BYTES;
+    d_x = params.d_x + from, d_u = params.d_u + from;
   }
-  // Return h before a row; null for zeros.
-  DEVICE const scalar* before(u32 row) const {
-    const bool batch_outside = row_t == 1;
-    if (RESET && reset[batch_outside ? row : i64(row % row_t) * T + row / row_t]) return nullptr;
-    if (backwards) {
-      const u32 last = (T - 1) * row_t;
-      const bool first_step = batch_outside ? row % T == last : row >= last;
-      return previous_h(h, initial, row, -row_t, first_step, [&] { return batch_outside ? row / T : row - last; });
-    }
-    const bool first_step = batch_outside ? row % T == 0 : row < row_t;
-    return previous_h(h, initial, row, row_t, first_step, [&] { return batch_outside ? row / T : row; });
-  }
+  DEVICE static int column() { return threadIdx.x % ROW_VECTORS * VECTOR; }
   // Starts to copy rows from `row` on to shared memory; zeros from `end` on.
   DEVICE void copy(u32 to, int row, int end) const {
 #pragma unroll

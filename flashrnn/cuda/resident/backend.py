@@ -11,6 +11,7 @@ from torch import Tensor
 from flashrnn.cells import Cell
 from flashrnn.cells.printers.cuda import exchanges
 from flashrnn.cells.trace import trace
+from flashrnn.cuda import short_gradients
 from flashrnn.cuda.ahead import meanwhile
 from flashrnn.cuda.available import unavailable
 from flashrnn.cuda.build import Binary
@@ -21,6 +22,7 @@ from flashrnn.cuda.resident.calls import Backward, BackwardCall, Forward, Plan, 
 from flashrnn.cuda.resident.kernel import compile_best
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling, splits
+from flashrnn.cuda.short_gradients import ShortGradients
 from flashrnn.cuda.source import finite_at_zero
 from flashrnn.cuda.spec import ALONE, Concurrency, KernelSpec, Variant, short_steps, specs_of, variant_of
 from flashrnn.cuda.sum_of_partials import KERNEL
@@ -199,9 +201,12 @@ def _plan(
     overlapped = None
     if direction == "forward":
         if variant.training and spec.layers == 1:  # others prepare both directions themselves
-            sums = partial(KERNEL.compile, dtype if variant.half_bias else state_dtype(dtype), spec.gpu)
-            with meanwhile(partial(_chosen, choose, spec), sums):
-                without_bias = replace(variant, half_bias=False)
+            without_bias = replace(variant, half_bias=False)
+            after = partial(KERNEL.compile, dtype if variant.half_bias else state_dtype(dtype), spec.gpu)
+            if short_gradients.serves(spec, T):
+                of_backward = replace(spec, direction="backward", variant=without_bias)
+                after = partial(short_gradients.compile_kernel, of_backward)
+            with meanwhile(partial(_chosen, choose, spec), after):
                 _plan(choose, "backward", cell, shape, time_major, dtype, without_bias, device)
         kernel, tiling = _kernel(choose, spec, device, concurrency.dependent)
     else:
@@ -212,14 +217,19 @@ def _plan(
         (groups, kernel.with_known(first_group=first, used_sequences=tiling.sequences, **sizes))
         for first, groups in kernel.waves(tiling.batches(B) * N)
     ]
-    after = None if direction == "forward" or overlapped else WeightGradient(spec, T, time_major, device)
-    return Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped, after)
+    short = after = None
+    if direction == "backward" and not overlapped:
+        if short_gradients.serves(spec, T):
+            short = ShortGradients(spec, T, time_major, tiling.batches(B), device)
+        else:
+            after = WeightGradient(spec, T, time_major, device)
+    return Plan(spec, tiling, tuple(launches), _workspace(spec, tiling), overlapped, short, after)
 
 
 def _step_bytes(spec: KernelSpec, row_t: int) -> dict[str, int]:
     """Return the bytes between time steps of Wx, h, aux and gates."""
     cell, aux, unit = spec.cell, spec.variant.aux, row_t * spec.heads * spec.head_dim
-    of_head = head_numbers(cell, spec.head_dim, spec.dtype)
+    of_head = head_numbers(cell, spec.heads, spec.head_dim, spec.dtype)
     return {
         "x_step": unit * len(cell.input_gates) * spec.dtype.itemsize,
         "h_step": unit * spec.dtype.itemsize,

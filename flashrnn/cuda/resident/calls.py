@@ -20,6 +20,7 @@ from flashrnn.cuda.resident import concurrent_gradient
 from flashrnn.cuda.resident.concurrent_gradient import ConcurrentGradient
 from flashrnn.cuda.resident.source import gate_format
 from flashrnn.cuda.resident.tiling import Tiling
+from flashrnn.cuda.short_gradients import ShortGradients
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.cuda.sum_of_partials import sum_of_partials
 from flashrnn.cuda.weight_gradient import WeightGradient
@@ -38,13 +39,15 @@ class Plan:
     launches: tuple[tuple[int, Launch], ...]  # with the number of groups
     workspace: int  # bytes in global memory that a group exchanges through
     overlapped: concurrent_gradient.Tiling | None = None  # of d_R, if its kernel overlaps with the loop
-    weight_gradient: WeightGradient | None = None  # otherwise, of a backward
+    short: ShortGradients | None = None  # otherwise, of a backward of few steps
+    weight_gradient: WeightGradient | None = None  # otherwise
 
-    def launch(self, arguments: dict[str, Argument], device: torch.device) -> None:
+    def launch(self, arguments: dict[str, Argument], beside: Tensor) -> None:
+        """Launch the kernels; their workspace is on the device of `beside`."""
         for groups, launch in self.launches:
             workspace = None
             if self.workspace:
-                workspace = torch.empty(groups * self.workspace, dtype=torch.uint8, device=device)
+                workspace = beside.new_empty(groups * self.workspace, dtype=torch.uint8)
             arguments["workspace"], arguments["launch"] = workspace, next(_LAUNCHES)
             launch(groups, arguments)
 
@@ -71,7 +74,7 @@ class Backward:
         self.h, self.d_Wx, self.d_u, self.d_states, self.d_b = map(_format, (h, d_Wx, d_u, states, d_b))
         self.without_d_u = None if d_u.numel() else torch.empty_like(d_u, device=device)
         self.state_bytes, self.reads_bias, self.of_aux = states.nbytes, bool(constant(cell)), plan.spec.variant.d_aux
-        self.needs_shape = not (plan.weight_gradient and plan.weight_gradient.has_kernel)  # of h
+        self.needs_shape = not (plan.short or (plan.weight_gradient and plan.weight_gradient.has_kernel))  # of h
 
 
 class BackwardCall:
@@ -80,19 +83,19 @@ class BackwardCall:
     def __init__(self, of: Backward, residual: Residual, grads: StateGradients) -> None:
         """h, aux, gates and the gradient of h are dense, gates in the format of `of`. Their shapes may differ."""
         R, states, reset, h, aux, gates, _, donated, _, b, _ = residual
-        self._of, self._residual, device, wide = of, residual, h.device, of.d_states[2]
+        self._of, self._residual, wide = of, residual, of.d_states[2]
         h, gates = aligned(h), aligned(gates)
         self._h = h if h.dim() == 4 or not of.needs_shape else h.as_strided(*of.h[:2])
         if donated and of.over_gates:
             numbers = gates if gates.dtype == h.dtype else gates.view(h.dtype)
             self.d_Wx = numbers.as_strided(*of.d_Wx[:2])
         else:
-            self.d_Wx = _empty(of.d_Wx, device)
-        self._d_u = _empty(of.d_u, device) if of.without_d_u is None else of.without_d_u
-        self._d_b, self._d_states = _empty(of.d_b, device), _empty(of.d_states, device)
-        self.d_h = _empty(of.h, device).zero_() if grads.h is None else aligned(grads.h)
+            self.d_Wx = _empty(of.d_Wx, h)
+        self._d_u = _empty(of.d_u, h) if of.without_d_u is None else of.without_d_u
+        self._d_b, self._d_states = _empty(of.d_b, h), _empty(of.d_states, h)
+        self.d_h = _empty(of.h, h).zero_() if grads.h is None else aligned(grads.h)
         if states is None:
-            initial = first_aux = zeros(device.index, of.state_bytes)
+            initial = first_aux = zeros(h.device.index, of.state_bytes)
         else:
             initial = states.contiguous()
             first_aux = aligned(saturated(initial[1:], aux.dtype))
@@ -121,16 +124,26 @@ class BackwardCall:
 
     def launch(self, **chunks: Argument) -> None:
         """`chunks` as in `Forward.launch`."""
-        self._of.plan.launch({**self._arguments, **chunks}, self.d_Wx.device)
+        self._of.plan.launch({**self._arguments, **chunks}, self.d_Wx)
 
     def gradients(self) -> Gradients:
+        return self.gradients_of_layer(None)[0]
+
+    def gradients_of_layer(self, x: Tensor | None) -> tuple[Gradients, Tensor | None]:
+        """Return the gradients, and that of W where the launch that makes those of R and b makes it too, from the
+        layer's input x, contiguous and in the order of memory of h."""
         _, states, reset, *_ = residual = self._residual
+        b_dtype = residual.b_dtype or self._d_b.dtype
+        if short := self._of.plan.short:
+            x = x if x is not None and short.multiplies(x) else None
+            d_R, d_b, d_W = short(self.d_Wx, self._d_u, self._h, states, reset, self._d_b, b_dtype, x)
+            return Gradients(self.d_Wx, d_R, d_b, self._d_states), d_W
         if self._concurrent:
             d_R = self._concurrent(self.d_Wx, self._d_u)
         else:
             d_R = self._of.plan.weight_gradient(self.d_Wx, self._d_u, self._h, states, reset)
-        d_b = sum_of_partials(self._d_b, residual.b_dtype or self._d_b.dtype)
-        return Gradients(self.d_Wx, d_R, d_b, self._d_states)
+        d_b = sum_of_partials(self._d_b, b_dtype)
+        return Gradients(self.d_Wx, d_R, d_b, self._d_states), None
 
 
 class Forward:
@@ -143,6 +156,7 @@ class Forward:
         self._plan, self._backward, made = plan, backward, (*results, gates)
         self._made = [_format(one) for one in made]
         self.states, self.batch, N, D = results.last.shape
+        self.size = N * D  # of h
         self.gate_format = gate_format(cell, N, D, results.h.dtype)
         self._biases = len(cell.gates) * N * D * results.last.element_size()  # bytes
 
@@ -157,7 +171,7 @@ class Forward:
 
     def __call__(self, inputs: Inputs) -> tuple[States, Tensor]:
         """Return the states and the gates. Wx is dense, and its address a multiple of 16 bytes."""
-        h, aux, last, gates = [_empty(like, inputs.Wx.device) for like in self._made]
+        h, aux, last, gates = [_empty(like, inputs.Wx) for like in self._made]
         Wx, R, b, states, reset = inputs
         self.launch(Wx, R, b, contiguous(states), reset, h, aux, last, gates)
         return States(h, aux, last), gates
@@ -165,16 +179,19 @@ class Forward:
     def inference(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return h and the last states, as `__call__` does."""
         Wx, R, b, states, reset = inputs
-        h, last = [_empty(like, Wx.device) for like in self._made[:3:2]]
+        h, last = [_empty(like, Wx) for like in self._made[:3:2]]
         self.launch(Wx, R, b, contiguous(states), reset, h, None, last, None)
         return h, last
 
-    def empty_residual(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return aux and gates for `launch`."""
-        return tuple([_empty(like, device) for like in self._made[1::2]])
+    def empty_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return aux and gates for `launch`, on the device of x."""
+        return tuple([_empty(like, x) for like in self._made[1::2]])
 
-    def gradients(self, residual: Residual, grads: StateGradients) -> Gradients | None:
-        """Return the gradients of a call whose results and inputs are in `residual`.
+    def gradients(
+        self, residual: Residual, grads: StateGradients, x: Tensor | None = None
+    ) -> tuple[Gradients, Tensor | None] | None:
+        """Return the gradients of a call whose results and inputs are in `residual`, and, from x, the input of its
+        layer, perhaps that of W: see `BackwardCall.gradients_of_layer`.
 
         h, which may have another shape, and its gradient are dense in the memory format of the call. None if a result
         does not lie in memory as the call left it, as after hooks of saved tensors, or if the precision has changed.
@@ -187,7 +204,7 @@ class Forward:
             return None
         call = BackwardCall(self.backward, residual, grads)
         call.launch()
-        return call.gradients()
+        return call.gradients_of_layer(x)
 
     def launch(
         self,
@@ -208,11 +225,10 @@ class Forward:
         `initial` is contiguous, or an address of as many numbers as `last` has. aux and gates of None are not kept.
         `chunks` are what the kernels of layers at the same time take besides, see layers.py.
         """
-        device = Wx.device
         arguments = {
             "x": Wx,
             "R": R.contiguous(),
-            "bias": zeros(device.index, self._biases) if b is None else b.contiguous(),
+            "bias": zeros(Wx.device.index, self._biases) if b is None else b.contiguous(),
             "initial": _or_zeros(initial, last),
             "resets": _bits(reset),
             "h": h,
@@ -221,16 +237,19 @@ class Forward:
             "gates": gates,
             **chunks,
         }
-        self._plan.launch(arguments, device)
+        self._plan.launch(arguments, Wx)
 
 
-def _format(x: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
-    return x.shape, x.stride(), x.dtype
+_Format = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # a shape that is no torch.Size is read in half the time
 
 
-def _empty(like: tuple[torch.Size, tuple[int, ...], torch.dtype], device: torch.device) -> Tensor:
+def _format(x: Tensor) -> _Format:
+    return tuple(x.shape), x.stride(), x.dtype
+
+
+def _empty(like: _Format, beside: Tensor) -> Tensor:
     shape, stride, dtype = like
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return beside.new_empty_strided(shape, stride, dtype=dtype)
 
 
 _WORD = 32  # steps

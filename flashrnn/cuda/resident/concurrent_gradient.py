@@ -6,6 +6,7 @@ these count the chunks of steps that they have finished. It multiplies by wgmma,
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -18,21 +19,28 @@ from flashrnn.cuda.parameters import declaration
 from flashrnn.cuda.resident.source import CHUNK_UNIT
 from flashrnn.cuda.source import definitions
 from flashrnn.cuda.spec import KernelSpec
-from flashrnn.cuda.weight_gradient import sizes_and_indices
+from flashrnn.cuda.weight_gradient import WIDEST, sizes_and_indices
 from flashrnn.memory_format import aligned, batch_time_strides, contiguous
 
-_UNITS = 128  # of a tile
-_BLOCK = 64  # columns in shared memory; fewer take as long
-THREADS = 256
+_BLOCK = 64  # columns in shared memory
+_TILES = 2  # of a block, at most
+_TURN_STEPS = 64  # steps in which tiles of a block take turns, at least: it takes about as long as 10 steps
 _LOADS_AHEAD = 2, 4  # loads in flight with TF32, at least and at most
-_WORDS = 4.5  # times as long where rows are copied in words of 4 bytes: 6 at 12 x 126, and at most 5 at 12 x 62
 _FEWEST_PRODUCTS = 1_000_000  # per step; fewer take less time after the loop than counting chunks takes the loop
+_OTHER_REGISTERS = 64  # of a thread, besides sums and what is loaded
+# Times as long where heads begin in the middle of a sector of memory, and where rows are copied in words of 4 bytes.
+_SECTORS, _WORDS = 1.2, 3.5
 # Nanoseconds on an H200, fitted to measured times; those of the loop are a fifth higher, because overlapping still pays
 # where d_R takes a little longer than the loop:
 _STEP, _UNIT, _GATE_UNIT, _GATE_SEQUENCE = 190, 0.84, 0.42, 0.48  # of the loop: a step, and what sizes add to it
+_TURN = 2.4e-3  # for a sum and a step, of a block whose tiles take turns
+# A product of half types, if d_R is made after the loop: of one head, and of several, which takes twice as long for
+# narrow ones, and where heads begin in the middle of a sector.
+_PRODUCT_AFTER, _PRODUCT_OF_HEADS_AFTER = 2.6e-6, 5e-6
 # What a product of the step adds in float32: in the loop three 16-bit products, by the estimates of cost.py, and in a
 # library, which would make d_R after the loop, one at 52 TFLOP/s for one head of 768, 43 for one of 128, 23 for one of
-# 64. Products of several heads are not divided along the steps: 7 for 12 of 100, 3 for 12 of 64.
+# 64. Products of several heads are not divided along the steps: 7 for 12 of 100, 3 for 12 of 64. With TF32, those of
+# several heads take half as long, of one head a quarter.
 _FLOAT_PRODUCT, _LIBRARY_PRODUCT = 1.5e-5, 4e-5
 _LIBRARY_WIDTH, _LIBRARY_WIDTH_OF_HEADS = 128, 512  # head sizes from which a library's products are about that fast
 
@@ -41,64 +49,94 @@ class _Pipeline(NamedTuple):
     """How rows of a dtype are loaded and multiplied."""
 
     splits: int  # as `KernelSpec.splits`
+    units: tuple[int, ...]  # of a tile: 64 for each warpgroup
     columns: int  # of a tile, at most: its sums are in registers, in float32 two of each
     rows: tuple[int, ...]  # of a load: the first that fits into shared memory
     stages: int  # loads in flight and in use; in float32 of parts of numbers, which are in use
-    column: float  # nanoseconds in which a block adds a sequence's step to a column of its tiles
+    # Nanoseconds that a block takes for a load, and in it for a row of a unit or column, and of a pair of these:
+    load: float
+    side: float
+    pair: float
 
 
 def _pipeline(spec: KernelSpec) -> _Pipeline:
     if spec.dtype.itemsize == 2:
-        return _Pipeline(1, 256, (128, 64, 32), 4, 0.075)
-    return _Pipeline(spec.splits, 128, (64, 32), 2, 0.4 if spec.variant.tf32 else 0.55)
+        return _Pipeline(1, (128, 192), 256, (128, 64, 32), 4, 480, 0, 2.5e-4)
+    if spec.variant.tf32:
+        return _Pipeline(spec.splits, (128, 192), 128, (64, 32), 2, 0, 0.155, 0)
+    return _Pipeline(spec.splits, (128,), 128, (64, 32), 2, 0, 0.19, 0)
 
 
 @dataclass(frozen=True)
 class Tiling:
     """How d_R is distributed over blocks; names as in resident/kernels/concurrent_gradient.cuh."""
 
+    units: int  # of a tile
     columns: int  # of a tile
     tiles: int  # of a block
     blocks: int
     rows: int  # of a load
 
+    @property
+    def threads(self) -> int:
+        return 2 * self.units
+
+    def step(self, spec: KernelSpec) -> float:
+        """Return about how many nanoseconds a step takes."""
+        pipeline, sums = _pipeline(spec), self.units * self.columns
+        row = pipeline.load / self.rows + pipeline.side * (self.units + self.columns) + pipeline.pair * sums
+        if spec.dtype.itemsize == 2:
+            row *= _WORDS if spec.head_dim % 4 else _SECTORS if spec.head_dim % 16 else 1
+        return spec.batch * self.tiles * row + (self.tiles - 1) * sums * _TURN
+
     def keeps_up(self, spec: KernelSpec) -> bool:
-        """Return whether a step takes hardly longer than the loop's."""
+        """Return whether a step takes hardly longer than the loop's, and a library's after it."""
         gates, head_dim, batch = len(spec.cell.recurrent_gates), spec.head_dim, spec.batch
         step = _STEP + (_UNIT + _GATE_UNIT * gates) * head_dim + _GATE_SEQUENCE * gates * batch
-        if spec.dtype == torch.float32:
-            product = _FLOAT_PRODUCT + _library_product(spec) / (2 if spec.variant.tf32 else 1)
-            step += product * batch * spec.heads * gates * head_dim**2
-        column = _pipeline(spec).column * (_WORDS if spec.dtype.itemsize == 2 and head_dim % 4 else 1)
-        return batch * self.tiles * max(self.columns, _BLOCK) * column <= step
+        return self.step(spec) <= step + _product(spec) * batch * spec.heads * gates * head_dim**2
 
     def ahead(self, spec: KernelSpec) -> int | None:
-        """Return how many loads asynchronous copies are ahead: none in float32. None if there is no room for them."""
+        """Return how many loads asynchronous copies are ahead: none in float32. None if there is no room for loads."""
         pipeline = _pipeline(spec)
-        stage = pipeline.splits * 2 * (_UNITS + -(-self.columns // _BLOCK) * _BLOCK) * self.rows
-        free = spec.gpu.shared_per_block - _UNITS * self.columns * 4 * (self.tiles - 1) - pipeline.stages * stage
+        stage = pipeline.splits * 2 * (self.units + -(-self.columns // _BLOCK) * _BLOCK) * self.rows
+        free = spec.gpu.shared_per_block - pipeline.stages * stage
         if free < 0:
             return None
-        if not spec.variant.tf32:
-            return 0 if spec.dtype == torch.float32 else pipeline.stages - 2
-        at_once = 2 ** ((4 * THREADS // self.columns).bit_length() - 1)  # rows of h: H_AT_ONCE in gradient_rows.cuh
-        copied = 16 * THREADS * (self.rows * _UNITS // (4 * THREADS) + -(-self.rows // at_once))
+        if spec.dtype.itemsize == 2:
+            return pipeline.stages - 2
+        if not spec.variant.tf32:  # copies are in registers
+            registers = self.columns + self.rows * (self.units + self.columns) // self.threads + _OTHER_REGISTERS
+            return 0 if registers <= min(255, spec.gpu.registers // self.threads) else None
+        # rows of h that are copied at once: H_AT_ONCE in gradient_rows.cuh
+        at_once = 2 ** ((4 * self.threads // self.columns).bit_length() - 1)
+        copied = 16 * self.threads * (self.rows // 8 + -(-self.rows // at_once))
         fewest, most = _LOADS_AHEAD
         return min(free // copied, most) if free >= fewest * copied else None
 
     @staticmethod
     def of(spec: KernelSpec, idle: int) -> "Tiling | None":
         """Return the tiling for `idle` multiprocessors whose blocks have least to do; None if they cannot hold d_R."""
-        found, pipeline, head_dim = [], _pipeline(spec), spec.head_dim
-        for across in range(-(-head_dim // pipeline.columns), -(-head_dim // _BLOCK) + 1):  # tiles
+        pipeline, head_dim, found = _pipeline(spec), spec.head_dim, []
+        most_across = -(-head_dim // _BLOCK)  # tiles of a head's columns
+        for units, across in product(pipeline.units, range(-(-head_dim // pipeline.columns), most_across + 1)):
             columns = -(-head_dim // (8 * across)) * 8
-            number = spec.heads * across * -(-len(spec.cell.recurrent_gates) * head_dim // _UNITS)
-            tiles = 1 if number <= idle else 2
-            choices = [Tiling(columns, tiles, -(-number // tiles), rows) for rows in pipeline.rows]
+            number = spec.heads * across * -(-len(spec.cell.recurrent_gates) * head_dim // units)
+            tiles = -(-number // idle) if idle > 0 else number
+            choices = [Tiling(units, columns, tiles, -(-number // tiles), rows) for rows in pipeline.rows]
             fitting = next((choice for choice in choices if choice.ahead(spec) is not None), None)
-            if fitting and number <= tiles * idle:
+            if fitting and tiles <= _TILES:
                 found.append(fitting)
-        return min(found, key=lambda tiling: (tiling.tiles, tiling.columns), default=None)
+        return min(found, key=lambda tiling: tiling.step(spec), default=None)
+
+
+def _product(spec: KernelSpec) -> float:
+    """Return what a product adds to a step and to a library's d_R, in nanoseconds."""
+    if spec.dtype == torch.float32:
+        faster = (4 if spec.heads == 1 else 2) if spec.variant.tf32 else 1
+        return _FLOAT_PRODUCT + _library_product(spec) / faster
+    if spec.heads == 1:
+        return _PRODUCT_AFTER
+    return _PRODUCT_OF_HEADS_AFTER * (2 if spec.head_dim <= WIDEST or spec.head_dim % 16 else 1)
 
 
 def _library_product(spec: KernelSpec) -> float:
@@ -136,12 +174,14 @@ class ConcurrentGradient:
         B, T, N, D = h.shape
         self._kernel, self._blocks = _kernel(spec, tiling, h.device.index), tiling.blocks
         self._d_R = h.new_empty(len(spec.cell.recurrent_gates), N, D, D)
+        sums = tiling.blocks * tiling.tiles * tiling.units * tiling.columns if tiling.tiles > 1 else 0
         self.progress = torch.zeros(-(-T // CHUNK_UNIT), dtype=torch.int32, device=h.device)
         self._known = {
             "h": aligned(h),
             "initial": None if states is None else aligned(states[0].to(h.dtype).contiguous()),
             "reset": contiguous(reset),
             "d_R": self._d_R,
+            "sums": h.new_empty(sums, dtype=torch.float32) if sums else None,
             "progress": self.progress,
             "producers": producers,
             "B": B,
@@ -157,7 +197,7 @@ class ConcurrentGradient:
 @cache
 def _kernel(spec: KernelSpec, tiling: Tiling, device: int) -> LoadedKernel:
     # All of the shared memory: so a block gets a multiprocessor that the loop has not taken.
-    shape = THREADS, spec.gpu.shared_per_block, 1, False
+    shape = tiling.threads, spec.gpu.shared_per_block, 1, False
     return load(compile_kernel(spec, tiling), parameters.concurrent_gradient(spec), device, *shape, dependent=True)
 
 
@@ -171,14 +211,15 @@ def prelude(spec: KernelSpec, tiling: Tiling) -> str:
     """Return the source before the header."""
     sizes, indices = sizes_and_indices(spec)
     constants = {
-        "UNITS": _UNITS,
+        "UNITS": tiling.units,
         "COLUMNS": tiling.columns,
         "TILES": tiling.tiles,
         "ROWS": tiling.rows,
         "STAGES": _pipeline(spec).stages,
         "AHEAD": tiling.ahead(spec),
-        "THREADS": THREADS,
+        "THREADS": tiling.threads,
         "CHUNK_UNIT": CHUNK_UNIT,
+        "TURN_STEPS": _TURN_STEPS,
         "SHARED_BYTES_EXPECTED": spec.gpu.shared_per_block,
     }
     source = definitions(spec.dtype, sizes | constants, indices, spec.variant.tf32)

@@ -240,7 +240,7 @@ class OverlappedLayers:
         matrices = [_matrix(W) for W, _, _ in weights]
         results = []
         for _ in weights:
-            aux, gates = first.empty_residual(x.device) if training else (None, None)
+            aux, gates = first.empty_residual(x) if training else (None, None)
             last = x.new_empty((first.states, 1, first.batch, H), dtype=state_dtype(x.dtype))
             results.append(Results(x.new_empty((*x.shape[:-1], H)), aux, last, gates))
         inputs = [linear(x, matrices[0]), *(x.new_empty((*x.shape[:-1], width)) for _ in weights[1:])]

@@ -132,10 +132,10 @@ def _unknowns(p: ConstraintProblem, spec: KernelSpec, grid: bool, at_once: Mappi
         if trace(spec.cell).reduces:  # whose cells take longest
             right |= (blocks == 1) & (sequences == 4 * batch_tiles)
         elif spec.direction == "backward":
-            # With the number of sequences as an argument, small clusters of 12 x 64 took 181 to 191 us for 512 steps,
-            # with all columns 165: they take those, whatever the batch.
-            right &= (blocks > 4) | (k_slices < 4)
-            right |= (blocks <= 4) & (k_slices == 4) & (sequences == 8 * batch_tiles)
+            # With the number of sequences as an argument, clusters of four of 12 x 64 took 181 to 191 us for 512 steps,
+            # with all columns 165, and clusters of two 292 and 267: they take those, whatever the batch.
+            right &= blocks > 4
+            right |= (blocks <= 4) & (sequences == 8 * batch_tiles)
         p.add("sequences of a group", right)
     few = grid or spec.layers > 1  # for what is loaded later, the layer below need not be as far ahead
     stages = p.variable("stages", [2, 3, 4] if few else [2, 3, 4, 6, 8], "steps loaded ahead", prefer="largest")

@@ -12,7 +12,7 @@ from flashrnn.cuda.resident.tiling import Tiling, is_dense, is_scaled
 from flashrnn.cuda.source import cell_prelude, finite_at_zero
 from flashrnn.cuda.spec import KernelSpec
 from flashrnn.products import varying
-from flashrnn.residual import GateFormat
+from flashrnn.residual import GateFormat, filled
 
 CHUNK_UNIT = 16  # steps: chunks of the backward's loop (kernels/chunks.cuh) are multiples of that many
 LAYER_CHUNKS = {"forward": 8, "backward": 16}
@@ -27,14 +27,17 @@ def gate_format(cell: Cell, heads: int, head_dim: int, dtype: torch.dtype) -> Ga
     With several heads, pieces must also be whole sectors of memory, which have 32 bytes: forwards of 12 x 56 took 1.2
     times as long where two heads had parts of a sector. The pieces have the memory of the gradients of the head's
     inputs, so that a backward may write these over the gates.
-    NDV if there are gates with a bias alone, which are not stored. NDV+ if there are statistics.
+    NDG+ if heads would share cache lines. NDV if there are gates with a bias alone, which are not stored. NDV+ if there
+    are statistics.
     """
     if trace(cell).statistics.names:
         return "NDV+"
     if len(varying(cell)) < len(cell.gates):
         return "NDV"
     whole = head_dim % (8 if heads == 1 else 16) == 0 and head_dim % (2 * len(cell.gates)) == 0
-    return "PNDG" if whole and cell.input_gates == cell.gates and dtype.itemsize == 2 else "NDG"
+    if whole and cell.input_gates == cell.gates and dtype.itemsize == 2:
+        return "PNDG"
+    return "NDG+" if filled(cell, heads, head_dim, dtype) else "NDG"
 
 
 def prelude(spec: KernelSpec, tiling: Tiling, shared_bytes: int) -> str:

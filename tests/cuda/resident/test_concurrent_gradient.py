@@ -15,7 +15,6 @@ from flashrnn.cuda.parameters import Parameter
 from flashrnn.cuda.resident import backend
 from flashrnn.cuda.resident import concurrent_gradient as module
 from flashrnn.cuda.resident.concurrent_gradient import (
-    THREADS,
     ConcurrentGradient,
     Tiling,
     compile_kernel,
@@ -78,7 +77,7 @@ def on_host(monkeypatch):
             header = "resident/kernels/concurrent_gradient.cuh"
             program = compile_for_host("with_loop", prelude(spec, tiling), header, LOOP)
             with_given = (Parameter("given", "const scalar*", spec.dtype), *parameters.concurrent_gradient(spec))
-            loaded = HostKernel(program, with_given, None, THREADS, H100.shared_per_block)
+            loaded = HostKernel(program, with_given, None, tiling.threads, H100.shared_per_block)
 
             def launch(blocks, by_name):
                 loaded.launch(PRODUCERS + blocks, {"given": given, **by_name})
@@ -97,42 +96,53 @@ def on_host(monkeypatch):
             Case(LSTM, B=5, T=330, N=1, D=64),
             torch.bfloat16,
             True,
-            Tiling(64, tiles=1, blocks=2, rows=32),
+            Tiling(128, 64, tiles=1, blocks=2, rows=32),
             marks=pytest.mark.slow,
         ),
-        (Case(LSTM, B=2, T=134, N=1, D=72, time_major=True), torch.float16, False, Tiling(72, 1, 3, 64)),
+        (Case(LSTM, B=2, T=134, N=1, D=72, time_major=True), torch.float16, False, Tiling(128, 72, 1, 3, 64)),
         pytest.param(
-            Case(ELMAN, B=1, T=131, N=1, D=296), torch.bfloat16, True, Tiling(152, 2, 3, 32), marks=pytest.mark.slow
+            Case(ELMAN, B=1, T=131, N=1, D=296),
+            torch.bfloat16,
+            True,
+            Tiling(128, 152, 2, 3, 32),
+            marks=pytest.mark.slow,
         ),  # an empty tile
         pytest.param(
             Case(GRU, B=9, T=131, N=1, D=72, time_major=True),
             torch.bfloat16,
             True,
-            Tiling(40, 2, 2, 128),
+            Tiling(128, 40, 2, 2, 128),
             marks=pytest.mark.slow,
         ),
         pytest.param(
             Case(GRU, B=11, T=131, N=2, D=24, reset=True, time_major=True),
             torch.float16,
             True,
-            Tiling(24, 2, 1, 128),
+            Tiling(128, 24, 2, 1, 128),
             marks=pytest.mark.slow,
         ),
         pytest.param(
             Case(ELMAN, B=4, T=131, N=1, D=100, reset=True, time_major=True),
             torch.bfloat16,
             True,
-            Tiling(56, 2, 1, 64),
+            Tiling(128, 56, 2, 1, 64),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Tiling(56, 1, 3, 64), marks=pytest.mark.slow
+            Case(LSTM, B=3, T=180, N=2, D=56, time_major=True),
+            torch.bfloat16,
+            True,
+            Tiling(192, 56, 3, 2, 64),
+            marks=pytest.mark.slow,
+        ),  # three turns, of which two blocks' last tiles are empty
+        pytest.param(
+            Case(ELMAN, B=3, T=130, N=3, D=50), torch.bfloat16, True, Tiling(128, 56, 1, 3, 64), marks=pytest.mark.slow
         ),
         pytest.param(
             Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True),
             torch.float32,
             True,
-            Tiling(40, 2, 1, 32),
+            Tiling(128, 40, 2, 1, 32),
             marks=pytest.mark.slow,
         ),
     ],
@@ -146,8 +156,8 @@ def test_it_is_the_sum_over_steps_and_sequences(on_host, case, dtype, states, ti
 @pytest.mark.parametrize(
     ("case", "tiling"),
     [
-        (Case(LSTM, B=3, T=131, N=1, D=36), Tiling(40, 2, 1, 32)),
-        (Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True), Tiling(40, 2, 1, 32)),
+        (Case(LSTM, B=3, T=131, N=1, D=36), Tiling(192, 40, 1, 1, 32)),
+        (Case(GRU, B=6, T=130, N=2, D=40, reset=True, time_major=True), Tiling(128, 40, 2, 1, 32)),
     ],
     ids=["copies far ahead", "resets"],
 )
@@ -190,7 +200,8 @@ def _resets(B: int, T: int) -> Tensor:
     ("cell", "heads", "head_dim", "batch", "dtype", "producers", "blocks"),
     [
         (LSTM, 12, 64, 64, torch.bfloat16, 96, 24),
-        (LSTM, 12, 100, 16, torch.bfloat16, 96, 24),
+        (LSTM, 12, 100, 16, torch.bfloat16, 96, 36),
+        (LSTM, 12, 248, 16, torch.bfloat16, 96, 36),
         (LSTM, 1, 768, 32, torch.bfloat16, 96, 36),
         (LSTM, 1, 768, 32, torch.bfloat16, 112, None),  # 36 blocks do not fit
         (LSTM, 3, 256, 64, torch.bfloat16, 120, None),  # two tiles for each block would take longer than the loop

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated
-from flashrnn.cuda import spec, weight_gradient
+from flashrnn import Cell, FlashRNN, cuda_layer, flashrnn, functional, get_cell, repeated, residual
+from flashrnn.cuda import short_gradients, spec, weight_gradient
 from flashrnn.cuda.parameters import Argument, fused
 from flashrnn.cuda.resident import backend, calls, tiling
 from flashrnn.cuda.resident.backend import CudaFused
-from flashrnn.cuda.resident.source import prelude
+from flashrnn.cuda.resident.source import gate_format, prelude
 from flashrnn.cuda.resident.tiling import Tiling
 from flashrnn.gpu import named_gpu
 from flashrnn.residual import converted
-from tests.cuda.host_kernel import HostKernel, compile_for_host
+from tests.cuda.host_kernel import HostKernel, compile_for_host, short_gradients_on_host
 from tests.problems import COMPETING, NORMALISED_LSTM, NORMALISED_STATE, all_states
 from tests.suite import Case, check, check_tf32, equal_units, inputs_for, large_mean_of_c, tf32_on_the_processor
 from tests.tolerances import assert_close
@@ -91,6 +91,7 @@ def on_host(monkeypatch, other_backends):
         monkeypatch.setattr(backend, "tf32_allowed", tf32_on_the_processor)
         monkeypatch.setattr(backend, "device_gpu", lambda index: named_gpu("A100"))  # where d_R is made after the loop
         monkeypatch.setattr(spec, "tf32_allowed", tf32_on_the_processor)
+        monkeypatch.setattr(short_gradients, "serves", lambda spec, steps: False)
         monkeypatch.setattr(weight_gradient, "has_kernel", lambda spec: False)
         monkeypatch.setattr(calls, "sum_of_partials", lambda partial, dtype: partial.sum(0).to(dtype))
         monkeypatch.setattr(CudaFused, "unsupported_reason", lambda self, problem: None)
@@ -323,6 +324,16 @@ def test_heads_of_odd_size_with_the_units_that_are_added(on_host, monkeypatch):
     check("cuda_fused", Case(LSTM, B=3, T=4, N=2, D=27, time_major=True), torch.bfloat16, "cpu")
 
 
+@pytest.mark.parametrize("time_major", [False, True], ids=["", "time_major"])
+def test_gates_of_heads_that_would_share_cache_lines(on_host, monkeypatch, time_major):
+    monkeypatch.setattr(residual, "_WHOLE_LINES_ABOVE", 16)
+    gate_format.cache_clear()
+    assert gate_format(LSTM, 2, 24, torch.bfloat16) == "NDG+"
+    on_host({"forward": tiled(2, 1, 1, 8, 1), "backward": tiled(2, 1, 1, 8, 1)})
+    check("cuda_fused", Case(LSTM, B=3, T=4, N=2, D=24, time_major=time_major), torch.bfloat16, "cpu")
+    gate_format.cache_clear()
+
+
 def test_what_is_not_a_number_stays_in_its_sequence(on_host):
     """A warp reduces several sequences at once where heads are small."""
     on_host({"forward": tiled(2, 1, 1, 4, 1), "backward": tiled(2, 1, 1, 4, 1)})
@@ -369,7 +380,7 @@ def test_a_backward_leaves_the_gates_of_a_retained_graph(on_host):
     gates = h.grad_fn.saved_tensors[5]
     saved = gates.clone()
     other, _ = flashrnn(*inputs, function=LSTM, backend="vanilla")
-    written = converted(saved, CudaFused().gate_format(LSTM, 2, 32, torch.bfloat16), "GND", LSTM, None)
+    written = converted(saved, CudaFused().gate_format(LSTM, 2, 32, torch.bfloat16), "GND", LSTM, None, 32)
     assert_close({"gates": written}, {"gates": other.grad_fn.saved_tensors[5]}, torch.bfloat16)
     loss = h.float().square().sum() + last.sum()
     first = torch.autograd.grad(loss, inputs, retain_graph=True)
@@ -446,7 +457,10 @@ CLUSTER = {
     ids=["step", "sequence", "both directions", "both directions in clusters"],
 )
 def test_layers_launch_these_kernels_by_the_short_way(on_host, monkeypatch, steps, options, tilings):
+    serves = short_gradients.serves
     on_host(tilings)
+    monkeypatch.setattr(short_gradients, "serves", serves)
+    monkeypatch.setattr(short_gradients, "_kernel", short_gradients_on_host)
     monkeypatch.setattr(calls, "zeros", lambda device, size: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(cuda_layer, "on_gpu", lambda x: True)
     monkeypatch.setattr(cuda_layer, "is_faster", lambda *_: True)

@@ -1,13 +1,12 @@
 // d_R, overlapped with the backward's time loop on multiprocessors that the loop leaves idle: the sum over rows, which are
 // steps of sequences, of each gate's gradient times h before the step. A block has TILES tiles of d_R, UNITS of a head's GR * D
-// rows times COLUMNS of its D columns, one of them in registers, and adds up all rows, chunk by chunk, as the loop writes them.
+// rows times COLUMNS of its D columns. They take turns: the sums of one are in registers, while the rows of some chunks are
+// added, as the loop writes them; those of the others are in memory, that is, in the L2 cache.
 #pragma once
 #include "resident/kernels/gradient_rows.cuh"
 
-static_assert(THREADS == 2 * UNITS);                        // a warpgroup for every 64
-constexpr int SAVED = TILES > 1 ? UNITS * COLUMNS * 4 : 0;  // bytes of the sums that are not in registers
-static_assert(TILES <= 2 && STAGES > (BYTES == 2 ? 2 : 1) && SAVED % 1024 == 0);
-static_assert(SHARED_BYTES_EXPECTED >= SAVED + STAGES * STAGE + AHEAD * COPIED);
+static_assert(THREADS == 2 * UNITS);  // a warpgroup for every 64
+static_assert(STAGES > (BYTES == 2 ? 2 : 1) && SHARED_BYTES_EXPECTED >= STAGES * STAGE + AHEAD * COPIED);
 
 // The sums of a warpgroup.
 struct Sums {
@@ -41,15 +40,24 @@ struct Sums {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++) c[i] += of_load[i];
   }
-  // Exchanges the sums with those in `saved`.
-  DEVICE void swap(float4* saved) {
+  // The thread's sums of one of the block's tiles in memory.
+  DEVICE static float4* saved(float* memory, int tile) {
+    return reinterpret_cast<float4*>(memory) + (i64(blockIdx.x) * TILES + tile) * (COLUMNS / 8 * THREADS) + threadIdx.x;
+  }
+  DEVICE void save(float4* to) const {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i += 4) to[i / 4 * THREADS] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
+  }
+  DEVICE void load(const float4* from) {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i += 4) {
-      float4& other = saved[i / 4 * THREADS + threadIdx.x];
-      const float4 own = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
-      c[i] = other.x, c[i + 1] = other.y, c[i + 2] = other.z, c[i + 3] = other.w;
-      other = own;
+      const float4 sums = from[i / 4 * THREADS];
+      c[i] = sums.x, c[i + 1] = sums.y, c[i + 2] = sums.z, c[i + 3] = sums.w;
     }
+  }
+  DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) c[i] = 0;
   }
   DEVICE void store(scalar* d_R, const Tile& tile) const {
     const int lane = threadIdx.x % 32;
@@ -71,94 +79,165 @@ struct Sums {
   }
 };
 
-// Adds up `loads` loads of rows. Copies of half types and TF32 are AHEAD loads ahead, and products of two more may be in flight.
-DEVICE void add_rows(Sums& sums, const RowSource& source, Cursor at, int loads, u32 shared) {
-  if constexpr (BYTES == 2) {
-    for (int load = 0; load < AHEAD; load++) {
-      if (load < loads) copy_load(shared + load * STAGE, source, at);
-      copy_commit(), source.advance(at);
+// Return a tile of the block.
+DEVICE Tile tile_of_block(int tile) { return Tile(blockIdx.x * TILES + tile); }
+
+// The turns of a block's tiles, and the loads of each.
+struct Turns {
+  int sequences, steps;
+  int begin = 0, end = 0, chunks = 0;  // the steps of a turn; the chunks up to its end
+  int turn = TILES - 1, left = 0;      // loads of the turn
+  bool reversed = true;                // the tile that is last is the first to get the rows of the next chunks
+
+  DEVICE explicit Turns(const Rows& rows) : sequences(rows.sequences), steps(rows.steps) {}
+  DEVICE bool over() const { return left == 0 && end == steps && turn == TILES - 1; }
+  DEVICE int tile() const { return reversed ? TILES - 1 - turn : turn; }
+  // Goes on to the next turn; returns whether it has other chunks.
+  DEVICE bool next() {
+    const bool others = ++turn == TILES;
+    if (others) {
+      turn = 0, reversed = !reversed, begin = end;
+      // Few turns, but short ones at the beginning and at the end, when this waits for the loop and is waited for.
+      const int enough = TILES > 1 ? min(TURN_STEPS, min(begin, (steps - begin) / 2)) : 0;
+      do end += chunk_steps(end, steps - end), chunks++;
+      while (end - begin < enough);
     }
-    for (int load = 0, stage = 0; load < loads; load++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-      copy_wait<AHEAD - 1>();
-      copies_before_products();
-      __syncthreads();
-      sums.add(shared + stage * STAGE);
-      if (load + AHEAD < loads) copy_load(shared + (stage + AHEAD < STAGES ? stage + AHEAD : stage - 2) * STAGE, source, at);
-      copy_commit(), source.advance(at);
-      warpgroup_wait<1>();  // for the load before
-    }
-    warpgroup_wait<0>();
-  } else if constexpr (COPIES_FLOATS) {
-    const CopiedFloats floats(shared + STAGES * STAGE);
-    for (int load = 0; load < AHEAD; load++) {
-      if (load < loads) floats.copy(load, source, at);
-      copy_commit(), source.advance(at);
-    }
-    for (int load = 0, copied = 0; load < loads; load++, copied = copied + 1 == AHEAD ? 0 : copied + 1) {
-      const u32 stage = shared + load % STAGES * STAGE;
-      copy_wait<AHEAD - 1>();  // for the thread's own: nobody else reads them
-      floats.store(copied, stage);  // while the products of the load before are in flight
-      copies_before_products();
-      if (load + AHEAD < loads) floats.copy(copied, source, at);
-      copy_commit(), source.advance(at);
-      if (load > 0) sums.round();
-      __syncthreads();
-      sums.add(stage);
-    }
-    sums.round();
-  } else {
-    Floats floats;
-    floats.load(source, at);
-    for (int load = 0; load < loads; load++) {  // which is split while the products of the one before it are in flight
-      const u32 stage = shared + load % 2 * STAGE;
-      floats.store(stage);
-      copies_before_products();
-      source.advance(at);
-      if (load + 1 < loads) floats.load(source, at);
-      if (load > 0) sums.round();
-      __syncthreads();
-      sums.add(stage);
-    }
-    sums.round();
+    left = (end - begin + CHUNK_UNIT - 1) / CHUNK_UNIT * ((sequences + TOGETHER - 1) / TOGETHER);
+    return others;
   }
-  __syncthreads();
+};
+
+// The loads of all turns, one after the other.
+struct Loads {
+  const u32* progress;
+  u32 producers;
+  Turns turns;
+  RowSource source;
+  Cursor at;
+  DEVICE Loads(const Params& params, const Rows& rows)
+      : progress(params.progress), producers(u32(params.producers)), turns(rows), source(rows, tile_of_block(turns.tile())) {}
+
+  // Return whether there is one more, once its rows are there.
+  DEVICE bool ready() {
+    if (turns.left > 0) return true;
+    if (turns.over()) return false;
+    if (turns.next()) {
+      if (turns.end < turns.steps) {
+        if (threadIdx.x == 0) await(progress + turns.chunks - 1, producers);
+      } else {
+        wait_for_primary();
+        if (VECTOR * BYTES < 16) forget_cached();  // copies of 16 bytes bypass L1
+      }
+      __syncthreads();
+    }
+    if (TILES > 1) source = RowSource(source.rows, tile_of_block(turns.tile()));
+    at = source.first(turns.steps - turns.begin - CHUNK_UNIT);
+    return true;
+  }
+  DEVICE void advance() {
+    if (--turns.left > 0) source.advance(at);
+  }
+};
+
+// The products of all turns.
+struct Products {
+  Sums sums;
+  Turns turns;
+  scalar* d_R;
+  float* memory;  // of the sums that are not in registers
+  DEVICE Products(const Params& params, const Rows& rows) : turns(rows), d_R(params.d_R), memory(params.sums) {}
+
+  // Starts to add the products of a load.
+  DEVICE void add(u32 stage) {
+    if (turns.left == 0) {
+      const int held = turns.tile();
+      turns.next();
+      if (TILES > 1 && turns.tile() != held) take_turns(held);
+    }
+    turns.left--;
+    sums.add(stage);
+  }
+  DEVICE void take_turns(int held) {
+    if (SPLITS == 1) warpgroup_wait<0>();
+    if (turns.end == turns.steps) sums.store(d_R, tile_of_block(held));  // it has all rows
+    else sums.save(Sums::saved(memory, held));
+    if (turns.begin == 0) sums.clear();
+    else sums.load(Sums::saved(memory, turns.tile()));
+  }
+};
+
+// Half types: asynchronous copies, AHEAD loads ahead. Products of two more may be in flight.
+DEVICE void add_halves(Products& products, Loads& loads, u32 shared) {
+  auto copy = [&](int stage) {
+    if (loads.ready()) copy_load(shared + stage * STAGE, loads.source, loads.at), loads.advance();
+    copy_commit();
+  };
+  for (int load = 0; load < AHEAD; load++) copy(load);
+  for (int stage = 0; !products.turns.over(); stage = stage + 1 == STAGES ? 0 : stage + 1) {
+    copy_wait<AHEAD - 1>();
+    copies_before_products();
+    __syncthreads();
+    products.add(shared + stage * STAGE);
+    copy(stage + AHEAD < STAGES ? stage + AHEAD : stage - 2);
+    warpgroup_wait<1>();  // for the load before
+  }
+  warpgroup_wait<0>();
+}
+
+// TF32: asynchronous copies to memory of the thread's own, AHEAD loads ahead.
+DEVICE void add_copied_floats(Products& products, Loads& loads, u32 shared) {
+  const CopiedFloats floats(shared + STAGES * STAGE);
+  auto copy = [&](int copied) {
+    if (loads.ready()) floats.copy(copied, loads.source, loads.at), loads.advance();
+    copy_commit();
+  };
+  for (int load = 0; load < AHEAD; load++) copy(load);
+  for (int load = 0, copied = 0; !products.turns.over(); load++, copied = copied + 1 == AHEAD ? 0 : copied + 1) {
+    const u32 stage = shared + load % STAGES * STAGE;
+    copy_wait<AHEAD - 1>();  // for the thread's own: nobody else reads them
+    floats.store(copied, stage);  // while the products of the load before are in flight
+    copies_before_products();
+    copy(copied);
+    if (load > 0) products.sums.round();
+    __syncthreads();
+    products.add(stage);
+  }
+  products.sums.round();
+}
+
+// float32: through registers, one load ahead.
+DEVICE void add_floats(Products& products, Loads& loads, u32 shared) {
+  Floats floats;
+  auto copy = [&] {
+    if (loads.ready()) floats.load(loads.source, loads.at), loads.advance();
+  };
+  copy();
+  for (int load = 0; !products.turns.over(); load++) {  // which is split while the products of the one before it are in flight
+    const u32 stage = shared + load % 2 * STAGE;
+    floats.store(stage);
+    copies_before_products();
+    const bool waits = loads.turns.left == 0;  // perhaps, for the next chunk
+    if (!waits) copy();
+    if (load > 0) products.sums.round();
+    __syncthreads();
+    products.add(stage);
+    if (waits) copy();
+  }
+  products.sums.round();
 }
 
 // Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R. Batch and time of d_x, d_u
 // and h may be swapped in memory: steps are row_t rows apart. Each of the loop's `producers` blocks adds one to the word in
-// `progress` of each finished chunk except the last.
+// `progress` of each finished chunk except the last. `sums` is memory for tiles that take turns.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flashrnn_concurrent_gradient(PARAMETERS) {
   extern __shared__ __align__(1024) char memory[];
   const Params params{PARAMETER_NAMES};
   const Rows rows(params);
-  const int steps = rows.steps;
-  const u32 shared = shared_address(memory) + SAVED;
-  float4* saved = reinterpret_cast<float4*>(memory);
-
-  Sums sums;
-  if (TILES > 1)
-    for (int i = threadIdx.x; i < SAVED / 16; i += THREADS) saved[i] = make_float4(0, 0, 0, 0);
-  int held = 0;  // the tile that is in registers
-  for (int done = 0, chunk = 0, count; done < steps; done += count, chunk++) {
-    count = chunk_steps(done, steps - done);
-    if (done + count < steps) {
-      if (threadIdx.x == 0) await(params.progress + chunk, u32(params.producers));
-    } else {
-      wait_for_primary();
-      if (VECTOR * BYTES < 16) forget_cached();  // copies of 16 bytes bypass L1
-    }
-    __syncthreads();
-    const int loads = (count + CHUNK_UNIT - 1) / CHUNK_UNIT * ((rows.sequences + TOGETHER - 1) / TOGETHER);
-    for (int turn = 1;; turn++) {
-      const RowSource source(rows, Tile(blockIdx.x * TILES + held));
-      add_rows(sums, source, source.first(steps - done - CHUNK_UNIT), loads, shared);
-      if (turn == TILES) break;
-      sums.swap(saved), held ^= 1;
-    }
-  }
-  for (int turn = 0; turn < TILES; turn++) {
-    if (turn > 0) sums.swap(saved), held ^= 1;
-    sums.store(params.d_R, Tile(blockIdx.x * TILES + held));
-  }
+  Loads loads(params, rows);
+  Products products(params, rows);
+  if constexpr (BYTES == 2) add_halves(products, loads, shared_address(memory));
+  else if constexpr (COPIES_FLOATS) add_copied_floats(products, loads, shared_address(memory));
+  else add_floats(products, loads, shared_address(memory));
+  products.sums.store(params.d_R, tile_of_block(products.turns.tile()));  // the last one
 }

@@ -61,7 +61,7 @@ struct Results {
         const int number = coord.unit(p * PAIR) * GATES;
         gates_to[p] += in_pieces(number) - (coord.head * D * (GATES - 1) + number);
       }
-      if constexpr (STATISTICS > 0)
+      if constexpr (HEAD_NUMBERS > D * STORED)  // statistics, or filled up
         gates_to[p] += ((cells.sequence[p * PAIR] * params.row_b - params.row_t) * HEADS + coord.head) * (HEAD_NUMBERS - D * STORED);
       asm_fence(h_to[p]), asm_fence(aux_to[p]), asm_fence(gates_to[p]);
     }

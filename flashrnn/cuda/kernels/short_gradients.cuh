@@ -1,0 +1,143 @@
+// The gradients of all weights after a short sequence, in one launch: of R, of b and, if the layer's input is given, of W.
+// Those of R and W are sums over rows, which are steps of sequences: of each gate's gradient times h before the step, or times
+// the input. A block has the sums of UNITS units of gates and COLUMNS columns in registers.
+#pragma once
+#include "kernels/partial_sums.cuh"
+#include "kernels/previous_h.cuh"
+
+constexpr int VECTOR = D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // elements of a copy
+constexpr int WIDTH = GI * HEADS * D;                        // of d_x
+constexpr int UNIT_TILES = (GR * D + UNITS - 1) / UNITS, COLUMN_TILES = (D + COLUMNS - 1) / COLUMNS;  // of a head's d_R
+constexpr int TILES_OF_R = HEADS * UNIT_TILES * COLUMN_TILES;
+constexpr int LEFT_PITCH = UNITS * BYTES + 16, RIGHT_PITCH = COLUMNS * BYTES + 16;  // eight rows never share a bank
+constexpr int RIGHT = ROWS * LEFT_PITCH, STAGE = RIGHT + ROWS * RIGHT_PITCH;
+constexpr int THREADS = 32 * WARPS, WARP_UNITS = UNITS / WARPS;
+static_assert(BYTES == 2 && D % VECTOR == 0 && THREADS * VECTOR >= UNITS && STAGES * STAGE == SHARED_BYTES_EXPECTED);
+using Sums = float[WARP_UNITS / 16][COLUMNS / 8][4];
+
+// Starts to copy ROWS rows of COUNT elements. A thread copies its vector of every n-th row, which is at from(row); null: zeros.
+template <int COUNT, int PITCH, class From>
+DEVICE void copy_rows(u32 to, From from) {
+  constexpr int VECTORS = COUNT / VECTOR;
+#pragma unroll
+  for (int first = 0; first < ROWS; first += THREADS / VECTORS) {
+    const int row = first + threadIdx.x / VECTORS;
+    const scalar* own = from(row);
+    copy_async<VECTOR * BYTES>(to + row * PITCH + threadIdx.x % VECTORS * (VECTOR * BYTES), own, own);
+  }
+}
+// The first of the thread's columns in a row of COUNT elements.
+template <int COUNT>
+DEVICE int own_column() { return threadIdx.x % (COUNT / VECTOR) * VECTOR; }
+
+// Adds the products of a stage's rows, at `from` in shared memory, to c. Both matrices are transposed: rows are the product's
+// inner axis. Of the gradients, lanes 8 to 15 pass the next columns and lanes 16 to 31 the next rows; of the right matrix the
+// other way round.
+DEVICE void add_products(Sums& c, u32 from) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const u32 left = from + (lane % 8 + lane / 16 * 8) * LEFT_PITCH + (warp * WARP_UNITS + lane / 8 % 2 * 8) * BYTES;
+  const u32 right = from + RIGHT + lane % 16 * RIGHT_PITCH + lane / 16 * (8 * BYTES);
+#pragma unroll
+  for (int k = 0; k < ROWS; k += 16) {
+    u32 a[WARP_UNITS / 16][4];
+#pragma unroll
+    for (int m = 0; m < WARP_UNITS / 16; m++) load_four_transposed(a[m], left + k * LEFT_PITCH + m * (16 * BYTES));
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n += 16) {
+      u32 b[4];
+      load_four_transposed(b, right + k * RIGHT_PITCH + n * BYTES);
+#pragma unroll
+      for (int m = 0; m < WARP_UNITS / 16; m++) mma(c[m][n / 8], a[m], b[0], b[1]), mma(c[m][n / 8 + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+// Stores, for a block, the sum over `rows` rows of left(row) times right(row), of which a thread reads its own columns;
+// index(unit, column) is where a sum belongs, negative for padding.
+template <class Left, class Right, class Index>
+DEVICE void store_product(u32 shared, int rows, Left left, Right right, u32* result, Index index) {
+  auto copy = [&](int stage, int row) {
+    const u32 to = shared + stage * STAGE;
+    copy_rows<UNITS, LEFT_PITCH>(to, [&](int i) { return row + i < rows ? left(row + i) : nullptr; });
+    copy_rows<COLUMNS, RIGHT_PITCH>(to + RIGHT, [&](int i) { return row + i < rows ? right(row + i) : nullptr; });
+    copy_commit();
+  };
+  Sums c = {};
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) copy(s, s * ROWS);
+  for (int row = 0, stage = 0; row < rows; row += ROWS, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    copy(stage ? stage - 1 : STAGES - 1, row + (STAGES - 1) * ROWS);
+    add_products(c, shared + stage * STAGE);
+  }
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int m = 0; m < WARP_UNITS / 16; m++)
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n += 8)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const i64 to = index(warp * WARP_UNITS + m * 16 + half * 8 + lane / 4, n + lane % 4 * 2);
+        if (to >= 0) result[to / 2] = pack(c[m][n / 8][2 * half], c[m][n / 8][2 * half + 1]);
+      }
+}
+
+// A tile of d_R: units of a head's recurrent gates, one gate after the other.
+DEVICE void store_d_R(const Params& params, u32 shared, int rows, int tile) {
+  const int head = tile / (UNIT_TILES * COLUMN_TILES), first_column = tile % COLUMN_TILES * COLUMNS;
+  const int first_unit = tile / COLUMN_TILES % UNIT_TILES * UNITS, unit = first_unit + own_column<UNITS>();
+  const scalar* gradient = nullptr;
+  int width = 0;
+#pragma unroll
+  for (int gate = 0; gate < GR; gate++) {
+    if (unit / D != gate) continue;
+    const bool has_input = INPUT_OF[gate] >= 0;
+    gradient = (has_input ? params.d_x : params.d_u) + ((has_input ? INPUT_OF[gate] : RECURRENT_ONLY_OF[gate]) * HEADS + head) * D + unit % D;
+    width = (has_input ? GI : GU) * (HEADS * D);
+  }
+  const int column = first_column + own_column<COLUMNS>();
+  const PreviousRows before(params, head, column);
+  store_product(
+      shared, rows, [&](int row) { return gradient ? gradient + i64(row) * width : nullptr; },
+      [&](int row) { return column < D ? before(row) : nullptr; }, params.d_R,
+      [&](int unit, int column) -> i64 {
+        unit += first_unit, column += first_column;
+        return unit < GR * D && column < D ? ((i64(unit / D) * HEADS + head) * D + unit % D) * D + column : -1;
+      });
+}
+
+// A tile of d_W, whose units are the columns of d_x.
+DEVICE void store_d_W(const Params& params, u32 shared, int rows, int tile) {
+  const int features = int(params.features), column_tiles = (features + COLUMNS - 1) / COLUMNS;
+  const int first_unit = tile / column_tiles * UNITS, first_column = tile % column_tiles * COLUMNS;
+  const int unit = first_unit + own_column<UNITS>(), column = first_column + own_column<COLUMNS>();
+  store_product(
+      shared, rows, [&](int row) { return unit < WIDTH ? params.d_x + i64(row) * WIDTH + unit : nullptr; },
+      [&](int row) { return column < features ? params.input + i64(row) * features + column : nullptr; }, params.d_W,
+      [&](int unit, int column) -> i64 {
+        unit += first_unit, column += first_column;
+        return unit < WIDTH && column < features ? i64(unit) * features + column : -1;
+      });
+}
+
+// Params: types and shapes are in parameters.py. d_x, d_u, h, initial h or null, reset -> d_R; d_x, input -> d_W, of zero
+// `features` without it; partial -> d_b, its sum over the first axis, half_bias: in the dtype of h. Blocks are tiles of d_R,
+// tiles of d_W, and those for d_b.
+extern "C" __global__ void __launch_bounds__(THREADS)
+flashrnn_short_gradients(PARAMETERS) {
+  extern __shared__ __align__(16) char memory[];
+  const Params params{PARAMETER_NAMES};
+  const u32 shared = shared_address(memory);
+  const int rows = int(params.B * params.T), tiles_of_W = int((params.features + COLUMNS - 1) / COLUMNS) * ((WIDTH + UNITS - 1) / UNITS);
+  int block = blockIdx.x;
+  if (block < TILES_OF_R) return store_d_R(params, shared, rows, block);
+  block -= TILES_OF_R;
+  if (block < tiles_of_W) return store_d_W(params, shared, rows, block);
+  block -= tiles_of_W;
+  const i64 pair = i64(block) * THREADS + threadIdx.x;
+  if (pair >= params.pairs) return;
+  const float2 sum = sum_of_pair(params.partial, params.partials, params.pairs, pair);
+  if (params.half_bias) round(reinterpret_cast<Pair*>(params.d_b)[pair], sum);
+  else round(reinterpret_cast<PairOf<float>*>(params.d_b)[pair], sum);
+}

@@ -1,0 +1,127 @@
+"""The gradients of all weights after a short sequence, in one launch.
+
+One by one they are two launches and, for a layer, a product of cuBLAS. Each takes the host longer than the GPU.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from flashrnn.cuda import parameters
+from flashrnn.cuda.build import Binary, build
+from flashrnn.cuda.launch import LoadedKernel, load
+from flashrnn.cuda.parameters import declaration
+from flashrnn.cuda.source import definitions
+from flashrnn.cuda.spec import SHORT, KernelSpec
+from flashrnn.cuda.weight_gradient import sizes_and_indices
+from flashrnn.memory_format import aligned, contiguous
+
+MOST_ROWS = 256  # steps of sequences; with more, other kernels read less, because their blocks have more units
+_UNITS, _COLUMNS, _WARPS = 128, 64, 4  # of a block
+_ROWS, _STAGES = 32, 3  # of a load, and loads in flight and in use
+THREADS = 32 * _WARPS
+SHARED_BYTES = _STAGES * _ROWS * 2 * (_UNITS + 8 + _COLUMNS + 8)
+
+
+class ShortGradients:
+    """The gradients of R, b and W after backward passes of a spec, whose tensors [B, T, ...] have one memory format."""
+
+    def __init__(self, spec: KernelSpec, steps: int, time_major: bool, partials: int, device: int) -> None:
+        """Compile and load what this needs. `partials` is the number of partial sums of the gradient of b."""
+        cell, N, D = spec.cell, spec.heads, spec.head_dim
+        self._R, self._b = (len(cell.recurrent_gates), N, D, D), (len(cell.gates), N, D)
+        self._width = len(cell.input_gates) * N * D
+        pairs = len(cell.gates) * N * D // 2
+        known = {"B": spec.batch, "T": steps, "row_t": spec.batch if time_major else 1}
+        self._launch = _kernel(spec, device).with_known(**known, partials=partials, pairs=pairs)
+        self._tiles = N * _tiles(self._R[0] * D, _UNITS) * _tiles(D, _COLUMNS)  # of d_R
+        self._of_W, self._of_b = _tiles(self._width, _UNITS), _tiles(pairs, THREADS)
+        self._vector = min(8, D & -D)
+
+    def multiplies(self, x: Tensor) -> bool:
+        """Return whether this computes the gradient of W for a layer's input x [..., features]."""
+        return x.shape[-1] % self._vector == 0
+
+    def __call__(
+        self,
+        d_Wx: Tensor,
+        d_u: Tensor,
+        h: Tensor,
+        states: Tensor | None,
+        reset: Tensor | None,
+        partial: Tensor,
+        b_dtype: torch.dtype,
+        x: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the gradients of R, of b in `b_dtype` and, if x is given, of W.
+
+        Args:
+            d_Wx: the gradient of the input products, in the order of memory of h, whose shapes do not count.
+            d_u: that of the recurrent-only gates, as `products.weight_gradient_of_states` takes it.
+            h: after every step.
+            states: [S, B, N, D], the initial states, or None.
+            reset: [B, T], or None.
+            partial: [partials, G, N, D] in float32, whose sum is the gradient of b.
+            b_dtype: float32, or the dtype of h.
+            x: the layer's input, contiguous, in the order of memory of h.
+        """
+        d_R, d_b = h.new_empty(*self._R), h.new_empty(*self._b, dtype=b_dtype)
+        features, d_W, blocks = 0, None, self._tiles + self._of_b
+        if x is not None:
+            features = x.shape[-1]
+            d_W = h.new_empty(self._width, features)
+            blocks += self._of_W * _tiles(features, _COLUMNS)
+        arguments = {
+            "d_x": d_Wx,
+            "d_u": d_u,
+            "h": aligned(h),
+            "initial": None if states is None else states[0].to(h.dtype).contiguous(),
+            "reset": contiguous(reset),
+            "input": None if x is None else aligned(x),
+            "partial": partial,
+            "d_R": d_R,
+            "d_W": d_W,
+            "d_b": d_b,
+            "features": features,
+            "half_bias": int(b_dtype == h.dtype),
+        }
+        self._launch(blocks, arguments)
+        return d_R, d_b, d_W
+
+
+def _tiles(number: int, of: int) -> int:
+    return -(-number // of)
+
+
+def serves(spec: KernelSpec, steps: int) -> bool:
+    """Return whether backward passes of a spec and so many steps have this kernel."""
+    even_halves = spec.dtype.itemsize == 2 and spec.head_dim % 2 == 0
+    return even_halves and steps <= max(SHORT) and spec.batch * steps <= MOST_ROWS
+
+
+@cache
+def _kernel(spec: KernelSpec, device: int) -> LoadedKernel:
+    return load(compile_kernel(spec), parameters.short_gradients(spec), device, THREADS, SHARED_BYTES, 1, False)
+
+
+def compile_kernel(spec: KernelSpec) -> Binary:
+    """Return the compiled kernel; needs no GPU."""
+    return build(
+        prelude(spec), "kernels/short_gradients.cuh", "flashrnn_short_gradients", spec.gpu.arch, f"weights of {spec}"
+    )
+
+
+def prelude(spec: KernelSpec) -> str:
+    """Return the source before the header."""
+    sizes, indices = sizes_and_indices(spec)
+    constants = {
+        "UNITS": _UNITS,
+        "COLUMNS": _COLUMNS,
+        "WARPS": _WARPS,
+        "ROWS": _ROWS,
+        "STAGES": _STAGES,
+        "SHARED_BYTES_EXPECTED": SHARED_BYTES,
+    }
+    source = definitions(spec.dtype, sizes | constants, indices)
+    return "\n".join((source, declaration(parameters.short_gradients(spec))))

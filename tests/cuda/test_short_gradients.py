@@ -1,0 +1,88 @@
+"""The kernel for the gradients of all weights after a short sequence: on the processor, without races; binaries for
+every architecture."""
+
+import pytest
+import torch
+
+from flashrnn import get_cell, products
+from flashrnn.cuda import short_gradients
+from flashrnn.cuda.short_gradients import ShortGradients, compile_kernel, serves
+from flashrnn.cuda.spec import KernelSpec, Variant
+from flashrnn.gpu import named_gpu
+from flashrnn.memory_format import empty_in_format
+from tests.cuda.host_kernel import short_gradients_on_host
+from tests.cuda.resident.test_kernels import GPUS
+from tests.problems import random_reset
+from tests.suite import Case
+
+LSTM, GRU, ELMAN = map(get_cell, ("lstm", "gru", "elman"))
+
+
+@pytest.fixture
+def on_host(monkeypatch):
+    """Runs the kernel on the processor."""
+    monkeypatch.setattr(short_gradients, "_kernel", short_gradients_on_host)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "states", "features", "both_ways"),
+    [
+        (Case(LSTM, B=5, T=20, N=2, D=40, time_major=True), torch.bfloat16, True, 72, False),
+        (Case(GRU, B=3, T=5, N=2, D=10, reset=True), torch.float16, True, 14, False),
+        (Case(LSTM, B=4, T=1, N=1, D=136), torch.float16, True, None, False),
+        (Case(GRU, B=3, T=7, N=2, D=12, time_major=True), torch.bfloat16, True, 4, True),
+        (Case(ELMAN, B=2, T=1, N=1, D=2), torch.bfloat16, False, 2, False),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Case) else None,
+)
+def test_they_are_the_sums_over_steps_and_sequences(on_host, case, dtype, states, features, both_ways):
+    cell, B, T, N, D = case[:5]
+    spec = KernelSpec(
+        "backward", cell, N, D, B, dtype, named_gpu("H100"), Variant(reset=case.reset, both_ways=both_ways)
+    )
+    assert serves(spec, T)
+    torch.manual_seed(0)
+    h = torch.randn(T, B, N, D).transpose(0, 1) if case.time_major else torch.randn(B, T, N, D)
+    gates = len(cell.input_gates), len(products.recurrent_only(cell))
+    d_Wx, d_u = (empty_in_format(h, n, N, D).normal_() for n in gates)
+    h, d_Wx, d_u = h.to(dtype), d_Wx.to(dtype), d_u.to(dtype)
+    initial = torch.randn(len(cell.states), B, N, D).to(dtype).float() if states else None
+    reset = random_reset(B, T) if case.reset else None
+    partial, x = torch.randn(3, len(cell.gates), N, D), None
+    if features:
+        x = torch.randn(*((T, B) if case.time_major else (B, T)), features).to(dtype)
+    made = ShortGradients(spec, T, case.time_major, len(partial), 0)
+    assert x is None or made.multiplies(x)
+    for b_dtype in (dtype, torch.float32):
+        d_R, d_b, d_W = made(d_Wx, d_u, h, initial, reset, partial, b_dtype, x)
+        assert d_b.dtype == b_dtype
+        torch.testing.assert_close(d_b, partial.sum(0).to(b_dtype))
+    exact = [None if one is None else one.double() for one in (d_Wx, d_u, h, initial)]
+    _agree(d_R, products.weight_gradient_of_states(cell, *exact, reset, both_ways))
+    if x is None:
+        assert d_W is None
+    else:
+        rows = d_Wx.transpose(0, 1) if case.time_major else d_Wx
+        _agree(d_W, rows.double().flatten(0, 1).flatten(1).t() @ x.double().flatten(0, 1))
+
+
+def _agree(found: torch.Tensor, expected: torch.Tensor) -> None:
+    eps = torch.finfo(found.dtype).eps
+    scale = 1.0 if expected.numel() < 2 else expected.std().item()
+    torch.testing.assert_close(found.double(), expected, rtol=eps, atol=1e-4 * scale)
+
+
+def test_more_rows_and_float32_are_served_otherwise():
+    spec = KernelSpec("backward", LSTM, 1, 64, 16, torch.float16, named_gpu("H100"))
+    assert serves(spec, 16)
+    assert not serves(spec, 17)
+    assert not serves(KernelSpec("backward", LSTM, 1, 64, 1, torch.float16, named_gpu("H100")), 64)
+    assert not serves(KernelSpec("backward", LSTM, 1, 64, 16, torch.float32, named_gpu("H100")), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(("cell", "head_dim"), [("gru", 2), ("lstm", 64), ("lstm", 768), ("gru", 100)])
+def test_nothing_is_spilled(cell, head_dim, gpu):
+    spec = KernelSpec("backward", get_cell(cell), 1, head_dim, 16, torch.bfloat16, named_gpu(gpu), Variant(reset=True))
+    assert compile_kernel(spec).spilled == 0
