@@ -103,15 +103,15 @@ def add_warmup(commands) -> None:
 def add_sizes(command: argparse.ArgumentParser, several: bool = False) -> None:
     """Add the arguments for the sizes of a call, with one or `several` batch sizes."""
     command.add_argument("--cell", type=a_cell, default="lstm", help="its name, or module.name (default: lstm)")
-    command.add_argument("--heads", type=int, required=True, help="number of heads")
-    command.add_argument("--head-dim", type=int, required=True, help="size of a head")
+    command.add_argument("--heads", type=a_number, required=True, help="number of heads")
+    command.add_argument("--head-dim", type=a_number, required=True, help="size of a head")
     more = {"nargs": "+"} if several else {}
-    command.add_argument("--batch", type=int, required=True, help="sequences", **more)
+    command.add_argument("--batch", type=a_number, required=True, help="sequences", **more)
     command.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
 
 
 def add_count(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--count", type=int, default=8, help="tilings of each direction (default: 8)")
+    command.add_argument("--count", type=a_number, default=8, help="tilings of each direction (default: 8)")
 
 
 def a_cell(name: str) -> Cell:
@@ -119,6 +119,12 @@ def a_cell(name: str) -> Cell:
         return get_cell(name)
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def a_number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return int(text)
 
 
 def print_explanation(given: argparse.Namespace) -> int:

@@ -25,10 +25,11 @@ from flashrnn.cuda.spec import SHORT, KernelSpec, Variant
 from flashrnn.cuda.streaming import tiling as streaming
 from flashrnn.cuda.streaming.backend import Cuda, compile_kernel
 from flashrnn.directions import is_faster
-from flashrnn.dispatch import choose, units_to_add
+from flashrnn.dispatch import check_backend, choose, units_to_add
 from flashrnn.gpu import named_gpu, nvidia_gpu
 from flashrnn.hoisting import in_parts
 from flashrnn.problem import Problem, aux_dtype, state_dtype, tf32_allowed
+from flashrnn.recurrence import check_sizes
 
 
 class Compiled(NamedTuple):
@@ -79,8 +80,12 @@ def warmup(
     Raises:
         UnsupportedProblem: the named backend does not support the sizes; the message gives the reason.
         RuntimeError: the kernels cannot be compiled on this machine; the message gives the reason.
-        ValueError: there is no such cell, backend or GPU.
+        ValueError: there is no such cell, backend or GPU, or a size is below 1.
     """
+    check_backend(backend)
+    batches = (batch,) if isinstance(batch, int) else tuple(batch)
+    for size in batches:
+        check_sizes(heads=heads, head_dim=head_dim, batch=size)
     cell, device = get_cell(function), torch.device("cuda" if gpu or torch.cuda.is_available() else "cpu")
     tf32 = tf32_allowed(dtype, device)
     assumed = named_gpu(gpu) if gpu else nvidia_gpu(device)
@@ -88,7 +93,6 @@ def warmup(
     units = units_to_add(problem) if backend in ("auto", CudaFused.name) else 0
     problem = problem._replace(head_dim=head_dim + units)
     chosen = choose(backend, problem)
-    batches = (batch,) if isinstance(batch, int) else tuple(batch)
     kernels = {}
     for size in batches:
         both, of_call = bidirectional and is_faster(problem, size, backend), problem

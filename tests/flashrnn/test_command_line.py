@@ -151,6 +151,13 @@ def test_tuning_a_cell_that_is_not_there_names_those_that_are(capsys):
     assert re.search("--cell: .*'nope'.* elman, ", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("sizes", [["--heads", "0"], ["--head-dim", "-8"], ["--batch", "many"]])
+def test_sizes_that_no_call_has(sizes, capsys):
+    with pytest.raises(SystemExit):
+        main(["explain", "--gpu", "H100", "--heads", "1", "--head-dim", "64", "--batch", "8", *sizes])
+    assert f"{sizes[0]}: expected an integer of at least 1, got '{sizes[1]}'" in capsys.readouterr().err
+
+
 def test_a_command_that_is_not_there_names_those_that_are(capsys):
     with pytest.raises(SystemExit):
         main(["dcotor"])

@@ -93,6 +93,10 @@ def test_what_cannot_be_served_is_an_error():
         warmup(head_dim=4096, batch=1, gpu="H100", backend="cuda_fused")
     with pytest.raises(ValueError, match="'H1000'"):
         warmup(head_dim=64, batch=1, gpu="H1000")
+    with pytest.raises(ValueError, match=r"'cpu'.* cpu_fused"):
+        warmup(head_dim=64, batch=1, backend="cpu")
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
+        warmup(head_dim=64, batch=[8, 0])
 
 
 def test_the_command_shows_its_progress(compiled, capsys):
